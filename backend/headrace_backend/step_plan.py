@@ -1,0 +1,225 @@
+"""The step plan: what one forward pass of the whole batch computes, as bytes that cross from the engine to its workers, and the result that crosses back.
+
+Owns the columns of both and their byte form. Does not own the transport (`ring`) nor any decision: the engine's scheduler fills a plan,
+every worker reads the same bytes, and both sides agree on nothing else. All columns are little-endian numpy arrays, so that encoding
+costs a copy and decoding costs nothing; only what is rare and irregular (a sequence's arrival in a row) is msgpack.
+
+A worker holds `max_num_seqs` *rows*. A sequence owns one row while it is in the batch. The worker remembers per row: the block table, the
+sampling parameters and the last sampled token. Steps are executed strictly in the order of their plans, and a plan may be sent
+before the result of the plan before it was read; so a token that the engine does not know yet is the row's last sampled token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from typing import Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Int32Column = npt.NDArray[np.int32]
+Float32Column = npt.NDArray[np.float32]
+UInt8Column = npt.NDArray[np.uint8]
+
+
+class RowAdmission(msgspec.Struct, array_like=True, frozen=True):
+    """A sequence that takes a row with this step. Everything that sampling needs for as long as it stays there.
+
+    Token id lists are int32 little-endian bytes. `prompt_ids` and `output_ids` are filled only if `needs_history` (penalties or bad words are in
+    use): the whole prompt, and the output known to the engine so far. The block table follows in the plan's table columns.
+    """
+
+    row: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    output_index: int
+    # Number of most likely tokens to report; -1: no logprobs at all.
+    num_logprobs: int
+    # Tokens that must not be sampled while the output is shorter than `min_tokens`.
+    min_tokens: int
+    stop_token_ids: bytes
+    logit_bias_ids: bytes
+    logit_bias_values: bytes
+    bad_words: list[bytes]
+    needs_history: bool
+    prompt_ids: bytes
+    output_ids: bytes
+
+
+_admissions_encoder = msgspec.msgpack.Encoder()
+_admissions_decoder = msgspec.msgpack.Decoder(list[RowAdmission])
+
+_EMPTY = np.empty(0, np.int32)
+
+
+@dataclasses.dataclass(slots=True)
+class ForwardPlan:
+    """Which tokens the model computes. `num_rows` entries per column unless said otherwise; tokens of entry i follow those of entry i-1.
+
+    Before the pass a worker, in this order: applies table updates, then copies blocks.
+    """
+
+    # Rows in the batch, each at most once.
+    rows: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # Position of the entry's first token (its num_computed_tokens).
+    starts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # Tokens to compute, at least 1.
+    counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # How many of them, from the front, have their id in `token_ids`; the remaining one (at most) is the row's last sampled token.
+    known_counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # [sum(known_counts)] the ids.
+    token_ids: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # Block table updates, [num_updates]: write `table_counts[i]` block numbers at `table_starts[i]` of row `table_rows[i]`.
+    table_rows: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    table_starts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    table_counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # [sum(table_counts)]
+    table_blocks: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # Copy-on-write, [num_copies]: whole blocks, in every layer.
+    copy_sources: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    copy_targets: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+
+
+@dataclasses.dataclass(slots=True)
+class SamplePlan:
+    """Which rows draw a token from which hidden state. `num_samples` entries per column.
+
+    Several rows may draw from one hidden state: the outputs of one request share the last step of their prompt.
+    """
+
+    # The row that receives the token; its parameters apply.
+    rows: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # Index of the hidden state in the step's flattened tokens.
+    token_indices: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # Position of the drawn token in its output (0 for the first): keys the noise, counts for min_tokens.
+    output_positions: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+
+
+_FORWARD_COLUMNS = tuple(f.name for f in dataclasses.fields(ForwardPlan))
+_SAMPLE_COLUMNS = tuple(f.name for f in dataclasses.fields(SamplePlan))
+_NUM_COLUMNS = 1 + len(_FORWARD_COLUMNS) + len(_SAMPLE_COLUMNS) + 1
+_HEADER = struct.Struct(f"<Q{_NUM_COLUMNS}I")
+
+
+@dataclasses.dataclass(slots=True)
+class StepPlan:
+    """One step: rows given back, rows taken, the forward pass, the draws. `step_id` counts from 1 per worker start."""
+
+    step_id: int
+    # Rows whose sequence left; they may be taken again by `admissions` of the same plan.
+    released_rows: Int32Column
+    admissions: list[RowAdmission]
+    forward: ForwardPlan
+    sample: SamplePlan
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the forward pass computes."""
+        return int(self.forward.counts.sum())
+
+    def encode(self) -> bytes:
+        """The plan as bytes: a header of column lengths, the int32 columns, then the admissions as msgpack."""
+        columns = [self.released_rows]
+        columns += [getattr(self.forward, name) for name in _FORWARD_COLUMNS]
+        columns += [getattr(self.sample, name) for name in _SAMPLE_COLUMNS]
+        admissions = _admissions_encoder.encode(self.admissions) if self.admissions else b""
+        header = _HEADER.pack(self.step_id, *(c.size for c in columns), len(admissions))
+        return b"".join([header, *(c.tobytes() for c in columns), admissions])
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> Self:
+        """Reads what `encode` wrote. The columns are views of `data`, which must outlive them."""
+        step_id, *lengths = _HEADER.unpack_from(data)
+        columns: list[Int32Column] = []
+        offset = _HEADER.size
+        for length in lengths[:-1]:
+            columns.append(np.frombuffer(data, np.int32, length, offset))
+            offset += 4 * length
+        tail = bytes(data[offset : offset + lengths[-1]])
+        admissions = _admissions_decoder.decode(tail) if tail else []
+        forward = ForwardPlan(*columns[1 : 1 + len(_FORWARD_COLUMNS)])
+        return cls(step_id, columns[0], admissions, forward, SamplePlan(*columns[1 + len(_FORWARD_COLUMNS) :]))
+
+
+_RESULT_HEADER = struct.Struct("<QQQ4I")
+
+
+@dataclasses.dataclass(slots=True)
+class StepResult:
+    """What a worker answers to one plan. Entries are in the order of the plan's `sample` columns.
+
+    Raises nothing by itself: a sampled row whose logits held a NaN or no finite value has `ok` 0 and token 0.
+    """
+
+    step_id: int
+    # CLOCK_MONOTONIC in nanoseconds, on the worker, around the step.
+    started_at_ns: int
+    finished_at_ns: int
+    # [num_samples] sampled token ids.
+    tokens: Int32Column
+    # [num_samples] 1 where the logits were sound.
+    ok: UInt8Column
+    # Log probabilities, for those samples whose row asked for them, in order: the sampled token's, its rank (1 is the most likely) and how
+    # many of the flat top entries are its own.
+    logprob_samples: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    logprob_sampled: Float32Column = dataclasses.field(default_factory=lambda: np.empty(0, np.float32))
+    logprob_ranks: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    logprob_counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    top_token_ids: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    top_logprobs: Float32Column = dataclasses.field(default_factory=lambda: np.empty(0, np.float32))
+
+    def encode(self) -> bytes:
+        """The result as bytes: a header of lengths, then the columns, four bytes an entry first."""
+        header = _RESULT_HEADER.pack(
+            self.step_id,
+            self.started_at_ns,
+            self.finished_at_ns,
+            self.tokens.size,
+            self.logprob_samples.size,
+            self.top_token_ids.size,
+            0,
+        )
+        columns = (
+            self.tokens,
+            self.logprob_samples,
+            self.logprob_sampled,
+            self.logprob_ranks,
+            self.logprob_counts,
+            self.top_token_ids,
+            self.top_logprobs,
+            self.ok,
+        )
+        return b"".join([header, *(c.tobytes() for c in columns)])
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> Self:
+        """Reads what `encode` wrote. The columns are views of `data`, which must outlive them."""
+        step_id, started, finished, samples, logprobs, tops, _ = _RESULT_HEADER.unpack_from(data)
+        offset = _RESULT_HEADER.size
+
+        def column(dtype: type[np.generic], length: int) -> npt.NDArray[np.generic]:
+            nonlocal offset
+            taken = np.frombuffer(data, dtype, length, offset)
+            offset += taken.nbytes
+            return taken
+
+        i32, f32 = np.int32, np.float32
+        tokens = column(i32, samples)
+        flat = (
+            column(i32, logprobs),
+            column(f32, logprobs),
+            column(i32, logprobs),
+            column(i32, logprobs),
+            column(i32, tops),
+            column(f32, tops),
+        )
+        ok = column(np.uint8, samples)
+        return cls(step_id, started, finished, tokens, ok, *flat)  # type: ignore[arg-type]  # dtypes are as written above

@@ -1,0 +1,80 @@
+"""Messages between the backend and a worker that are not steps: start-up progress, the memory plan, readiness, failure.
+
+Owns their fields and byte form (msgpack with a tag). They are rare; steps go as columns (`step_plan`). Every ring record starts with one byte, its
+kind, so that both travel in one ordered channel.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class RecordKind(enum.IntEnum):
+    """First byte of a ring record."""
+
+    STEP_PLAN = 1  # engine -> worker, StepPlan bytes
+    SHUTDOWN = 2  # engine -> worker, empty: finish what was planned, then exit 0
+    STEP_RESULT = 3  # worker -> engine, StepResult bytes
+    MESSAGE = 4  # worker -> engine, a WorkerMessage
+
+
+class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
+    """What the worker is about to allocate, in bytes, before anything is allocated."""
+
+    device: str
+    # Memory the worker may use in all.
+    total_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    kv_cache_bytes: int
+    kv_block_bytes: int
+    num_blocks: int
+    block_size: int
+
+
+class LoadProgress(msgspec.Struct, tag="load_progress", frozen=True):
+    """How far a start-up phase is. Also a sign of life for the watchdog."""
+
+    phase: str
+    done: int
+    total: int
+    unit: str
+
+
+class WorkerReady(msgspec.Struct, tag="worker_ready", frozen=True):
+    """The worker takes steps from now on."""
+
+    device: str
+    num_blocks: int
+    block_size: int
+    parameter_count: int
+    # Seconds per start-up phase.
+    phases_s: dict[str, float]
+
+
+class WorkerFailed(msgspec.Struct, tag="worker_failed", frozen=True):
+    """The worker can't go on and exits. `invalid_model`: the folder or the configuration is at fault, so a restart can't help."""
+
+    reason: str
+    invalid_model: bool
+    # Steps that were not computed because of it; 0 if it was no step.
+    step_id: int = 0
+
+
+WorkerMessage = MemoryPlan | LoadProgress | WorkerReady | WorkerFailed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(WorkerMessage)
+
+
+def encode_message(message: WorkerMessage) -> bytes:
+    """Bytes of one message, tag included."""
+    return _encoder.encode(message)
+
+
+def decode_message(data: bytes | memoryview) -> WorkerMessage:
+    """Reads what `encode_message` wrote. Raises msgspec.ValidationError on anything else."""
+    return _decoder.decode(data)

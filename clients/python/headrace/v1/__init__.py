@@ -1,0 +1,1 @@
+"""Stubs generated from protos/headrace/v1."""

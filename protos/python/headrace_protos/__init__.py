@@ -1,0 +1,1 @@
+"""Generated Python of the private protocols."""

@@ -1,0 +1,515 @@
+from google.rpc import status_pb2 as _status_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AbortCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ABORT_CAUSE_UNSPECIFIED: _ClassVar[AbortCause]
+    ABORT_CAUSE_CANCELLED: _ClassVar[AbortCause]
+    ABORT_CAUSE_DEADLINE: _ClassVar[AbortCause]
+
+class OutputEndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTPUT_END_REASON_UNSPECIFIED: _ClassVar[OutputEndReason]
+    OUTPUT_END_REASON_STOP: _ClassVar[OutputEndReason]
+    OUTPUT_END_REASON_LENGTH: _ClassVar[OutputEndReason]
+    OUTPUT_END_REASON_CANCELLED: _ClassVar[OutputEndReason]
+    OUTPUT_END_REASON_DEADLINE: _ClassVar[OutputEndReason]
+    OUTPUT_END_REASON_ERROR: _ClassVar[OutputEndReason]
+ABORT_CAUSE_UNSPECIFIED: AbortCause
+ABORT_CAUSE_CANCELLED: AbortCause
+ABORT_CAUSE_DEADLINE: AbortCause
+OUTPUT_END_REASON_UNSPECIFIED: OutputEndReason
+OUTPUT_END_REASON_STOP: OutputEndReason
+OUTPUT_END_REASON_LENGTH: OutputEndReason
+OUTPUT_END_REASON_CANCELLED: OutputEndReason
+OUTPUT_END_REASON_DEADLINE: OutputEndReason
+OUTPUT_END_REASON_ERROR: OutputEndReason
+
+class ToEngine(_message.Message):
+    __slots__ = ("hello", "add", "abort", "attach", "detach", "list", "load")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    add: AddRequest
+    abort: AbortRequest
+    attach: AttachRequest
+    detach: DetachRequest
+    list: ListQuery
+    load: LoadQuery
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., list: _Optional[_Union[ListQuery, _Mapping]] = ..., load: _Optional[_Union[LoadQuery, _Mapping]] = ...) -> None: ...
+
+class FromEngine(_message.Message):
+    __slots__ = ("welcome", "added", "aborted", "attached", "refused", "step", "list", "load", "state")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    added: Added
+    aborted: Aborted
+    attached: Attached
+    refused: Refused
+    step: StepOutputs
+    list: RequestList
+    load: Load
+    state: EngineState
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., added: _Optional[_Union[Added, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., list: _Optional[_Union[RequestList, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "service_name")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_NAME_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    service_name: str
+    def __init__(self, protocol_version: _Optional[int] = ..., service_name: _Optional[str] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol_version", "model", "state")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    model: EngineModel
+    state: EngineState
+    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[_Union[EngineModel, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
+
+class EngineModel(_message.Message):
+    __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "kv_block_tokens", "kv_blocks", "device", "folder", "max_waiting_requests")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    END_OF_TEXT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    revision: str
+    architecture: str
+    parameter_count: int
+    dtype: str
+    vocabulary_size: int
+    max_context_tokens: int
+    max_outputs: int
+    end_of_text_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    kv_block_tokens: int
+    kv_blocks: int
+    device: str
+    folder: str
+    max_waiting_requests: int
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_outputs: _Optional[int] = ..., end_of_text_token_ids: _Optional[_Iterable[int]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., device: _Optional[str] = ..., folder: _Optional[str] = ..., max_waiting_requests: _Optional[int] = ...) -> None: ...
+
+class EngineState(_message.Message):
+    __slots__ = ("serving", "reason", "stale_after_ns")
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STALE_AFTER_NS_FIELD_NUMBER: _ClassVar[int]
+    serving: bool
+    reason: str
+    stale_after_ns: int
+    def __init__(self, serving: bool = ..., reason: _Optional[str] = ..., stale_after_ns: _Optional[int] = ...) -> None: ...
+
+class AddRequest(_message.Message):
+    __slots__ = ("handle", "query_id", "request_id", "tenant", "prompt_token_ids", "sampling", "stop", "n", "logprobs", "priority", "remaining_ns", "service_ns", "cache_salt", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_NS_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_NS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    DETACHED_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_STATE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    query_id: int
+    request_id: str
+    tenant: str
+    prompt_token_ids: bytes
+    sampling: EngineSampling
+    stop: EngineStop
+    n: int
+    logprobs: int
+    priority: int
+    remaining_ns: int
+    service_ns: int
+    cache_salt: bytes
+    detached: bool
+    idempotency_key: str
+    spec_digest: bytes
+    service_state: bytes
+    traceparent: str
+    emitted: _containers.RepeatedCompositeFieldContainer[EmittedTokens]
+    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[EngineSampling, _Mapping]] = ..., stop: _Optional[_Union[EngineStop, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ...) -> None: ...
+
+class EmittedTokens(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: bytes
+    def __init__(self, token_ids: _Optional[bytes] = ...) -> None: ...
+
+class EngineSampling(_message.Message):
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "logit_bias_ids", "logit_bias_values", "bad_words")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    logit_bias_ids: bytes
+    logit_bias_values: bytes
+    bad_words: _containers.RepeatedCompositeFieldContainer[EmittedTokens]
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias_ids: _Optional[bytes] = ..., logit_bias_values: _Optional[bytes] = ..., bad_words: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ...) -> None: ...
+
+class EngineStop(_message.Message):
+    __slots__ = ("strings", "token_ids", "max_tokens", "min_tokens", "include_stop_string")
+    STRINGS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    strings: _containers.RepeatedScalarFieldContainer[bytes]
+    token_ids: bytes
+    max_tokens: int
+    min_tokens: int
+    include_stop_string: bool
+    def __init__(self, strings: _Optional[_Iterable[bytes]] = ..., token_ids: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., include_stop_string: bool = ...) -> None: ...
+
+class Added(_message.Message):
+    __slots__ = ("handle", "query_id", "request_id", "existing", "prompt_tokens")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EXISTING_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    query_id: int
+    request_id: str
+    existing: bool
+    prompt_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., existing: bool = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("handle", "query_id", "status")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    query_id: int
+    status: _status_pb2.Status
+    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., status: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("query_id", "request_id", "tenant", "cause")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    request_id: str
+    tenant: str
+    cause: AbortCause
+    def __init__(self, query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., cause: _Optional[_Union[AbortCause, str]] = ...) -> None: ...
+
+class Aborted(_message.Message):
+    __slots__ = ("query_id", "found", "was_active")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    WAS_ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    found: bool
+    was_active: bool
+    def __init__(self, query_id: _Optional[int] = ..., found: bool = ..., was_active: bool = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("handle", "request_id", "tenant", "output_index", "from_token")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FROM_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    request_id: str
+    tenant: str
+    output_index: int
+    from_token: int
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., output_index: _Optional[int] = ..., from_token: _Optional[int] = ...) -> None: ...
+
+class Attached(_message.Message):
+    __slots__ = ("handle", "service_state", "prompt_tokens", "started", "cached_tokens", "outputs", "done")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_STATE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    service_state: bytes
+    prompt_tokens: int
+    started: bool
+    cached_tokens: int
+    outputs: _containers.RepeatedCompositeFieldContainer[OutputLog]
+    done: RequestDone
+    def __init__(self, handle: _Optional[int] = ..., service_state: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., started: bool = ..., cached_tokens: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputLog, _Mapping]]] = ..., done: _Optional[_Union[RequestDone, _Mapping]] = ...) -> None: ...
+
+class OutputLog(_message.Message):
+    __slots__ = ("output_index", "token_ids", "logprobs", "end")
+    OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    output_index: int
+    token_ids: bytes
+    logprobs: LogprobColumns
+    end: OutputEnd
+    def __init__(self, output_index: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., end: _Optional[_Union[OutputEnd, _Mapping]] = ...) -> None: ...
+
+class DetachRequest(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+
+class StepOutputs(_message.Message):
+    __slots__ = ("step_id", "handles", "output_indices", "tokens", "logprobs", "logprob_rows", "events", "planned_at_ns", "settled_at_ns", "batch_sequences", "batch_tokens")
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_INDICES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_ROWS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    handles: bytes
+    output_indices: bytes
+    tokens: bytes
+    logprobs: LogprobColumns
+    logprob_rows: bytes
+    events: _containers.RepeatedCompositeFieldContainer[RequestEvent]
+    planned_at_ns: int
+    settled_at_ns: int
+    batch_sequences: int
+    batch_tokens: int
+    def __init__(self, step_id: _Optional[int] = ..., handles: _Optional[bytes] = ..., output_indices: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., logprob_rows: _Optional[bytes] = ..., events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., planned_at_ns: _Optional[int] = ..., settled_at_ns: _Optional[int] = ..., batch_sequences: _Optional[int] = ..., batch_tokens: _Optional[int] = ...) -> None: ...
+
+class LogprobColumns(_message.Message):
+    __slots__ = ("sampled", "ranks", "top_counts", "top_token_ids", "top_logprobs")
+    SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    sampled: bytes
+    ranks: bytes
+    top_counts: bytes
+    top_token_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, sampled: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_counts: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
+
+class RequestEvent(_message.Message):
+    __slots__ = ("handle", "started", "output_end", "resumed", "done")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_END_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    started: RequestStarted
+    output_end: OutputEnd
+    resumed: RequestResumed
+    done: RequestDone
+    def __init__(self, handle: _Optional[int] = ..., started: _Optional[_Union[RequestStarted, _Mapping]] = ..., output_end: _Optional[_Union[OutputEnd, _Mapping]] = ..., resumed: _Optional[_Union[RequestResumed, _Mapping]] = ..., done: _Optional[_Union[RequestDone, _Mapping]] = ...) -> None: ...
+
+class RequestStarted(_message.Message):
+    __slots__ = ("cached_tokens",)
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    cached_tokens: int
+    def __init__(self, cached_tokens: _Optional[int] = ...) -> None: ...
+
+class RequestResumed(_message.Message):
+    __slots__ = ("pause_ns",)
+    PAUSE_NS_FIELD_NUMBER: _ClassVar[int]
+    pause_ns: int
+    def __init__(self, pause_ns: _Optional[int] = ...) -> None: ...
+
+class OutputEnd(_message.Message):
+    __slots__ = ("output_index", "reason", "stop_token_id", "stop_string_index", "trim_bytes", "error")
+    OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TRIM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    output_index: int
+    reason: OutputEndReason
+    stop_token_id: int
+    stop_string_index: int
+    trim_bytes: int
+    error: _status_pb2.Status
+    def __init__(self, output_index: _Optional[int] = ..., reason: _Optional[_Union[OutputEndReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string_index: _Optional[int] = ..., trim_bytes: _Optional[int] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+
+class RequestDone(_message.Message):
+    __slots__ = ("prompt_tokens", "output_tokens", "cached_tokens", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "engine_restart_ns", "ttft_ns", "step_count", "preemptions", "draft_tokens", "accepted_tokens", "ended_ago_ns")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_NS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_NS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_NS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_RESTART_NS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AGO_NS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    queued_ns: int
+    prefill_ns: int
+    decode_ns: int
+    preempted_ns: int
+    engine_restart_ns: int
+    ttft_ns: int
+    step_count: int
+    preemptions: int
+    draft_tokens: int
+    accepted_tokens: int
+    ended_ago_ns: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., engine_restart_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ..., step_count: _Optional[int] = ..., preemptions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., ended_ago_ns: _Optional[int] = ...) -> None: ...
+
+class ListQuery(_message.Message):
+    __slots__ = ("query_id", "tenant", "state", "page_size", "before")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    tenant: str
+    state: int
+    page_size: int
+    before: int
+    def __init__(self, query_id: _Optional[int] = ..., tenant: _Optional[str] = ..., state: _Optional[int] = ..., page_size: _Optional[int] = ..., before: _Optional[int] = ...) -> None: ...
+
+class RequestList(_message.Message):
+    __slots__ = ("query_id", "rows", "next_before")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    rows: _containers.RepeatedCompositeFieldContainer[RequestRow]
+    next_before: int
+    def __init__(self, query_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RequestRow, _Mapping]]] = ..., next_before: _Optional[int] = ...) -> None: ...
+
+class RequestRow(_message.Message):
+    __slots__ = ("request_id", "state", "created_at_ns", "prompt_tokens", "output_tokens", "finish_reasons", "detached")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
+    DETACHED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    state: int
+    created_at_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    finish_reasons: _containers.RepeatedScalarFieldContainer[OutputEndReason]
+    detached: bool
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[int] = ..., created_at_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finish_reasons: _Optional[_Iterable[_Union[OutputEndReason, str]]] = ..., detached: bool = ...) -> None: ...
+
+class LoadQuery(_message.Message):
+    __slots__ = ("query_id",)
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    def __init__(self, query_id: _Optional[int] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("query_id", "running_sequences", "waiting_requests", "waiting_tokens", "kv_cache_usage", "kv_blocks", "max_waiting_requests", "output_tokens_per_second", "expected_wait_ns", "free_blocks", "cached_blocks", "used_blocks", "step_count", "preemptions", "prefix_query_tokens", "prefix_hit_tokens")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    running_sequences: int
+    waiting_requests: int
+    waiting_tokens: int
+    kv_cache_usage: float
+    kv_blocks: int
+    max_waiting_requests: int
+    output_tokens_per_second: float
+    expected_wait_ns: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    step_count: int
+    preemptions: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    def __init__(self, query_id: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., kv_blocks: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., output_tokens_per_second: _Optional[float] = ..., expected_wait_ns: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., used_blocks: _Optional[int] = ..., step_count: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ...) -> None: ...
