@@ -1,0 +1,121 @@
+"""Reading files of a model folder: only regular files, only inside the folder, only up to a size, and JSON only as strictly as we need it.
+
+Does not know what the files mean. Everything that can go wrong is an `InvalidModelFolder` that starts with the file's name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import stat
+from typing import Any
+
+from headrace_model_folder.errors import InvalidModelFolder, shown
+
+MIB = 1 << 20
+
+
+def resolve_inside(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """The real path of `folder/name`, which must stay in the folder.
+
+    Links are followed. In a Hugging Face cache a snapshot's files are links into the `blobs` folder beside `snapshots`; those are the only links
+    that may leave the folder.
+
+    Raises:
+        InvalidModelFolder: the name has a separator or climbs, or a link leads out of the folder.
+    """
+    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise InvalidModelFolder(f"{shown(name)}: a file name inside the model folder was expected, not a path")
+    root = folder.resolve()
+    target = (root / name).resolve()
+    allowed = [root]
+    if root.parent.name == "snapshots":
+        allowed.append(root.parent.parent / "blobs")
+    if not any(target.is_relative_to(place) for place in allowed):
+        raise InvalidModelFolder(f"{name}: is a link that leads out of the model folder")
+    return target
+
+
+def open_inside(folder: pathlib.Path, name: str) -> tuple[int, int]:
+    """Opens a regular file of the folder. Returns its descriptor (the caller closes it) and its size in bytes.
+
+    Raises:
+        InvalidModelFolder: it is missing, unreadable, not a regular file, or outside the folder.
+    """
+    path = resolve_inside(folder, name)
+    try:
+        # O_NONBLOCK: opening a named pipe must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise InvalidModelFolder(f"{name}: can't be opened: {error.strerror}") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise InvalidModelFolder(f"{name}: is not a regular file")
+    return descriptor, status.st_size
+
+
+def exists_inside(folder: pathlib.Path, name: str) -> bool:
+    """Whether the folder has an entry of that name (a broken link counts: reading it then says what is wrong)."""
+    return os.path.lexists(folder / name)
+
+
+def read_bytes(folder: pathlib.Path, name: str, limit: int) -> bytes:
+    """The whole file, which may have at most `limit` bytes.
+
+    Raises:
+        InvalidModelFolder: see `open_inside`; or the file is larger than the limit.
+    """
+    descriptor, size = open_inside(folder, name)
+    with os.fdopen(descriptor, "rb") as file:
+        if size > limit:
+            raise InvalidModelFolder(f"{name}: has {size} bytes, at most {limit} are read")
+        return file.read(limit)
+
+
+def read_text(folder: pathlib.Path, name: str, limit: int) -> str:
+    """The whole file as UTF-8 text. Raises InvalidModelFolder as `read_bytes`, or for bytes that are not UTF-8."""
+    try:
+        return read_bytes(folder, name, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidModelFolder(f"{name}: is not UTF-8 at byte {error.start}") from None
+
+
+def read_json_object(folder: pathlib.Path, name: str, limit: int) -> dict[str, Any]:
+    """The file as a JSON object. Raises InvalidModelFolder as `read_bytes` and `parse_json_object` do."""
+    return parse_json_object(read_bytes(folder, name, limit), name)
+
+
+def parse_json_object(data: bytes, name: str) -> dict[str, Any]:
+    """Strict JSON: UTF-8, an object on top, no NaN or Infinity, no key twice in one object.
+
+    Python's parser takes the last of two equal keys and reads NaN; both would let two readers of one file disagree.
+
+    Raises:
+        InvalidModelFolder: anything else, nesting beyond the parser's depth included.
+    """
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_pairs, parse_constant=_refuse_constant)
+    except InvalidModelFolder as error:
+        raise InvalidModelFolder(f"{name}: {error}") from None
+    except RecursionError:
+        raise InvalidModelFolder(f"{name}: JSON is nested too deeply") from None
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, an integer of too many digits
+        raise InvalidModelFolder(f"{name}: is not valid JSON: {str(error)[:120]}") from None
+    if not isinstance(value, dict):
+        raise InvalidModelFolder(f"{name}: a JSON object was expected")
+    return value
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise InvalidModelFolder(f"the key {shown(twice)} occurs twice")
+    return result
+
+
+def _refuse_constant(constant: str) -> float:
+    raise InvalidModelFolder(f"{constant} is not a JSON value")

@@ -1,0 +1,103 @@
+"""Which tensors an architecture needs, by Hugging Face name and shape, and the comparison with what a folder has.
+
+All four families share one skeleton; biases, query/key norms and tied embeddings are the config's switches.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from headrace_model_folder.config import ModelConfig
+from headrace_model_folder.errors import InvalidModelFolder, shown
+from headrace_model_folder.safetensors_header import TensorRecord
+
+Shape = tuple[int, ...]
+
+LM_HEAD = "lm_head.weight"
+WEIGHT_DTYPES = ("F32", "F16", "BF16")
+# Old checkpoints carry the rotary frequencies, which follow from the config.
+_TOLERATED = re.compile(r"model\.(layers\.\d{1,4}\.self_attn\.)?rotary_emb\.inv_freq")
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Name -> shape of every tensor of the model, weights as [out, in]. `lm_head.weight` is absent if embeddings are tied."""
+    tensors: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        tensors.update((prefix + name, shape) for name, shape in _layer_tensors(config))
+    tensors["model.norm.weight"] = (config.hidden_size,)
+    if not config.tie_word_embeddings:
+        tensors[LM_HEAD] = (config.vocab_size, config.hidden_size)
+    return tensors
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Parameters of the model; tied embeddings count once."""
+    return sum(math.prod(shape) for shape in expected_tensors(config).values())
+
+
+def check_tensors(config: ModelConfig, found: Mapping[str, TensorRecord]) -> None:
+    """Compares a folder's tensors with the expected ones.
+
+    Raises:
+        InvalidModelFolder: a tensor is missing, misshapen, of a dtype that can't be loaded, or surplus.
+    """
+    expected = expected_tensors(config)
+    tolerated_head = {LM_HEAD: (config.vocab_size, config.hidden_size)} if config.tie_word_embeddings else {}
+    for name, shape in expected.items():
+        if name not in found:
+            raise InvalidModelFolder(f"{_likely_file(name, found)}: tensor {shown(name)} is missing")
+        _check_record(name, shape, found[name])
+    for name, record in found.items():
+        if name in expected or _TOLERATED.fullmatch(name):
+            continue
+        if name not in tolerated_head:
+            raise InvalidModelFolder(
+                f"{record.file}: tensor {shown(name)} is surplus: {config.architecture} with this config.json has none"
+            )
+        _check_record(name, tolerated_head[name], record)
+
+
+def _check_record(name: str, shape: Shape, record: TensorRecord) -> None:
+    if record.shape != shape:
+        raise InvalidModelFolder(
+            f"{record.file}: tensor {shown(name)} has shape {list(record.shape)}, {list(shape)} expected from config.json"
+        )
+    if record.dtype not in WEIGHT_DTYPES:
+        raise InvalidModelFolder(
+            f"{record.file}: tensor {shown(name)} has dtype {record.dtype}, one of {', '.join(WEIGHT_DTYPES)} expected"
+        )
+
+
+def _likely_file(name: str, found: Mapping[str, TensorRecord]) -> str:
+    """The file to name for a missing tensor: the only one, the one with its neighbours, or any."""
+    prefix = name.rsplit(".", 3)[0]
+    files = [record.file for other, record in found.items() if other.startswith(prefix)] or [
+        r.file for r in found.values()
+    ]
+    return files[0] if files else "model.safetensors"
+
+
+def _layer_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    yield from _linear("self_attn.q_proj", query, hidden, config.attention_bias)
+    yield from _linear("self_attn.k_proj", key, hidden, config.attention_bias)
+    yield from _linear("self_attn.v_proj", key, hidden, config.attention_bias)
+    yield from _linear("self_attn.o_proj", hidden, query, config.attention_output_bias)
+    if config.qk_norm:
+        yield "self_attn.q_norm.weight", (config.head_dim,)
+        yield "self_attn.k_norm.weight", (config.head_dim,)
+    yield from _linear("mlp.gate_proj", inner, hidden, config.mlp_bias)
+    yield from _linear("mlp.up_proj", inner, hidden, config.mlp_bias)
+    yield from _linear("mlp.down_proj", hidden, inner, config.mlp_bias)
+    yield "input_layernorm.weight", (hidden,)
+    yield "post_attention_layernorm.weight", (hidden,)
+
+
+def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (rows, columns)
+    if bias:
+        yield f"{name}.bias", (rows,)

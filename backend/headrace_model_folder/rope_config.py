@@ -1,0 +1,116 @@
+"""The rotary embedding's part of config.json, in both forms: `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before).
+
+Owns the parameters and their bounds. The frequencies themselves are computed in `headrace_kernels.rope`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from headrace_model_folder.errors import shown
+from headrace_model_folder.fields import Fields
+
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+_MAX_FACTOR = 65_536.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Parameters of the rotary embedding. Those that a type does not use keep their defaults.
+
+    `dynamic` only differs from `default` beyond max_position_embeddings, where no request may go.
+    """
+
+    rope_type: RopeType = "default"
+    # Base of the geometric series of wavelengths.
+    theta: float = 10_000.0
+    factor: float = 1.0
+    # Tokens of context before stretching (llama3, yarn).
+    original_max_position_embeddings: int = 0
+    # llama3: wavelengths between original/high and original/low are blended.
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    # yarn: rotations over the original context that bound the blend.
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    # yarn: multiplies cosine and sine; None: from the factor (and mscale).
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    # yarn: round the bounds of the blend to whole dimensions.
+    truncate: bool = True
+
+    @property
+    def stretched_context(self) -> int:
+        """Tokens that YaRN stretches the original context to; 0 for other types, whose config states the usable context itself."""
+        return int(self.original_max_position_embeddings * self.factor) if self.rope_type == "yarn" else 0
+
+
+def read_rope(config: Fields, max_position: int) -> RopeConfig:
+    """The rotary embedding of a config. Raises InvalidModelFolder for unknown types and values out of range."""
+    fields = _rope_fields(config)
+    rope_type = _rope_type(fields)
+    if fields.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+        raise fields.error("partial_rotary_factor", "must be 1: rotating a part of a head is not supported")
+    theta = fields.number("rope_theta", 1.0, 1e12, 10_000.0)
+    if rope_type in ("default", "dynamic"):
+        return RopeConfig(rope_type, theta)
+    factor = fields.number("factor", 1.0, _MAX_FACTOR)
+    if rope_type == "linear":
+        return RopeConfig(rope_type, theta, factor)
+    original = fields.integer("original_max_position_embeddings", 1, 1 << 26, max_position)
+    if rope_type == "llama3":
+        low = fields.number("low_freq_factor", 1e-6, 1e6)
+        high = fields.number("high_freq_factor", 1e-6, 1e6)
+        if high <= low:
+            raise fields.error("high_freq_factor", f"must be above low_freq_factor ({low:g}), is {high:g}")
+        return RopeConfig(rope_type, theta, factor, original, low, high)
+    return _yarn(fields, theta, factor, original)
+
+
+def _rope_fields(config: Fields) -> Fields:
+    """The rotary fields in one object, whichever form the file has."""
+    key = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
+    stated: Any = config.get(key)
+    if stated is None:
+        stated = {}
+    if not isinstance(stated, dict):
+        raise config.error(key, f"must be an object, is {shown(stated)}")
+    if any(isinstance(value, dict) for value in stated.values()):
+        raise config.error(key, "holds parameters per layer type, which is not supported")
+    outer = {
+        name: config.get(name) for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    }
+    return Fields(f"{config.name}: {key}", {**outer, **{k: v for k, v in stated.items() if v is not None}})
+
+
+def _rope_type(fields: Fields) -> RopeType:
+    value = fields.get("rope_type") or fields.get("type") or "default"
+    for rope_type in _TYPES:
+        if value == rope_type:
+            return rope_type
+    raise fields.error("rope_type", f"must be one of {', '.join(_TYPES)}, is {shown(value)}")
+
+
+def _yarn(fields: Fields, theta: float, factor: float, original: int) -> RopeConfig:
+    if theta <= 1.0:
+        raise fields.error("rope_theta", f"must be above 1 for yarn, is {theta:g}")
+
+    def optional(key: str) -> float | None:
+        # transformers takes 0 for "not stated" here.
+        return fields.number(key, 0.0, 1e6) if fields.get(key) else None
+
+    return RopeConfig(
+        "yarn",
+        theta,
+        factor,
+        original,
+        beta_fast=optional("beta_fast") or 32.0,
+        beta_slow=optional("beta_slow") or 1.0,
+        attention_factor=optional("attention_factor"),
+        mscale=optional("mscale"),
+        mscale_all_dim=optional("mscale_all_dim"),
+        truncate=fields.boolean("truncate", True),
+    )
