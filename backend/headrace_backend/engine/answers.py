@@ -1,0 +1,101 @@
+"""What the engine answers to the server's calls: plain data, written once.
+
+Owns the shapes only. Names follow protos/headrace_engine/v1/engine.proto.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from typing import NamedTuple
+
+from headrace_backend.engine.outbox import LogprobColumns, OutputEnd, RequestDone
+from headrace_backend.engine.requests import EndReason, RequestState
+
+
+class AddOutcome(NamedTuple):
+    """A request was taken; or, `existing`, its idempotency key names an earlier one (nothing was subscribed)."""
+
+    request_id: str
+    existing: bool
+    prompt_tokens: int
+
+
+class AbortOutcome(NamedTuple):
+    """Whether the request exists for the tenant, and whether it was still waiting or running."""
+
+    found: bool
+    was_active: bool
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class OutputSnapshot:
+    """All released tokens of one output, from 0 on."""
+
+    output_index: int
+    # uint32.
+    token_ids: array[int]
+    # For all of these tokens; None where none were asked for.
+    logprobs: LogprobColumns | None
+    # Set if the output has ended.
+    end: OutputEnd | None
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class AttachSnapshot:
+    """A request when a subscription began; the stream's outbox goes on from there. With `done` set nothing follows."""
+
+    service_state: bytes
+    prompt_tokens: int
+    started: bool
+    cached_tokens: int
+    outputs: list[OutputSnapshot]
+    done: RequestDone | None
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class RequestRow:
+    """One line of a listing."""
+
+    # Newer requests have larger ones; pages go backwards.
+    sequence_number: int
+    request_id: str
+    state: RequestState
+    # UNIX time.
+    created_at_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    # Of the outputs that ended, by output.
+    finish_reasons: list[EndReason]
+    detached: bool
+
+
+class RequestPage(NamedTuple):
+    """Newest first. `next_before` asks for the next page; 0: no more."""
+
+    rows: list[RequestRow]
+    next_before: int
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class LoadSnapshot:
+    """How busy the engine is."""
+
+    running_sequences: int
+    waiting_requests: int
+    waiting_tokens: int
+    # Share of the blocks that sequences hold, 0 to 1.
+    kv_cache_usage: float
+    kv_blocks: int
+    max_waiting_requests: int
+    output_tokens_per_second: float
+    expected_wait_ns: int
+    # free (neither held nor cached) + cached (reusable, not held) + used = kv_blocks.
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    step_count: int
+    preemptions: int
+    # Prompt tokens asked of the prefix cache, and found there.
+    prefix_query_tokens: int
+    prefix_hit_tokens: int

@@ -1,0 +1,60 @@
+"""The one exception by which the engine refuses what a caller asks.
+
+Owns codes and the shape of a refusal. How it becomes a gRPC status with details is the server's business. Messages reach the client, so
+they name field, rule and limit, and never repeat what the caller sent beyond a number.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class RefusalCode(enum.Enum):
+    """Names of gRPC status codes, without gRPC."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
+    UNAVAILABLE = "UNAVAILABLE"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+
+
+class Violation(NamedTuple):
+    """One rule broken: the field's path as in the public API, and the rule with its limit."""
+
+    field: str
+    description: str
+
+
+class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a fault
+    """The engine refuses a request.
+
+    Attributes:
+        code: What kind of refusal.
+        message: For people; safe to send to the client.
+        violations: The broken rules, for INVALID_ARGUMENT.
+        retry_after_ns: When another attempt may succeed; None if not by waiting.
+    """
+
+    def __init__(
+        self,
+        code: RefusalCode,
+        message: str,
+        violations: tuple[Violation, ...] = (),
+        retry_after_ns: int | None = None,
+    ) -> None:
+        """Keeps what the server turns into a status."""
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.violations = violations
+        self.retry_after_ns = retry_after_ns
+
+    @classmethod
+    def invalid(cls, violations: list[Violation]) -> RequestRefused:
+        """An INVALID_ARGUMENT that names every broken rule."""
+        message = "; ".join(f"{v.field}: {v.description}" for v in violations)
+        return cls(RefusalCode.INVALID_ARGUMENT, message, tuple(violations))
