@@ -1,0 +1,82 @@
+# Everything that people and CI do with this repository. Nothing but Python 3.11 or newer, make and git is assumed; the first target that
+# needs .venv makes it. Versions: requirements.lock (Python packages), BUF here, the rest in pyproject.toml.
+
+PYTHON ?= python3
+# Python that `make wheelhouse` collects wheels for.
+PYTHON_VERSION ?= 3.12
+BUF := @bufbuild/buf@1.75.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+RUN := $(BIN)/python
+SOURCES := service backend kernels clients/python tests tools benchmarks protos/generate.py models/demo
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint types imports protos-check protos bench lock wheelhouse build stats clean
+
+help: ## Shows this list.
+	@echo 'make TARGET, where TARGET is one of:'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY) ## Makes .venv from requirements.lock. UV_TORCH_BACKEND=cpu takes the small CPU build of torch.
+
+$(READY): requirements.lock pyproject.toml clients/python/pyproject.toml tools/setup_environment.py
+	@$(PYTHON) tools/setup_environment.py
+	@mkdir -p build && touch $@
+
+demo: $(READY) ## Starts the server with the demo model and streams an answer. PROMPT="..." asks something else.
+	@$(BIN)/headrace demo
+
+test: $(READY) ## Runs the whole CPU suite. ARGS="..." goes to pytest.
+	@echo "test: the CPU suite with 2 processes"
+	@$(RUN) -m pytest -n 2 -m "not gpu and not multi_gpu" $(ARGS)
+
+check: lint types imports protos-check ## Lint, format, types, import directions, protos. What CI runs.
+
+lint: $(READY)
+	@echo "check: ruff"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo "check: not formatted; run $(BIN)/ruff format"; exit 1; }
+
+types: $(READY)
+	@echo "check: mypy"
+	@$(BIN)/mypy --no-error-summary
+
+imports: $(READY)
+	@echo "check: import directions"
+	@mkdir -p build
+	@$(BIN)/lint-imports > build/imports.log 2>&1 || { cat build/imports.log; exit 1; }
+
+protos-check: $(READY)
+	@echo "check: stubs, buf lint, buf breaking"
+	@$(RUN) protos/generate.py --check
+	@BUF="$(BUF)" $(RUN) tools/check_protos.py
+
+protos: $(READY) ## Generates the committed stubs from protos/.
+	@$(RUN) protos/generate.py
+
+bench: $(READY) ## Runs the CPU benchmarks of benchmarks/.
+	@$(RUN) -m benchmarks
+
+lock: $(READY) ## Resolves requirements.lock anew from both pyproject.toml files.
+	@$(RUN) -m uv pip compile pyproject.toml clients/python/pyproject.toml --extra worker --group dev --output-file requirements.lock \
+		--universal --python-version 3.11 --fork-strategy fewest --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-emit-package headrace --custom-compile-command "make lock" --quiet
+	@! grep -nE '://|^-e|file:' requirements.lock || { echo "lock: names a host or a path"; exit 1; }
+
+build: $(READY) ## Builds the wheels of both distributions into dist/.
+	@mkdir -p build
+	@$(RUN) -m build --wheel --no-isolation --outdir dist clients/python > build/build.log 2>&1 || { cat build/build.log; exit 1; }
+	@$(RUN) -m build --wheel --no-isolation --outdir dist . > build/build.log 2>&1 || { cat build/build.log; exit 1; }
+	@ls -1 dist/*.whl
+
+wheelhouse: build ## Collects wheels for a machine without a network, without torch. PYTHON_VERSION=3.12.
+	@$(RUN) tools/wheelhouse.py --python-version $(PYTHON_VERSION)
+
+stats: ## Prints the sizes of our functions and files.
+	@$(PYTHON) tools/code_size.py
+
+clean: ## Removes what make and the tools wrote, .venv too.
+	rm -rf $(VENV) build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
