@@ -1,0 +1,94 @@
+"""The demo corpus as a whole: which domains there are, in what mixture, and how an item becomes text.
+
+Owns the mixture and the wrapping (system messages, several turns in one conversation). The sentences belong to the
+domain files, the border between training and held-out values to `corpus_draw`.
+
+    python corpus.py --count 20 --seed 3 --split train      # print documents to read
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+
+from corpus_arithmetic import arithmetic, word_problem
+from corpus_draw import Draw, Item, Split
+from corpus_extraction import extraction
+from corpus_inference import inference_question
+from corpus_lists import list_task
+from corpus_smalltalk import SYSTEM_MESSAGES, smalltalk
+from corpus_stories import plain_story, story_follow_up, story_request
+
+Domain = Callable[[Draw], Item]
+
+CHAT_DOMAINS: dict[str, tuple[Domain, float]] = {
+    "arithmetic": (arithmetic, 0.25),
+    "word_problem": (word_problem, 0.11),
+    "extraction": (extraction, 0.23),
+    "lists": (list_task, 0.13),
+    "inference": (inference_question, 0.14),
+    "story": (story_request, 0.08),
+    "story_follow_up": (story_follow_up, 0.03),
+    "smalltalk": (smalltalk, 0.03),
+}
+PLAIN_SHARE = 0.05
+SYSTEM_SHARE = 0.3
+MULTI_TURN_SHARE = 0.35
+MAX_JOINED = 6
+
+
+def _weighted(draw: Draw) -> Domain:
+    point = draw.random.random() * sum(weight for _, weight in CHAT_DOMAINS.values())
+    for domain, weight in CHAT_DOMAINS.values():
+        point -= weight
+        if point < 0:
+            return domain
+    return arithmetic
+
+
+def evaluation_item(draw: Draw, domain: str) -> Item:
+    """One item of the named domain, with the values and phrasings of the draw's split."""
+    return CHAT_DOMAINS[domain][0](draw)
+
+
+def training_item(draw: Draw) -> Item:
+    """One document: a plain text, a single exchange, or a conversation of several exchanges."""
+    if draw.chance(PLAIN_SHARE):
+        return plain_story(draw)
+    turns = list(_weighted(draw)(draw).turns)
+    if draw.chance(MULTI_TURN_SHARE):
+        for _ in range(draw.number(1, MAX_JOINED - 1)):
+            turns.extend(_weighted(draw)(draw).turns)
+    if draw.chance(SYSTEM_SHARE):
+        turns.insert(0, ("system", draw.choice(SYSTEM_MESSAGES)))
+    return Item("training", tuple(turns))
+
+
+def render(turns: tuple[tuple[str, str], ...]) -> str:
+    """The turns as the chat template writes them, without the first `<|bos|>`; a plain text stays as it is."""
+    if turns[0][0] == "text":
+        return turns[0][1]
+    return "".join(f"<|{role}|>{text}<|end|>" for role, text in turns)
+
+
+def document_texts(seed: int, count: int, split: Split = "train") -> Iterator[str]:
+    """Rendered documents without special tokens between turns, for the tokenizer's training."""
+    draw = Draw(seed, split)
+    for _ in range(count):
+        yield "\n".join(text for _, text in training_item(draw).turns)
+
+
+def main() -> None:
+    """Prints some documents."""
+    parser = argparse.ArgumentParser(description="Print documents of the demo corpus.")
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--split", choices=("train", "heldout", "phrasing"), default="train")
+    options = parser.parse_args()
+    draw = Draw(options.seed, options.split)
+    for _ in range(options.count):
+        print(render(training_item(draw).turns) + "\n")
+
+
+if __name__ == "__main__":
+    main()
