@@ -30,7 +30,9 @@ def buf(*arguments: str) -> None:
     npx = shutil.which("npx")
     if npx is None:
         sys.exit("buf comes through npx, which is missing; on Debian and Ubuntu: apt-get install npm")
-    result = subprocess.run([npx, "--yes", os.environ["BUF"], *arguments, "--config", json.dumps(CONFIG)], cwd=ROOT, check=False)
+    result = subprocess.run(
+        [npx, "--yes", os.environ["BUF"], *arguments, "--config", json.dumps(CONFIG)], cwd=ROOT, check=False
+    )
     if result.returncode != 0:
         sys.exit(f"buf {arguments[0]} found fault with protos/ (exit code {result.returncode})")
 
@@ -43,7 +45,9 @@ def image(protos: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
 
 def newest_tag() -> str | None:
     """The newest tag that this commit descends from."""
-    result = subprocess.run(["git", "describe", "--tags", "--abbrev=0"], cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        ["git", "describe", "--tags", "--abbrev=0"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return result.stdout.strip() if result.returncode == 0 else None
 
 

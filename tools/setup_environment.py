@@ -88,7 +88,7 @@ def make_venv() -> None:
 
 
 def find_uv() -> str | None:
-    """uv from PATH or from .venv; installed there from the lock file when it is missing. None: pip must do."""
+    """The uv of PATH or of .venv; installed there from the lock file when it is missing. None: pip must do."""
     if found := shutil.which("uv") or shutil.which("uv", path=str(VENV / "bin")):
         return found
     entry = [entry for entry in lock_entries() if entry.startswith("uv==")]
@@ -140,7 +140,11 @@ def install_locked() -> None:
         entries = [entry for entry in entries if not TORCH_PACKAGES.match(entry)]
     elif backend and not uv:
         say("UV_TORCH_BACKEND needs uv, which is not to be had; installing the locked build of torch")
-    size = "about 2 GB with torch for GPUs, minutes the first time" if any(e.startswith("torch==") for e in entries) else "a minute"
+    size = (
+        "about 2 GB with torch for GPUs, minutes the first time"
+        if any(e.startswith("torch==") for e in entries)
+        else "a minute"
+    )
     say(f"installing {len(entries)} packages of requirements.lock ({size})")
     if uv and install_with_uv(uv, entries, "packages"):
         return

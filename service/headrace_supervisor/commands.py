@@ -1,0 +1,124 @@
+"""The commands that the server distribution adds to `headrace`: serve, service, backend, doctor, bench.
+
+Owns the command line's edge: flags in, exit codes out, one line for a mistake. What a command does is in the module that it calls.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import click
+import pydantic
+
+from headrace_supervisor import bench as benchmark
+from headrace_supervisor import config as configs
+from headrace_supervisor import doctor as health
+from headrace_supervisor import logs, supervisor
+from headrace_supervisor.options import GroupedCommand, given, settings_options
+from headrace_supervisor.settings import ConfigError
+
+_config_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=pathlib.Path),
+    help="TOML file of settings; also HEADRACE_CONFIG",
+)
+Config = TypeVar("Config", bound=pydantic.BaseModel)
+_HELP = {"help_option_names": ["--help", "-h"]}
+
+
+@settings_options(configs.SERVE)
+@click.command(cls=GroupedCommand, context_settings=_HELP)
+@_config_option
+def serve(config_file: pathlib.Path | None, **flags: Any) -> None:
+    """Runs a server: one backend with its worker, and the services that speak gRPC.
+
+    Example: headrace serve --model models/demo --listen 127.0.0.1:50051
+    """
+    config = _loaded(configs.load_server, config_file, flags)
+    logs.configure(config.supervisor.log_format, config.supervisor.log_level)
+    try:
+        sys.exit(supervisor.serve(config))
+    except supervisor.StartRefused as error:
+        _refuse(str(error))
+
+
+@settings_options(configs.SERVICE)
+@click.command(cls=GroupedCommand, context_settings=_HELP)
+@_config_option
+def service(config_file: pathlib.Path | None, **flags: Any) -> None:
+    """Runs one service process alone: gRPC for clients, on behalf of a backend elsewhere."""
+    _become("headrace_service", _loaded(configs.load_service, config_file, flags))
+
+
+@settings_options(configs.BACKEND)
+@click.command(cls=GroupedCommand, context_settings=_HELP)
+@_config_option
+def backend(config_file: pathlib.Path | None, **flags: Any) -> None:
+    """Runs one backend alone, with its worker: the engine that services connect to."""
+    _become("headrace_backend", _loaded(configs.load_backend, config_file, flags), "--outlive-parent")
+
+
+@click.command(context_settings=_HELP)
+@click.option("--listen", default="127.0.0.1:50051", show_default=True, help="the address to look at")
+@click.option("--model", type=click.Path(path_type=pathlib.Path), help="a model folder to check as well")
+@click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
+def doctor(listen: str, model: pathlib.Path | None, as_json: bool) -> None:
+    """Says what this machine can run, and why not. Exit code 1 if it can't serve at all."""
+    findings = health.examine(listen, model)
+    health.report(findings, as_json=as_json)
+    sys.exit(0 if health.can_serve(findings) else 1)
+
+
+@click.command(context_settings=_HELP)
+@click.option(
+    "--server", default="127.0.0.1:50051", show_default=True, envvar="HEADRACE_SERVER", help="the server's address"
+)
+@click.option("--concurrency", type=click.IntRange(1, 4096), default=8, show_default=True, help="requests open at once")
+@click.option("--requests", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="requests in all")
+@click.option(
+    "--prompt-tokens", type=click.IntRange(1, 1_000_000), default=128, show_default=True, help="tokens of each prompt"
+)
+@click.option(
+    "--output-tokens", type=click.IntRange(1, 1_000_000), default=128, show_default=True, help="tokens of each answer"
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="seed of the random prompts")
+@click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
+def bench(as_json: bool, **load: Any) -> None:
+    """Measures a running server: time to first token, between tokens and to the end, and tokens per second."""
+    try:
+        result = benchmark.run(benchmark.Load(**load))
+    except benchmark.BenchError as error:
+        click.echo(f"headrace: {error}", err=True)
+        sys.exit(1)
+    benchmark.report(result, as_json=as_json)
+    sys.exit(0 if not result.failed else 1)
+
+
+def _loaded(
+    load: Callable[[dict[str, Any], pathlib.Path | None], Config],
+    config_file: pathlib.Path | None,
+    flags: dict[str, Any],
+) -> Config:
+    try:
+        return load(given(flags), config_file)
+    except ConfigError as error:
+        _refuse(str(error))
+
+
+def _refuse(reason: str) -> NoReturn:
+    click.echo(f"headrace: {reason}", err=True)
+    sys.exit(2)
+
+
+def _become(module: str, config: pydantic.BaseModel, *arguments: str) -> NoReturn:
+    """Turns this process into another module's, which reads its configuration from an anonymous file."""
+    descriptor = os.memfd_create("headrace-config", 0)
+    os.write(descriptor, config.model_dump_json().encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.set_inheritable(descriptor, True)
+    os.execv(sys.executable, [sys.executable, "-m", module, "--config-json", f"/proc/self/fd/{descriptor}", *arguments])

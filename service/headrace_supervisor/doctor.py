@@ -1,0 +1,212 @@
+"""`headrace doctor`: what this machine can run, and why not.
+
+Owns the checks and their verdicts. Each check looks at one thing and says what it found, what follows, and whether serving is possible without it. Torch
+is asked in a process of its own, because nothing else here may import it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import rich.box
+import rich.console
+import rich.markup
+import rich.table
+from headrace_model_folder.errors import InvalidModelFolder
+from headrace_model_folder.folder import ModelFolder
+
+from headrace_supervisor.address import AddressError, claimed
+
+# One stream takes a descriptor or two in each process; fewer than this are used up by an ordinary number of clients.
+_ENOUGH_FILES = 4096
+_OLDEST_CAPABILITY = (8, 0)
+_TORCH_PROBE = """
+import json, torch
+gpus = []
+for index in range(torch.cuda.device_count()):
+    properties = torch.cuda.get_device_properties(index)
+    gpus.append([properties.name, properties.major, properties.minor, properties.total_memory])
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus}))
+"""
+_PROBE_TIMEOUT_S = 120.0
+
+
+class Verdict(enum.StrEnum):
+    """What a finding means."""
+
+    OK = "ok"
+    # Serving works, with less than could be had.
+    LIMITED = "limited"
+    # No server can run.
+    MISSING = "missing"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    subject: str
+    verdict: Verdict
+    detail: str
+
+
+def examine(listen: str, model: pathlib.Path | None) -> list[Finding]:
+    """All findings, in the order in which they matter."""
+    findings = [
+        _python(),
+        *_packages(),
+        *_torch_and_gpus(),
+        _memory(),
+        _cores(),
+        _shared_memory(),
+        _open_files(),
+        _address(listen),
+    ]
+    return findings + ([_model(model)] if model else [])
+
+
+def can_serve(findings: list[Finding]) -> bool:
+    """Whether nothing is missing."""
+    return all(finding.verdict is not Verdict.MISSING for finding in findings)
+
+
+def report(findings: list[Finding], *, as_json: bool) -> None:
+    """Prints the findings."""
+    if as_json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+        return
+    colours = {Verdict.OK: "green", Verdict.LIMITED: "yellow", Verdict.MISSING: "red"}
+    table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
+    for finding in findings:
+        table.add_row(
+            finding.subject, f"[{colours[finding.verdict]}]{finding.verdict}[/]", rich.markup.escape(finding.detail)
+        )
+    console = rich.console.Console(highlight=False)
+    console.print(table)
+    console.print(
+        "This machine can serve." if can_serve(findings) else "This machine can't serve: see what is missing above."
+    )
+
+
+def _python() -> Finding:
+    good = sys.version_info >= (3, 11) and sys.platform == "linux"
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    return Finding(
+        "Python",
+        Verdict.OK if good else Verdict.MISSING,
+        detail if good else f"{detail}; needed: 3.11 or newer on Linux",
+    )
+
+
+def _packages() -> Iterator[Finding]:
+    for name in ("grpcio", "protobuf", "tokenizers", "numpy", "safetensors"):
+        try:
+            yield Finding(name, Verdict.OK, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(name, Verdict.MISSING, "not installed: pip install 'headrace-server[worker]'")
+
+
+def _torch_and_gpus() -> list[Finding]:
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", _TORCH_PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [Finding("torch", Verdict.MISSING, f"did not load within {_PROBE_TIMEOUT_S:.0f} s")]
+    if probe.returncode != 0:
+        last = (probe.stderr.strip().splitlines() or ["no message"])[-1]
+        return [
+            Finding(
+                "torch", Verdict.MISSING, f"can't be imported ({last[:200]}): pip install 'headrace-server[worker]'"
+            )
+        ]
+    found = json.loads(probe.stdout.strip().splitlines()[-1])
+    built_for = f"CUDA {found['cuda']}" if found["cuda"] else "CPU"
+    return [
+        Finding("torch", Verdict.OK, f"{found['version']}, built for {built_for}"),
+        *_gpus(found["gpus"], found["cuda"]),
+    ]
+
+
+def _gpus(gpus: list[tuple[str, int, int, int]], cuda: str | None) -> Iterator[Finding]:
+    if not gpus:
+        driver = _driver_version()
+        reason = f"driver {driver}" if driver else "no NVIDIA driver"
+        yield Finding(
+            "GPU",
+            Verdict.LIMITED,
+            f"none that torch can use ({reason}, torch for {cuda or 'CPU'}); models run on the CPU",
+        )
+    for index, (name, major, minor, memory_bytes) in enumerate(gpus):
+        enough = (major, minor) >= _OLDEST_CAPABILITY
+        advice = "" if enough else f"; below {_OLDEST_CAPABILITY[0]}.{_OLDEST_CAPABILITY[1]}, use --device cpu"
+        detail = f"{name}, compute capability {major}.{minor}, {memory_bytes / 2**30:.0f} GiB, driver {_driver_version() or 'unknown'}{advice}"
+        yield Finding(f"GPU {index}", Verdict.OK if enough else Verdict.LIMITED, detail)
+
+
+def _driver_version() -> str:
+    """Version of the NVIDIA kernel driver; empty if there is none."""
+    try:
+        return pathlib.Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _memory() -> Finding:
+    memory = psutil.virtual_memory()
+    detail = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
+    return Finding("memory", Verdict.OK if memory.available > 2**30 else Verdict.LIMITED, detail)
+
+
+def _cores() -> Finding:
+    usable = len(os.sched_getaffinity(0))
+    detail = f"{usable} usable" if usable > 1 else "1 usable; service, backend and worker share it"
+    return Finding("cores", Verdict.OK if usable > 1 else Verdict.LIMITED, detail)
+
+
+def _shared_memory() -> Finding:
+    """Step plans travel in an anonymous file, wake-ups by eventfd; a sandbox may forbid either."""
+    try:
+        memory = os.memfd_create("headrace-doctor", os.MFD_CLOEXEC)
+        os.ftruncate(memory, 1 << 20)
+        os.close(memory)
+        os.close(os.eventfd(0, os.EFD_CLOEXEC))
+    except OSError as error:
+        return Finding("shared memory", Verdict.MISSING, f"memfd or eventfd: {error.strerror}")
+    return Finding("shared memory", Verdict.OK, "memfd and eventfd work")
+
+
+def _open_files() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = soft == resource.RLIM_INFINITY or soft >= _ENOUGH_FILES
+    advice = "" if enough else f"; many clients need more: ulimit -n {_ENOUGH_FILES}"
+    return Finding("open files", Verdict.OK if enough else Verdict.LIMITED, f"at most {soft}{advice}")
+
+
+def _address(listen: str) -> Finding:
+    try:
+        with claimed((listen,)):
+            return Finding("address", Verdict.OK, f"{listen} is free")
+    except AddressError as error:
+        return Finding("address", Verdict.LIMITED, str(error))
+
+
+def _model(folder: pathlib.Path) -> Finding:
+    try:
+        model = ModelFolder.open(folder)
+    except InvalidModelFolder as error:
+        return Finding("model", Verdict.MISSING, f"{folder}: {error}")
+    return Finding(
+        "model", Verdict.OK, f"{model.revision}, {model.config.architecture}, {model.parameter_count:,} parameters"
+    )

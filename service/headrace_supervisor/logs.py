@@ -1,0 +1,23 @@
+"""Log set-up of the supervisor process: structlog to stderr, as lines for people or as JSON."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+
+
+def configure(log_format: Literal["console", "json"], log_level: str) -> None:
+    """Sets up structlog for the process. Call once, before anything logs."""
+    console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer() if log_format == "json" else console,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[log_level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

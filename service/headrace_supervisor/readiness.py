@@ -1,0 +1,35 @@
+"""Whether a server serves, asked the way its clients would: grpc.health.v1 at the public address.
+
+Owns the wait between start and the ready line. Nothing is inferred from processes being alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+_PAUSE_S = 0.05
+
+
+async def until_serving(address: str) -> None:
+    """Returns when the server at `address` (HOST:PORT or unix:PATH) says SERVING. Waits without end."""
+    options = [
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 200),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while not await _serving(stub):
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _serving(stub: health_pb2_grpc.HealthStub) -> bool:
+    try:
+        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+    except grpc.aio.AioRpcError:
+        return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

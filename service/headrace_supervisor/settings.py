@@ -1,0 +1,161 @@
+"""Values from four places: defaults < TOML file < HEADRACE_* environment < flags.
+
+Owns the merge and its errors. A setting is a field of a configuration class; its name in the file, in the environment (HEADRACE_NAME) and on the
+command line (--name) follows from the field's, and so do its help, range and default, so that nothing is written twice. What the settings
+mean is the business of the classes; which of them a command takes is `config.py`'s.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import pathlib
+import tomllib
+import typing
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
+
+import pydantic
+import pydantic_settings
+from pydantic.fields import FieldInfo
+
+PREFIX = "HEADRACE_"
+CONFIG_VARIABLE = PREFIX + "CONFIG"
+
+
+class ConfigError(Exception):
+    """A setting that is unknown, missing or out of range. The message is one line and names the setting and where it came from."""
+
+
+class Group(NamedTuple):
+    """One configuration class as a command takes it: a title for --help, and the fields that the command sets itself."""
+
+    title: str
+    model: type[pydantic.BaseModel]
+    hidden: frozenset[str] = frozenset()
+
+    def fields(self) -> dict[str, FieldInfo]:
+        """The fields that are settings of the command."""
+        return {name: field for name, field in self.model.model_fields.items() if name not in self.hidden}
+
+
+def flag_name(field: str) -> str:
+    """Name of a field on the command line."""
+    return "--" + field.replace("_", "-")
+
+
+def merge(
+    groups: tuple[Group, ...], flags: Mapping[str, Any], config: pathlib.Path | None, known: Collection[str]
+) -> dict[str, Any]:
+    """Validated values of all settings of a command, by field name.
+
+    Args:
+        groups: the command's settings. A name that stands in several groups is one setting.
+        flags: what the command line gave, as text.
+        config: the TOML file, or None for the one that HEADRACE_CONFIG names, if any.
+        known: settings that other commands take from the environment; not an error there.
+
+    Raises:
+        ConfigError: an unknown key or variable (with the nearest known one), or a value that its field refuses.
+    """
+    fields = {name: field for group in reversed(groups) for name, field in group.fields().items()}
+    path = config or _config_from_environment()
+    table = _read_toml(path) if path else {}
+    _refuse_unknown(f"{path}: ", table, fields)
+    variables = [name for name in os.environ if name.startswith(PREFIX) and name != CONFIG_VARIABLE]
+    _refuse_unknown("environment: ", variables, {PREFIX + name.upper() for name in (*fields, *known)})
+    try:
+        values = _settings_class(fields, table)(**flags)
+    except pydantic.ValidationError as error:
+        raise ConfigError(_first_problem(error, flags, table, path)) from None
+    except pydantic_settings.SettingsError as error:
+        raise ConfigError(f"environment: {error}") from None
+    return {name: getattr(values, name) for name in fields}
+
+
+def _config_from_environment() -> pathlib.Path | None:
+    named = os.environ.get(CONFIG_VARIABLE)
+    return pathlib.Path(named) if named else None
+
+
+def _read_toml(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: {reason}") from None
+
+
+def _refuse_unknown(where: str, names: Collection[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise ConfigError(f"{where}unknown setting {name}; the nearest known one is {near[0]}")
+
+
+def _settings_class(fields: Mapping[str, FieldInfo], table: Mapping[str, Any]) -> type[pydantic_settings.BaseSettings]:
+    """A flat settings class of these fields: what it is called with goes before the environment, that before the table."""
+
+    class Layered(pydantic_settings.BaseSettings):
+        model_config = pydantic_settings.SettingsConfigDict(env_prefix=PREFIX, extra="forbid", enable_decoding=False)
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[pydantic_settings.BaseSettings],
+            init_settings: pydantic_settings.PydanticBaseSettingsSource,
+            env_settings: pydantic_settings.PydanticBaseSettingsSource,
+            dotenv_settings: pydantic_settings.PydanticBaseSettingsSource,
+            file_secret_settings: pydantic_settings.PydanticBaseSettingsSource,
+        ) -> tuple[pydantic_settings.PydanticBaseSettingsSource, ...]:
+            return (
+                init_settings,
+                env_settings,
+                pydantic_settings.InitSettingsSource(settings_cls, init_kwargs=dict(table)),
+            )
+
+    definitions: dict[str, Any] = {name: (_annotation(field), field) for name, field in fields.items()}
+    return pydantic.create_model("Settings", __base__=Layered, **definitions)
+
+
+def _annotation(field: FieldInfo) -> Any:
+    """The field's type, which also takes text: a tuple with commas, one of several numbers. pydantic reads all other types from text."""
+    kind = typing.get_origin(field.annotation)
+    if kind is tuple:
+        return Annotated[
+            field.annotation,
+            pydantic.BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value),
+        ]
+    if kind is typing.Literal:
+        choices = {str(choice): choice for choice in typing.get_args(field.annotation)}
+        return Annotated[
+            field.annotation,
+            pydantic.BeforeValidator(lambda value: choices.get(value, value) if isinstance(value, str) else value),
+        ]
+    return field.annotation
+
+
+def _first_problem(
+    error: pydantic.ValidationError, flags: Mapping[str, Any], table: Mapping[str, Any], path: pathlib.Path | None
+) -> str:
+    problem = error.errors(include_url=False)[0]
+    name = str(problem["loc"][0]) if problem["loc"] else ""
+    if problem["type"] == "missing":
+        return f"{name} is needed: {flag_name(name)}, {PREFIX}{name.upper()} or a line in the --config file"
+    rule = problem["msg"].removeprefix("Value error, ")
+    rule = rule[:1].lower() + rule[1:]
+    return f"{_place(name, flags, table, path)}: {rule}, not {str(problem['input'])[:80]!r}"
+
+
+def _place(name: str, flags: Mapping[str, Any], table: Mapping[str, Any], path: pathlib.Path | None) -> str:
+    """Where the value that was used came from, for people."""
+    if name in flags:
+        return flag_name(name)
+    if PREFIX + name.upper() in os.environ:
+        return PREFIX + name.upper()
+    return f"{path}: {name}" if name in table else name
+
+
+def names(groups: tuple[Group, ...]) -> Iterator[str]:
+    """Names of all settings of these groups, each once."""
+    return iter(dict.fromkeys(name for group in groups for name in group.fields()))
