@@ -1,0 +1,136 @@
+"""Typed answers of the calls that do not stream: models, load, requests, submissions.
+
+Owns their Python shape and the conversion from the wire. Does not call anything (calls.py pairs them with requests). Messages come in,
+frozen dataclasses go out.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headrace.events import FinishReason
+from headrace.v1 import generation_pb2, inference_pb2
+
+
+class RequestState(StrEnum):
+    """Where a request is in its life."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+_STATES: dict[int, RequestState] = {
+    inference_pb2.REQUEST_STATE_QUEUED: RequestState.QUEUED,
+    inference_pb2.REQUEST_STATE_RUNNING: RequestState.RUNNING,
+    inference_pb2.REQUEST_STATE_FINISHED: RequestState.FINISHED,
+}
+STATE_NUMBERS: dict[RequestState, inference_pb2.RequestState] = {
+    RequestState.QUEUED: inference_pb2.REQUEST_STATE_QUEUED,
+    RequestState.RUNNING: inference_pb2.REQUEST_STATE_RUNNING,
+    RequestState.FINISHED: inference_pb2.REQUEST_STATE_FINISHED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A generation that outlives its readers; give it (or its request_id) to subscribe and cancel.
+
+    Attributes:
+        request_id: The request's name.
+        model_revision: Name and content hash of the model that answers.
+        prompt_tokens: Length of the prompt in tokens.
+        existing: Whether the idempotency key was known and this is an earlier request.
+    """
+
+    request_id: str
+    model_revision: str
+    prompt_tokens: int
+    existing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """One request of a list; `state` is None where the server is newer than this client and knows another one."""
+
+    request_id: str
+    state: RequestState | None
+    create_time: datetime.datetime
+    prompt_tokens: int
+    output_tokens: int
+    finish_reasons: tuple[FinishReason, ...]
+    detached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What one model is and what it allows. `default_sampling` holds what absent sampling options become."""
+
+    name: str
+    revision: str
+    architecture: str
+    parameter_count: int
+    dtype: str
+    vocabulary_size: int
+    max_context_tokens: int
+    max_outputs: int
+    end_of_text_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    default_sampling: dict[str, float | int]
+    kv_block_tokens: int
+    kv_blocks: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the server is. `kv_cache_usage` is a share from 0 to 1, `expected_wait_ns` that of a request arriving now."""
+
+    running_sequences: int
+    waiting_requests: int
+    waiting_tokens: int
+    kv_cache_usage: float
+    kv_blocks: int
+    max_waiting_requests: int
+    output_tokens_per_second: float
+    expected_wait_ns: int
+    serving: bool
+
+
+def submitted_from_proto(response: inference_pb2.SubmitResponse) -> Submitted:
+    """The answer of Submit."""
+    return Submitted(response.request_id, response.model_revision, response.prompt_tokens, response.existing)
+
+
+def summary_from_proto(summary: inference_pb2.RequestSummary) -> RequestSummary:
+    """One row of ListRequests."""
+    return RequestSummary(
+        summary.request_id,
+        _STATES.get(summary.state),
+        summary.create_time.ToDatetime(tzinfo=datetime.UTC),
+        summary.prompt_tokens,
+        summary.output_tokens,
+        tuple(FinishReason.from_proto(reason) for reason in summary.finish_reasons),
+        summary.detached,
+    )
+
+
+def model_from_proto(model: inference_pb2.Model) -> Model:
+    """One model of GetModel or ListModels."""
+    columns = {name: getattr(model, name) for name in Model.__slots__}
+    columns["end_of_text_token_ids"] = tuple(model.end_of_text_token_ids)
+    columns["default_sampling"] = _set_scalars(model.default_sampling)
+    return Model(**columns)
+
+
+def load_from_proto(response: inference_pb2.GetLoadResponse) -> Load:
+    """The answer of GetLoad."""
+    return Load(**{name: getattr(response, name) for name in Load.__slots__})
+
+
+def _set_scalars(sampling: generation_pb2.SamplingParameters) -> dict[str, float | int]:
+    """The scalars that are set; single precision, so that seven digits are all there is to show."""
+    scalars = {field.name: value for field, value in sampling.ListFields() if field.name != "logit_bias"}
+    return {name: float(f"{value:.7g}") if isinstance(value, float) else value for name, value in scalars.items()}

@@ -1,0 +1,28 @@
+"""The `headrace` command.
+
+Owns the list of commands of this distribution. How commands are found and how they fail is in group.py, what they do in one file per kind.
+"""
+
+from __future__ import annotations
+
+import click
+
+import headrace
+from headrace.cli.chat import chat
+from headrace.cli.demo import demo
+from headrace.cli.generation import cancel, generate, submit, subscribe
+from headrace.cli.group import CommandGroup
+from headrace.cli.listing import load, models, requests
+
+
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(headrace.__version__, prog_name="headrace")
+def main() -> None:
+    """Talk to a Headrace server, and run one where headrace-server is installed.
+
+    Exit codes: 0 success, 1 error of the server, 2 wrong usage, 130 interrupted.
+    """
+
+
+for _command in (generate, chat, submit, subscribe, cancel, requests, models, load, demo):
+    main.add_command(_command)

@@ -1,0 +1,118 @@
+"""`headrace generate | submit | subscribe | cancel`: one generation, attached or detached.
+
+Owns these four commands. Options are shared (options.py), printing too (output.py, ledger_table.py). The command line comes in, calls of
+the sync client go out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+from headrace.channel import RetryPolicy
+from headrace.cli.ledger_table import print_ledger
+from headrace.cli.options import Connection, TokenIdList, generation_options, prompt_text, server_options
+from headrace.cli.output import echo_json, show_json, show_text
+from headrace.client import Stream
+from headrace.spec import GenerationOptions
+from headrace.timing import StreamTimer
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--token-ids", type=TokenIdList(), help="The prompt as token ids, used as they are.")
+@generation_options
+@click.option("--timeout", type=float, help="Seconds for the whole call. Default: no limit.")
+@click.option("--ledger", is_flag=True, help="Afterwards show latencies and where the time went, on stderr.")
+@server_options
+def generate(
+    connection: Connection,
+    options: GenerationOptions,
+    prompt: str | None,
+    token_ids: list[int] | None,
+    timeout: float | None,
+    ledger: bool,
+) -> None:
+    """Continue PROMPT and print the text as it arrives ("-": from standard input)."""
+    text = prompt_text(prompt, token_ids)
+    with connection.client() as client:
+        show_stream(
+            lambda: client.generate(text, token_ids=token_ids, timeout=timeout, **options),
+            as_json=connection.as_json,
+            with_ledger=ledger,
+        )
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--token-ids", type=TokenIdList(), help="The prompt as token ids, used as they are.")
+@generation_options
+@click.option("--idempotency-key", help="Sent twice with the same key and options, it is one request. Default: drawn.")
+@server_options
+def submit(
+    connection: Connection,
+    options: GenerationOptions,
+    prompt: str | None,
+    token_ids: list[int] | None,
+    idempotency_key: str | None,
+) -> None:
+    """Start a generation that outlives its readers and print its request id."""
+    text = prompt_text(prompt, token_ids)
+    with connection.client() as client:
+        submitted = client.submit(text, token_ids=token_ids, idempotency_key=idempotency_key, **options)
+    if connection.as_json:
+        echo_json(submitted)
+    else:
+        click.echo(submitted.request_id)
+
+
+@click.command()
+@click.argument("request_id")
+@click.option("--output-index", type=int, help="Only this output. Default: all.")
+@click.option("--from-token", type=int, default=0, show_default=True, help="The first token wanted in each output.")
+@click.option("--timeout", type=float, help="Seconds to read; the generation goes on after it. Default: no limit.")
+@click.option("--ledger", is_flag=True, help="Afterwards show latencies and where the time went, on stderr.")
+@server_options
+def subscribe(
+    connection: Connection,
+    request_id: str,
+    output_index: int | None,
+    from_token: int,
+    timeout: float | None,
+    ledger: bool,
+) -> None:
+    """Read the generation REQUEST_ID from any token on; a broken connection is opened again."""
+    with connection.client(RetryPolicy()) as client:
+        show_stream(
+            lambda: client.subscribe(request_id, output_index=output_index, from_token=from_token, timeout=timeout),
+            as_json=connection.as_json,
+            with_ledger=ledger,
+        )
+
+
+@click.command()
+@click.argument("request_ids", nargs=-1, required=True, metavar="REQUEST_ID...")
+@server_options
+def cancel(connection: Connection, request_ids: tuple[str, ...]) -> None:
+    """End generations of one's own."""
+    with connection.client() as client:
+        for request_id in request_ids:
+            cancelled = client.cancel(request_id)
+            if connection.as_json:
+                echo_json({"request_id": request_id, "cancelled": cancelled})
+            else:
+                click.echo(f"{request_id} {'cancelled' if cancelled else 'had ended already'}")
+
+
+def show_stream(open_stream: Callable[[], Stream], *, as_json: bool, with_ledger: bool) -> None:
+    """Opens a stream, prints it, and if asked to, where its time went."""
+    timer = StreamTimer()
+    with open_stream() as stream:
+        events = timer.observe(stream)
+        if as_json:
+            show_json(events)
+        else:
+            show_text(events)
+        if with_ledger and stream.usage and stream.ledger:
+            print_ledger(timer, stream.usage, stream.ledger)

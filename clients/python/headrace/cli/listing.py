@@ -1,0 +1,113 @@
+"""`headrace requests | models | load`: what the server has and does.
+
+Owns these three commands and their tables. Answers of the sync client come in; tables, or JSON lines with --json, go to stdout.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from headrace.answers import Load, Model, RequestState, RequestSummary
+from headrace.cli.options import Connection, server_options
+from headrace.cli.output import echo_json
+
+
+@click.command()
+@click.option("--state", type=click.Choice(list(RequestState)), help="Only requests in this state. Default: all.")
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most rows, newest first.")
+@server_options
+def requests(connection: Connection, state: str | None, limit: int) -> None:
+    """List one's own generations: waiting, running, and ended ones whose log is still kept."""
+    with connection.client() as client:
+        rows = list(islice(client.list_requests(state=state, page_size=min(limit, 1000)), limit))
+    if connection.as_json:
+        for row in rows:
+            echo_json(row)
+    else:
+        _print(_request_table(rows))
+
+
+@click.command()
+@server_options
+def models(connection: Connection) -> None:
+    """List the models of the server and what they allow."""
+    with connection.client() as client:
+        rows = client.list_models()
+    if connection.as_json:
+        for row in rows:
+            echo_json(row)
+    else:
+        _print(_model_table(rows))
+
+
+@click.command()
+@click.option("--model", help="Name of the model. Default: the server's.")
+@server_options
+def load(connection: Connection, model: str | None) -> None:
+    """Show how busy the server is."""
+    with connection.client() as client:
+        answer = client.load(model)
+    if connection.as_json:
+        echo_json(answer)
+    else:
+        _print(_load_table(answer))
+
+
+def _request_table(rows: list[RequestSummary]) -> Table:
+    table = _table("request", "state", "created", "prompt", "output", "ended", "detached")
+    for row in rows:
+        table.add_row(
+            row.request_id,
+            row.state or "?",
+            row.create_time.astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+            str(row.prompt_tokens),
+            str(row.output_tokens),
+            ", ".join(row.finish_reasons),
+            "yes" if row.detached else "no",
+        )
+    return table
+
+
+def _model_table(rows: tuple[Model, ...]) -> Table:
+    table = _table("model", "architecture", "parameters", "dtype", "context", "outputs", "chat", "KV cache", "device")
+    for row in rows:
+        table.add_row(
+            row.name,
+            row.architecture,
+            f"{row.parameter_count / 1e6:,.1f} M",
+            row.dtype,
+            f"{row.max_context_tokens:,}",
+            str(row.max_outputs),
+            "yes" if row.has_chat_template else "no",
+            f"{row.kv_blocks:,} x {row.kv_block_tokens} tokens",
+            row.device,
+        )
+    return table
+
+
+def _load_table(load: Load) -> Table:
+    table = Table(box=box.SIMPLE, show_header=False)
+    table.add_row("serving", "yes" if load.serving else "no")
+    table.add_row("running sequences", f"{load.running_sequences:,}")
+    table.add_row("waiting requests", f"{load.waiting_requests:,} of at most {load.max_waiting_requests:,}")
+    table.add_row("waiting prompt tokens", f"{load.waiting_tokens:,}")
+    table.add_row("KV cache in use", f"{load.kv_cache_usage:.1%} of {load.kv_blocks:,} blocks")
+    table.add_row("output tokens/s (last 10 s)", f"{load.output_tokens_per_second:,.1f}")
+    table.add_row("expected wait", f"{load.expected_wait_ns / 1e6:,.1f} ms")
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, no_wrap=column == "request")
+    return table
+
+
+def _print(table: Table) -> None:
+    Console().print(table)

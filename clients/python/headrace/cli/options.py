@@ -1,0 +1,176 @@
+"""Options that commands share: where the server is, how to print, how to generate.
+
+Owns the command line's side of GenerationOptions, in one table that `--help`, the parsing and the chat's /set all read. Values go from the
+command line to the client's keyword arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import click
+
+from headrace.channel import RetryPolicy
+from headrace.cli.group import JSON_KEY
+from headrace.client import DEFAULT_SERVER, Client
+from headrace.spec import GenerationOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+ONCE = RetryPolicy(max_attempts=1)
+
+
+class TokenIdList(click.ParamType):  # type: ignore[type-arg]
+    """Comma-separated token ids."""
+
+    name = "ids"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        """The ids of a string such as "1,2,3"."""
+        if isinstance(value, list):
+            return value
+        try:
+            return [int(part) for part in value.split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is not a comma-separated list of token ids", param, ctx)
+
+
+class LogitBias(click.ParamType):  # type: ignore[type-arg]
+    """A token id and what is added to its logit."""
+
+    name = "id=bias"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        """The pair of a string such as "42=-5"."""
+        if isinstance(value, tuple):
+            return value
+        token, _, bias = value.partition("=")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not of the form TOKEN_ID=BIAS", param, ctx)
+
+
+def _option(name: str, kind: Any, text: str, *, flags: tuple[str, ...] = (), many: bool = False) -> click.Option:
+    declared = flags or ("--" + name.replace("_", "-"),)
+    return click.Option([*declared, name], type=kind, help=text, multiple=many, default=None)
+
+
+# Ranges and defaults are the model's and the server's; the texts repeat what the protos say.
+GENERATION_OPTIONS: dict[str, click.Option] = {
+    str(option.name): option
+    for option in (
+        _option("model", str, "Name of the model. Default: the server's."),
+        _option("max_tokens", int, "Most tokens per output. Default: what the context leaves."),
+        _option("temperature", float, "0 is greedy; 0.01 to 100. Default: the model's, else 1."),
+        _option("top_p", float, "Nucleus: above 0, to 1. Default: the model's, else 1."),
+        _option("top_k", int, "Keep this many of the most likely tokens; 0 keeps all. Default: the model's, else 0."),
+        _option("min_p", float, "Least probability relative to the most likely token, 0 to 1. Default: 0."),
+        _option("repetition_penalty", float, "Above 0, to 10. Default: the model's, else 1 (none)."),
+        _option("presence_penalty", float, "-2 to 2. Default: 0."),
+        _option("frequency_penalty", float, "-2 to 2. Default: 0."),
+        _option("seed", int, "Seed of the sampling noise. Default: drawn by the server."),
+        _option("logit_bias", LogitBias(), "Added to a token's logit, -100 to 100. May be repeated.", many=True),
+        _option("stop", str, "Ends the output before this string. May be repeated.", many=True),
+        _option("stop_token_ids", TokenIdList(), "Ends the output at one of these tokens."),
+        _option("min_tokens", int, "Fewest tokens per output. Default: 0."),
+        _option(
+            "ignore_eos",
+            bool,
+            "Go on past the model's end-of-text tokens. Default: stop there.",
+            flags=("--ignore-eos/--no-ignore-eos",),
+        ),
+        _option("bad_words", str, "A word that is never generated. May be repeated.", flags=("--bad-word",), many=True),
+        _option(
+            "include_stop_string",
+            bool,
+            "Keep a matched stop string in the text. Default: drop it.",
+            flags=("--include-stop-string/--no-include-stop-string",),
+        ),
+        _option("n", int, "Outputs sampled in parallel, 1 to 128. Default: 1.", flags=("-n", "--outputs")),
+        _option("logprobs", int, "Report this many likely tokens beside each one (0 to 20; see --json)."),
+        _option("priority", int, "Higher runs first, -100 to 100. Default: 0."),
+        _option("time_limit", float, "Seconds from acceptance to the last token. Default: none, or the server's."),
+        _option("cache_salt", str, "Share cached prefixes only with requests of the same salt."),
+        _option(
+            "skip_special_tokens",
+            bool,
+            "Leave special tokens out of the text. Default: skip.",
+            flags=("--skip-special-tokens/--keep-special-tokens",),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where to call, and whether to print JSON lines."""
+
+    server: str
+    as_json: bool
+
+    def client(self, retry: RetryPolicy = ONCE) -> Client:
+        """A client of that server. In front of a terminal the first failure is the answer, so nothing is retried by default."""
+        return Client(self.server, retry=retry)
+
+
+def server_options(command: F) -> F:
+    """Adds --server and --json; the command gets them as `connection`."""
+
+    @click.option(
+        "--server",
+        envvar="HEADRACE_SERVER",
+        default=DEFAULT_SERVER,
+        show_default=True,
+        show_envvar=True,
+        help="Address of the server: host:port or unix:/path.",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON lines, errors included.")
+    @click.pass_context
+    @functools.wraps(command)
+    def with_connection(ctx: click.Context, server: str, as_json: bool, /, *args: Any, **values: Any) -> Any:
+        ctx.meta[JSON_KEY] = as_json
+        return command(*args, connection=Connection(server, as_json), **values)
+
+    return cast(F, with_connection)
+
+
+def generation_options(command: F) -> F:
+    """Adds all options of GenerationOptions; the command gets those that were given as `options`."""
+
+    @functools.wraps(command)
+    def with_options(*args: Any, **values: Any) -> Any:
+        given = {name: values.pop(name) for name in GENERATION_OPTIONS}
+        return command(*args, options=given_options(given), **values)
+
+    for option in reversed(GENERATION_OPTIONS.values()):
+        with_options.__dict__.setdefault("__click_params__", []).append(option)
+    return cast(F, with_options)
+
+
+def given_options(values: dict[str, Any]) -> GenerationOptions:
+    """Parsed values as keyword arguments of the client; what was not given is left out."""
+    given = {name: value for name, value in values.items() if value is not None and value != ()}
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    return cast(GenerationOptions, given)
+
+
+def prompt_text(prompt: str | None, token_ids: list[int] | None) -> str | None:
+    """The prompt: the argument, or standard input for "-" and where nothing is given but a pipe.
+
+    Raises:
+        click.UsageError: Neither a prompt nor token ids, or both.
+    """
+    if token_ids is not None:
+        if prompt is not None:
+            raise click.UsageError("give a prompt or --token-ids, not both")
+        return None
+    if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+        return sys.stdin.read()
+    if prompt is None:
+        raise click.UsageError("give a prompt, --token-ids, or text on standard input")
+    return prompt

@@ -1,0 +1,121 @@
+"""What the commands print: streamed text, JSON lines, notes.
+
+Owns the rule that results go to stdout and everything else to stderr, and the JSON shape of events and answers. Does not call the server.
+Typed events and answers come in, lines go out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from headrace.errors import HeadraceError
+from headrace.events import Delta, Event, FinishReason, OutputFinished, Reconnecting, Resumed
+
+# Control characters but newline and tab: text of a model must not steer the terminal it is shown on.
+_TERMINAL_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def warn(message: str) -> None:
+    """Prints a line on stderr."""
+    click.echo(message, err=True)
+
+
+def echo_text(piece: str) -> None:
+    """Prints a piece of a model's text at once; on a terminal without control characters."""
+    click.echo(_TERMINAL_CONTROL.sub("\ufffd", piece) if sys.stdout.isatty() else piece, nl=False)
+
+
+def echo_json(value: Any) -> None:
+    """Prints one JSON line."""
+    click.echo(json.dumps(as_json(value), ensure_ascii=False))
+
+
+def as_json(value: Any) -> Any:
+    """A value of this client as JSON types; an event gets its kind as `event`."""
+    if isinstance(value, HeadraceError):
+        return error_as_dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"event": _snake_case(type(value).__name__), **fields} if isinstance(value, Event) else fields
+    if isinstance(value, dict):
+        return {key: as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    return value.isoformat() if isinstance(value, datetime.datetime) else value
+
+
+def error_as_dict(error: HeadraceError) -> dict[str, Any]:
+    """An exception as JSON types."""
+    return {
+        "code": error.code.name,
+        "message": error.message,
+        "request_id": error.request_id,
+        "violations": [dataclasses.asdict(violation) for violation in error.violations],
+        "retry_after": error.retry_after,
+    }
+
+
+def show_json(events: Iterable[Event]) -> None:
+    """Prints each event as a JSON line as it arrives; an output that failed is raised after the last one."""
+    failure: HeadraceError | None = None
+    for event in events:
+        echo_json(event)
+        if isinstance(event, OutputFinished):
+            failure = failure or event.error
+    if failure is not None:
+        raise failure
+
+
+def show_text(events: Iterable[Event]) -> None:
+    """Prints the text of the first output as it arrives and that of the others after it; notes go to stderr.
+
+    Raises:
+        HeadraceError: An output ended with an error; the text before it has been printed.
+    """
+    live: int | None = None
+    others: dict[int, list[str]] = {}
+    failure: HeadraceError | None = None
+    for event in events:
+        if isinstance(event, Delta):
+            live = event.output_index if live is None else live
+            if event.output_index == live:
+                echo_text(event.text)
+            else:
+                others.setdefault(event.output_index, []).append(event.text)
+        elif isinstance(event, OutputFinished):
+            failure = failure or event.error
+            _note_end(event)
+        else:
+            note(event)
+    click.echo()
+    for index in sorted(others):
+        click.echo(f"\n--- output {index} ---")
+        echo_text("".join(others[index]))
+        click.echo()
+    if failure is not None:
+        raise failure
+
+
+def note(event: Event) -> None:
+    """Says on stderr what interrupted a stream."""
+    if isinstance(event, Resumed):
+        warn(f"\n[a worker of the server was replaced; the answer goes on after {event.pause_ns / 1e9:.2f} s]")
+    elif isinstance(event, Reconnecting):
+        warn(f"\n[connection lost ({event.error.message}); trying again in {event.delay:.1f} s]")
+
+
+def _note_end(event: OutputFinished) -> None:
+    if event.reason not in (FinishReason.STOP, FinishReason.ERROR):
+        warn(f"\n[output {event.output_index} ended: {event.reason}]")
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

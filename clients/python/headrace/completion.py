@@ -1,0 +1,192 @@
+"""Whole answers: collected from a stream's events, or taken from a Complete response.
+
+Owns Completion, Output and the Transcript that every stream keeps of what it has yielded (its positions are what a broken subscription
+continues from). Does not read sockets. Events go in one by one, a Completion comes out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from headrace.errors import Internal
+from headrace.events import (
+    Accepted,
+    Delta,
+    Done,
+    Event,
+    FinishReason,
+    Ledger,
+    Logprobs,
+    OutputFinished,
+    Usage,
+    finished_from_proto,
+    ledger_from_proto,
+    logprobs_from_proto,
+    text_of,
+    usage_from_proto,
+)
+from headrace.v1 import generation_pb2, inference_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One of the n outputs, whole."""
+
+    output_index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    matched_stop: int | str | None = None
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer. The properties speak of the first output, which is the only one unless n was asked for."""
+
+    request_id: str
+    model_revision: str
+    outputs: tuple[Output, ...]
+    usage: Usage
+    ledger: Ledger
+
+    @property
+    def text(self) -> str:
+        """Text of the first output."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens of the first output."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first output ended."""
+        return self.outputs[0].finish_reason
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """Log probabilities of the first output, if asked for."""
+        return self.outputs[0].logprobs
+
+
+@dataclass(slots=True)
+class OutputTranscript:
+    """What has been yielded of one output so far."""
+
+    first_token_index: int | None = None
+    token_ids: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    text_length: int = 0
+    logprobs: list[Logprobs] = field(default_factory=list)
+    finished: OutputFinished | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Appends new tokens."""
+        if self.first_token_index is None:
+            self.first_token_index = delta.first_token_index
+        self.token_ids += delta.token_ids
+        self.text.append(delta.text)
+        self.text_length += len(delta.text)
+        if delta.logprobs is not None:
+            self.logprobs.append(delta.logprobs)
+
+    @property
+    def next_token_index(self) -> int:
+        """Position in the output of the token that follows."""
+        return (self.first_token_index or 0) + len(self.token_ids)
+
+
+class Transcript:
+    """What a stream has yielded so far, by output."""
+
+    def __init__(self) -> None:
+        self.accepted: Accepted | None = None
+        self.outputs: defaultdict[int, OutputTranscript] = defaultdict(OutputTranscript)
+        self.done: Done | None = None
+
+    def add(self, event: Event) -> None:
+        """Takes the next event."""
+        if isinstance(event, Delta):
+            self.outputs[event.output_index].add(event)
+        elif isinstance(event, OutputFinished):
+            self.outputs[event.output_index].finished = event
+        elif isinstance(event, Accepted):
+            self.accepted = event
+        elif isinstance(event, Done):
+            self.done = event
+
+    @property
+    def request_id(self) -> str | None:
+        """The request's name, once it is accepted."""
+        return self.accepted.request_id if self.accepted else None
+
+    def completion(self) -> Completion:
+        """The whole answer, once done.
+
+        Raises:
+            HeadraceError: An output ended with an error; an incomplete answer is never returned as if it were whole.
+        """
+        if self.accepted is None or self.done is None or not self.outputs:
+            raise Internal("the stream ended before the generation did", request_id=self.request_id)
+        outputs = tuple(_output(index, self.outputs[index], self.request_id) for index in sorted(self.outputs))
+        return Completion(
+            self.accepted.request_id, self.accepted.model_revision, outputs, self.done.usage, self.done.ledger
+        )
+
+
+def completion_from_proto(response: inference_pb2.CompleteResponse) -> Completion:
+    """The answer of a Complete call.
+
+    Raises:
+        HeadraceError: An output ended with an error.
+    """
+    outputs = tuple(_output_from_proto(output, response.request_id) for output in response.outputs)
+    if not outputs:
+        raise Internal("the answer holds no output", request_id=response.request_id)
+    return Completion(
+        response.request_id,
+        response.model_revision,
+        outputs,
+        usage_from_proto(response.usage),
+        ledger_from_proto(response.ledger),
+    )
+
+
+def _output(index: int, transcript: OutputTranscript, request_id: str | None) -> Output:
+    finished = _checked(transcript.finished, request_id)
+    return Output(
+        index,
+        "".join(transcript.text),
+        tuple(transcript.token_ids),
+        finished.reason,
+        finished.matched_stop,
+        Logprobs.joined(transcript.logprobs) if transcript.logprobs else None,
+    )
+
+
+def _output_from_proto(output: inference_pb2.Output, request_id: str) -> Output:
+    finished = _checked(finished_from_proto(output.finished), request_id)
+    return Output(
+        output.output_index,
+        text_of(output.content),
+        tuple(output.token_ids),
+        finished.reason,
+        finished.matched_stop,
+        logprobs_from_proto(output.logprobs) if _has_logprobs(output.logprobs) else None,
+    )
+
+
+def _has_logprobs(logprobs: generation_pb2.Logprobs) -> bool:
+    return len(logprobs.sampled) > 0
+
+
+def _checked(finished: OutputFinished | None, request_id: str | None) -> OutputFinished:
+    """The end of an output that may be shown as an answer."""
+    if finished is None:
+        raise Internal("the generation is done, but an output never finished", request_id=request_id)
+    if finished.reason is FinishReason.ERROR:
+        raise finished.error or Internal("the engine could not go on with this output", request_id=request_id)
+    return finished

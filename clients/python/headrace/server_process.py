@@ -1,0 +1,159 @@
+"""A server process of one's own: started on a Unix socket in a private folder, watched, stopped, and cleaned up.
+
+Owns the child process, its folder and the lines it prints. Does not wait for readiness nor speak the API (local_server.py). A command line
+goes in, a process that accepts connections on `target` comes out; nothing of it is left after stop(), nor after this program is killed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+SUPERVISOR_MODULE = "headrace_supervisor"
+# A Unix socket's path holds 107 bytes; the file name needs some.
+MAX_FOLDER_BYTES = 90
+KEPT_LINES = 200
+# Reads until this program closes the pipe or dies, then stops the server's process group and removes the folder.
+_GUARD_SCRIPT = (
+    'read -r _; kill -TERM "$1" 2>/dev/null; i=0; '
+    'while kill -0 "$1" 2>/dev/null && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done; '
+    'kill -KILL -- "-$1" 2>/dev/null; rm -rf -- "$2"'
+)
+
+FlagValue = str | int | float | bool | Iterable[str | int | float]
+
+
+class LocalServerError(Exception):
+    """The local server could not be started, or ended before it was ready; the message holds its last line."""
+
+
+def require_server() -> None:
+    """Checks that the server's distribution is installed beside this one.
+
+    Raises:
+        LocalServerError: It is not.
+    """
+    if importlib.util.find_spec(SUPERVISOR_MODULE) is None:
+        raise LocalServerError(
+            "a local server needs the distribution headrace-server: pip install 'headrace-server[worker]' "
+            f"(looked for {SUPERVISOR_MODULE} in {sys.prefix})"
+        )
+
+
+def serve_command(model: str, target: str, options: Mapping[str, FlagValue]) -> list[str]:
+    """The command line of `headrace serve`; each option becomes a flag, and the server refuses those it does not know."""
+    command = [sys.executable, "-m", SUPERVISOR_MODULE, "serve", "--model", model, "--listen", target]
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            command.append(flag)
+        elif value is False:
+            command.append("--no-" + flag[2:])
+        else:
+            values = [value] if isinstance(value, str | int | float) else value
+            command += [part for single in values for part in (flag, str(single))]
+    return command
+
+
+class ServerProcess:
+    """A started server. `target` is its gRPC address, `lines` the last lines it printed."""
+
+    def __init__(self, command: Callable[[str], list[str]], on_line: Callable[[str], None] | None) -> None:
+        """Starts the process.
+
+        Args:
+            command: Gives the command line for the address to listen on.
+            on_line: Called in a thread of its own with each line that the server prints.
+        """
+        self._folder = _private_folder()
+        self.target = f"unix:{self._folder}/server.sock"
+        self.lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._on_line = on_line
+        try:
+            # A session of its own: Ctrl-C in the terminal reaches this program only, which then stops the server in order.
+            self._process = subprocess.Popen(
+                command(self.target),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                text=True,
+                errors="replace",
+            )
+            self._guard = self._start_guard()
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._reader = threading.Thread(target=self._read_lines, name="headrace-server-output", daemon=True)
+        self._reader.start()
+
+    def exit_message(self) -> str | None:
+        """None while the process runs; afterwards how it ended, with its last line."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        self._reader.join(timeout=2)
+        last = next((line for line in reversed(self.lines) if line.strip()), "it printed nothing")
+        return f"the server ended with exit code {code}: {last.strip()}"
+
+    def stop(self, grace: float) -> None:
+        """Ends the process (SIGTERM, then SIGKILL after `grace` seconds) and all it started, and removes the folder."""
+        try:
+            self._process.terminate()
+            try:
+                self._process.wait(grace)
+            except subprocess.TimeoutExpired:
+                pass
+        finally:
+            self._kill_group()
+            self._process.wait()
+            self._stop_guard()
+            self._reader.join(timeout=2)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill_group(self) -> None:
+        """Ends whatever the server left behind in its session."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def _start_guard(self) -> subprocess.Popen[bytes]:
+        """A shell that outlives this program by the time it takes to stop the server, should it be killed."""
+        return subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD_SCRIPT, "headrace-guard", str(self._process.pid), self._folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _stop_guard(self) -> None:
+        self._guard.kill()
+        self._guard.wait()
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+
+    def _read_lines(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                self.lines.append(line.rstrip("\n"))
+                if self._on_line is not None:
+                    self._on_line(line.rstrip("\n"))
+
+
+def _private_folder() -> str:
+    """A new folder that only this user can enter (mode 0700), with a path short enough for a socket."""
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) > MAX_FOLDER_BYTES - len("/headrace-xxxxxxxx"):
+        base = "/tmp"
+    return tempfile.mkdtemp(prefix="headrace-", dir=base)

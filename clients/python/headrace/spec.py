@@ -1,0 +1,207 @@
+"""Builds GenerationSpec and chat messages from a caller's Python values, the same for both clients and the command line.
+
+Owns the names and types of the options. Does not know their ranges: the server does, and refuses with field, rule and limit. Only what
+the wire format cannot carry (a negative token id, text that is no UTF-8, prompt and token ids at once) is refused here, with the same
+exception and the same field names. Python values come in, protobuf messages go out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from google.protobuf.message import Message as ProtobufMessage
+
+from headrace.errors import invalid
+from headrace.v1 import generation_pb2, inference_pb2
+
+RoleName = Literal["system", "user", "assistant"]
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Options of every call that generates. Absent or None means: the model's own default, then the server's.
+
+    Attributes:
+        model: Name of the model. Default: the server's default model.
+        temperature: Divides the logits; 0 is greedy. 0, or 0.01 to 100.
+        top_p: Keeps the most likely tokens whose probabilities reach this sum. Above 0, to 1.
+        top_k: Keeps this many of the most likely tokens; 0 and -1 keep all.
+        min_p: Keeps tokens at least this likely relative to the most likely one. 0 to 1.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens seen. Above 0, to 10.
+        presence_penalty: Subtracted from the logits of tokens in the output. -2 to 2.
+        frequency_penalty: Subtracted once for each time the output contains the token. -2 to 2.
+        seed: Of the sampling noise; any unsigned 64-bit value.
+        logit_bias: Added to the logits of these token ids. At most 1,024 entries, -100 to 100.
+        stop: A string, or up to 16, that end the output; the text ends before the match.
+        stop_token_ids: Tokens that end the output, besides the model's own. At most 64.
+        max_tokens: Most tokens per output. At least 1.
+        min_tokens: Fewest tokens per output.
+        ignore_eos: Whether to go on past the model's end-of-text tokens.
+        bad_words: Words that are never generated. At most 64.
+        include_stop_string: Whether a matched stop string stays in the text.
+        n: Outputs sampled from the prompt in parallel. 1 to 128.
+        logprobs: How many of the most likely tokens to report beside each sampled one. 0 to 20.
+        priority: Higher runs first. -100 to 100.
+        time_limit: Longest time from acceptance to the last token, as seconds or timedelta. At most 24 hours.
+        cache_salt: Shares cached prefixes only with requests of the same salt. At most 256 bytes.
+        skip_special_tokens: Whether special tokens are left out of the text.
+    """
+
+    model: str | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+    logit_bias: Mapping[int, float] | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    max_tokens: int | None
+    min_tokens: int | None
+    ignore_eos: bool | None
+    bad_words: Sequence[str] | None
+    include_stop_string: bool | None
+    n: int | None
+    logprobs: int | None
+    priority: int | None
+    time_limit: float | datetime.timedelta | None
+    cache_salt: str | None
+    skip_special_tokens: bool | None
+
+
+# Option -> (sub-message of GenerationSpec or "", field in it).
+_FIELDS: dict[str, tuple[str, str]] = {
+    **{
+        name: ("sampling", name)
+        for name in (
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "seed",
+            "logit_bias",
+        )
+    },
+    "stop": ("stop", "strings"),
+    "stop_token_ids": ("stop", "token_ids"),
+    **{name: ("stop", name) for name in ("max_tokens", "min_tokens", "ignore_eos", "bad_words", "include_stop_string")},
+    **{
+        name: ("", name)
+        for name in ("model", "n", "logprobs", "priority", "time_limit", "cache_salt", "skip_special_tokens")
+    },
+}
+_ROLES: dict[str, inference_pb2.Role] = {
+    "system": inference_pb2.ROLE_SYSTEM,
+    "user": inference_pb2.ROLE_USER,
+    "assistant": inference_pb2.ROLE_ASSISTANT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: RoleName
+    text: str
+
+
+# What chat() takes: one user message, or the whole conversation, oldest first.
+Messages = str | Sequence["Message | tuple[RoleName, str]"]
+
+
+def generation_spec(
+    options: GenerationOptions, prompt: str | None = None, token_ids: Sequence[int] | None = None
+) -> generation_pb2.GenerationSpec:
+    """The spec of a Generate, Complete or Submit call.
+
+    Raises:
+        InvalidRequest: Not exactly one of prompt and token_ids, or a value that the wire format cannot carry.
+        TypeError: An option of that name does not exist.
+    """
+    if (prompt is None) == (token_ids is None):
+        raise invalid("spec.prompt", "exactly one of prompt and token_ids must be given")
+    spec = chat_spec(options)
+    if prompt is not None:
+        assign(spec, "text", prompt, "spec.text")
+    else:
+        spec.token_ids.SetInParent()
+        assign(spec.token_ids, "ids", token_ids, "spec.token_ids.ids")
+    return spec
+
+
+def chat_spec(options: GenerationOptions) -> generation_pb2.GenerationSpec:
+    """The spec of a Chat call, whose prompt is its messages."""
+    spec = generation_pb2.GenerationSpec()
+    for name, value in options.items():
+        if name not in _FIELDS:
+            raise TypeError(_unknown_option(name))
+        if value is not None:
+            _set_option(spec, name, value)
+    return spec
+
+
+def chat_messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
+    """The conversation as messages of one text part each.
+
+    Raises:
+        InvalidRequest: A role is not system, user or assistant, or a text is no UTF-8.
+    """
+    conversation = [Message("user", messages)] if isinstance(messages, str) else messages
+    return [_chat_message(index, message) for index, message in enumerate(conversation)]
+
+
+def assign(message: ProtobufMessage, field: str, value: Any, path: str) -> None:
+    """Sets a scalar, repeated or map field; what protobuf refuses becomes an InvalidRequest that names `path`."""
+    try:
+        if isinstance(value, Mapping):
+            getattr(message, field).update(value)
+        elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+            getattr(message, field).extend(value)
+        else:
+            setattr(message, field, value)
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise invalid(path, f"{error} (given: {value!r:.80})") from error
+
+
+def _set_option(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> None:
+    group, field = _FIELDS[name]
+    if name == "time_limit":
+        spec.time_limit.CopyFrom(_duration(value))
+        return
+    if name == "stop" and isinstance(value, str):
+        value = [value]
+    path = f"spec.{group}.{field}" if group else f"spec.{field}"
+    assign(getattr(spec, group) if group else spec, field, value, path)
+
+
+def _duration(value: float | datetime.timedelta) -> Any:
+    seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else value
+    spec = generation_pb2.GenerationSpec()
+    try:
+        spec.time_limit.FromNanoseconds(round(seconds * 1e9))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise invalid("spec.time_limit", f"{error} (given: {value!r:.80})") from error
+    return spec.time_limit
+
+
+def _chat_message(index: int, message: Message | tuple[RoleName, str]) -> inference_pb2.ChatMessage:
+    role, text = (message.role, message.text) if isinstance(message, Message) else message
+    if role not in _ROLES:
+        raise invalid(f"messages[{index}].role", f"must be one of {', '.join(_ROLES)} (given: {role!r:.80})")
+    part = inference_pb2.Part()
+    assign(part, "text", text, f"messages[{index}].parts[0].text")
+    return inference_pb2.ChatMessage(role=_ROLES[role], parts=[part])
+
+
+def _unknown_option(name: str) -> str:
+    near = difflib.get_close_matches(name, _FIELDS, n=1)
+    return f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
