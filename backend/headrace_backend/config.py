@@ -63,6 +63,7 @@ class BackendConfig(_Frozen):
     token_file: Annotated[
         pathlib.Path | None, Field(description="file with the shared secret that services must present; needed on HOST:PORT")
     ] = None
+    drain_grace_s: Annotated[float, Field(ge=0, description="seconds that running requests get to finish after SIGTERM")] = 10.0
     max_message_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 28, description="largest message on the socket")] = 64 << 20
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,0 +1,173 @@
+"""The backend at work: server, engine loop, workers and signals from the first second to the last.
+
+Owns how these start and end together. An end: no new requests, the running ones finish within `drain_grace_s`, streams end UNAVAILABLE, workers end.
+Does not own the checks before (`main`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import time
+
+import grpc
+
+from headrace_backend.config import BackendConfig
+from headrace_backend.server.engine_loop import EngineLoop
+from headrace_backend.server.engine_service import EngineService
+from headrace_backend.server.health import HEARTBEAT_S, Health
+from headrace_backend.server.lifetime import ExitCode, ListenAddress, StartRefused
+from headrace_backend.server.logs import get_logger
+from headrace_backend.server.model_facts import ModelFacts
+from headrace_backend.server.statuses import RESTART_RETRY_NS, ended
+from headrace_backend.server.worker_group import WorkerLaunch
+from headrace_backend.server.worker_supervision import EngineStuck, ModelRefused, WorkersGivenUp, WorkerSupervision
+from headrace_backend.worker_messages import WorkerReady
+
+_SERVER_STOP_S = 1.0
+_STREAMS_END_S = 2.0
+_DRAIN_POLL_S = 0.02
+
+
+def _make_server(config: BackendConfig, address: ListenAddress, service: EngineService) -> grpc.aio.Server:
+    """A server that listens. Raises StartRefused if the address is taken."""
+    options = [
+        # Another listener on the same port must fail, not share its traffic.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        ("grpc.max_metadata_size", 16 << 10),
+        # A service that is stopped or cut off is noticed within ten seconds; without ping_timeout a stopped one is held for a minute.
+        ("grpc.keepalive_time_ms", 5_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.ping_timeout_ms", 5_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+        ("grpc.server_handshake_timeout_ms", 2_000),
+        # Services that connect all at once wait; without this they end CANCELLED before any handler runs.
+        ("grpc.server.max_pending_requests", 1_000),
+        ("grpc.server.max_pending_requests_hard_limit", 1_000),
+    ]
+    server = grpc.aio.server(options=options)
+    server.add_generic_rpc_handlers((service.handler(),))
+    try:
+        server.add_insecure_port(address.target)
+    except RuntimeError as error:
+        raise StartRefused(f"can't listen on {address.target}: the address is in use or not ours") from error
+    return server
+
+
+class Backend:
+    """The joined parts, from the first to the last second."""
+
+    def __init__(
+        self,
+        config: BackendConfig,
+        address: ListenAddress,
+        engine_loop: EngineLoop,
+        health: Health,
+        facts: ModelFacts,
+        service: EngineService,
+    ) -> None:
+        """Joins what `main` made."""
+        self._config = config
+        self._address = address
+        self._engine_loop = engine_loop
+        self._health = health
+        self._facts = facts
+        self._service = service
+        self._log = get_logger()
+        # One count per SIGTERM or SIGINT.
+        self._signals: asyncio.Queue[str] = asyncio.Queue()
+
+    async def run(self, launch: WorkerLaunch) -> ExitCode:
+        """Serves until a signal or until going on is senseless.
+
+        Raises:
+            StartRefused: The address can't be listened on.
+            ModelRefused: The workers can't use the model.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signals.put_nowait, number.name)
+        server = _make_server(self._config, self._address, self._service)
+        await server.start()
+        self._log.info("listening", address=self._address.target, model=self._facts.describe().name)
+        self._engine_loop.start(self._service.deliver)
+        heartbeat = asyncio.ensure_future(self._heartbeat())
+        supervision = WorkerSupervision(launch, self._engine_loop, self._health, self._on_ready)
+        workers = asyncio.ensure_future(supervision.run())
+        try:
+            return await self._until_end(workers)
+        finally:
+            await self._end_streams(server)
+            workers.cancel()
+            await asyncio.wait([workers])
+            heartbeat.cancel()
+            self._engine_loop.stop()
+            self._log.info("ended")
+
+    def _on_ready(self, ready: WorkerReady) -> None:
+        self._facts.ready = ready
+        self._service.send_welcome()
+        # What start-up made lives as long as the process; no collection needs to look at it again.
+        gc.collect()
+        gc.freeze()
+        model = self._facts.describe()
+        self._log.info("ready", model=model.name, revision=model.revision, address=self._address.target)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self._service.send_state()
+
+    async def _until_end(self, workers: asyncio.Future[None]) -> ExitCode:
+        """Waits for a signal and drains, or for what makes going on senseless. Raises ModelRefused."""
+        signalled = asyncio.ensure_future(self._signals.get())
+        try:
+            await asyncio.wait([signalled, workers, self._engine_loop.failed], return_when=asyncio.FIRST_COMPLETED)
+            if signalled.done() and not self._broken(workers):
+                self._log.info("draining", signal=signalled.result(), grace_s=self._config.drain_grace_s)
+                await self._drain(workers)
+        finally:
+            signalled.cancel()
+        return self._exit_code(workers)
+
+    def _broken(self, workers: asyncio.Future[None]) -> bool:
+        return workers.done() or self._engine_loop.failed.done()
+
+    async def _drain(self, workers: asyncio.Future[None]) -> None:
+        """Refuses new requests and waits for the running ones: `drain_grace_s`, or until a second signal."""
+        self._health.drain()
+        self._engine_loop.engine.drain()
+        self._engine_loop.changed()
+        deadline_s = time.monotonic() + self._config.drain_grace_s
+        while self._engine_loop.has_work and time.monotonic() < deadline_s:
+            if self._broken(workers) or not self._signals.empty():
+                return
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    def _exit_code(self, workers: asyncio.Future[None]) -> ExitCode:
+        if self._engine_loop.failed.done():
+            return ExitCode.FAILED
+        error = workers.exception() if workers.done() else None
+        if error is None:
+            return ExitCode.OK
+        if isinstance(error, ModelRefused):
+            raise error
+        self._log.error(
+            "giving up", reason=str(error), exc_info=None if isinstance(error, WorkersGivenUp | EngineStuck) else error
+        )
+        return ExitCode.WORKERS_LOST if isinstance(error, WorkersGivenUp) else ExitCode.FAILED
+
+    async def _end_streams(self, server: grpc.aio.Server) -> None:
+        """Streams get what is queued, then UNAVAILABLE with the hint to come back."""
+        self._engine_loop.flush()
+        self._service.end_streams(
+            ended(grpc.StatusCode.UNAVAILABLE, "the backend is ending", retry_after_ns=RESTART_RETRY_NS)
+        )
+        deadline_s = time.monotonic() + _STREAMS_END_S
+        while self._service.num_streams and time.monotonic() < deadline_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        await server.stop(_SERVER_STOP_S)

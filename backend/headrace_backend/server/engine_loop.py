@@ -1,0 +1,153 @@
+"""Drives the engine: results in, plans out, outboxes to the streams, deadlines in time.
+
+Owns the order of these calls and the one timer. The engine is synchronous and single-threaded, so everything here runs in the event loop's thread and nothing
+awaits. Does not own the rings (`worker_group`), nor what an outbox becomes on the wire (`engine_service`).
+
+A result's way: settle -> plan -> push (two steps ahead) -> take outboxes -> deliver. The workers get their next plan before any stream gets its tokens.
+
+An exception out of the engine's own steps means that its state can't be trusted: it is logged once, `failed` is set, and the process ends so
+that its supervisor starts another. An exception while one request is added, attached or aborted stays with that request (`engine_service`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from headrace_backend.engine.engine import Engine
+from headrace_backend.engine.outbox import Outbox
+from headrace_backend.server.logs import get_logger
+from headrace_backend.step_plan import StepResult
+
+# Deadlines and the life of logs are looked at this often while there is work, and this often otherwise.
+_BUSY_TICK_S = 0.05
+_IDLE_TICK_S = 1.0
+_MIN_TICK_S = 0.001
+
+
+# Takes what is to be sent, by stream id.
+Deliver = Callable[[dict[int, Outbox]], None]
+
+
+class EngineLoop:
+    """The engine's driver. Call `changed` after every call to `engine` that may have given it work or output."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], int]) -> None:
+        """`clock` is the one that the engine was given: CLOCK_MONOTONIC in ns."""
+        self.engine = engine
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._log = get_logger()
+        self._deliver: Deliver | None = None
+        self._send_plan: Callable[[bytes], bool] | None = None
+        # A plan for which the ring had no space yet.
+        self._unsent: bytes | None = None
+        self._pump_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        # Plans handed to workers so far, over all lives.
+        self.num_plans = 0
+        # Set with the exception that ended the engine.
+        self.failed: asyncio.Future[None] = self._loop.create_future()
+
+    def start(self, deliver: Deliver) -> None:
+        """Begins: outboxes go to `deliver` from now on."""
+        self._deliver = deliver
+        self._tick()
+
+    def stop(self) -> None:
+        """Ends timers and refuses to be woken again."""
+        self._deliver = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.failed.done():
+            self.failed.cancel()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return self.engine.has_work
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps planned and not settled."""
+        return self.engine.num_in_flight
+
+    # --- workers --------------------------------------------------------------------------------------------------------------
+
+    def workers_ready(self, send_plan: Callable[[bytes], bool], num_blocks: int) -> None:
+        """New workers take plans through `send_plan`, which says whether there was space."""
+        self._send_plan = send_plan
+        self._guarded(lambda: self.engine.worker_ready(num_blocks))
+
+    def workers_lost(self) -> None:
+        """The workers are gone, and what was in flight with them."""
+        if self._send_plan is None:
+            return
+        self._send_plan = None
+        self._unsent = None
+        self._guarded(self.engine.worker_lost)
+
+    def on_results(self, payloads: list[bytes]) -> None:
+        """Step results in order, as bytes."""
+
+        def settle() -> None:
+            for payload in payloads:
+                self.engine.settle(StepResult.decode(payload))
+
+        if self._send_plan is not None:
+            self._guarded(settle)
+
+    # --- the pump -------------------------------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """The engine may have work or output. Looks after it once per turn of the event loop, so that a burst of requests joins one step."""
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._scheduled_pump)
+
+    def _scheduled_pump(self) -> None:
+        self._pump_scheduled = False
+        self._guarded(self.engine.expire)
+
+    def flush(self) -> None:
+        """Delivers what the engine has released so far, before an answer that must follow it."""
+        if self._deliver is not None and (outboxes := self.engine.take_outboxes()):
+            self._deliver(outboxes)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Runs `act`, then plans and delivers. An exception is the end."""
+        if self._deliver is None or self.failed.done():
+            return
+        try:
+            act()
+            self._push_plans()
+            self.flush()
+        except Exception as error:
+            self._log.exception("engine failed")
+            self.failed.set_exception(error)
+
+    def _push_plans(self) -> None:
+        while self._send_plan is not None:
+            if self._unsent is None:
+                plan = self.engine.plan()
+                if plan is None:
+                    return
+                self._unsent = plan.encode()
+            if not self._send_plan(self._unsent):
+                # The workers are behind; their next result brings us back here.
+                return
+            self._unsent = None
+            self.num_plans += 1
+
+    def _tick(self) -> None:
+        self._guarded(self.engine.expire)
+        if self._deliver is not None and not self.failed.done():
+            self._timer = self._loop.call_later(self._tick_s(), self._tick)
+
+    def _tick_s(self) -> float:
+        if not self.engine.has_work:
+            return _IDLE_TICK_S
+        deadline_ns = self.engine.next_deadline_ns()
+        if deadline_ns is None:
+            return _BUSY_TICK_S
+        return min(max((deadline_ns - self._clock()) / 1e9, _MIN_TICK_S), _BUSY_TICK_S)

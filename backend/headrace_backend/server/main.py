@@ -1,0 +1,118 @@
+"""Entry of the backend process: reads its configuration, checks what can be checked without torch, and joins the parts.
+
+Order of a start: configuration, socket, model folder (each refused with one line and exit code 2 before anything heavy happens), then the gRPC server, so that services
+can connect and see "loading", then the workers (`backend`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+import pydantic
+import uvloop
+from headrace_model_folder import InvalidModelFolder, ModelFolder
+
+from headrace_backend.config import BackendConfig, EngineConfig
+from headrace_backend.engine.engine import Engine
+from headrace_backend.server.backend import Backend
+from headrace_backend.server.engine_loop import EngineLoop
+from headrace_backend.server.engine_service import EngineService
+from headrace_backend.server.health import Health
+from headrace_backend.server.lifetime import (
+    ExitCode,
+    ListenAddress,
+    StartRefused,
+    claimed_socket,
+    parse_listen,
+    read_secret,
+)
+from headrace_backend.server.logs import configure_logs
+from headrace_backend.server.model_facts import ModelFacts, model_limits, text_bytes
+from headrace_backend.server.worker_group import WorkerLaunch
+from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND
+from headrace_backend.server.worker_supervision import ModelRefused
+
+_MAX_CONFIG_BYTES = 1 << 20
+
+
+def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WORKER_COMMAND) -> int:
+    """Runs the backend until it is told to end.
+
+    Args:
+        arguments: Command line without the program.
+        worker_command: What starts a worker; its own arguments are appended.
+
+    Returns:
+        An `ExitCode`.
+    """
+    parser = argparse.ArgumentParser(prog="headrace_backend", description="Headrace's backend process.")
+    parser.add_argument(
+        "--config-json", required=True, metavar="PATH", help="BackendConfig as JSON; - reads standard input"
+    )
+    parser.add_argument("--outlive-parent", action="store_true", help="do not die with the parent process")
+    options = parser.parse_args(arguments)
+    faulthandler.register(signal.SIGUSR1)
+    try:
+        config = _read_config(options.config_json)
+        configure_logs(config.log_format, config.log_level)
+        address = parse_listen(config.listen)
+        secret = read_secret(config.token_file, address)
+        with claimed_socket(address):
+            folder = _open_model(config.engine)
+            backend = uvloop.run(_run(config, address, secret, folder, worker_command))
+    except (StartRefused, ModelRefused) as refused:
+        print(f"headrace backend: {refused}", file=sys.stderr, flush=True)
+        return ExitCode.REFUSED
+    return backend
+
+
+def _read_config(source: str) -> BackendConfig:
+    try:
+        with contextlib.ExitStack() as stack:
+            file = sys.stdin.buffer if source == "-" else stack.enter_context(pathlib.Path(source).open("rb"))
+            data = file.read(_MAX_CONFIG_BYTES)
+        return BackendConfig.model_validate_json(data)
+    except OSError as error:
+        raise StartRefused(f"configuration {source}: {error.strerror}") from error
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "JSON"
+        raise StartRefused(f"configuration {source}: {field}: {first['msg']}") from error
+
+
+def _open_model(config: EngineConfig) -> ModelFolder:
+    try:
+        folder = ModelFolder.open(config.model, require_weights=config.load == "folder")
+    except InvalidModelFolder as error:
+        raise StartRefused(f"model folder: {error}") from error
+    context = folder.config.max_position_embeddings
+    if config.max_model_len > context:
+        raise StartRefused(f"max_model_len is {config.max_model_len}; the model's context has {context} tokens")
+    return folder
+
+
+async def _run(
+    config: BackendConfig,
+    address: ListenAddress,
+    secret: bytes | None,
+    folder: ModelFolder,
+    worker_command: tuple[str, ...],
+) -> ExitCode:
+    limits = model_limits(config.engine, folder)
+    clock = time.monotonic_ns
+    engine_loop = EngineLoop(Engine(config.engine, limits, text_bytes(folder), clock), clock)
+    health = Health()
+    facts = ModelFacts(config.engine, folder, limits)
+    service = EngineService(
+        engine_loop, health, facts.describe, clock, secret=secret, max_message_bytes=config.max_message_bytes
+    )
+    backend = Backend(config, address, engine_loop, health, facts, service)
+    launch = WorkerLaunch(config.engine, limits.max_model_len, worker_command)
+    return await backend.run(launch)

@@ -1,0 +1,67 @@
+"""What the backend knows of its model: limits for the engine, text of tokens for stop strings, and the description that services get.
+
+Owns what is derived from the model folder and the configuration; the workers add what only they know, once they are ready.
+"""
+
+from __future__ import annotations
+
+from headrace_model_folder import ModelFolder
+from headrace_protos.engine.v1 import engine_pb2
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.engine.requests import ModelLimits
+from headrace_backend.worker_messages import WorkerReady
+
+
+def model_limits(config: EngineConfig, folder: ModelFolder) -> ModelLimits:
+    """What the engine must know of the model."""
+    return ModelLimits(
+        vocab_size=folder.config.vocab_size,
+        max_model_len=config.max_model_len or folder.config.max_position_embeddings,
+        eos_token_ids=folder.generation_defaults.eos_token_ids,
+    )
+
+
+def text_bytes(folder: ModelFolder) -> list[bytes] | None:
+    """What each token adds to the text: special tokens and unused ids add nothing. None if the folder has no tokenizer."""
+    table = folder.token_table
+    if table is None:
+        return None
+    return [b"" if i in table.special_ids else text or b"" for i, text in enumerate(table.token_bytes)]
+
+
+class ModelFacts:
+    """What services are told about the model; the workers add what only they know."""
+
+    def __init__(self, config: EngineConfig, folder: ModelFolder, limits: ModelLimits) -> None:
+        """Nothing is known from workers yet."""
+        self._config = config
+        self._folder = folder
+        self._limits = limits
+        self.ready: WorkerReady | None = None
+
+    def describe(self) -> engine_pb2.EngineModel:
+        """The model as it is known now; no blocks before the workers are ready."""
+        config, ready = self._config, self.ready
+        return engine_pb2.EngineModel(
+            name=config.model_name or self._folder.name,
+            revision=self._folder.revision,
+            architecture=self._folder.config.architecture,
+            parameter_count=self._folder.parameter_count,
+            dtype=self._dtype(),
+            vocabulary_size=self._limits.vocab_size,
+            max_context_tokens=self._limits.max_model_len,
+            max_outputs=config.max_outputs,
+            end_of_text_token_ids=self._limits.eos_token_ids,
+            kv_block_tokens=config.block_size,
+            kv_blocks=ready.num_blocks if ready else 0,
+            device=ready.device if ready else config.device,
+            folder=str(self._folder.path),
+            max_waiting_requests=config.max_waiting_requests,
+        )
+
+    def _dtype(self) -> str:
+        if self._config.dtype != "auto":
+            return self._config.dtype
+        on_cpu = self.ready is not None and self.ready.device.startswith("cpu")
+        return "fp32" if on_cpu else self._folder.config.torch_dtype

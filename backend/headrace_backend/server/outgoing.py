@@ -1,0 +1,263 @@
+"""From the engine's plain data to protobuf: what a service receives.
+
+Owns the byte form of answers, of outboxes (merged and cut to the size of a message) and of the replay of a token log. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import grpc
+from headrace_protos.engine.v1 import engine_pb2
+
+from headrace_backend.engine.answers import AttachSnapshot, LoadSnapshot, OutputSnapshot, RequestPage
+from headrace_backend.engine.outbox import Event, LogprobColumns, Outbox, OutputEnd, RequestDone, Resumed, Started
+from headrace_backend.server.health import STALE_AFTER_NS, HealthState
+from headrace_backend.server.statuses import make_status
+
+_ROW_BYTES = 10
+_EVENT_BYTES = 96
+
+
+def outbox_bytes(outbox: Outbox) -> int:
+    """About how many bytes an outbox takes, here and on the wire."""
+    return _ROW_BYTES * len(outbox.tokens) + _EVENT_BYTES * len(outbox.events) + 2 * outbox.logprobs.num_bytes
+
+
+def merge_outbox(into: Outbox, later: Outbox) -> None:
+    """Appends a later outbox of the same stream."""
+    first_row = len(into.tokens)
+    into.handles.extend(later.handles)
+    into.output_indices.extend(later.output_indices)
+    into.tokens.extend(later.tokens)
+    if later.logprob_rows:
+        into.logprob_rows.extend(array("I", [first_row + row for row in later.logprob_rows]))
+        _extend_logprobs(into.logprobs, later.logprobs)
+    into.events.extend(later.events)
+    if later.step_id:
+        into.step_id, into.planned_at_ns, into.settled_at_ns = later.step_id, later.planned_at_ns, later.settled_at_ns
+        into.batch_sequences, into.batch_tokens = later.batch_sequences, later.batch_tokens
+
+
+def _extend_logprobs(into: LogprobColumns, later: LogprobColumns) -> None:
+    into.sampled.extend(later.sampled)
+    into.ranks.extend(later.ranks)
+    into.top_counts.extend(later.top_counts)
+    into.top_token_ids.extend(later.top_token_ids)
+    into.top_logprobs.extend(later.top_logprobs)
+
+
+def write_outbox(outbox: Outbox, now_ns: int) -> engine_pb2.FromEngine:
+    """The `StepOutputs` of an outbox."""
+    step = engine_pb2.StepOutputs(
+        step_id=outbox.step_id,
+        handles=outbox.handles.tobytes(),
+        output_indices=outbox.output_indices.tobytes(),
+        tokens=outbox.tokens.tobytes(),
+        planned_at_ns=outbox.planned_at_ns,
+        settled_at_ns=outbox.settled_at_ns,
+        batch_sequences=outbox.batch_sequences,
+        batch_tokens=outbox.batch_tokens,
+    )
+    if outbox.logprob_rows:
+        step.logprobs.CopyFrom(_write_logprobs(outbox.logprobs))
+        step.logprob_rows = outbox.logprob_rows.tobytes()
+    for handle, event in outbox.events:
+        _write_event(step.events.add(handle=handle), event, now_ns)
+    return engine_pb2.FromEngine(step=step)
+
+
+def _write_logprobs(columns: LogprobColumns) -> engine_pb2.LogprobColumns:
+    return engine_pb2.LogprobColumns(
+        sampled=columns.sampled.tobytes(),
+        ranks=columns.ranks.tobytes(),
+        top_counts=columns.top_counts.tobytes(),
+        top_token_ids=columns.top_token_ids.tobytes(),
+        top_logprobs=columns.top_logprobs.tobytes(),
+    )
+
+
+def _write_event(target: engine_pb2.RequestEvent, event: Event, now_ns: int) -> None:
+    if isinstance(event, Started):
+        target.started.cached_tokens = event.cached_tokens
+        # A message whose only field is 0 must still be there.
+        target.started.SetInParent()
+    elif isinstance(event, Resumed):
+        target.resumed.pause_ns = event.pause_ns
+        target.resumed.SetInParent()
+    elif isinstance(event, OutputEnd):
+        target.output_end.CopyFrom(_write_end(event))
+    else:
+        target.done.CopyFrom(_write_done(event, now_ns))
+
+
+def _write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
+    return engine_pb2.OutputEnd(
+        output_index=end.output_index,
+        reason=end.reason.value,
+        stop_token_id=end.stop_token_id,
+        stop_string_index=end.stop_string_index,
+        trim_bytes=end.trim_bytes,
+        error=make_status(grpc.StatusCode.INTERNAL, end.error) if end.error else None,
+    )
+
+
+def _write_done(done: RequestDone, now_ns: int) -> engine_pb2.RequestDone:
+    return engine_pb2.RequestDone(
+        prompt_tokens=done.prompt_tokens,
+        output_tokens=done.output_tokens,
+        cached_tokens=done.cached_tokens,
+        queued_ns=done.queued_ns,
+        prefill_ns=done.prefill_ns,
+        decode_ns=done.decode_ns,
+        preempted_ns=done.preempted_ns,
+        engine_restart_ns=done.engine_restart_ns,
+        ttft_ns=done.ttft_ns,
+        step_count=done.step_count,
+        preemptions=done.preemptions,
+        draft_tokens=done.draft_tokens,
+        accepted_tokens=done.accepted_tokens,
+        ended_ago_ns=max(now_ns - done.ended_at_ns, 0),
+    )
+
+
+# --- replay of a token log ----------------------------------------------------------------------------------------------------
+
+
+def snapshot_bytes(snapshot: AttachSnapshot) -> int:
+    """About how many bytes the replay of a log takes."""
+    return len(snapshot.service_state) + sum(
+        _ROW_BYTES * len(output.token_ids) + (2 * output.logprobs.num_bytes if output.logprobs else 0) + _EVENT_BYTES
+        for output in snapshot.outputs
+    )
+
+
+def write_attached(
+    handle: int, snapshot: AttachSnapshot, now_ns: int, max_bytes: int
+) -> Iterator[engine_pb2.FromEngine]:
+    """The answer to an attach, within messages of about `max_bytes`.
+
+    A log that fits comes whole in `Attached`. Of a longer one `Attached` has the heads only (no tokens, no ends), and the tokens follow as
+    `StepOutputs` of the handle, in order, the ends after them.
+    """
+    whole = snapshot_bytes(snapshot) <= max_bytes
+    attached = engine_pb2.Attached(
+        handle=handle,
+        service_state=snapshot.service_state,
+        prompt_tokens=snapshot.prompt_tokens,
+        started=snapshot.started,
+        cached_tokens=snapshot.cached_tokens,
+    )
+    for output in snapshot.outputs:
+        log = attached.outputs.add(output_index=output.output_index)
+        if whole:
+            _write_log(log, output)
+    if whole and snapshot.done is not None:
+        attached.done.CopyFrom(_write_done(snapshot.done, now_ns))
+    yield engine_pb2.FromEngine(attached=attached)
+    if not whole:
+        yield from _write_parts(handle, snapshot, now_ns, max_bytes)
+
+
+def _write_log(log: engine_pb2.OutputLog, output: OutputSnapshot) -> None:
+    log.token_ids = output.token_ids.tobytes()
+    if output.logprobs is not None:
+        log.logprobs.CopyFrom(_write_logprobs(output.logprobs))
+    if output.end is not None:
+        log.end.CopyFrom(_write_end(output.end))
+
+
+def _write_parts(handle: int, snapshot: AttachSnapshot, now_ns: int, max_bytes: int) -> Iterator[engine_pb2.FromEngine]:
+    for output in snapshot.outputs:
+        for part in _log_parts(handle, output, max_bytes):
+            yield write_outbox(part, now_ns)
+    ends: list[tuple[int, Event]] = [(handle, output.end) for output in snapshot.outputs if output.end is not None]
+    if snapshot.done is not None:
+        ends.append((handle, snapshot.done))
+    if ends:
+        yield write_outbox(Outbox(events=ends), now_ns)
+
+
+def _log_parts(handle: int, output: OutputSnapshot, max_bytes: int) -> Iterator[Outbox]:
+    """The output's log as outboxes of about `max_bytes`, at least one token each."""
+    tokens, logprobs = output.token_ids, output.logprobs
+    start = top_start = 0
+    while start < len(tokens):
+        stop, top_stop, size = start, top_start, 0
+        while stop < len(tokens) and (size < max_bytes or stop == start):
+            top_count = logprobs.top_counts[stop] if logprobs is not None else 0
+            size += _ROW_BYTES + (14 + 8 * top_count if logprobs is not None else 0)
+            stop, top_stop = stop + 1, top_stop + top_count
+        count = stop - start
+        part = Outbox(
+            handles=array("I", [handle]) * count,
+            output_indices=array("H", [output.output_index]) * count,
+            tokens=tokens[start:stop],
+        )
+        if logprobs is not None:
+            part.logprobs = _slice_logprobs(logprobs, start, stop, top_start, top_stop)
+            part.logprob_rows = array("I", range(count))
+        yield part
+        start, top_start = stop, top_stop
+
+
+def _slice_logprobs(columns: LogprobColumns, start: int, stop: int, top_start: int, top_stop: int) -> LogprobColumns:
+    return LogprobColumns(
+        sampled=columns.sampled[start:stop],
+        ranks=columns.ranks[start:stop],
+        top_counts=columns.top_counts[start:stop],
+        top_token_ids=columns.top_token_ids[top_start:top_stop],
+        top_logprobs=columns.top_logprobs[top_start:top_stop],
+    )
+
+
+# --- answers ------------------------------------------------------------------------------------------------------------------
+
+
+def write_state(state: HealthState) -> engine_pb2.EngineState:
+    """The engine's state as services see it."""
+    return engine_pb2.EngineState(serving=state.serving, reason=state.reason, stale_after_ns=STALE_AFTER_NS)
+
+
+def write_load(query_id: int, load: LoadSnapshot) -> engine_pb2.FromEngine:
+    """The answer to a LoadQuery."""
+    return engine_pb2.FromEngine(
+        load=engine_pb2.Load(
+            query_id=query_id,
+            running_sequences=load.running_sequences,
+            waiting_requests=load.waiting_requests,
+            waiting_tokens=load.waiting_tokens,
+            kv_cache_usage=load.kv_cache_usage,
+            kv_blocks=load.kv_blocks,
+            max_waiting_requests=load.max_waiting_requests,
+            output_tokens_per_second=load.output_tokens_per_second,
+            expected_wait_ns=load.expected_wait_ns,
+            free_blocks=load.free_blocks,
+            cached_blocks=load.cached_blocks,
+            used_blocks=load.used_blocks,
+            step_count=load.step_count,
+            preemptions=load.preemptions,
+            prefix_query_tokens=load.prefix_query_tokens,
+            prefix_hit_tokens=load.prefix_hit_tokens,
+        )
+    )
+
+
+def write_page(query_id: int, page: RequestPage) -> engine_pb2.FromEngine:
+    """The answer to a ListQuery."""
+    rows = [
+        engine_pb2.RequestRow(
+            request_id=row.request_id,
+            state=row.state.value,
+            created_at_ns=row.created_at_ns,
+            prompt_tokens=row.prompt_tokens,
+            output_tokens=row.output_tokens,
+            finish_reasons=[reason.value for reason in row.finish_reasons],
+            detached=row.detached,
+        )
+        for row in page.rows
+    ]
+    return engine_pb2.FromEngine(
+        list=engine_pb2.RequestList(query_id=query_id, rows=rows, next_before=page.next_before)
+    )

@@ -1,0 +1,144 @@
+"""What waits to be sent on one service's stream.
+
+Owns the queue in front of the stream's writer: answers and outboxes in the order they arose, neighbouring outboxes merged while the writer is busy, the newest state,
+and the bound on all of it. Does not own the RPC (`engine_service`).
+
+A service that does not read (stopped, dead network) fills gRPC's window, then this queue, and is cut off at `max_backlog_bytes`. Its attached requests end
+with the stream; its detached ones go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Awaitable, Callable, Iterator
+
+import grpc
+from headrace_protos.engine.v1 import engine_pb2
+
+from headrace_backend.engine.outbox import Outbox, RequestDone
+from headrace_backend.server.outgoing import merge_outbox, outbox_bytes, write_outbox
+from headrace_backend.server.statuses import StreamEnded, ended
+
+Write = Callable[[engine_pb2.FromEngine], Awaitable[None]]
+
+# An answer, tokens and events, or the messages of a replay.
+_Item = engine_pb2.FromEngine | Outbox | Iterator[engine_pb2.FromEngine]
+
+
+class ServiceStream:
+    """One stream: its subscriptions' handles, and its queue."""
+
+    def __init__(
+        self, stream_id: int, max_message_bytes: int, max_backlog_bytes: int, clock: Callable[[], int]
+    ) -> None:
+        """An empty queue.
+
+        Args:
+            stream_id: Names the stream to the engine.
+            max_message_bytes: Outboxes merge up to half of it.
+            max_backlog_bytes: Bound of what waits.
+            clock: The engine's.
+        """
+        self.stream_id = stream_id
+        # Handles of live subscriptions.
+        self.handles: set[int] = set()
+        # Set with StreamEnded when the stream is to end.
+        self.ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.num_merged = 0
+        self._max_merged_bytes = max_message_bytes // 2
+        self._max_backlog_bytes = max_backlog_bytes
+        self._clock = clock
+        self._queue: collections.deque[_Item] = collections.deque()
+        self._sizes: collections.deque[int] = collections.deque()
+        self._backlog_bytes = 0
+        self._state: engine_pb2.EngineState | None = None
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+
+    def send(self, answer: engine_pb2.FromEngine) -> None:
+        """Queues an answer."""
+        self._append(answer, answer.ByteSize())
+
+    def send_replay(self, answers: Iterator[engine_pb2.FromEngine], size: int) -> None:
+        """Queues the replay of a log of about `size` bytes; it is encoded message by message as the service reads."""
+        self._append(answers, size)
+
+    def send_outbox(self, outbox: Outbox) -> None:
+        """Queues an outbox, or merges it into the last one that still waits."""
+        for handle, event in outbox.events:
+            if isinstance(event, RequestDone):
+                self.handles.discard(handle)
+        size = outbox_bytes(outbox)
+        tail = self._queue[-1] if self._queue else None
+        if isinstance(tail, Outbox) and self._sizes[-1] + size <= self._max_merged_bytes:
+            merge_outbox(tail, outbox)
+            self.num_merged += 1
+            self._sizes[-1] += size
+            self._count(size)
+        else:
+            self._append(outbox, size)
+
+    def send_state(self, state: engine_pb2.EngineState) -> None:
+        """Sends the state as soon as the writer is free. Only the newest waits."""
+        self._state = state
+        self._notify()
+
+    def end(self, reason: StreamEnded) -> None:
+        """Ends the stream with a status, after what is queued where the service still reads."""
+        if not self.ending.done():
+            self.ending.set_exception(reason)
+
+    def _append(self, item: _Item, size: int) -> None:
+        self._count(size)
+        self._queue.append(item)
+        self._sizes.append(size)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._idle.clear()
+        self._wake.set()
+
+    def _count(self, size: int) -> None:
+        """Makes room for `size` more bytes, or ends the stream. One item always fits: a log may be longer than the bound."""
+        if self._backlog_bytes > self._max_backlog_bytes:
+            self._queue.clear()
+            self._sizes.clear()
+            self._backlog_bytes = 0
+            text = f"the service reads too slowly: more than {self._max_backlog_bytes} bytes wait for it"
+            self.end(ended(grpc.StatusCode.RESOURCE_EXHAUSTED, text))
+        self._backlog_bytes += size
+
+    def _next(self) -> engine_pb2.FromEngine | None:
+        while self._queue:
+            item = self._queue[0]
+            if isinstance(item, Outbox | engine_pb2.FromEngine):
+                self._pop()
+                return write_outbox(item, self._clock()) if isinstance(item, Outbox) else item
+            # A replay stays in front until its last message.
+            if (part := next(item, None)) is not None:
+                return part
+            self._pop()
+        if self._state is not None:
+            state, self._state = self._state, None
+            return engine_pb2.FromEngine(state=state)
+        return None
+
+    def _pop(self) -> None:
+        self._queue.popleft()
+        self._backlog_bytes -= self._sizes.popleft()
+
+    async def run_writer(self, write: Write) -> None:
+        """Writes what is queued, for ever. Ends only by cancellation or by an exception of `write`."""
+        while True:
+            while (message := self._next()) is not None:
+                await write(message)
+            self._idle.set()
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Waits until the queue is written, but no longer than `timeout_s`."""
+        waiter = asyncio.ensure_future(self._idle.wait())
+        await asyncio.wait([waiter], timeout=timeout_s)
+        waiter.cancel()

@@ -1,0 +1,259 @@
+"""One life of all workers: the plan ring that every rank reads, one result ring per rank, start-up, and the first sign that something is wrong.
+
+Owns rings and processes of this life. A worker that is lost loses the group: ranks that wait for a dead one in a collective would wait forever. Whether there
+is a next life is decided in `worker_supervision`. Results of rank 0 alone go to the engine: all ranks sample the same tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.ring import RingDescriptors, RingFull, RingWriter, create_ring
+from headrace_backend.server.logs import format_bytes, get_logger
+from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND, Record, WorkerProcess
+from headrace_backend.worker_messages import (
+    LoadProgress,
+    MemoryPlan,
+    RecordKind,
+    WorkerFailed,
+    WorkerReady,
+    decode_message,
+)
+
+_MIB = 1 << 20
+_MAX_RING_BYTES = 256 * _MIB
+_MAX_TOP_LOGPROBS = 20
+# A stack dump of a worker takes milliseconds once it runs again.
+_DUMP_S = 0.5
+_KILL_S = 5.0
+_PROGRESS_LOG_S = 2.0
+
+
+class WorkersLost(Exception):  # noqa: N818 - what happened, not a mistake of ours
+    """The group can't go on."""
+
+    def __init__(self, reason: str, *, invalid_model: bool = False, hung: bool = False) -> None:
+        """Says why: `invalid_model` means that a restart can't help, `hung` that the processes still live and their stacks are worth a look."""
+        super().__init__(reason)
+        self.invalid_model = invalid_model
+        self.hung = hung
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerLaunch:
+    """What is needed to start workers."""
+
+    config: EngineConfig
+    # Longest sequence in tokens: bounds the block tables and histories in a plan.
+    max_model_len: int
+    command: tuple[str, ...] = DEFAULT_WORKER_COMMAND
+    world_size: int = 1
+
+
+def plan_ring_bytes(launch: WorkerLaunch) -> int:
+    """Space for two of the largest plans: every row taken anew with its block table and its history twice, the whole token budget."""
+    config = launch.config
+    per_row = 4 * (launch.max_model_len // config.block_size + 2 * launch.max_model_len) + 4096
+    return min(2 * (config.max_num_seqs * per_row + 4 * config.max_num_batched_tokens) + _MIB, _MAX_RING_BYTES)
+
+
+def result_ring_bytes(config: EngineConfig) -> int:
+    """Space for two of the largest results, and for messages."""
+    return 2 * config.max_num_seqs * (32 + 8 * _MAX_TOP_LOGPROBS) + _MIB
+
+
+class WorkerGroup:
+    """All ranks of one life. `on_results` gets the payloads of rank 0's step results, in order, and after them nothing but `lost`."""
+
+    def __init__(self, launch: WorkerLaunch, on_results: Callable[[list[bytes]], None]) -> None:
+        """Creates the rings and spawns every rank.
+
+        Raises:
+            WorkersLost: A process could not be started.
+        """
+        self._launch = launch
+        self._on_results = on_results
+        self._loop = asyncio.get_running_loop()
+        self._log = get_logger()
+        # Set when the group can't go on; never set with a result.
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self._all_ready = asyncio.Event()
+        self._ready: dict[int, WorkerReady] = {}
+        # Records of any kind so far: the watchdog's sign of life.
+        self.num_records = 0
+        self._progress_logged_s = 0.0
+        self._closing = False
+        plan_ring = create_ring(plan_ring_bytes(launch), num_readers=launch.world_size)
+        self._plans = RingWriter(plan_ring)
+        self._workers: list[WorkerProcess] = []
+        try:
+            self._spawn(plan_ring)
+        finally:
+            plan_ring.close()
+
+    def _spawn(self, plan_ring: RingDescriptors) -> None:
+        config = self._launch.config
+        config_json = config.model_dump_json()
+        for rank in range(self._launch.world_size):
+            try:
+                worker = WorkerProcess(
+                    rank, self._launch.command, config_json, plan_ring, result_ring_bytes(config), self._on_records
+                )
+            except OSError as error:
+                self._lose(WorkersLost(f"worker {rank} could not be started: {error.strerror}"))
+                return
+            self._workers.append(worker)
+            worker.exited.add_done_callback(lambda exited, rank=rank: self._on_exit(rank, exited.result()))
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Process ids by rank."""
+        return [worker.pid for worker in self._workers]
+
+    def _lose(self, lost: WorkersLost) -> None:
+        if not self.lost.done() and not self._closing:
+            self.lost.set_exception(lost)
+
+    def _on_exit(self, rank: int, exit_code: int) -> None:
+        self._lose(WorkersLost(f"worker {rank} ended with exit code {exit_code}"))
+
+    # --- records --------------------------------------------------------------------------------------------------------------
+
+    def _on_records(self, rank: int, records: list[Record]) -> None:
+        if self.lost.done() or self._closing:
+            return
+        self.num_records += len(records)
+        results: list[bytes] = []
+        for kind, payload in records:
+            if kind == RecordKind.STEP_RESULT:
+                results.append(payload)
+            elif kind == RecordKind.MESSAGE:
+                self._on_message(rank, payload)
+            else:
+                self._lose(WorkersLost(f"worker {rank} sent a record of unknown kind {kind}"))
+        if results and rank == 0:
+            self._on_results(results)
+
+    def _on_message(self, rank: int, payload: bytes) -> None:
+        try:
+            message = decode_message(payload)
+        except msgspec.MsgspecError:
+            self._lose(WorkersLost(f"worker {rank} sent a message that can't be read"))
+            return
+        if isinstance(message, MemoryPlan):
+            self._log_memory_plan(rank, message)
+        elif isinstance(message, LoadProgress):
+            self._log_progress(rank, message)
+        elif isinstance(message, WorkerReady):
+            self._on_ready(rank, message)
+        else:
+            assert isinstance(message, WorkerFailed)
+            self._lose(WorkersLost(f"worker {rank}: {message.reason}", invalid_model=message.invalid_model))
+
+    def _on_ready(self, rank: int, message: WorkerReady) -> None:
+        if message.block_size != self._launch.config.block_size or message.num_blocks < 1:
+            found = f"{message.num_blocks} blocks of {message.block_size} tokens"
+            self._lose(
+                WorkersLost(f"worker {rank} has {found}; the engine's blocks have {self._launch.config.block_size}")
+            )
+            return
+        self._ready[rank] = message
+        if len(self._ready) == self._launch.world_size:
+            self._all_ready.set()
+
+    def _log_memory_plan(self, rank: int, plan: MemoryPlan) -> None:
+        sizes = {
+            name.removesuffix("_bytes"): format_bytes(value)
+            for name, value in msgspec.structs.asdict(plan).items()
+            if name.endswith("_bytes")
+        }
+        kv_tokens = plan.num_blocks * plan.block_size
+        self._log.info(
+            "memory plan", rank=rank, device=plan.device, **sizes, num_blocks=plan.num_blocks, kv_tokens=kv_tokens
+        )
+
+    def _log_progress(self, rank: int, progress: LoadProgress) -> None:
+        now = time.monotonic()
+        finished = progress.done >= progress.total
+        if finished or now - self._progress_logged_s >= _PROGRESS_LOG_S:
+            self._progress_logged_s = now
+            in_bytes = progress.unit == "bytes"
+            done, total = (format_bytes(n) if in_bytes else n for n in (progress.done, progress.total))
+            unit = {} if in_bytes else {"unit": progress.unit}
+            self._log.info("loading", rank=rank, phase=progress.phase, done=done, total=total, **unit)
+
+    # --- start, steps, end ----------------------------------------------------------------------------------------------------
+
+    async def wait_ready(self) -> list[WorkerReady]:
+        """Waits until every rank is ready; its messages by rank.
+
+        Raises:
+            WorkersLost: A rank ended, failed, or gave no sign of progress for `start_timeout_s`.
+        """
+        timeout_s = self._launch.config.start_timeout_s
+        ready = asyncio.ensure_future(self._all_ready.wait())
+        try:
+            while not ready.done() and not self.lost.done():
+                seen = self.num_records
+                await asyncio.wait([ready, self.lost], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if not ready.done() and not self.lost.done() and self.num_records == seen:
+                    raise WorkersLost(f"no start-up progress for {timeout_s:g} s", hung=True)
+        finally:
+            ready.cancel()
+        if self.lost.done():
+            self.lost.result()
+        return [self._ready[rank] for rank in range(self._launch.world_size)]
+
+    def send_plan(self, plan: bytes) -> bool:
+        """Appends a plan; False if the workers left no space for it yet.
+
+        Raises:
+            ValueError: It is larger than the ring.
+        """
+        try:
+            self._plans.write(RecordKind.STEP_PLAN, plan, timeout_s=0)
+        except RingFull:
+            return False
+        return True
+
+    def read_results(self) -> None:
+        """Reads what the workers have written and the event loop has not seen yet."""
+        for worker in self._workers:
+            worker.read_records()
+
+    async def dump_stacks(self) -> None:
+        """Has every live worker write its stacks to stderr (it registers faulthandler for SIGUSR1), also one that was stopped."""
+        for worker in self._workers:
+            worker.send_signal(signal.SIGUSR1)
+            worker.send_signal(signal.SIGCONT)
+        await asyncio.sleep(_DUMP_S)
+
+    async def close(self, grace_s: float) -> None:
+        """Ends all ranks: asks, waits `grace_s`, then kills. Nothing that they still write is read. May be called once."""
+        self._closing = True
+        if grace_s > 0:
+            await self._shut_down(grace_s)
+        for worker in self._workers:
+            worker.send_signal(signal.SIGKILL)
+        for worker in self._workers:
+            if not await worker.wait_exited(_KILL_S):
+                self._log.error("worker does not die", rank=worker.rank, pid=worker.pid)
+            worker.close()
+        self._plans.close()
+        if not self.lost.cancel():
+            self.lost.exception()  # retrieved, so that asyncio does not report it
+
+    async def _shut_down(self, grace_s: float) -> None:
+        try:
+            self._plans.write(RecordKind.SHUTDOWN, b"", timeout_s=0)
+        except RingFull:
+            return
+        if self._workers:
+            await asyncio.wait([worker.exited for worker in self._workers], timeout=grace_s)
