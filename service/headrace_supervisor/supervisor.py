@@ -150,11 +150,10 @@ class Supervisor:
 
 
 def _exit_code(lives: Sequence[asyncio.Task[None]]) -> int:
-    """0 after a signal; a process that gave up decides otherwise."""
-    for life in lives:
-        try:
-            life.result()
-        except ProcessGaveUp as error:
-            print(f"headrace: {error}", file=sys.stderr, flush=True)
-            return error.exit_code
+    """0 after a signal; the first process that gave up decides otherwise."""
+    for failure in [error for life in lives if (error := life.exception())]:
+        if not isinstance(failure, ProcessGaveUp):
+            raise failure
+        print(f"headrace: {failure}", file=sys.stderr, flush=True)
+        return failure.exit_code
     return 0

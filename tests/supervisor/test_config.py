@@ -1,0 +1,147 @@
+"""Settings: which of four places wins, and what an unknown or impossible one is answered with."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from headrace_supervisor import config as configs
+from headrace_supervisor import settings
+from headrace_supervisor.settings import ConfigError
+
+MODEL = {"model": "folder"}
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
+        monkeypatch.delenv(name)
+
+
+def toml(folder: pathlib.Path, text: str) -> pathlib.Path:
+    path = folder / "server.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_are_those_of_the_fields() -> None:
+    config = configs.load_server(MODEL, None)
+    assert config.backend.engine.block_size == 16
+    assert config.supervisor.listen == ("127.0.0.1:50051",)
+    assert config.backend.max_message_bytes == config.service.max_engine_message_bytes
+
+
+def test_flags_beat_environment_beats_file_beats_defaults(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = toml(tmp_path, 'model = "from-file"\nblock_size = 32\nmax_num_seqs = 7\nmax_outputs = 3\n')
+    monkeypatch.setenv("HEADRACE_BLOCK_SIZE", "64")
+    monkeypatch.setenv("HEADRACE_MAX_NUM_SEQS", "8")
+    engine = configs.load_server({"max_num_seqs": "9"}, path).backend.engine
+    assert (engine.model, engine.max_outputs, engine.block_size, engine.max_num_seqs) == (
+        pathlib.Path("from-file"),
+        3,
+        64,
+        9,
+    )
+    assert engine.max_num_batched_tokens == 2048
+
+
+def test_file_is_also_named_by_the_environment(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CONFIG", str(toml(tmp_path, 'model = "from-file"')))
+    assert configs.load_server({}, None).backend.engine.model == pathlib.Path("from-file")
+
+
+@pytest.mark.parametrize("value", ["127.0.0.1:1,unix:/x", ("127.0.0.1:1", "unix:/x")])
+def test_several_addresses_come_as_text_or_as_a_list(value: object) -> None:
+    assert configs.load_server({**MODEL, "listen": value}, None).supervisor.listen == ("127.0.0.1:1", "unix:/x")
+
+
+def test_booleans_and_choices_are_read_from_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_ENABLE_PREFIX_CACHE", "false")
+    monkeypatch.setenv("HEADRACE_LOG_FORMAT", "json")
+    config = configs.load_server(MODEL, None)
+    assert config.backend.engine.enable_prefix_cache is False
+    assert (config.supervisor.log_format, config.service.log_format, config.backend.log_format) == (
+        "json",
+        "json",
+        "json",
+    )
+
+
+def test_unknown_key_in_the_file_names_file_and_nearest(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"server\.toml: unknown setting blok_size; the nearest known one is block_size"
+    ):
+        configs.load_server(MODEL, toml(tmp_path, "blok_size = 16"))
+
+
+def test_unknown_variable_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_MAX_NUM_SEQ", "4")
+    with pytest.raises(ConfigError, match="HEADRACE_MAX_NUM_SEQ; the nearest known one is HEADRACE_MAX_NUM_SEQS"):
+        configs.load_server(MODEL, None)
+
+
+def test_variables_of_the_other_commands_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_SERVICES", "2")
+    monkeypatch.setenv("HEADRACE_SERVER", "127.0.0.1:1")
+    assert configs.load_service({"listen": "127.0.0.1:0", "engine": "unix:/x"}, None).listen == ("127.0.0.1:0",)
+
+
+def test_settings_that_serve_decides_are_unknown_to_it() -> None:
+    flags = set(settings.names(configs.SERVE))
+    assert not flags & {"engine", "reuse_port", "service_name", "token_file", "exit_with_parent"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({}, "model is needed: --model, HEADRACE_MODEL"),
+        ({**MODEL, "block_size": "17"}, "--block-size: input should be 16, 32 or 64, not '17'"),
+        ({**MODEL, "max_num_seqs": "0"}, "--max-num-seqs: input should be greater than or equal to 1"),
+        ({**MODEL, "ageing_s": "often"}, "--ageing-s: input should be a valid number"),
+        ({**MODEL, "services": "2", "listen": "unix:/x"}, "services is 2"),
+    ],
+)
+def test_a_value_out_of_range_names_setting_rule_and_value(flags: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configs.load_server(flags, None)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_place_of_a_bad_value_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"server\.toml: max_outputs"):
+        configs.load_server(MODEL, toml(tmp_path, "max_outputs = 0"))
+    monkeypatch.setenv("HEADRACE_MAX_OUTPUTS", "0")
+    with pytest.raises(ConfigError, match="HEADRACE_MAX_OUTPUTS:"):
+        configs.load_server(MODEL, None)
+
+
+@pytest.mark.parametrize("text", ["model = ", "\xff"])
+def test_a_file_that_is_no_toml_is_refused_by_name(tmp_path: pathlib.Path, text: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
+        configs.load_server({}, path)
+
+
+def test_a_name_that_two_parts_share_means_the_same_in_both() -> None:
+    for groups in (configs.SERVE, configs.SERVICE, configs.BACKEND):
+        seen: dict[str, tuple[object, object]] = {}
+        for group in groups:
+            for name, field in group.fields().items():
+                meaning = (field.annotation, field.default)
+                assert seen.setdefault(name, meaning) == meaning, f"{name} differs between parts of one command"
+
+
+def test_the_processes_get_private_addresses_and_die_with_the_supervisor() -> None:
+    config = configs.addressed(configs.load_server(MODEL, None), ("127.0.0.1:7",), "unix:/run/engine.sock")
+    assert (config.service.listen, config.service.engine, config.backend.listen) == (
+        ("127.0.0.1:7",),
+        "unix:/run/engine.sock",
+        "unix:/run/engine.sock",
+    )
+    assert config.service.reuse_port and config.service.exit_with_parent
