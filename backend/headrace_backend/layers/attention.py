@@ -1,0 +1,78 @@
+"""Self-attention over the paged KV cache: projections, optional norms of queries and keys, rotation, cache write, attention, output projection."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headrace_kernels.attention import paged_attention
+from headrace_kernels.kv_cache import write_kv
+from headrace_kernels.rope import rope
+from torch import Tensor, nn
+
+from headrace_backend.layers.attention_metadata import AttentionMetadata
+from headrace_backend.layers.linear import ColumnLinear, RowLinear
+from headrace_backend.layers.norm import RmsNorm
+from headrace_backend.weights.placement import Placement
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Sizes and switches of one layer's attention, for the whole model (before sharding)."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    # Bias on query, key and value.
+    bias: bool
+    output_bias: bool
+    # Epsilon of the norm over each head's query and key; None: no such norm.
+    qk_norm_eps: float | None
+    # Tokens that a token sees, itself included; None: all before it.
+    sliding_window: int | None
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention of one layer."""
+
+    def __init__(self, shape: AttentionShape, placement: Placement) -> None:
+        super().__init__()
+        head_dim = shape.head_dim
+        query = placement.shard.split(shape.num_heads * head_dim, head_dim)
+        key = placement.shard.split_kv_heads(shape.num_kv_heads, head_dim)
+        self.num_heads, self.num_kv_heads, self.head_dim = len(query) // head_dim, len(key) // head_dim, head_dim
+        self.sliding_window = shape.sliding_window
+        self.scale = head_dim**-0.5
+        self.qkv_proj = ColumnLinear(shape.hidden_size, (query, key, key), shape.bias, placement)
+        self.o_proj = RowLinear(query, shape.hidden_size, shape.output_bias, placement)
+        eps = shape.qk_norm_eps
+        self.q_norm = None if eps is None else RmsNorm(head_dim, eps, placement)
+        self.k_norm = None if eps is None else RmsNorm(head_dim, eps, placement)
+
+    def forward(self, x: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """Attention of the step's tokens.
+
+        Args:
+            x: [num_tokens, hidden_size].
+            rotations: The step's rows of the rotary table.
+            kv_cache: This layer's cache; the tokens' keys and values are written first.
+            metadata: The step.
+
+        Returns:
+            [num_tokens, hidden_size].
+        """
+        qkv = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        query, key = self._rotated(qkv, rotations)
+        write_kv(key, qkv[:, -self.num_kv_heads :], kv_cache, metadata.slot_mapping)
+        attended = paged_attention(query, kv_cache, metadata, self.scale, self.sliding_window)
+        out: Tensor = self.o_proj(attended.flatten(1))
+        return out
+
+    def _rotated(self, qkv: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys, normalized where the model does that, and turned to their positions."""
+        end = self.num_heads + self.num_kv_heads
+        if self.q_norm is None or self.k_norm is None:
+            turned = rope(qkv[:, :end], rotations)
+            return turned[:, : self.num_heads], turned[:, self.num_heads :]
+        query, key = self.q_norm(qkv[:, : self.num_heads]), self.k_norm(qkv[:, self.num_heads : end])
+        return rope(query, rotations), rope(key, rotations)

@@ -1,0 +1,45 @@
+"""One pre-norm decoder layer: attention and MLP, each behind a norm and added to the residual stream."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from headrace_backend.layers.attention import Attention, AttentionShape
+from headrace_backend.layers.attention_metadata import AttentionMetadata
+from headrace_backend.layers.mlp import GatedMlp
+from headrace_backend.layers.norm import RmsNorm
+from headrace_backend.weights.placement import Placement
+
+
+class DecoderLayer(nn.Module):
+    """Norm, attention, norm, MLP. An output is added to the residual stream by the norm that follows it, in one operation."""
+
+    def __init__(
+        self, attention: AttentionShape, intermediate_size: int, mlp_bias: bool, norm_eps: float, placement: Placement
+    ) -> None:
+        super().__init__()
+        hidden_size = attention.hidden_size
+        self.input_layernorm = RmsNorm(hidden_size, norm_eps, placement)
+        self.self_attn = Attention(attention, placement)
+        self.post_attention_layernorm = RmsNorm(hidden_size, norm_eps, placement)
+        self.mlp = GatedMlp(hidden_size, intermediate_size, mlp_bias, placement)
+
+    def forward(
+        self, pending: Tensor | None, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: AttentionMetadata
+    ) -> Tensor:
+        """Runs the layer.
+
+        Args:
+            pending: [num_tokens, hidden_size] the layer before's output, not yet in the residual stream; None for the first layer.
+            residual: [num_tokens, hidden_size] the residual stream, changed in place.
+            rotations: The step's rows of the rotary table.
+            kv_cache: This layer's cache.
+            metadata: The step.
+
+        Returns:
+            [num_tokens, hidden_size] this layer's output, not yet in the residual stream.
+        """
+        normed = self.input_layernorm(residual) if pending is None else self.input_layernorm.add(pending, residual)
+        attended = self.self_attn(normed, rotations, kv_cache, metadata)
+        out: Tensor = self.mlp(self.post_attention_layernorm.add(attended, residual))
+        return out

@@ -1,0 +1,73 @@
+"""Linear layers, split over ranks by outputs (column-parallel) or by inputs (row-parallel). Weights are [out, in]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+from torch.nn import functional
+
+from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
+from headrace_backend.weights.placement import Placement, WeightTarget
+
+
+class ColumnLinear(ShardedModule):
+    """One or several projections of the same input, in one weight so that one multiplication computes all."""
+
+    def __init__(self, input_size: int, outputs: Sequence[range], bias: bool, placement: Placement) -> None:
+        """Allocates the weight.
+
+        Args:
+            input_size: Columns.
+            outputs: Per projection, the rows of its checkpoint tensor that this rank keeps.
+            bias: Whether each projection has one.
+            placement: Type and device.
+        """
+        super().__init__()
+        self._outputs = tuple(outputs)
+        size = sum(len(rows) for rows in outputs)
+        self.weight = placement.empty(size, input_size)
+        self.bias = placement.empty(size) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, input_size] -> [num_tokens, the projections' outputs side by side]."""
+        return functional.linear(x, self.weight, self.bias)
+
+    def checkpoint_parts(self) -> Iterator[CheckpointPart]:
+        """The projections in order, each with its bias."""
+        first = 0
+        for index, rows in enumerate(self._outputs):
+            kept = slice(first, first + len(rows))
+            first += len(rows)
+            yield CheckpointPart("weight", index, WeightTarget(self.weight[kept], rows, range(self.weight.shape[1])))
+            if self.bias is not None:
+                yield CheckpointPart("bias", index, WeightTarget(self.bias[kept], rows))
+
+
+class RowLinear(ShardedModule):
+    """A projection whose input is split over ranks. The ranks' results add up to the projection; rank 0 holds the bias."""
+
+    def __init__(self, inputs: range, output_size: int, bias: bool, placement: Placement) -> None:
+        """Allocates the weight.
+
+        Args:
+            inputs: The columns of the checkpoint tensor that this rank keeps.
+            output_size: Rows.
+            bias: Whether the projection has one.
+            placement: Type and device.
+        """
+        super().__init__()
+        self._inputs = inputs
+        self.weight = placement.empty(output_size, len(inputs))
+        self.bias = placement.empty(output_size) if bias and placement.shard.rank == 0 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, len(inputs)] -> [num_tokens, output_size]."""
+        return functional.linear(x, self.weight, self.bias)
+
+    def checkpoint_parts(self) -> Iterator[CheckpointPart]:
+        """The weight, and the bias where this rank has it."""
+        rows = range(self.weight.shape[0])
+        yield CheckpointPart("weight", 0, WeightTarget(self.weight, rows, self._inputs))
+        if self.bias is not None:
+            yield CheckpointPart("bias", 0, WeightTarget(self.bias, rows))

@@ -1,0 +1,24 @@
+"""The gated MLP of a decoder layer."""
+
+from __future__ import annotations
+
+from headrace_kernels.swiglu import swiglu
+from torch import Tensor, nn
+
+from headrace_backend.layers.linear import ColumnLinear, RowLinear
+from headrace_backend.weights.placement import Placement
+
+
+class GatedMlp(nn.Module):
+    """down(silu(gate(x)) * up(x)), gate and up in one weight."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool, placement: Placement) -> None:
+        super().__init__()
+        inner = placement.shard.split(intermediate_size)
+        self.gate_up_proj = ColumnLinear(hidden_size, (inner, inner), bias, placement)
+        self.down_proj = RowLinear(inner, hidden_size, bias, placement)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] -> the same shape."""
+        out: Tensor = self.down_proj(swiglu(self.gate_up_proj(x)))
+        return out

@@ -1,0 +1,57 @@
+"""The rotary embedding of a model: its table of cosines and sines, made from the configuration once."""
+
+from __future__ import annotations
+
+import torch
+from headrace_kernels.rope import rope_rows
+from headrace_kernels.rope_frequencies import (
+    default_frequencies,
+    linear_frequencies,
+    llama3_frequencies,
+    rope_table,
+    yarn_attention_factor,
+    yarn_frequencies,
+)
+from headrace_model_folder import RopeConfig
+from torch import Tensor, nn
+
+
+class RotaryTable(nn.Module):
+    """[max_position, 2, head_dim / 2] fp32 cosines and sines, shared by all layers."""
+
+    table: Tensor
+
+    def __init__(self, rope: RopeConfig, head_dim: int, max_position: int, device: torch.device) -> None:
+        super().__init__()
+        frequencies, attention_factor = rope_frequencies(rope, head_dim)
+        self.register_buffer(
+            "table", rope_table(frequencies, max_position, attention_factor).to(device), persistent=False
+        )
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """[num_tokens] int64 -> the step's rotations for `headrace_kernels.rope`."""
+        return rope_rows(self.table, positions)
+
+
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+    """[head_dim / 2] fp32 radians per token, and the factor on cosine and sine."""
+    match rope.rope_type:
+        case "default" | "dynamic":  # dynamic stretches beyond the stated context only, which we never exceed
+            return default_frequencies(head_dim, rope.theta), 1.0
+        case "linear":
+            return linear_frequencies(head_dim, rope.theta, rope.factor), 1.0
+        case "llama3":
+            low, high = rope.low_freq_factor, rope.high_freq_factor
+            original = rope.original_max_position_embeddings
+            return llama3_frequencies(head_dim, rope.theta, rope.factor, low, high, original), 1.0
+        case "yarn":
+            return _yarn(rope, head_dim)
+
+
+def _yarn(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+    attention_factor = rope.attention_factor
+    if attention_factor is None:
+        attention_factor = yarn_attention_factor(rope.factor, rope.mscale, rope.mscale_all_dim)
+    original = rope.original_max_position_embeddings
+    blend = (rope.beta_fast, rope.beta_slow, rope.truncate)
+    return yarn_frequencies(head_dim, rope.theta, rope.factor, original, *blend), attention_factor

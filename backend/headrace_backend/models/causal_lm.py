@@ -1,0 +1,136 @@
+"""The decoder-only language model that all families share: embedding, layers, norm, output head, and the checkpoint names of its weights.
+
+A family says how its layers differ (`make_layer`) and how its checkpoint names relate to merged weights (`stacked_params`). Module names mirror
+Hugging Face's, so that a module's path is its tensors' name.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import ClassVar
+
+from headrace_model_folder import ModelConfig
+from torch import Tensor, nn
+
+from headrace_backend.layers.attention import AttentionShape
+from headrace_backend.layers.attention_metadata import AttentionMetadata
+from headrace_backend.layers.decoder_layer import DecoderLayer
+from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
+from headrace_backend.layers.norm import RmsNorm
+from headrace_backend.layers.rotary import RotaryTable
+from headrace_backend.layers.sharded_module import ShardedModule
+from headrace_backend.weights.placement import Placement, WeightTarget
+
+# A merged weight of ours -> the checkpoint's projections in it, in order.
+STACKED_PARAMS: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and the last norm: the part that checkpoints call `model`."""
+
+    def __init__(
+        self, config: ModelConfig, layers: list[DecoderLayer], placement: Placement, max_position: int
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size, placement)
+        self.rotary = RotaryTable(config.rope, config.head_dim, max_position, placement.device)
+        self.layers = nn.ModuleList(layers)
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, placement)
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], metadata: AttentionMetadata
+    ) -> Tensor:
+        """See `CausalLM.forward`."""
+        residual: Tensor = self.embed_tokens(token_ids)
+        rotations = self.rotary(positions)
+        pending: Tensor | None = None
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            pending = layer(pending, residual, rotations, kv_cache, metadata)
+        assert pending is not None
+        return self.norm.add(pending, residual)
+
+
+class CausalLM(nn.Module, abc.ABC):
+    """A language model. Its weights are empty until a loader has filled `weight_targets`."""
+
+    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = STACKED_PARAMS
+
+    def __init__(self, config: ModelConfig, placement: Placement, max_position: int) -> None:
+        """Allocates the parameters.
+
+        Args:
+            config: Sizes and switches.
+            placement: Type, device and rank.
+            max_position: Tokens of context to prepare for.
+        """
+        super().__init__()
+        layers = [self.make_layer(config, index, placement) for index in range(config.num_layers)]
+        self.model = Decoder(config, layers, placement, max_position)
+        tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
+        self.lm_head = OutputHead(config.vocab_size, config.hidden_size, placement, tied_to)
+        self.num_layers = config.num_layers
+        # Of this rank: what the KV cache needs.
+        self.num_kv_heads = layers[0].self_attn.num_kv_heads
+        self.head_dim = config.head_dim
+        self.hidden_size = config.hidden_size
+        self.vocab_size = config.vocab_size
+        self.max_position = max_position
+        # Of this rank; tied embeddings count once.
+        self.parameter_count = sum(parameter.numel() for parameter in self.parameters())
+
+    @abc.abstractmethod
+    def make_layer(self, config: ModelConfig, index: int, placement: Placement) -> DecoderLayer:
+        """The family's layer number `index`."""
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], metadata: AttentionMetadata
+    ) -> Tensor:
+        """One pass over a step's tokens. Their keys and values are written to the caches.
+
+        Args:
+            token_ids: [num_tokens] int64.
+            positions: [num_tokens] int64, below max_position.
+            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+            metadata: Rows, lengths, block tables and slots of the step.
+
+        Returns:
+            [num_tokens, hidden_size] hidden states after the last norm.
+        """
+        hidden: Tensor = self.model(token_ids, positions, kv_caches, metadata)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size] hidden states of the rows that sample -> [n, vocab_size] fp32."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        """Checkpoint tensor name -> the place in a parameter that it fills. Together they cover every parameter exactly once."""
+        targets: dict[str, WeightTarget] = {}
+        for path, module in self.named_modules():
+            if not isinstance(module, ShardedModule):
+                continue
+            parent, _, name = path.rpartition(".")
+            parts = self.stacked_params.get(name, (name,))
+            for part in module.checkpoint_parts():
+                targets[".".join(filter(None, (parent, parts[part.part], part.parameter)))] = part.target
+        assert sum(target.tensor.numel() for target in targets.values()) == self.parameter_count
+        return targets
+
+
+def attention_shape(config: ModelConfig, index: int) -> AttentionShape:
+    """Layer `index`'s attention as the configuration states it."""
+    return AttentionShape(
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        bias=config.attention_bias,
+        output_bias=config.attention_output_bias,
+        qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
+        sliding_window=config.layer_windows[index],
+    )

@@ -1,0 +1,73 @@
+"""Hugging Face architecture name -> model class, and loading a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, expected_tensors
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.llama import LlamaForCausalLM, MistralForCausalLM
+from headrace_backend.models.qwen2 import Qwen2ForCausalLM
+from headrace_backend.models.qwen3 import Qwen3ForCausalLM
+from headrace_backend.weights.dummy import fill_with_noise
+from headrace_backend.weights.loader import load_weights
+from headrace_backend.weights.placement import Placement
+
+MODEL_CLASSES: dict[str, type[CausalLM]] = {
+    "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": MistralForCausalLM,
+    "Qwen2ForCausalLM": Qwen2ForCausalLM,
+    "Qwen3ForCausalLM": Qwen3ForCausalLM,
+}
+
+
+def load_model(
+    folder: ModelFolder | None,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    load: Literal["folder", "dummy"],
+    seed: int,
+    progress: Callable[[str, int, int, str], None],
+    max_position: int | None = None,
+) -> CausalLM:
+    """Builds a model and fills its weights.
+
+    Args:
+        folder: Where the weights are; may be None for dummy weights.
+        config: The model's configuration (`folder.config`).
+        dtype: Type of weights and activations.
+        device: Where they live.
+        load: `folder`, or `dummy` for seeded Gaussian weights.
+        seed: Of the dummy weights.
+        progress: Called with (phase, done, total, unit); also a sign of life.
+        max_position: Tokens of context to prepare for; the model's own limit by default.
+
+    Returns:
+        The model in evaluation form: no parameter requires a gradient.
+
+    Raises:
+        InvalidModelFolder: the architecture is unknown, or a weight can't be read or is not finite.
+        ValueError: max_position is above the model's limit, or no folder to load from.
+    """
+    if config.architecture not in MODEL_CLASSES:
+        raise InvalidModelFolder(
+            f"config.json: architectures names {config.architecture!r}, known are {', '.join(MODEL_CLASSES)}"
+        )
+    limit = config.max_position_embeddings
+    if max_position is not None and not 1 <= max_position <= limit:
+        raise ValueError(f"max_position must be from 1 to {limit} (the model's context), is {max_position}")
+    model = MODEL_CLASSES[config.architecture](config, Placement(dtype, device), max_position or limit)
+    targets, shapes = model.weight_targets(), expected_tensors(config)
+    assert targets.keys() == shapes.keys()
+    with torch.inference_mode():
+        if load == "dummy":
+            fill_with_noise(targets, shapes, seed, progress)
+        elif folder is None:
+            raise ValueError("load='folder' needs a folder")
+        else:
+            load_weights(folder, targets, progress)
+    return model.eval()

@@ -1,0 +1,110 @@
+"""Causal attention of a step's tokens over the paged KV cache, grouped-query heads and sliding windows included.
+
+Owns the step's description (`AttentionMetadata`), the specification (`paged_attention_reference`) and the choice of implementation. Keys and values of the step's
+own tokens are in the cache before attention runs (`kv_cache.write_kv`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from headrace_kernels.attention_gather import GatherPlan, attend, plan_gathers
+
+_Int32Array = npt.NDArray[np.int32]
+
+
+@dataclasses.dataclass(slots=True)
+class AttentionMetadata:
+    """Which tokens of a step belong to which row, and where each row's context lies. Rows are the entries of a step plan.
+
+    Tensors are on the model's device. The numpy columns repeat two of them on the host, where decisions about grouping are made.
+    """
+
+    # [num_rows + 1] int32: row i has the tokens query_start_loc[i] up to query_start_loc[i + 1].
+    query_start_loc: Tensor
+    # [num_rows] int32: tokens of context, those of this step included.
+    seq_lens: Tensor
+    # [num_rows, max_blocks] int32; entries beyond a row's context are not read.
+    block_tables: Tensor
+    # [num_tokens] int64: where each token's key and value go; -1: nowhere.
+    slot_mapping: Tensor
+    # Tokens per block.
+    block_size: int
+    max_query_len: int
+    max_seq_len: int
+    # [num_rows] int32, each at least 1.
+    query_lens_cpu: _Int32Array
+    # [num_rows] int32.
+    seq_lens_cpu: _Int32Array
+    # Made by the first layer that needs it, used by all others of the step.
+    _plans: dict[tuple[int, int | None], GatherPlan] = dataclasses.field(default_factory=dict, repr=False)
+
+    def gather_plan(self, num_kv_heads: int, sliding_window: int | None) -> GatherPlan:
+        """How to collect the rows' keys and values for layers with these heads and this window."""
+        key = (num_kv_heads, sliding_window)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = plan_gathers(
+                self.block_tables,
+                self.query_lens_cpu,
+                self.seq_lens_cpu,
+                self.block_size,
+                num_kv_heads,
+                sliding_window,
+            )
+        return plan
+
+
+def paged_attention_reference(
+    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale: float, sliding_window: int | None = None
+) -> Tensor:
+    """Row by row in fp32 with a full matrix of scores. The specification; see `paged_attention`."""
+    num_heads = query.shape[1]
+    output = torch.empty_like(query)
+    end = 0
+    for row, (count, seq_len) in enumerate(
+        zip(metadata.query_lens_cpu.tolist(), metadata.seq_lens_cpu.tolist(), strict=True)
+    ):
+        start, end = end, end + count
+        num_blocks = -(-seq_len // metadata.block_size)
+        blocks = kv_cache[metadata.block_tables[row, :num_blocks].long()]
+        # [2, num_kv_heads, seq_len, head_dim], each key/value head repeated for its group of query heads.
+        context = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :seq_len].float()
+        key, value = context.repeat_interleave(num_heads // context.shape[1], dim=1)
+        scores = torch.einsum("qhd,hkd->hqk", query[start:end].float(), key) * scale
+        scores.masked_fill_(~_visible(count, seq_len, sliding_window, query.device), float("-inf"))
+        output[start:end] = torch.einsum("hqk,hkd->qhd", scores.softmax(dim=-1), value).to(query.dtype)
+    return output
+
+
+def _visible(count: int, seq_len: int, sliding_window: int | None, device: torch.device) -> Tensor:
+    """[count, seq_len] whether each of the last `count` tokens sees each token of the context."""
+    position = torch.arange(seq_len - count, seq_len, device=device)[:, None]
+    other = torch.arange(seq_len, device=device)
+    visible = other <= position
+    return visible if sliding_window is None else visible & (other > position - sliding_window)
+
+
+def paged_attention(
+    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale: float, sliding_window: int | None = None
+) -> Tensor:
+    """Attention of every token of the step over its row's context up to itself.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim], rotated; may be a view with strides.
+        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim]; num_kv_heads divides num_heads, and query head h reads key/value head
+            h // (num_heads / num_kv_heads). Slots that a row has not written may hold anything, NaN included.
+        metadata: The step.
+        scale: Multiplies the scores before the softmax, which is fp32.
+        sliding_window: Tokens that a token sees, itself included; None: all before it.
+
+    Returns:
+        [num_tokens, num_heads, head_dim] contiguous, in the type of query.
+    """
+    plan = metadata.gather_plan(kv_cache.shape[2], sliding_window)
+    return attend(query, kv_cache, plan, scale)
