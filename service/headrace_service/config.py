@@ -1,0 +1,98 @@
+"""Configuration of a service process.
+
+Owns the fields with their units, ranges and defaults. Where values come from (defaults, TOML, environment, flags) is the supervisor's
+business; here is one frozen object per process, which arrives as JSON.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Field
+
+
+class ServiceConfig(pydantic.BaseModel):
+    """One service process: where it listens, which backend it speaks to, and what it allows."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    listen: Annotated[
+        tuple[str, ...], Field(min_length=1, description="addresses to listen on: HOST:PORT or unix:PATH")
+    ]
+    engine: Annotated[str, Field(min_length=1, description="the backend's address: unix:PATH or HOST:PORT")]
+    engine_token_file: Annotated[
+        pathlib.Path | None, Field(description="file with the shared secret that the backend asks for on HOST:PORT")
+    ] = None
+    model_folder: Annotated[
+        pathlib.Path | None,
+        Field(description="folder of tokenizer and chat template; default: the folder that the backend names"),
+    ] = None
+    service_name: Annotated[
+        str, Field(min_length=1, max_length=64, description="names this process in the backend's logs")
+    ] = "service"
+
+    max_message_bytes: Annotated[
+        int, Field(ge=1 << 16, le=1 << 26, description="largest message from or to a client, bytes")
+    ] = 16 << 20
+    max_engine_message_bytes: Annotated[
+        int, Field(ge=1 << 20, le=1 << 28, description="largest message from or to the backend, bytes")
+    ] = 64 << 20
+    max_open_generations: Annotated[
+        int, Field(ge=1, le=100_000, description="generation and subscription calls open at once; more are refused")
+    ] = 4096
+    max_connection_streams: Annotated[
+        int, Field(ge=1, le=100_000, description="calls one connection may have open at once; more wait at the client")
+    ] = 10_000
+    default_time_limit_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=86_400,
+            description="longest life of a generation whose call has neither deadline nor time_limit, seconds",
+        ),
+    ] = 3600.0
+
+    reader_cap_bytes: Annotated[
+        int, Field(ge=4096, description="memory that tokens waiting for one slow reader may take, bytes")
+    ] = 256 << 10
+    reader_timeout_s: Annotated[
+        float,
+        Field(gt=0, description="seconds a reader may stay over reader_cap_bytes before its call ends as too slow"),
+    ] = 10.0
+    reader_stall_timeout_s: Annotated[
+        float, Field(gt=0, description="seconds a reader may take no message at all while one waits for it")
+    ] = 120.0
+
+    tokenizer_threads: Annotated[int, Field(ge=1, le=64, description="threads that encode long texts")] = 2
+    template_timeout_s: Annotated[
+        float, Field(gt=0, le=60, description="wall time of laying out one conversation, seconds")
+    ] = 2.0
+    template_memory_bytes: Annotated[
+        int, Field(ge=64 << 20, description="address space of the chat template's helper process, bytes")
+    ] = 512 << 20
+
+    engine_retry_max_s: Annotated[
+        float, Field(gt=0, description="longest pause between attempts to reach the backend, seconds")
+    ] = 2.0
+    engine_silence_s: Annotated[
+        float,
+        Field(gt=0, description="seconds without any message from the backend after which its connection is given up"),
+    ] = 15.0
+    keepalive_s: Annotated[float, Field(gt=0, description="seconds of silence after which a client is pinged")] = 20.0
+    keepalive_timeout_s: Annotated[float, Field(gt=0, description="seconds a client may take to answer a ping")] = 10.0
+    shutdown_grace_s: Annotated[float, Field(ge=0, description="seconds that open streams may go on after SIGTERM")] = (
+        30.0
+    )
+    reuse_port: Annotated[
+        bool, Field(description="share HOST:PORT with the other service processes of one supervisor")
+    ] = False
+    reflection: Annotated[
+        bool, Field(description="serve grpc.reflection, so that grpcurl works without .proto files")
+    ] = True
+    exit_with_parent: Annotated[
+        bool, Field(description="shut down when the process that started this one dies (Linux)")
+    ] = False
+    log_format: Literal["console", "json"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"

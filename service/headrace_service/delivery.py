@@ -1,0 +1,56 @@
+"""A stream's events to its reader: the writer of one call.
+
+Owns the loop between `GenerationStream` and `context.write`, and the end of the call in all its ways. One coroutine per call, the handler's own:
+a task more per stream would cost a wake-up per token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from headrace_service import errors
+from headrace_service.generation_stream import GenerationStream
+from headrace_service.rpc_boundary import Context
+
+
+async def deliver(stream: GenerationStream, context: Context) -> None:
+    """Writes everything up to Done.
+
+    Raises:
+        ServiceError: the subscription failed, or its reader is too slow; what had arrived before a failure has been written.
+        asyncio.CancelledError: the caller left.
+    """
+    stream.writer = asyncio.current_task()
+    try:
+        while stream.done is None and stream.failure is None:
+            await _write_pending(stream, context)
+            if stream.done is None and stream.failure is None:
+                await stream.wait()
+        await _write_pending(stream, context)
+        if stream.failure is not None:
+            raise stream.failure
+        if stream.hit_deadline and stream.deadline_is_status:
+            raise errors.deadline_exceeded()
+        await _write(stream, context, stream.take_done())
+    except BaseException:
+        # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason is the stream's.
+        if stream.failure is not None:
+            raise stream.failure from None
+        raise
+    finally:
+        stream.writer = None
+
+
+async def _write_pending(stream: GenerationStream, context: Context) -> None:
+    while messages := stream.take():
+        for message in messages:
+            await _write(stream, context, message)
+
+
+async def _write(stream: GenerationStream, context: Context, message: bytes) -> None:
+    began_ns = time.monotonic_ns()
+    stream.writing_since_ns = began_ns
+    await context.write(message)
+    stream.writing_since_ns = 0
+    stream.clock.wrote(began_ns, time.monotonic_ns())

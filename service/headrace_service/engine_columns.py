@@ -1,0 +1,49 @@
+"""The engine's packed columns, read as Python numbers.
+
+Owns the little-endian layouts of engine.proto. `tolist` once per column is what makes a step of 256 rows cost microseconds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_service.event_wire import TokenLogprobs
+
+
+def token_ids_of(column: bytes) -> list[int]:
+    """Returns a column of uint32 as a list."""
+    ids: list[int] = np.frombuffer(column, dtype="<u4").tolist()
+    return ids
+
+
+def output_indices_of(column: bytes) -> list[int]:
+    """Returns a column of uint16 as a list."""
+    indices: list[int] = np.frombuffer(column, dtype="<u2").tolist()
+    return indices
+
+
+class LogprobReader:
+    """Walks through columns of log probabilities, token by token."""
+
+    __slots__ = ("_counts", "_ranks", "_row", "_sampled", "_top_ids", "_top_logprobs", "_top_row")
+
+    def __init__(self, columns: engine_pb2.LogprobColumns) -> None:
+        self._sampled: list[float] = np.frombuffer(columns.sampled, dtype="<f4").tolist()
+        self._ranks = token_ids_of(columns.ranks)
+        self._counts = output_indices_of(columns.top_counts)
+        self._top_ids = token_ids_of(columns.top_token_ids)
+        self._top_logprobs: list[float] = np.frombuffer(columns.top_logprobs, dtype="<f4").tolist()
+        self._row = 0
+        self._top_row = 0
+
+    def next(self) -> TokenLogprobs:
+        """Returns the next token's."""
+        row, begin = self._row, self._top_row
+        self._row, self._top_row = row + 1, begin + self._counts[row]
+        return TokenLogprobs(
+            self._sampled[row],
+            self._ranks[row],
+            self._top_ids[begin : self._top_row],
+            self._top_logprobs[begin : self._top_row],
+        )

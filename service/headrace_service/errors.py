@@ -1,0 +1,166 @@
+"""Errors that callers see: one exception, its constructors by meaning, and its form on the wire.
+
+Owns the mapping from meanings to gRPC codes and google.rpc details. Every refusal in this room raises a `ServiceError`; `rpc_boundary` is the
+only place that turns one into a status. Messages name field, rule and limit, and never echo a caller's value whole: gRPC turns statuses
+above some KiB into RESOURCE_EXHAUSTED, so that message and details are capped at 1 KiB together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2, message
+from google.rpc import error_details_pb2, status_pb2
+
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+_MAX_STATUS_BYTES = 1024
+_MAX_MESSAGE_CHARS = 300
+_MAX_FIELD_CHARS = 120
+_MAX_ECHO_CHARS = 64
+_ERROR_DOMAIN = "headrace"
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken rule.
+
+    Attributes:
+        field: path of the field in the request, as the .proto names it, for example "spec.sampling.top_p".
+        description: the rule and its limit.
+    """
+
+    field: str
+    description: str
+
+
+class ServiceError(Exception):
+    """An answer other than OK.
+
+    Attributes:
+        code: the gRPC status code.
+        message: one line for people.
+        details: google.rpc messages for programs.
+    """
+
+    def __init__(self, code: grpc.StatusCode, text: str, details: Sequence[message.Message] = ()) -> None:
+        super().__init__(text)
+        self.code = code
+        self.message = text[:_MAX_MESSAGE_CHARS]
+        self.details = tuple(details)
+
+
+def echo(value: str) -> str:
+    """Returns a caller's value quoted for an error message, shortened."""
+    return repr(value if len(value) <= _MAX_ECHO_CHARS else value[:_MAX_ECHO_CHARS] + "...")
+
+
+def invalid(violations: Sequence[Violation]) -> ServiceError:
+    """Returns INVALID_ARGUMENT for a request that breaks rules."""
+    capped = [
+        error_details_pb2.BadRequest.FieldViolation(
+            field=violation.field[:_MAX_FIELD_CHARS], description=violation.description[:_MAX_MESSAGE_CHARS]
+        )
+        for violation in violations
+    ]
+    first = violations[0]
+    more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+    text = f"{first.field[:_MAX_FIELD_CHARS]}: {first.description}{more}"
+    return ServiceError(grpc.StatusCode.INVALID_ARGUMENT, text, [error_details_pb2.BadRequest(field_violations=capped)])
+
+
+def invalid_field(field: str, description: str) -> ServiceError:
+    """Returns INVALID_ARGUMENT for one broken rule."""
+    return invalid([Violation(field, description)])
+
+
+def malformed() -> ServiceError:
+    """Returns INVALID_ARGUMENT for bytes that are no message of the RPC's type."""
+    return ServiceError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "request: not a valid protobuf message of this RPC (truncated, or a string is not UTF-8)",
+    )
+
+
+def not_found(text: str) -> ServiceError:
+    """Returns NOT_FOUND."""
+    return ServiceError(grpc.StatusCode.NOT_FOUND, text)
+
+
+def failed_precondition(text: str) -> ServiceError:
+    """Returns FAILED_PRECONDITION, for what this server's model can never do."""
+    return ServiceError(grpc.StatusCode.FAILED_PRECONDITION, text)
+
+
+def unavailable(text: str, retry_after_s: float = 1.0) -> ServiceError:
+    """Returns UNAVAILABLE with the time after which trying again makes sense."""
+    return ServiceError(grpc.StatusCode.UNAVAILABLE, text, [_retry_info(retry_after_s)])
+
+
+def exhausted(text: str, retry_after_s: float | None = None) -> ServiceError:
+    """Returns RESOURCE_EXHAUSTED; with RetryInfo where waiting helps."""
+    return ServiceError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, text, [] if retry_after_s is None else [_retry_info(retry_after_s)]
+    )
+
+
+def deadline_exceeded(text: str = "the call's deadline passed before the generation ended") -> ServiceError:
+    """Returns DEADLINE_EXCEEDED."""
+    return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+
+
+def cancelled() -> ServiceError:
+    """Returns CANCELLED, for calls whose answer is only useful whole."""
+    return ServiceError(grpc.StatusCode.CANCELLED, "the generation was cancelled")
+
+
+def internal(error_id: str) -> ServiceError:
+    """Returns INTERNAL with an id that the server's log carries too; the exception's own text stays out of it."""
+    info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=_ERROR_DOMAIN, metadata={"error_id": error_id})
+    return ServiceError(
+        grpc.StatusCode.INTERNAL, f"internal error {error_id}; the server's log says more under this id", [info]
+    )
+
+
+def from_status(status: status_pb2.Status) -> ServiceError:
+    """Returns the engine's refusal as it is meant for the caller."""
+    code = _CODES.get(status.code, grpc.StatusCode.INTERNAL)
+    error = ServiceError(code, status.message)
+    error.details = tuple(status.details)
+    return error
+
+
+def to_status(error: ServiceError) -> status_pb2.Status:
+    """Returns the error as google.rpc.Status of at most 1 KiB: violations and details that do not fit are left out, last first."""
+    status = status_pb2.Status(code=error.code.value[0], message=error.message)
+    for detail in error.details:
+        packed = any_pb2.Any()
+        if isinstance(detail, any_pb2.Any):
+            packed.CopyFrom(detail)
+        else:
+            packed.Pack(_fitting(detail, _MAX_STATUS_BYTES - status.ByteSize()))
+        if status.ByteSize() + packed.ByteSize() < _MAX_STATUS_BYTES:
+            status.details.append(packed)
+    return status
+
+
+def trailing_metadata(error: ServiceError) -> tuple[tuple[str, bytes], ...]:
+    """Returns the metadata that carries the error's details, by the convention of grpc-status."""
+    return ((STATUS_DETAILS_KEY, to_status(error).SerializeToString()),)
+
+
+def _fitting(detail: message.Message, room_bytes: int) -> message.Message:
+    """Returns the detail, a BadRequest with as many violations as fit."""
+    envelope_bytes = 80
+    if isinstance(detail, error_details_pb2.BadRequest):
+        while len(detail.field_violations) > 1 and detail.ByteSize() > room_bytes - envelope_bytes:
+            del detail.field_violations[-1]
+    return detail
+
+
+def _retry_info(retry_after_s: float) -> error_details_pb2.RetryInfo:
+    delay = duration_pb2.Duration()
+    delay.FromNanoseconds(int(retry_after_s * 1e9))
+    return error_details_pb2.RetryInfo(retry_delay=delay)

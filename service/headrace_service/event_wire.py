@@ -1,0 +1,118 @@
+"""Generation events as bytes, ready for `context.write`.
+
+Owns the encoding of every `GenerationEvent`. The answers of Generate, Chat and Subscribe hold their event in field 1, so that one encoding
+serves all three, and streams are registered without a serializer. A token's message is filled into one reused Delta: a third of the cost
+of building one from scratch (1.3 us against 3.4 us).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from headrace.v1 import generation_pb2, inference_pb2
+from headrace_protos.engine.v1 import engine_pb2
+
+_REASONS = {
+    engine_pb2.OUTPUT_END_REASON_STOP: generation_pb2.FINISH_REASON_STOP,
+    engine_pb2.OUTPUT_END_REASON_LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+    engine_pb2.OUTPUT_END_REASON_CANCELLED: generation_pb2.FINISH_REASON_CANCELLED,
+    engine_pb2.OUTPUT_END_REASON_DEADLINE: generation_pb2.FINISH_REASON_DEADLINE,
+    engine_pb2.OUTPUT_END_REASON_ERROR: generation_pb2.FINISH_REASON_ERROR,
+}
+
+_delta_response = inference_pb2.GenerateResponse()
+_delta = _delta_response.event.delta
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities of one token (natural logarithm)."""
+
+    sampled: float
+    rank: int
+    top_ids: Sequence[int]
+    top_logprobs: Sequence[float]
+
+
+def finish_reason(reason: engine_pb2.OutputEndReason) -> generation_pb2.FinishReason:
+    """Returns the public name of why an output ended."""
+    return _REASONS.get(reason, generation_pb2.FINISH_REASON_ERROR)
+
+
+def accepted(request_id: str, model_revision: str, prompt_tokens: int) -> bytes:
+    """Returns the Accepted event."""
+    event = generation_pb2.Accepted(request_id=request_id, model_revision=model_revision, prompt_tokens=prompt_tokens)
+    return _response(generation_pb2.GenerationEvent(accepted=event))
+
+
+def started(cached_tokens: int) -> bytes:
+    """Returns the Started event."""
+    return _response(generation_pb2.GenerationEvent(started=generation_pb2.Started(cached_tokens=cached_tokens)))
+
+
+def resumed(pause_ns: int) -> bytes:
+    """Returns the Resumed event."""
+    return _response(generation_pb2.GenerationEvent(resumed=generation_pb2.Resumed(pause_ns=pause_ns)))
+
+
+def delta(
+    output_index: int,
+    first_token_index: int,
+    token_ids: Sequence[int],
+    text: str,
+    logprobs: Sequence[TokenLogprobs] | None,
+) -> bytes:
+    """Returns the Delta event.
+
+    Args:
+        output_index: which of the n outputs.
+        first_token_index: position of the first token in its output.
+        token_ids: at least one.
+        text: the text of these tokens; may be empty.
+        logprobs: one per token, or None if not asked for.
+    """
+    _delta.Clear()
+    _delta.output_index = output_index
+    _delta.first_token_index = first_token_index
+    _delta.token_ids.extend(token_ids)
+    if text:
+        _delta.content.add().text = text
+    if logprobs is not None:
+        _fill_logprobs(_delta.logprobs, logprobs)
+    return _delta_response.SerializeToString()
+
+
+def output_finished(end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> bytes:
+    """Returns the OutputFinished event; `stop_strings` are the request's, to name the one that matched."""
+    event = generation_pb2.OutputFinished(output_index=end.output_index, reason=finish_reason(end.reason))
+    if end.HasField("stop_token_id"):
+        event.matched_stop.token_id = end.stop_token_id
+    elif end.HasField("stop_string_index") and end.stop_string_index < len(stop_strings):
+        event.matched_stop.text = stop_strings[end.stop_string_index]
+    if end.HasField("error"):
+        event.error.CopyFrom(end.error)
+    return _response(generation_pb2.GenerationEvent(output_finished=event))
+
+
+def done(engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> bytes:
+    """Returns the Done event."""
+    usage = generation_pb2.Usage(
+        prompt_tokens=engine_done.prompt_tokens,
+        output_tokens=engine_done.output_tokens,
+        cached_tokens=engine_done.cached_tokens,
+    )
+    return _response(generation_pb2.GenerationEvent(done=generation_pb2.Done(usage=usage, ledger=ledger)))
+
+
+def _fill_logprobs(columns: generation_pb2.Logprobs, logprobs: Sequence[TokenLogprobs]) -> None:
+    for entry in logprobs:
+        columns.sampled.append(entry.sampled)
+        columns.ranks.append(entry.rank)
+        columns.top_counts.append(len(entry.top_ids))
+        columns.top_token_ids.extend(entry.top_ids)
+        columns.top_logprobs.extend(entry.top_logprobs)
+
+
+def _response(event: generation_pb2.GenerationEvent) -> bytes:
+    return inference_pb2.GenerateResponse(event=event).SerializeToString()

@@ -1,0 +1,206 @@
+"""One subscription on its way from the engine to one reader.
+
+Owns what is pending for the reader and the order of events: started, resumed, deltas, output_finished, done. The engine's side (`push`, `note_*`,
+`fail`) is called while a step is dealt out and never waits; the reader's side (`take`, `wait`) is one coroutine. When the reader is behind,
+everything pending goes into one message per output, so that a slow reader costs fewer messages, not more memory; how far behind it may
+fall is watched by `reader_watch`. Knows the engine's messages, not its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_service import errors, event_wire, ledger
+from headrace_service.detokenizer import PieceTable
+from headrace_service.engine_columns import LogprobReader, token_ids_of
+from headrace_service.event_wire import TokenLogprobs
+from headrace_service.output_text import OutputText
+from headrace_service.render_state import RenderState
+
+# What one pending token, and one of its reported alternatives, takes in this process's lists.
+_TOKEN_BYTES = 40
+_TOP_ENTRY_BYTES = 64
+
+
+class GenerationStream:
+    """Tokens and events of one subscription.
+
+    Attributes:
+        handle: names the subscription on the engine's stream.
+        request_id: the request read.
+        from_token: first token to deliver, in each output.
+        clock: when things left, for the ledger.
+        done: set when the request has ended; nothing comes after it.
+        failure: set when the subscription ended without the request's end.
+        hit_deadline: whether the engine ended an output for its time.
+        deadline_is_status: whether that time was the call's own deadline, so that the call must end with it.
+        pending_bytes: memory that undelivered tokens take.
+        writing_since_ns: when the write that the reader has not taken yet began; 0: none.
+    """
+
+    __slots__ = (
+        "_outputs", "_pauses_ns", "_render", "_started", "_table", "_waiter", "_whole", "clock", "deadline_is_status", "done", "failure", "from_token", "handle", "hit_deadline",
+        "over_cap_since_ns", "pending_bytes", "request_id", "writer", "writing_since_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        handle: int,
+        request_id: str,
+        table: PieceTable,
+        render: RenderState | None,
+        clock: ledger.DeliveryClock,
+        from_token: int = 0,
+    ) -> None:
+        self.handle = handle
+        self.request_id = request_id
+        self.from_token = from_token
+        self.clock = clock
+        self.done: engine_pb2.RequestDone | None = None
+        self.failure: errors.ServiceError | None = None
+        self.pending_bytes = 0
+        self.over_cap_since_ns = 0
+        self.writing_since_ns = 0
+        self.deadline_is_status = False
+        self.hit_deadline = False
+        self.writer: asyncio.Task[None] | None = None
+        self._table = table
+        self._render = render
+        self._outputs: dict[int, OutputText] = {}
+        self._started: int | None = None
+        self._pauses_ns: list[int] = []
+        self._waiter: asyncio.Future[None] | None = None
+        # Whether the reader wants nothing before the end, and is not woken for tokens.
+        self._whole = False
+
+    # -- the engine's side
+
+    def push(self, output_index: int, token: int) -> None:
+        """Takes one token; the hot path."""
+        output = self._outputs.get(output_index)
+        if output is None:
+            output = self._new_output(output_index)
+        output.tokens.append(token)
+        self.pending_bytes += _TOKEN_BYTES
+        if not self._whole:
+            self._wake()
+
+    def push_logprobs(self, output_index: int, entry: TokenLogprobs) -> None:
+        """Takes the log probabilities of the token pushed last."""
+        logprobs = self._outputs[output_index].logprobs
+        if logprobs is not None:
+            logprobs.append(entry)
+            self.pending_bytes += _TOKEN_BYTES + _TOP_ENTRY_BYTES * len(entry.top_ids)
+
+    def note(self, event: engine_pb2.RequestEvent) -> None:
+        """Takes one event of the request."""
+        kind = event.WhichOneof("event")
+        if kind == "started":
+            self._started = event.started.cached_tokens
+        elif kind == "resumed":
+            self._pauses_ns.append(event.resumed.pause_ns)
+        elif kind == "output_end":
+            self._end_output(event.output_end)
+        elif kind == "done":
+            self._note_done(event.done)
+        self._wake()
+
+    def begin_attached(self, attached: engine_pb2.Attached) -> None:
+        """Takes the state of a request that runs, or ran, already."""
+        self._render = RenderState.decode(attached.service_state)
+        if attached.started:
+            self._started = attached.cached_tokens
+        for log in attached.outputs:
+            self._replay(log)
+        if attached.HasField("done"):
+            self._note_done(attached.done)
+        self._wake()
+
+    def fail(self, failure: errors.ServiceError) -> None:
+        """Ends the subscription without the request's end; what is pending is still delivered."""
+        if self.done is None and self.failure is None:
+            self.failure = failure
+            self._wake()
+
+    def interrupt(self, failure: errors.ServiceError) -> None:
+        """Ends the call now, though its reader may take nothing: a blocked write is cancelled."""
+        self.failure = failure
+        self._wake()
+        if self.writer is not None:
+            self.writer.cancel()
+
+    # -- the reader's side
+
+    def take(self) -> list[bytes]:
+        """Returns all pending events but Done, in order; empty if there are none."""
+        messages: list[bytes] = []
+        self.pending_bytes = 0
+        self.over_cap_since_ns = 0
+        if self._started is not None:
+            messages.append(event_wire.started(self._started))
+            self._started = None
+        if self._pauses_ns:
+            messages.extend(map(event_wire.resumed, self._pauses_ns))
+            self._pauses_ns = []
+        for output in self._outputs.values():
+            if output.tokens or output.end is not None:
+                output.take(messages)
+                if output.end is not None:
+                    messages.append(
+                        event_wire.output_finished(output.end, self._render.stop_strings if self._render else ())
+                    )
+                    output.end = None
+        return messages
+
+    def take_done(self) -> bytes:
+        """Returns the Done event as of this moment. The request must have ended."""
+        assert self.done is not None
+        return event_wire.done(self.done, ledger.close(self.done, self.clock, time.monotonic_ns()))
+
+    async def wait(self) -> None:
+        """Returns when something may be pending. One coroutine at a time."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    async def wait_ended(self) -> None:
+        """Returns when the request or the subscription has ended; for calls that answer with everything at once."""
+        self._whole = True
+        while self.done is None and self.failure is None:
+            await self.wait()
+
+    # -- inside
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _new_output(self, output_index: int) -> OutputText:
+        assert self._render is not None
+        output = OutputText(
+            output_index, self._table, self._render.skip_special, self._render.with_logprobs, self.from_token
+        )
+        self._outputs[output_index] = output
+        return output
+
+    def _end_output(self, end: engine_pb2.OutputEnd) -> None:
+        output = self._outputs.get(end.output_index) or self._new_output(end.output_index)
+        output.end = end
+        self.hit_deadline = self.hit_deadline or end.reason == engine_pb2.OUTPUT_END_REASON_DEADLINE
+
+    def _note_done(self, done: engine_pb2.RequestDone) -> None:
+        self.done = done
+        self.clock.generation_ended(time.monotonic_ns(), done.ended_ago_ns)
+
+    def _replay(self, log: engine_pb2.OutputLog) -> None:
+        output = self._new_output(log.output_index)
+        output.tokens = token_ids_of(log.token_ids)
+        if output.logprobs is not None:
+            reader = LogprobReader(log.logprobs)
+            output.logprobs = [reader.next() for _ in output.tokens]
+        if log.HasField("end"):
+            output.end = log.end

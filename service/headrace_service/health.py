@@ -1,0 +1,53 @@
+"""grpc.health.v1: whether this process would answer a generation that arrives now.
+
+Owns Check and Watch. SERVING means progress, not a live process: it follows the engine's own state, and a state grown stale counts as not
+serving. (The servicer that ships with grpcio-health-checking loses a watcher's updates when another watcher of the same service leaves,
+and lets one slow watcher hold up the others.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+_LOOK_EVERY_S = 0.1
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """The health of this process.
+
+    Args:
+        is_serving: asked at every Check, and ten times a second while anybody watches.
+        service_names: the services known, besides "" for the whole server.
+    """
+
+    def __init__(self, is_serving: Callable[[], bool], service_names: Iterable[str]) -> None:
+        self._is_serving = is_serving
+        self._known = {"", *service_names}
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: _Context) -> Any:  # noqa: N802
+        """Answers the status of one service, or NOT_FOUND."""
+        if request.service not in self._known:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this server has no service of that name")
+        return HealthCheckResponse(status=self._status(request.service))
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:  # noqa: N802
+        """Sends the status now, and whenever it has changed."""
+        sent = None
+        while True:
+            status = self._status(request.service)
+            if status != sent:
+                await context.write(HealthCheckResponse(status=status))
+                sent = status
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _status(self, service: str) -> Any:
+        if service not in self._known:
+            return HealthCheckResponse.SERVICE_UNKNOWN
+        return HealthCheckResponse.SERVING if self._is_serving() else HealthCheckResponse.NOT_SERVING

@@ -1,0 +1,63 @@
+"""The service process: `python -m headrace_service --config-json FILE` (or `-` for stdin).
+
+Owns the process's entry: configuration, logs, event loop, exit codes. 0: shut down by signal; 2: it can never run as configured (one line
+on stderr says why); 1: anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import pathlib
+import signal
+import sys
+
+import pydantic
+import uvloop
+
+from headrace_model_folder import InvalidModelFolder
+from headrace_service import logs, server
+from headrace_service.config import ServiceConfig
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the service until it is told to stop; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="headrace_service", description="Headrace's gRPC front end")
+    parser.add_argument(
+        "--config-json", required=True, metavar="FILE", help="ServiceConfig as JSON; - reads standard input"
+    )
+    path: str = parser.parse_args(arguments).config_json
+    try:
+        config = ServiceConfig.model_validate_json(sys.stdin.read() if path == "-" else pathlib.Path(path).read_text())
+        logs.configure(config.log_format, config.log_level)
+        if config.exit_with_parent:
+            _exit_with_parent()
+        uvloop.run(server.run(config))
+    except pydantic.ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        return _refuse(f"configuration: {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+    except (server.CannotListen, InvalidModelFolder) as error:
+        return _refuse(str(error))
+    except OSError as error:
+        return _refuse(f"{error.filename or path}: {error.strerror}")
+    return 0
+
+
+def _refuse(why: str) -> int:
+    print(f"headrace service: {why}", file=sys.stderr)
+    return 2
+
+
+def _exit_with_parent() -> None:
+    """Asks Linux for SIGTERM when the parent dies; ends at once if it is dead already."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent or parent == 1:
+        raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

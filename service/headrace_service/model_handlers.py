@@ -1,0 +1,61 @@
+"""Tokenize, Detokenize, GetModel, ListModels and GetLoad: what there is besides generating."""
+
+from __future__ import annotations
+
+from headrace.v1 import inference_pb2
+from headrace_service import validation
+from headrace_service.rpc_boundary import Call
+from headrace_service.service_core import ServiceCore
+
+
+class ModelHandlers:
+    """RPCs about the model."""
+
+    def __init__(self, core: ServiceCore) -> None:
+        self._core = core
+
+    async def tokenize(self, request: inference_pb2.TokenizeRequest, call: Call) -> inference_pb2.TokenizeResponse:
+        """Encodes a text of any length that fits a message."""
+        model = self._core.model
+        validation.check_model_name(request.model, model.facts)
+        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        token_ids = await model.tokenizer.encode(request.text, add_special_tokens)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids.tolist())
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, call: Call
+    ) -> inference_pb2.DetokenizeResponse:
+        """Decodes token ids of any number that fits a message."""
+        model = self._core.model
+        validation.check_model_name(request.model, model.facts)
+        validation.check_token_ids(request.token_ids, model.facts.vocabulary_size, "token_ids")
+        skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        return inference_pb2.DetokenizeResponse(text=model.pieces.text(request.token_ids, skip_special))
+
+    async def get_model(self, request: inference_pb2.GetModelRequest, call: Call) -> inference_pb2.GetModelResponse:
+        """Describes one model."""
+        model = self._core.model
+        validation.check_model_name(request.model, model.facts)
+        return inference_pb2.GetModelResponse(model=model.describe())
+
+    async def list_models(
+        self, request: inference_pb2.ListModelsRequest, call: Call
+    ) -> inference_pb2.ListModelsResponse:
+        """Describes all models, of which there is one."""
+        return inference_pb2.ListModelsResponse(models=[self._core.model.describe()])
+
+    async def get_load(self, request: inference_pb2.GetLoadRequest, call: Call) -> inference_pb2.GetLoadResponse:
+        """Says how busy the engine is."""
+        validation.check_model_name(request.model, self._core.model.facts)
+        load = await self._core.engine.load()
+        return inference_pb2.GetLoadResponse(
+            running_sequences=load.running_sequences,
+            waiting_requests=load.waiting_requests,
+            waiting_tokens=load.waiting_tokens,
+            kv_cache_usage=load.kv_cache_usage,
+            kv_blocks=load.kv_blocks,
+            max_waiting_requests=load.max_waiting_requests,
+            output_tokens_per_second=load.output_tokens_per_second,
+            expected_wait_ns=load.expected_wait_ns,
+            serving=self._core.serving,
+        )

@@ -1,0 +1,101 @@
+"""One output of a stream: the tokens that wait for the reader, and the text they become.
+
+Owns what is pending for one (stream, output), and cuts it into Delta messages whose ids, text and log probabilities cover the same tokens.
+A subscription that starts in the middle is rendered from token 0, silently, up to the last whole character before its first token.
+"""
+
+from __future__ import annotations
+
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_service import event_wire
+from headrace_service.detokenizer import IncrementalDetokenizer, PieceTable
+from headrace_service.event_wire import TokenLogprobs
+
+# Keeps a message of a long replay (log probabilities included) well under a client's default limit of 4 MiB.
+_MAX_DELTA_TOKENS = 1024
+# First token's position, token ids, text, log probabilities.
+_Run = tuple[int, list[int], str, list[TokenLogprobs] | None]
+
+
+class OutputText:
+    """Pending tokens and text state of one output.
+
+    Attributes:
+        tokens: token ids not yet rendered.
+        logprobs: their log probabilities, one per token; None if the request asked for none.
+        end: set once the output has ended.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_next_token",
+        "_output_index",
+        "_skip_left",
+        "_unsent_logprobs",
+        "end",
+        "logprobs",
+        "tokens",
+    )
+
+    def __init__(
+        self, output_index: int, table: PieceTable, skip_special: bool, with_logprobs: bool, from_token: int
+    ) -> None:
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] | None = [] if with_logprobs else None
+        self.end: engine_pb2.OutputEnd | None = None
+        self._output_index = output_index
+        self._detokenizer = IncrementalDetokenizer(table, skip_special)
+        self._next_token = 0
+        self._skip_left = from_token
+        # Log probabilities of tokens that the detokenizer holds back, then of those that it gets next.
+        self._unsent_logprobs: list[TokenLogprobs] = []
+
+    def take(self, messages: list[bytes]) -> None:
+        """Appends the Delta messages of all that is pending."""
+        if self._skip_left:
+            self._skip()
+        while len(self.tokens) > 2 * _MAX_DELTA_TOKENS:  # the rest stays whole, so that an end can trim it
+            self._append_delta(messages, *self._release(_MAX_DELTA_TOKENS))
+        if self.end is None:
+            self._append_delta(messages, *self._release(len(self.tokens)))
+        else:
+            self._append_delta(messages, *self._finish(self.end.trim_bytes))
+
+    def _skip(self) -> None:
+        """Renders tokens before the first one wanted without delivering them; what is held back at the border is delivered."""
+        num_tokens = min(self._skip_left, len(self.tokens))
+        self._skip_left -= num_tokens
+        if num_tokens:
+            self._release(num_tokens)
+
+    def _release(self, num_tokens: int) -> _Run:
+        batch, self.tokens = self.tokens[:num_tokens], self.tokens[num_tokens:]
+        logprobs_batch = self._take_logprobs(num_tokens)
+        token_ids, text = self._detokenizer.feed(batch)
+        return self._advance(token_ids, text, logprobs_batch)
+
+    def _finish(self, trim_bytes: int) -> _Run:
+        batch, self.tokens = self.tokens, []
+        logprobs_batch = self._take_logprobs(len(batch))
+        token_ids, text = self._detokenizer.finish(batch, trim_bytes)
+        return self._advance(token_ids, text, logprobs_batch)
+
+    def _take_logprobs(self, num_tokens: int) -> list[TokenLogprobs] | None:
+        if self.logprobs is None:
+            return None
+        batch, self.logprobs = self.logprobs[:num_tokens], self.logprobs[num_tokens:]
+        return batch
+
+    def _advance(self, token_ids: list[int], text: str, logprobs_batch: list[TokenLogprobs] | None) -> _Run:
+        first, self._next_token = self._next_token, self._next_token + len(token_ids)
+        if logprobs_batch is None:
+            return first, token_ids, text, None
+        known = self._unsent_logprobs + logprobs_batch
+        self._unsent_logprobs = known[len(token_ids) :]
+        return first, token_ids, text, known[: len(token_ids)]
+
+    def _append_delta(
+        self, messages: list[bytes], first: int, token_ids: list[int], text: str, logprobs: list[TokenLogprobs] | None
+    ) -> None:
+        if token_ids:
+            messages.append(event_wire.delta(self._output_index, first, token_ids, text, logprobs))

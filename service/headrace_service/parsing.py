@@ -1,0 +1,70 @@
+"""From a call's bytes to its request message, with nothing guessed and nothing ignored.
+
+Owns two rules that protobuf itself does not keep: bytes that do not parse are the caller's mistake (grpc would answer UNKNOWN with a
+Python class name), and a field that this server's .proto does not have is refused by its number instead of being dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from google.protobuf import message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from headrace_service import errors
+
+Request = TypeVar("Request", bound=message.Message)
+_MAX_DEPTH = 32
+
+
+class Unparsed(Generic[Request]):
+    """A request as it arrived: deserializers must not raise inside grpc, so that parsing waits until a handler can answer."""
+
+    __slots__ = ("_data", "_message_type")
+
+    def __init__(self, message_type: type[Request], data: bytes) -> None:
+        self._message_type = message_type
+        self._data = data
+
+    def parse(self) -> Request:
+        """Returns the message.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT; the bytes are no such message, or hold fields that the message does not have.
+        """
+        try:
+            request = self._message_type.FromString(self._data)
+        except message.DecodeError:
+            raise errors.malformed() from None
+        violations = list(_unknown_fields(request, "", 0))
+        if violations:
+            raise errors.invalid(violations)
+        return request
+
+
+def deserializer(message_type: type[Request]) -> Callable[[bytes], Unparsed[Request]]:
+    """Returns the deserializer to give to grpc."""
+    return lambda data: Unparsed(message_type, data)
+
+
+def _unknown_fields(parent: message.Message, path: str, depth: int) -> Iterator[errors.Violation]:
+    if depth > _MAX_DEPTH:
+        raise errors.invalid_field(path, f"messages may nest at most {_MAX_DEPTH} deep")
+    for unknown in UnknownFieldSet(parent):  # type: ignore[attr-defined]
+        where = f"{path}.{unknown.field_number}" if path else str(unknown.field_number)
+        yield errors.Violation(
+            where, f"field number {unknown.field_number} of {parent.DESCRIPTOR.full_name} is not known to this server"
+        )
+    for field, value in parent.ListFields():
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            name = f"{path}.{field.name}" if path else field.name
+            yield from _unknown_in_field(value, name, depth + 1)
+
+
+def _unknown_in_field(value: object, name: str, depth: int) -> Iterator[errors.Violation]:
+    if isinstance(value, message.Message):
+        yield from _unknown_fields(value, name, depth)
+        return
+    for index, item in enumerate(value):  # type: ignore[var-annotated,arg-type]
+        yield from _unknown_fields(item, f"{name}[{index}]", depth)

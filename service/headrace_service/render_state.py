@@ -1,0 +1,36 @@
+"""What it takes to turn a request's token ids into its events, beyond the ids.
+
+Travels to the engine as the opaque `service_state` of a request and comes back on attach, so that any service process can render any
+request. Readers of another version must understand it: fields may be added with defaults, never changed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+_MAX_BYTES = 1 << 16
+
+
+class RenderState(msgspec.Struct, frozen=True):
+    """How one request's outputs become text.
+
+    Attributes:
+        skip_special: whether special tokens are left out of the text.
+        with_logprobs: whether tokens come with log probabilities.
+        stop_strings: to name the one that matched.
+    """
+
+    skip_special: bool
+    with_logprobs: bool
+    stop_strings: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        """Returns the state as bytes."""
+        data = msgspec.json.encode(self)
+        assert len(data) <= _MAX_BYTES
+        return data
+
+    @staticmethod
+    def decode(data: bytes) -> RenderState:
+        """Returns the state that `encode` wrote, perhaps in another process."""
+        return msgspec.json.decode(data, type=RenderState)

@@ -1,0 +1,87 @@
+"""Cancel and ListRequests: a caller's own requests, by id.
+
+The engine owns the requests; this is the form in which callers ask for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from typing import cast
+
+from headrace.v1 import generation_pb2, inference_pb2
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_service import errors, event_wire, validation
+from headrace_service.rpc_boundary import Call
+from headrace_service.service_core import ServiceCore
+
+_DEFAULT_PAGE_SIZE = 100
+_PAGE_TOKEN = struct.Struct("<Q")
+
+
+class RequestHandlers:
+    """RPCs about requests that exist."""
+
+    def __init__(self, core: ServiceCore) -> None:
+        self._core = core
+
+    async def cancel(self, request: inference_pb2.CancelRequest, call: Call) -> inference_pb2.CancelResponse:
+        """Ends a request of the caller's."""
+        validation.check_request_id(request.request_id)
+        aborted = await self._core.engine.cancel(request.request_id, call.tenant)
+        if not aborted.found:
+            raise errors.not_found(f"request {errors.echo(request.request_id)} is not known, or its log has expired")
+        return inference_pb2.CancelResponse(cancelled=aborted.was_active)
+
+    async def list_requests(
+        self, request: inference_pb2.ListRequestsRequest, call: Call
+    ) -> inference_pb2.ListRequestsResponse:
+        """Lists a page of the caller's requests, newest first."""
+        page = await self._core.engine.list_requests(_query(request, call.tenant))
+        return inference_pb2.ListRequestsResponse(
+            requests=[_summary(row) for row in page.rows], next_page_token=_page_token(page.next_before)
+        )
+
+
+def _query(request: inference_pb2.ListRequestsRequest, tenant: str) -> engine_pb2.ListQuery:
+    found = validation.Violations()
+    page_size = request.page_size if request.HasField("page_size") else _DEFAULT_PAGE_SIZE
+    limit = validation.MAX_PAGE_SIZE
+    found.require(1 <= page_size <= limit, "page_size", f"must be at least 1 and at most {limit}")
+    found.require(request.state in inference_pb2.RequestState.values(), "state", "must be a RequestState of this API")
+    before = _before(request.page_token, found)
+    found.raise_if_any()
+    return engine_pb2.ListQuery(tenant=tenant, state=request.state, page_size=page_size, before=before)
+
+
+def _page_token(before: int) -> str:
+    return base64.urlsafe_b64encode(_PAGE_TOKEN.pack(before)).decode() if before else ""
+
+
+def _before(page_token: str, found: validation.Violations) -> int:
+    if not page_token:
+        return 0
+    try:
+        before: int = _PAGE_TOKEN.unpack(base64.b64decode(page_token, altchars=b"-_", validate=True))[0]
+    except (binascii.Error, struct.error, ValueError):
+        found.add("page_token", "must be a next_page_token of an earlier page")
+        return 0
+    return before
+
+
+def _summary(row: engine_pb2.RequestRow) -> inference_pb2.RequestSummary:
+    summary = inference_pb2.RequestSummary(
+        request_id=row.request_id,
+        state=cast(inference_pb2.RequestState, row.state),
+        prompt_tokens=row.prompt_tokens,
+        output_tokens=row.output_tokens,
+        finish_reasons=_reasons(row),
+        detached=row.detached,
+    )
+    summary.create_time.FromNanoseconds(row.created_at_ns)
+    return summary
+
+
+def _reasons(row: engine_pb2.RequestRow) -> list[generation_pb2.FinishReason]:
+    return [event_wire.finish_reason(reason) for reason in row.finish_reasons]

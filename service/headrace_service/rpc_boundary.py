@@ -1,0 +1,131 @@
+"""Between grpc and the handlers: every call ends with one status that names no internals.
+
+Owns parsing before a handler runs, the turning of exceptions into statuses, and the catch-all that answers INTERNAL with an error id and
+logs where it happened. Handlers take a parsed request and a `Call`, and raise `ServiceError`. Cancellation passes through untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+from google.protobuf import message
+
+from headrace_service import errors, logs, parsing
+
+Request = TypeVar("Request", bound=message.Message)
+Response = TypeVar("Response", bound=message.Message)
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_log = structlog.get_logger("headrace.service")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_NO_DEADLINE_S = 10 * 365 * 86_400.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """What a handler may know of its call.
+
+    Attributes:
+        context: grpc's own.
+        arrival_ns: CLOCK_MONOTONIC when the call reached this process.
+        deadline_ns: CLOCK_MONOTONIC of the caller's deadline; None if it set none.
+        tenant: on whose behalf; requests are visible to their tenant only.
+        traceparent: the caller's W3C trace context; "" if it sent none that is well-formed.
+    """
+
+    context: Context
+    arrival_ns: int
+    deadline_ns: int | None
+    tenant: str
+    traceparent: str
+
+    @staticmethod
+    def of(context: Context) -> Call:
+        """Returns the call behind a grpc context."""
+        now_ns = time.monotonic_ns()
+        remaining_s = context.time_remaining()
+        bounded = remaining_s is not None and remaining_s < _NO_DEADLINE_S
+        deadline_ns = now_ns + int(remaining_s * 1e9) if bounded else None
+        return Call(context, now_ns, deadline_ns, tenant_of(context), _traceparent_of(context))
+
+    def check_deadline(self) -> None:
+        """Raises DEADLINE_EXCEEDED if the caller waits no more."""
+        if self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns:
+            raise errors.deadline_exceeded("the call's deadline had passed on arrival")
+
+
+def tenant_of(context: Context) -> str:
+    """Returns on whose behalf a call comes: the empty tenant for all, as this server does not authenticate callers yet."""
+    return ""
+
+
+def unary(
+    request_type: type[Request], response_type: type[Response], handler: Callable[[Request, Call], Awaitable[Response]]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """Returns the method handler of an RPC with one answer."""
+
+    async def answer(request: parsing.Unparsed[Request], context: Context) -> Response:
+        try:
+            return await handler(request.parse(), Call.of(context))
+        except Exception as error:
+            await _abort(context, error)
+            raise AssertionError("abort always raises") from error
+
+    return grpc.unary_unary_rpc_method_handler(
+        answer,
+        request_deserializer=parsing.deserializer(request_type),
+        response_serializer=response_type.SerializeToString,
+    )
+
+
+def streaming(
+    request_type: type[Request], handler: Callable[[Request, Call], Awaitable[None]]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """Returns the method handler of an RPC that streams; its handler writes serialized messages to `call.context`."""
+
+    async def stream(request: parsing.Unparsed[Request], context: Context) -> None:
+        try:
+            await handler(request.parse(), Call.of(context))
+        except Exception as error:
+            await _abort(context, error)
+
+    return grpc.unary_stream_rpc_method_handler(
+        stream, request_deserializer=parsing.deserializer(request_type), response_serializer=None
+    )
+
+
+async def _abort(context: Context, error: Exception) -> None:
+    """Ends the call with the status that the error stands for."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, errors.ServiceError):
+        error = _unexpected(context, error)
+    await context.abort(error.code, error.message, trailing_metadata=errors.trailing_metadata(error))
+
+
+def _unexpected(context: Context, error: Exception) -> errors.ServiceError:
+    """Returns the error for a caller who can do nothing about it; writing to a call that is gone is nobody's mistake."""
+    if (
+        isinstance(error, (grpc.aio.BaseError, asyncio.InvalidStateError))
+        or type(error).__name__ == "ExecuteBatchError"
+        or context.done()
+    ):
+        return errors.cancelled()
+    error_id = secrets.token_hex(8)
+    _log.error("rpc.internal_error", error_id=error_id, exception_type=type(error).__name__, places=logs.places(error))
+    return errors.internal(error_id)
+
+
+def _traceparent_of(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
+            return value
+    return ""

@@ -1,0 +1,132 @@
+"""Everything the service knows of the model it fronts: text in, text out, names and limits.
+
+Owns the join of two sources: the model folder (tokenizer, token table, chat template, sampling defaults) and what the engine says of itself
+(context, outputs, end-of-text tokens). Loaded when the engine's connection says welcome; one object until a welcome says otherwise.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import pathlib
+
+from headrace.v1 import generation_pb2, inference_pb2
+from headrace_model_folder import GenerationDefaults, InvalidModelFolder, ModelFolder
+from headrace_model_folder import TokenTable as FolderTokenTable
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_service import validation
+from headrace_service.detokenizer import PieceTable
+from headrace_service.resolved_spec import ModelFacts, Sampling
+from headrace_service.tokenization import Tokenizer
+
+# Normalizers may shrink a text a little before it is cut into tokens; no text beyond this many times the plain bound can fit.
+_NORMALIZER_SLACK = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TextModel:
+    """The model of this service.
+
+    Attributes:
+        engine: what the engine said of itself.
+        facts: what validation needs.
+        tokenizer: text to ids.
+        pieces: ids to text.
+        chat_template: Jinja source; None if the folder has none.
+        template_tokens: special tokens that the template may name, such as bos_token.
+    """
+
+    engine: engine_pb2.EngineModel
+    facts: ModelFacts
+    tokenizer: Tokenizer
+    pieces: PieceTable
+    chat_template: str | None
+    template_tokens: dict[str, str]
+
+    @classmethod
+    def load(
+        cls, engine: engine_pb2.EngineModel, folder_path: pathlib.Path | None, threads: concurrent.futures.Executor
+    ) -> TextModel:
+        """Reads what the service needs of the folder; never its weights.
+
+        Args:
+            engine: the engine's own description, whose folder is read unless another is given.
+            folder_path: a folder of the same model on this machine.
+            threads: where long texts are encoded.
+
+        Raises:
+            InvalidModelFolder: the folder is missing, unsound, or without tokenizer.
+        """
+        folder = ModelFolder.open(folder_path or pathlib.Path(engine.folder), require_weights=False)
+        table, tokenizer_path = folder.token_table, folder.tokenizer_path
+        if table is None or tokenizer_path is None:
+            raise InvalidModelFolder(f"{folder.path}: has no tokenizer.json, which a service needs")
+        pieces = _piece_table(table, engine.vocabulary_size)
+        return cls(
+            engine=engine,
+            facts=_facts(engine, pieces, folder.generation_defaults),
+            tokenizer=Tokenizer(tokenizer_path, threads),
+            pieces=pieces,
+            chat_template=folder.chat_template,
+            template_tokens=dict(folder.template.special_tokens),
+        )
+
+    def describe(self) -> inference_pb2.Model:
+        """Returns the model as GetModel reports it."""
+        engine, defaults = self.engine, self.facts.defaults
+        return inference_pb2.Model(
+            name=engine.name,
+            revision=engine.revision,
+            architecture=engine.architecture,
+            parameter_count=engine.parameter_count,
+            dtype=engine.dtype,
+            vocabulary_size=engine.vocabulary_size,
+            max_context_tokens=engine.max_context_tokens,
+            max_outputs=min(validation.MAX_OUTPUTS, engine.max_outputs),
+            end_of_text_token_ids=engine.end_of_text_token_ids,
+            has_chat_template=self.chat_template is not None,
+            default_sampling=generation_pb2.SamplingParameters(
+                temperature=defaults.temperature,
+                top_p=defaults.top_p,
+                top_k=defaults.top_k,
+                min_p=defaults.min_p,
+                repetition_penalty=defaults.repetition_penalty,
+                presence_penalty=defaults.presence_penalty,
+                frequency_penalty=defaults.frequency_penalty,
+            ),
+            kv_block_tokens=engine.kv_block_tokens,
+            kv_blocks=engine.kv_blocks,
+            device=engine.device,
+        )
+
+
+def _piece_table(table: FolderTokenTable, vocabulary_size: int) -> PieceTable:
+    return PieceTable(table.token_bytes, table.special_ids, table.strips_leading_space, vocabulary_size)
+
+
+def _facts(engine: engine_pb2.EngineModel, pieces: PieceTable, folder_defaults: GenerationDefaults) -> ModelFacts:
+    return ModelFacts(
+        name=engine.name,
+        vocabulary_size=engine.vocabulary_size,
+        max_context_tokens=engine.max_context_tokens,
+        max_outputs=engine.max_outputs,
+        max_text_bytes=engine.max_context_tokens * pieces.max_piece_bytes * _NORMALIZER_SLACK,
+        defaults=_default_sampling(folder_defaults),
+    )
+
+
+def _default_sampling(folder: GenerationDefaults) -> Sampling:
+    """Returns the folder's recommendations, brought into the ranges of the API, where it has some."""
+    temperature = 1.0 if folder.temperature is None else folder.temperature
+    repetition = 1.0 if folder.repetition_penalty is None else folder.repetition_penalty
+    return Sampling(
+        temperature=temperature if temperature == 0 else min(max(temperature, 0.01), 100.0),
+        top_p=1.0 if folder.top_p is None else folder.top_p,
+        top_k=folder.top_k or 0,
+        min_p=folder.min_p or 0.0,
+        repetition_penalty=min(repetition, 10.0),
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        seed=None,
+        logit_bias=(),
+    )

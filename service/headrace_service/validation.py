@@ -1,0 +1,351 @@
+"""What callers may ask for: GenerationSpec -> ResolvedSpec.
+
+Owns every rule of generation.proto that can be checked without the tokenizer, and the rules on lengths that come after it. All violations of
+a request are collected and reported together, each with field path, rule and limit. The engine checks again at its socket; nothing here
+relies on that.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterable
+from typing import TypeVar
+
+from google.protobuf import message
+
+from headrace.v1 import generation_pb2, inference_pb2
+from headrace_service import errors
+from headrace_service.resolved_spec import ModelFacts, ResolvedSpec, Sampling, Stop
+
+Value = TypeVar("Value")
+
+MAX_OUTPUTS = 128
+MAX_LOGPROBS = 20
+MAX_PRIORITY = 100
+MAX_TIME_LIMIT_NS = 24 * 3600 * 10**9
+MAX_CACHE_SALT_BYTES = 256
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_BAD_WORDS = 64
+MAX_IDEMPOTENCY_KEY_BYTES = 256
+MAX_MESSAGES = 1024
+MAX_PAGE_SIZE = 1000
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MIN_TEMPERATURE = 0.01
+_MAX_REPORTED_IDS = 4
+_ROLES = {
+    inference_pb2.ROLE_SYSTEM: "system",
+    inference_pb2.ROLE_USER: "user",
+    inference_pb2.ROLE_ASSISTANT: "assistant",
+}
+
+
+class Violations:
+    """The broken rules of one request."""
+
+    def __init__(self) -> None:
+        self._found: list[errors.Violation] = []
+
+    def add(self, field: str, description: str) -> None:
+        """Notes one."""
+        self._found.append(errors.Violation(field, description))
+
+    def require(self, kept: bool, field: str, description: str) -> None:
+        """Notes a rule unless it is kept."""
+        if not kept:
+            self.add(field, description)
+
+    def in_range(self, value: float, low: float, high: float, field: str, low_is_open: bool = False) -> None:
+        """Notes a number that is not finite or not in the range; bounds count as rounded to float32, as the wire has them."""
+        above = value > low if low_is_open else value >= _float32(low)
+        if not (math.isfinite(value) and above and value <= _float32(high)):
+            self.add(field, f"must be {'above' if low_is_open else 'at least'} {low:g} and at most {high:g}")
+
+    def raise_if_any(self) -> None:
+        """Raises INVALID_ARGUMENT with all of them, if there are any."""
+        if self._found:
+            raise errors.invalid(self._found)
+
+
+def check_model_name(name: str, model: ModelFacts) -> None:
+    """Raises NOT_FOUND unless the name is empty or the model's."""
+    if name and name != model.name:
+        raise errors.not_found(
+            f"Request for unknown model: {errors.echo(name)} is not found; ListModels names the models of this server"
+        )
+
+
+def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: bool = False) -> ResolvedSpec:
+    """Checks a spec and fills in its defaults.
+
+    Args:
+        spec: as the caller sent it.
+        model: limits and defaults.
+        in_chat: whether messages are the prompt, so that the spec must have none.
+
+    Raises:
+        ServiceError: NOT_FOUND for the model; INVALID_ARGUMENT with all violations.
+    """
+    check_model_name(spec.model, model)
+    found = Violations()
+    _check_prompt(spec, model, in_chat, found)
+    sampling = _resolve_sampling(spec.sampling, model, found)
+    stop = _resolve_stop(spec.stop, model, found)
+    n = spec.n if spec.HasField("n") else 1
+    max_outputs = min(MAX_OUTPUTS, model.max_outputs)
+    found.require(1 <= n <= max_outputs, "spec.n", f"must be at least 1 and at most {max_outputs}")
+    found.require(spec.logprobs <= MAX_LOGPROBS, "spec.logprobs", f"must be at most {MAX_LOGPROBS}")
+    found.require(
+        abs(spec.priority) <= MAX_PRIORITY,
+        "spec.priority",
+        f"must be at least -{MAX_PRIORITY} and at most {MAX_PRIORITY}",
+    )
+    salt = spec.cache_salt.encode()
+    found.require(
+        len(salt) <= MAX_CACHE_SALT_BYTES, "spec.cache_salt", f"must have at most {MAX_CACHE_SALT_BYTES} bytes"
+    )
+    time_limit_ns = _time_limit_ns(spec, found)
+    found.raise_if_any()
+    return ResolvedSpec(
+        sampling=sampling,
+        stop=stop,
+        n=n,
+        logprobs=spec.logprobs if spec.HasField("logprobs") else None,
+        priority=spec.priority,
+        time_limit_ns=time_limit_ns,
+        cache_salt=salt,
+        skip_special_tokens=_given(spec, "skip_special_tokens", True),
+    )
+
+
+def resolve_max_tokens(spec: ResolvedSpec, num_prompt_tokens: int, model: ModelFacts, prompt_field: str) -> int:
+    """Returns how many tokens an output may have, given its prompt.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT; prompt and output do not fit the context.
+    """
+    room = model.max_context_tokens - num_prompt_tokens
+    if num_prompt_tokens == 0:
+        raise errors.invalid_field(prompt_field, "must give at least 1 token")
+    if room < 1:
+        raise errors.invalid_field(
+            prompt_field,
+            f"has {num_prompt_tokens} tokens; must have at most {model.max_context_tokens - 1}, so that a context of "
+            f"{model.max_context_tokens} tokens leaves room for output",
+        )
+    max_tokens = room if spec.stop.max_tokens is None else spec.stop.max_tokens
+    if max_tokens > room:
+        raise errors.invalid_field(
+            "spec.stop.max_tokens",
+            f"must be at most {room}: the prompt has {num_prompt_tokens} tokens and the context {model.max_context_tokens}",
+        )
+    if spec.stop.min_tokens > max_tokens:
+        raise errors.invalid_field("spec.stop.min_tokens", f"must be at most max_tokens, {max_tokens}")
+    return max_tokens
+
+
+def check_token_ids(token_ids: Iterable[int], vocabulary_size: int, field: str) -> None:
+    """Raises INVALID_ARGUMENT if an id is none of the vocabulary's."""
+    found = Violations()
+    _check_ids(token_ids, vocabulary_size, field, found)
+    found.raise_if_any()
+
+
+def check_text(text: str, model: ModelFacts, field: str) -> None:
+    """Raises INVALID_ARGUMENT if no tokenization of the text could fit the context: cheaper than to tokenize it."""
+    found = Violations()
+    _check_text_size(text, model, field, found)
+    found.raise_if_any()
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises INVALID_ARGUMENT for no id, NOT_FOUND for one that no request can have."""
+    if not request_id:
+        raise errors.invalid_field("request_id", "must be set")
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise errors.not_found(f"request {errors.echo(request_id)} is not known, or its log has expired")
+
+
+def conversation(request: inference_pb2.ChatRequest) -> list[dict[str, str]]:
+    """Checks a chat's messages.
+
+    Returns:
+        Per message its role and content, as templates read them.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT with all violations.
+    """
+    found = Violations()
+    found.require(
+        1 <= len(request.messages) <= MAX_MESSAGES,
+        "messages",
+        f"must have at least 1 and at most {MAX_MESSAGES} messages",
+    )
+    for index, chat_message in enumerate(request.messages[:MAX_MESSAGES]):
+        field = f"messages[{index}]"
+        found.require(chat_message.role in _ROLES, f"{field}.role", "must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT")
+        found.require(len(chat_message.parts) > 0, f"{field}.parts", "must have at least 1 part")
+        for part_index, part in enumerate(chat_message.parts):
+            found.require(part.HasField("text"), f"{field}.parts[{part_index}]", "must have text")
+    continues = request.continue_last_message and len(request.messages) > 0
+    if continues:
+        last = len(request.messages) - 1
+        found.require(
+            request.messages[last].role == inference_pb2.ROLE_ASSISTANT,
+            f"messages[{last}].role",
+            "must be ROLE_ASSISTANT when continue_last_message is set",
+        )
+    found.raise_if_any()
+    return [
+        {"role": _ROLES[entry.role], "content": "".join(part.text for part in entry.parts)}
+        for entry in request.messages
+    ]
+
+
+def _check_prompt(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: bool, found: Violations) -> None:
+    kind = spec.WhichOneof("prompt")
+    if in_chat:
+        found.require(kind is None, f"spec.{kind}", "must not be set in Chat, where the messages are the prompt")
+    elif kind is None:
+        found.add("spec.prompt", "one of spec.text and spec.token_ids must be set")
+    elif kind == "text":
+        found.require(spec.text != "", "spec.text", "must not be empty")
+        _check_text_size(spec.text, model, "spec.text", found)
+    else:
+        _check_prompt_ids(spec.token_ids.ids, model, found)
+
+
+def _check_prompt_ids(ids: message.Message | Iterable[int], model: ModelFacts, found: Violations) -> None:
+    num_ids = len(ids)  # type: ignore[arg-type]
+    limit = model.max_context_tokens - 1
+    if not 1 <= num_ids <= limit:
+        found.add("spec.token_ids.ids", f"has {num_ids} tokens; must have at least 1 and at most {limit}")
+    else:
+        _check_ids(ids, model.vocabulary_size, "spec.token_ids.ids", found)  # type: ignore[arg-type]
+
+
+def _check_text_size(text: str, model: ModelFacts, field: str, found: Violations) -> None:
+    num_bytes = len(text.encode()) if len(text) * 4 > model.max_text_bytes else 0
+    if num_bytes > model.max_text_bytes:
+        found.add(
+            field,
+            f"has {num_bytes} bytes; a text of more than {model.max_text_bytes} cannot fit {model.max_context_tokens} tokens",
+        )
+
+
+def _check_ids(token_ids: Iterable[int], vocabulary_size: int, field: str, found: Violations) -> None:
+    wrong = [index for index, token in enumerate(token_ids) if token >= vocabulary_size]
+    for index in wrong[:_MAX_REPORTED_IDS]:
+        found.add(f"{field}[{index}]", f"must be below the vocabulary size, {vocabulary_size}")
+
+
+def _resolve_sampling(given: generation_pb2.SamplingParameters, model: ModelFacts, found: Violations) -> Sampling:
+    defaults, path = model.defaults, "spec.sampling"
+    temperature = _given(given, "temperature", defaults.temperature)
+    if temperature != 0:
+        found.in_range(temperature, _MIN_TEMPERATURE, 100, f"{path}.temperature")
+    top_k = _given(given, "top_k", defaults.top_k)
+    found.require(
+        -1 <= top_k <= model.vocabulary_size,
+        f"{path}.top_k",
+        f"must be at least -1 and at most {model.vocabulary_size}",
+    )
+    top_p = _given(given, "top_p", defaults.top_p)
+    found.in_range(top_p, 0, 1, f"{path}.top_p", low_is_open=True)
+    min_p = _given(given, "min_p", defaults.min_p)
+    found.in_range(min_p, 0, 1, f"{path}.min_p")
+    repetition = _given(given, "repetition_penalty", defaults.repetition_penalty)
+    found.in_range(repetition, 0, 10, f"{path}.repetition_penalty", low_is_open=True)
+    found.in_range(given.presence_penalty, -2, 2, f"{path}.presence_penalty")
+    found.in_range(given.frequency_penalty, -2, 2, f"{path}.frequency_penalty")
+    return Sampling(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=max(top_k, 0),
+        min_p=min_p,
+        repetition_penalty=repetition,
+        presence_penalty=given.presence_penalty,
+        frequency_penalty=given.frequency_penalty,
+        seed=given.seed if given.HasField("seed") else None,
+        logit_bias=_resolve_logit_bias(given, model, found),
+    )
+
+
+def _resolve_logit_bias(
+    given: generation_pb2.SamplingParameters, model: ModelFacts, found: Violations
+) -> tuple[tuple[int, float], ...]:
+    field = "spec.sampling.logit_bias"
+    if len(given.logit_bias) > MAX_LOGIT_BIAS:
+        found.add(field, f"must have at most {MAX_LOGIT_BIAS} entries")
+        return ()
+    for token, bias in given.logit_bias.items():
+        found.require(
+            token < model.vocabulary_size,
+            f"{field}[{token}]",
+            f"key must be below the vocabulary size, {model.vocabulary_size}",
+        )
+        found.in_range(bias, -100, 100, f"{field}[{token}]")
+    return tuple(sorted(given.logit_bias.items()))
+
+
+def _resolve_stop(given: generation_pb2.StopConditions, model: ModelFacts, found: Violations) -> Stop:
+    path = "spec.stop"
+    _check_strings(given.strings, MAX_STOP_STRINGS, f"{path}.strings", found)
+    _check_strings(given.bad_words, MAX_BAD_WORDS, f"{path}.bad_words", found)
+    if len(given.token_ids) > MAX_STOP_TOKEN_IDS:
+        found.add(f"{path}.token_ids", f"must have at most {MAX_STOP_TOKEN_IDS} entries")
+    else:
+        _check_ids(given.token_ids, model.vocabulary_size, f"{path}.token_ids", found)
+    max_tokens = given.max_tokens if given.HasField("max_tokens") else None
+    limit = model.max_context_tokens - 1
+    if max_tokens is not None:
+        found.require(1 <= max_tokens <= limit, f"{path}.max_tokens", f"must be at least 1 and at most {limit}")
+    most = limit if max_tokens is None else max_tokens
+    found.require(given.min_tokens <= most, f"{path}.min_tokens", f"must be at most {most}")
+    return Stop(
+        strings=tuple(given.strings),
+        token_ids=tuple(given.token_ids),
+        max_tokens=max_tokens,
+        min_tokens=given.min_tokens,
+        ignore_eos=given.ignore_eos,
+        bad_words=tuple(given.bad_words),
+        include_stop_string=given.include_stop_string,
+    )
+
+
+def _check_strings(strings: Iterable[str], max_entries: int, field: str, found: Violations) -> None:
+    entries = list(strings)
+    if len(entries) > max_entries:
+        found.add(field, f"must have at most {max_entries} entries")
+        return
+    for index, entry in enumerate(entries):
+        num_bytes = len(entry.encode())
+        found.require(
+            1 <= num_bytes <= MAX_STOP_BYTES,
+            f"{field}[{index}]",
+            f"must have at least 1 and at most {MAX_STOP_BYTES} bytes",
+        )
+
+
+def _time_limit_ns(spec: generation_pb2.GenerationSpec, found: Violations) -> int | None:
+    if not spec.HasField("time_limit"):
+        return None
+    limit = spec.time_limit
+    limit_ns = limit.seconds * 10**9 + limit.nanos
+    if abs(limit.nanos) >= 10**9 or limit.seconds * limit.nanos < 0 or not 0 < limit_ns <= MAX_TIME_LIMIT_NS:
+        found.add("spec.time_limit", "must be above 0 and at most 24 hours")
+    return limit_ns
+
+
+def _given(given: message.Message, field: str, default: Value) -> Value:
+    value: Value = getattr(given, field)
+    return value if given.HasField(field) else default
+
+
+def _float32(value: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
