@@ -1,0 +1,123 @@
+"""Whether one more request may wait: queue length, queued tokens, expected wait against its deadline, room for its tokens.
+
+Owns the counts of requests that have not started, and the refusals. Does not check the request itself (`validation`) nor order the queue
+(`waiting_queue`). A refusal that waiting can cure says when to come back.
+"""
+
+from __future__ import annotations
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.engine.errors import RefusalCode, RequestRefused
+from headrace_backend.engine.rates import Rates
+from headrace_backend.engine.requests import EngineRequest
+
+_NS_PER_S = 1_000_000_000
+_MIN_RETRY_NS = 100_000_000
+_MAX_RETRY_NS = 30 * _NS_PER_S
+
+
+class Admission:
+    """The queue's bounds."""
+
+    def __init__(self, config: EngineConfig, rates: Rates) -> None:
+        """Nothing waits."""
+        self._config = config
+        self._rates = rates
+        # None until a worker has said how large its cache is.
+        self.num_blocks: int | None = None
+        self.draining = False
+        # Requests that have not started, their prompt tokens and outputs.
+        self.num_waiting = 0
+        self.num_waiting_tokens = 0
+        self._num_waiting_outputs = 0
+
+    def entered(self, request: EngineRequest) -> None:
+        """A request began to wait."""
+        self._count(request, 1)
+
+    def left(self, request: EngineRequest) -> None:
+        """A request started, or ended before it could."""
+        self._count(request, -1)
+
+    def expected_wait_ns(self, num_running: int, outputs: int = 0) -> int:
+        """How long a request of so many outputs would wait for its first step, by what was measured; 0 while nothing was.
+
+        Two queues are ahead of it: prompts to be computed, and, when rows are short, sequences that must leave theirs first.
+        """
+        rates, rows = self._rates, self._config.max_num_seqs
+        wait = 0.0
+        if rates.prefill_tokens_per_s:
+            wait = self.num_waiting_tokens * _NS_PER_S / rates.prefill_tokens_per_s
+        rows_short = num_running + self._num_waiting_outputs + outputs - rows
+        if rows_short > 0:
+            wait = max(wait, rows_short / rows * rates.row_time_ns)
+        return int(wait)
+
+    def check(self, request: EngineRequest, now_ns: int, num_running: int) -> None:
+        """Lets a valid request in.
+
+        Raises:
+            RequestRefused: UNAVAILABLE while draining, DEADLINE_EXCEEDED or RESOURCE_EXHAUSTED.
+        """
+        if self.draining:
+            raise RequestRefused(RefusalCode.UNAVAILABLE, "the engine is draining", retry_after_ns=_NS_PER_S)
+        if request.deadline_ns is not None and request.deadline_ns <= now_ns:
+            raise RequestRefused(RefusalCode.DEADLINE_EXCEEDED, "the deadline has passed")
+        self._check_sizes(request)
+        self._check_queue(request, num_running)
+        self._check_wait(request, now_ns, num_running)
+
+    def check_fits(self, request: EngineRequest) -> str | None:
+        """Why one output could not be computed even if it had the whole cache; None if it could."""
+        if self.num_blocks is None:
+            return None
+        # The last token's KV is never needed.
+        num_tokens = len(request.prompt_ids) + request.stop.max_tokens - 1
+        capacity = self.num_blocks * self._config.block_size
+        if num_tokens <= capacity:
+            return None
+        return f"spec.stop.max_tokens: prompt and max_tokens need {num_tokens} tokens of KV cache; there are {capacity}"
+
+    def _check_sizes(self, request: EngineRequest) -> None:
+        reason = self.check_fits(request)
+        if reason is not None:
+            raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, reason)
+        bytes_per_token = 4 if request.num_logprobs < 0 else 14 + 8 * request.num_logprobs
+        num_bytes = request.n * request.stop.max_tokens * bytes_per_token
+        if num_bytes > self._config.max_log_bytes:
+            message = (
+                f"spec.stop.max_tokens: {request.n} outputs of {request.stop.max_tokens} tokens could take {num_bytes} bytes of log;"
+                f" the limit is {self._config.max_log_bytes}"
+            )
+            raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message)
+
+    def _check_queue(self, request: EngineRequest, num_running: int) -> None:
+        limits = self._config
+        message = None
+        if self.num_waiting >= limits.max_waiting_requests:
+            message = f"the queue is full: {limits.max_waiting_requests} requests wait"
+        elif self.num_waiting and self.num_waiting_tokens + len(request.prompt_ids) > limits.max_waiting_tokens:
+            message = f"the queue is full: its prompts may have {limits.max_waiting_tokens} tokens"
+        if message is not None:
+            retry_ns = self.expected_wait_ns(num_running) // max(1, self.num_waiting)
+            raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message, retry_after_ns=_bounded_retry(retry_ns))
+
+    def _check_wait(self, request: EngineRequest, now_ns: int, num_running: int) -> None:
+        if request.deadline_ns is None:
+            return
+        left_ns = request.deadline_ns - now_ns
+        wait_ns = self.expected_wait_ns(num_running, request.n)
+        if wait_ns > left_ns:
+            message = f"the expected wait, {wait_ns / 1e9:.1f} s, exceeds the time left, {left_ns / 1e9:.1f} s"
+            raise RequestRefused(
+                RefusalCode.RESOURCE_EXHAUSTED, message, retry_after_ns=_bounded_retry(wait_ns - left_ns)
+            )
+
+    def _count(self, request: EngineRequest, sign: int) -> None:
+        self.num_waiting += sign
+        self.num_waiting_tokens += sign * len(request.prompt_ids)
+        self._num_waiting_outputs += sign * request.n
+
+
+def _bounded_retry(retry_ns: int) -> int:
+    return min(max(retry_ns, _MIN_RETRY_NS), _MAX_RETRY_NS)

@@ -1,0 +1,90 @@
+"""Ends outputs and requests, whatever the reason, in one place.
+
+Owns the order of what an end does: log and readers, row and blocks, account, table. Does not decide that something ends: `settlement` (stops,
+errors) and the engine (aborts, deadlines) do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from headrace_backend.engine.admission import Admission
+from headrace_backend.engine.deadlines import Deadlines
+from headrace_backend.engine.ledger import Phase
+from headrace_backend.engine.outbox import OutputEnd, RequestDone
+from headrace_backend.engine.rates import Rates
+from headrace_backend.engine.request_table import RequestTable
+from headrace_backend.engine.requests import EndReason
+from headrace_backend.engine.scheduler import Scheduler
+from headrace_backend.engine.sequence import LiveRequest, Sequence
+from headrace_backend.engine.subscriptions import Subscriptions
+
+_NO_TOKENS = np.empty(0, np.int32)
+
+
+@dataclasses.dataclass(slots=True)
+class Endings:
+    """Everything that must hear of an end."""
+
+    scheduler: Scheduler
+    table: RequestTable
+    subscriptions: Subscriptions
+    admission: Admission
+    deadlines: Deadlines
+    rates: Rates
+
+    def end_output(self, sequence: Sequence, end: OutputEnd, now_ns: int) -> None:
+        """Ends one output: releases what was held back, gives row and blocks back; with the last one the request ends."""
+        assert not sequence.ended, "an output ends once"
+        request = sequence.request
+        sequence.ended = True
+        request.num_active -= 1
+        sequence.log.finish(end)
+        self.scheduler.remove(sequence, now_ns)
+        if not request.active:
+            self._end_request(request, now_ns)
+
+    def end_all(self, request: LiveRequest, reason: EndReason, now_ns: int, error: str = "") -> None:
+        """Ends all outputs that have not ended."""
+        for sequence in list(request.sequences):
+            if not sequence.ended:
+                self.end_output(sequence, OutputEnd(sequence.log.output_index, reason, error=error), now_ns)
+
+    def _end_request(self, request: LiveRequest, now_ns: int) -> None:
+        ledger = request.ledger
+        if ledger.started:
+            self.rates.note_request(now_ns - ledger.started_at_ns)
+        else:
+            self.admission.left(request.spec)
+        ledger.end(now_ns)
+        request.done = _done(request)
+        request.publish(request.done)
+        self.subscriptions.end_request(request)
+        self.deadlines.note_ended()
+        # What is kept is the log; prompt and sequences would weigh more than it.
+        request.spec = dataclasses.replace(request.spec, prompt_ids=_NO_TOKENS, emitted=())
+        request.sequences, request.unforked = [], []
+        self.table.note_ended(request)
+
+
+def _done(request: LiveRequest) -> RequestDone:
+    ledger = request.ledger
+    parts = ledger.parts_ns
+    return RequestDone(
+        prompt_tokens=request.num_prompt_tokens,
+        output_tokens=request.num_output_tokens,
+        cached_tokens=ledger.cached_tokens,
+        queued_ns=parts[Phase.QUEUED],
+        prefill_ns=parts[Phase.PREFILL],
+        decode_ns=parts[Phase.DECODE],
+        preempted_ns=parts[Phase.PREEMPTED],
+        engine_restart_ns=parts[Phase.RESTARTING],
+        ttft_ns=ledger.ttft_ns,
+        step_count=ledger.step_count,
+        preemptions=ledger.preemptions,
+        draft_tokens=0,
+        accepted_tokens=0,
+        ended_at_ns=ledger.ended_at_ns,
+    )

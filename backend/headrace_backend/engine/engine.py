@@ -1,0 +1,363 @@
+"""The engine: every request from its admission to the end of its log. A pure object: no threads, no sockets, and the clock is given.
+
+Owns the order in which its parts are asked, and nothing else: each method is a page of what happens. One thread drives it:
+
+    add, abort, attach ...     requests and readers come and go            (validation, admission, request_table, subscriptions)
+    plan() -> StepPlan         what the workers compute next               (scheduler, kv_cache_manager, plan_builder)
+    settle(StepResult)         tokens -> stops -> token log -> outboxes    (settlement, endings)
+    take_outboxes()            what the services are sent                  (outbox)
+
+Up to two steps are in flight: step N+1 is planned before the result of step N was read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as AbstractSequence
+from collections.abc import Set as AbstractSet
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.engine.admission import Admission
+from headrace_backend.engine.answers import (
+    AbortOutcome,
+    AddOutcome,
+    AttachSnapshot,
+    LoadSnapshot,
+    OutputSnapshot,
+    RequestPage,
+)
+from headrace_backend.engine.deadlines import Deadlines
+from headrace_backend.engine.endings import Endings
+from headrace_backend.engine.errors import RefusalCode, RequestRefused, Violation
+from headrace_backend.engine.intake import Intake
+from headrace_backend.engine.outbox import Outbox, Outboxes, Resumed, Started
+from headrace_backend.engine.plan_builder import InFlightStep, PlanBuilder
+from headrace_backend.engine.rates import Rates
+from headrace_backend.engine.request_table import RequestTable
+from headrace_backend.engine.requests import (
+    AbortCause,
+    EndReason,
+    EngineRequest,
+    ModelLimits,
+    RequestState,
+    Subscriber,
+)
+from headrace_backend.engine.scheduler import Scheduler
+from headrace_backend.engine.sequence import LiveRequest
+from headrace_backend.engine.settlement import Settlement
+from headrace_backend.engine.subscriptions import Subscriptions
+from headrace_backend.engine.validation import RequestValidator
+from headrace_backend.step_plan import StepPlan, StepResult
+
+MAX_STEPS_IN_FLIGHT = 2
+
+
+class Engine:
+    """Requests, queue, batch, cache and token logs of one model."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelLimits,
+        token_bytes: AbstractSequence[bytes] | None,
+        clock: Callable[[], int],
+        wall_clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """An engine without a worker: it takes requests, and plans nothing before `worker_ready`.
+
+        Args:
+            config: The engine's configuration.
+            model: What is to be known of the model.
+            token_bytes: [vocab_size] the bytes of each token, none for special tokens; None refuses stop strings.
+            clock: CLOCK_MONOTONIC in nanoseconds; deadlines are on it.
+            wall_clock: UNIX time in nanoseconds, for listings.
+        """
+        self._clock = clock
+        self._model = model
+        self._block_size = config.block_size
+        self._max_waiting_requests = config.max_waiting_requests
+        rates = Rates(clock())
+        self._rates = rates
+        self._outboxes = Outboxes()
+        self._subscriptions = Subscriptions(self._outboxes)
+        self._scheduler = Scheduler(config)
+        self._table = RequestTable(config)
+        self._admission = Admission(config, rates)
+        self._deadlines = Deadlines()
+        self._endings = Endings(
+            self._scheduler, self._table, self._subscriptions, self._admission, self._deadlines, rates
+        )
+        self._settlement = Settlement(self._scheduler, self._endings, config.block_size, model.vocab_size, token_bytes)
+        validator = RequestValidator(
+            model, min(config.max_outputs, config.max_num_seqs, config.max_num_batched_tokens), token_bytes is not None
+        )
+        self._intake = Intake(config, validator, token_bytes, wall_clock)
+        self._in_flight: deque[InFlightStep] = deque()
+        self._next_step_id = 1
+        self._num_settled_steps = 0
+
+    # Workers.
+
+    def worker_ready(self, num_blocks: int) -> None:
+        """A worker with an empty cache of so many blocks takes steps from now on; what was running is computed again.
+
+        Requests that can't fit such a cache end with an error.
+        """
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks: must be at least 1, is {num_blocks}")
+        self.worker_lost()
+        self._admission.num_blocks = num_blocks
+        for request in self._table.active():
+            reason = self._admission.check_fits(request.spec)
+            if reason is not None:
+                self._endings.end_all(request, EndReason.ERROR, self._clock(), error=reason)
+        self._scheduler.create_cache(num_blocks)
+
+    def worker_lost(self) -> None:
+        """Steps in flight will never be read; everything that was computed is gone. Requests wait for `worker_ready`."""
+        if self._scheduler.kv is None:
+            return
+        now_ns = self._clock()
+        self._in_flight.clear()
+        self._next_step_id = 1
+        self._scheduler.drop_cache(now_ns)
+        for request in self._table.active():
+            request.last_step_id = 0
+            if request.announced:
+                request.ledger.restarting(now_ns)
+                request.lost_at_ns = request.lost_at_ns or now_ns
+
+    # Requests.
+
+    def add(self, request: EngineRequest, subscriber: Subscriber | None) -> AddOutcome:
+        """Takes a request, with a subscription from its first token on.
+
+        Raises:
+            RequestRefused: By a rule of the request (INVALID_ARGUMENT), by its id or key (ALREADY_EXISTS), or by the engine's state
+                (RESOURCE_EXHAUSTED, UNAVAILABLE, DEADLINE_EXCEEDED).
+        """
+        now_ns = self._clock()
+        self._intake.validate(request)
+        if subscriber is None and not request.detached:
+            raise RequestRefused.invalid([Violation("detached", "must be set for a request without a subscription")])
+        earlier = self._table.find_by_key(request.tenant, request.idempotency_key, request.spec_digest)
+        if earlier is not None:
+            return AddOutcome(earlier.spec.request_id, True, earlier.num_prompt_tokens)
+        self._table.check_new(request.request_id)
+        if subscriber is not None:
+            self._subscriptions.check_free(subscriber)
+        self._admission.check(request, now_ns, len(self._scheduler.running))
+        self._enter(self._intake.accept(request, subscriber, now_ns), subscriber)
+        return AddOutcome(request.request_id, False, len(request.prompt_ids))
+
+    def abort(self, request_id: str, tenant: str, cause: AbortCause) -> AbortOutcome:
+        """Ends a request at once; what steps in flight still compute of it is dropped."""
+        request = self._table.find(request_id, tenant)
+        if request is None:
+            return AbortOutcome(False, False)
+        if not request.active:
+            return AbortOutcome(True, False)
+        reason = EndReason.DEADLINE if cause is AbortCause.DEADLINE else EndReason.CANCELLED
+        self._endings.end_all(request, reason, self._clock())
+        return AbortOutcome(True, True)
+
+    # Readers.
+
+    def attach(
+        self, subscriber: Subscriber, request_id: str, tenant: str, output_index: int | None, from_token: int
+    ) -> AttachSnapshot:
+        """A further reader of a request, of one output or of all; what it missed is in the snapshot.
+
+        Raises:
+            RequestRefused: NOT_FOUND; OUT_OF_RANGE, the output or the token does not exist.
+        """
+        request = self._table.find(request_id, tenant)
+        if request is None:
+            raise RequestRefused(RefusalCode.NOT_FOUND, "request_id: unknown or expired")
+        self._subscriptions.check_free(subscriber)
+        outputs = _read_outputs(request, output_index, from_token)
+        if request.active:
+            self._subscriptions.add(subscriber, request, output_index)
+        return AttachSnapshot(
+            request.spec.service_state,
+            request.num_prompt_tokens,
+            request.announced,
+            request.ledger.cached_tokens,
+            outputs,
+            request.done,
+        )
+
+    def detach(self, subscriber: Subscriber) -> None:
+        """Ends a subscription; if it came with a request that is not detached, ends the request too."""
+        request = self._subscriptions.remove(subscriber)
+        if request is not None and request.owner == subscriber and not request.spec.detached:
+            self._endings.end_all(request, EndReason.CANCELLED, self._clock())
+
+    def stream_lost(self, stream_id: int) -> None:
+        """A service is gone: its subscriptions end, and with them its requests that are not detached."""
+        for subscriber in self._subscriptions.handles(stream_id):
+            self.detach(subscriber)
+        self._subscriptions.forget_stream(stream_id)
+
+    def take_outboxes(self, leave: AbstractSet[int] = frozenset()) -> dict[int, Outbox]:
+        """What to send, by stream, since it was last taken. Streams in `leave` (lagging services) go on merging theirs."""
+        return self._outboxes.take(leave)
+
+    # Steps.
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were planned and not settled."""
+        return len(self._in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        """Some request has not ended."""
+        return self._table.num_active > 0
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Most tokens of prompt and output that a request may have: the context, or what the whole cache holds if that is less."""
+        num_blocks = self._admission.num_blocks
+        if num_blocks is None:
+            return self._model.max_model_len
+        # The last token's KV is never needed.
+        return min(self._model.max_model_len, num_blocks * self._block_size + 1)
+
+    def plan(self) -> StepPlan | None:
+        """The next step; None if there is nothing to compute now, two steps are in flight, or there is no worker.
+
+        Expired requests end before they cost a step.
+        """
+        if self._scheduler.kv is None or len(self._in_flight) >= MAX_STEPS_IN_FLIGHT:
+            return None
+        now_ns = self._clock()
+        self._end_expired(now_ns)
+        builder = PlanBuilder(self._next_step_id)
+        if not self._scheduler.schedule(builder, now_ns):
+            return None
+        for request in self._scheduler.entered:
+            self._announce(request, now_ns)
+        plan, step = builder.build(self._scheduler.take_leaving_rows(), now_ns)
+        self._in_flight.append(step)
+        self._next_step_id += 1
+        return plan
+
+    def settle(self, result: StepResult) -> None:
+        """Reads the result of the oldest step in flight.
+
+        Raises:
+            ValueError: It is not that step's result. The worker is not to be trusted any more.
+        """
+        if not self._in_flight or self._in_flight[0].step_id != result.step_id:
+            raise ValueError(f"step {result.step_id} is not the oldest step in flight")
+        step = self._in_flight[0]
+        now_ns = self._clock()
+        self._settlement.settle(step, result, now_ns)
+        self._in_flight.popleft()
+        self._num_settled_steps += 1
+        duration_ns = result.finished_at_ns - result.started_at_ns
+        self._rates.note_step(now_ns, duration_ns, step.num_prefill_tokens, len(step.samples))
+        self._outboxes.stamp(self._num_settled_steps, step.planned_at_ns, now_ns, step.num_sequences, step.num_tokens)
+
+    # Time.
+
+    def expire(self) -> None:
+        """Ends requests whose deadline has passed, and forgets logs whose time is up."""
+        now_ns = self._clock()
+        self._end_expired(now_ns)
+        self._table.expire(now_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        """When `expire` has something to do next; None: nothing in sight."""
+        return min(
+            (t for t in (self._deadlines.next_ns(), self._table.next_expiry_ns()) if t is not None), default=None
+        )
+
+    def drain(self) -> None:
+        """Takes no new requests from now on; those there are go on."""
+        self._admission.draining = True
+
+    # What can be seen.
+
+    def list_requests(self, tenant: str, state: RequestState, page_size: int, before: int) -> RequestPage:
+        """The tenant's requests, newest first, older than `before` (0: from the newest)."""
+        return self._table.page(tenant, state, page_size, before)
+
+    def load(self) -> LoadSnapshot:
+        """How busy the engine is. Without a worker there are no blocks."""
+        scheduler, admission = self._scheduler, self._admission
+        kv = scheduler.kv
+        pool = kv.pool if kv is not None else None
+        num_blocks, num_used = (pool.num_blocks, pool.num_used) if pool is not None else (0, 0)
+        return LoadSnapshot(
+            running_sequences=len(scheduler.running),
+            waiting_requests=admission.num_waiting,
+            waiting_tokens=admission.num_waiting_tokens,
+            kv_cache_usage=num_used / num_blocks if num_blocks else 0.0,
+            kv_blocks=num_blocks,
+            max_waiting_requests=self._max_waiting_requests,
+            output_tokens_per_second=self._rates.output_tokens_per_s(self._clock()),
+            expected_wait_ns=admission.expected_wait_ns(len(scheduler.running)),
+            free_blocks=pool.num_free if pool is not None else 0,
+            cached_blocks=pool.num_cached if pool is not None else 0,
+            used_blocks=num_used,
+            step_count=self._num_settled_steps,
+            preemptions=scheduler.num_preemptions,
+            prefix_query_tokens=scheduler.num_prefix_query_tokens,
+            prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants that hold between calls; for tests and idle moments, as it looks at every block."""
+        self._scheduler.check_integrity()
+        active = list(self._table.active())
+        assert sum(request.num_rows for request in active) == len(self._scheduler.running), (
+            "rows belong to active requests"
+        )
+        waiting = [request for request in active if not request.announced]
+        assert len(waiting) == self._admission.num_waiting, "requests that have not started are counted"
+
+    def _enter(self, request: LiveRequest, subscriber: Subscriber | None) -> None:
+        self._table.add(request)
+        self._deadlines.push(request)
+        self._admission.entered(request.spec)
+        if subscriber is not None:
+            self._subscriptions.add(subscriber, request, None)
+        for sequence in request.sequences:
+            if sequence not in request.unforked:
+                self._scheduler.add(sequence)
+
+    def _announce(self, request: LiveRequest, now_ns: int) -> None:
+        """Tells readers of a request that just took a row while it had none."""
+        if not request.announced:
+            request.announced = True
+            self._admission.left(request.spec)
+            request.publish(Started(request.ledger.cached_tokens))
+        if request.lost_at_ns:
+            request.publish(Resumed(now_ns - request.lost_at_ns))
+            request.lost_at_ns = 0
+
+    def _end_expired(self, now_ns: int) -> None:
+        request = self._deadlines.first_expired(now_ns)
+        while request is not None:
+            self._endings.end_all(request, EndReason.DEADLINE, now_ns)
+            request = self._deadlines.first_expired(now_ns)
+
+
+def _read_outputs(request: LiveRequest, output_index: int | None, from_token: int) -> list[OutputSnapshot]:
+    """Snapshots of the outputs asked for.
+
+    Raises:
+        RequestRefused: OUT_OF_RANGE.
+    """
+    if output_index is not None and not 0 <= output_index < len(request.logs):
+        message = f"output_index: must be below the number of outputs, {len(request.logs)}"
+        raise RequestRefused(RefusalCode.OUT_OF_RANGE, message)
+    logs = request.logs if output_index is None else [request.logs[output_index]]
+    fewest = min(log.num_released for log in logs)
+    if not 0 <= from_token <= fewest:
+        raise RequestRefused(RefusalCode.OUT_OF_RANGE, f"from_token: the output has {fewest} tokens so far")
+    return [log.snapshot() for log in logs]

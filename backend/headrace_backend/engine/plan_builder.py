@@ -1,0 +1,203 @@
+"""The columns of a step plan in the making, and the record by which its result is read.
+
+Owns the encoding of decisions that `scheduler` took into columns, and the order of entries. Does not decide. Columns are gathered in
+`array`s, one append per entry, and become numpy views without a copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Sequence as AbstractSequence
+
+import numpy as np
+
+from headrace_backend.engine.kv_cache_manager import BlockCopy
+from headrace_backend.engine.sequence import Sequence
+from headrace_backend.step_plan import ForwardPlan, Int32Column, RowAdmission, SamplePlan, StepPlan
+
+
+@dataclasses.dataclass(slots=True)
+class InFlightStep:
+    """What the engine must remember of a planned step to read its result: sequences, never rows, which may have changed hands."""
+
+    step_id: int
+    planned_at_ns: int
+    num_tokens: int
+    # Tokens of prompts, or computed again after a preemption.
+    num_prefill_tokens: int
+    # In the order of the plan's sample columns.
+    samples: list[Sequence]
+    # Sequences that computed without sampling: with their epoch, and the tokens computed after the step.
+    chunks: list[tuple[Sequence, int, int]]
+    num_sequences: int
+    # Samples whose log probabilities were asked for.
+    num_logprobs: int
+
+
+def _column(values: array[int]) -> Int32Column:
+    return np.frombuffer(values, np.int32)
+
+
+class PlanBuilder:
+    """One step's columns."""
+
+    __slots__ = (
+        "_admissions",
+        "_chunks",
+        "_copies",
+        "_counts",
+        "_known_counts",
+        "_num_logprobs",
+        "_num_prefill_tokens",
+        "_output_positions",
+        "_rows",
+        "_sample_rows",
+        "_samples",
+        "_starts",
+        "_table_blocks",
+        "_table_counts",
+        "_table_rows",
+        "_table_starts",
+        "_token_bytes",
+        "_token_indices",
+        "num_tokens",
+        "step_id",
+    )
+
+    def __init__(self, step_id: int) -> None:
+        """An empty step."""
+        self.step_id = step_id
+        self.num_tokens = 0
+        self._num_prefill_tokens = 0
+        self._num_logprobs = 0
+        self._admissions: list[RowAdmission] = []
+        self._chunks: list[tuple[Sequence, int, int]] = []
+        self._samples: list[Sequence] = []
+        self._copies: list[BlockCopy] = []
+        self._token_bytes: list[bytes] = []
+        self._rows, self._starts, self._counts, self._known_counts = array("i"), array("i"), array("i"), array("i")
+        self._table_rows, self._table_starts, self._table_counts = array("i"), array("i"), array("i")
+        self._table_blocks = array("i")
+        self._sample_rows, self._token_indices, self._output_positions = array("i"), array("i"), array("i")
+
+    def admit(self, sequence: Sequence) -> None:
+        """The sequence takes its row with this step."""
+        self._admissions.append(_admission(sequence))
+
+    def add_decode(self, sequence: Sequence) -> None:
+        """Computes the row's last sampled token, which the worker knows, and samples the next."""
+        start = sequence.num_computed
+        self._rows.append(sequence.row)
+        self._starts.append(start)
+        self._counts.append(1)
+        self._known_counts.append(0)
+        self.num_tokens += 1
+        sequence.num_computed = start + 1
+        sequence.planned_in = self.step_id
+        self._sample(sequence, self.num_tokens - 1)
+
+    def add_known(self, sequence: Sequence, count: int) -> bool:
+        """Computes the next `count` tokens, all of them known. Returns whether they were the last, so that one is sampled."""
+        start = sequence.num_computed
+        end = start + count
+        self._rows.append(sequence.row)
+        self._starts.append(start)
+        self._counts.append(count)
+        self._known_counts.append(count)
+        self._token_bytes.append(sequence.token_bytes(start, end))
+        self.num_tokens += count
+        self._num_prefill_tokens += count
+        sequence.num_computed = end
+        sequence.planned_in = self.step_id
+        if end == sequence.num_tokens:
+            self._sample(sequence, self.num_tokens - 1)
+            return True
+        self._chunks.append((sequence, sequence.epoch, end))
+        return False
+
+    def add_fork(self, sibling: Sequence) -> None:
+        """Samples the sibling's first token from the hidden state that the last entry sampled from."""
+        sibling.planned_in = self.step_id
+        self._sample(sibling, self.num_tokens - 1)
+
+    def update_table(self, row: int, start: int, blocks: AbstractSequence[int]) -> None:
+        """Writes block numbers into a row's block table from index `start` on."""
+        if blocks:
+            self._table_rows.append(row)
+            self._table_starts.append(start)
+            self._table_counts.append(len(blocks))
+            self._table_blocks.extend(blocks)
+
+    def add_copy(self, copy: BlockCopy) -> None:
+        """Copies a block before the pass."""
+        self._copies.append(copy)
+
+    def build(self, released_rows: AbstractSequence[int], planned_at_ns: int) -> tuple[StepPlan, InFlightStep]:
+        """The plan, and the record by which its result is read."""
+        forward = ForwardPlan(
+            rows=_column(self._rows),
+            starts=_column(self._starts),
+            counts=_column(self._counts),
+            known_counts=_column(self._known_counts),
+            token_ids=np.frombuffer(b"".join(self._token_bytes), np.int32),
+            table_rows=_column(self._table_rows),
+            table_starts=_column(self._table_starts),
+            table_counts=_column(self._table_counts),
+            table_blocks=_column(self._table_blocks),
+            copy_sources=np.array([copy.source for copy in self._copies], np.int32),
+            copy_targets=np.array([copy.target for copy in self._copies], np.int32),
+        )
+        sample = SamplePlan(_column(self._sample_rows), _column(self._token_indices), _column(self._output_positions))
+        released = np.array(released_rows, np.int32)
+        return StepPlan(self.step_id, released, self._admissions, forward, sample), self._record(planned_at_ns)
+
+    def _record(self, planned_at_ns: int) -> InFlightStep:
+        return InFlightStep(
+            self.step_id,
+            planned_at_ns,
+            self.num_tokens,
+            self._num_prefill_tokens,
+            self._samples,
+            self._chunks,
+            len(self._chunks) + len(self._samples),
+            self._num_logprobs,
+        )
+
+    def _sample(self, sequence: Sequence, token_index: int) -> None:
+        self._sample_rows.append(sequence.row)
+        self._token_indices.append(token_index)
+        self._output_positions.append(sequence.num_tokens - sequence.num_prompt_tokens)
+        self._samples.append(sequence)
+        if sequence.log.logprobs is not None:
+            self._num_logprobs += 1
+        sequence.num_tokens += 1
+        sequence.decodes = True
+
+
+def _admission(sequence: Sequence) -> RowAdmission:
+    """Everything that sampling needs for as long as the sequence stays in its row."""
+    spec = sequence.request.spec
+    sampling = spec.sampling
+    needs_history = sampling.needs_history
+    return RowAdmission(
+        row=sequence.row,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=sampling.seed,
+        output_index=sequence.log.output_index,
+        num_logprobs=spec.num_logprobs,
+        min_tokens=spec.stop.min_tokens,
+        stop_token_ids=array("i", sorted(spec.stop.token_ids)).tobytes(),
+        logit_bias_ids=sampling.logit_bias_ids,
+        logit_bias_values=sampling.logit_bias_values,
+        bad_words=[array("i", word).tobytes() for word in sampling.bad_words],
+        needs_history=needs_history,
+        prompt_ids=spec.prompt_ids.tobytes() if needs_history else b"",
+        output_ids=sequence.tokens.tobytes() if needs_history else b"",
+    )

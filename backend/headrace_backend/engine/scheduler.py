@@ -1,0 +1,256 @@
+"""Who computes how much in the next step.
+
+Owns the running and waiting sequences, the rows, and the decisions: which sequences a step advances, by how many tokens, who is admitted,
+who is preempted. Does not own blocks (`kv_cache_manager`) nor the plan's encoding (`plan_builder`), and reads no results (`settlement`).
+
+There are no phases: each step lets sequences catch up with their tokens, within the token budget, the rows and the available blocks.
+
+1. Sequences whose row holds the token to compute (one token each; people call it decoding), most urgent first.
+2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent first, in chunks of what the budget leaves.
+3. Waiting sequences, most urgent first, unless blocks were short in this step.
+
+When blocks are short the least urgent sequence that the step does not compute is preempted: its blocks go back and it waits, to be
+computed again. A sequence never preempts a more urgent one: it stalls for the step instead and keeps what it has. So the most
+urgent sequence always advances, and as admission refuses what could not fit even alone, every sequence ends. Costs grow with the
+rows scheduled; a waiting sequence costs nothing until it is at the front.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.engine.kv_cache_manager import KVCacheManager
+from headrace_backend.engine.plan_builder import PlanBuilder
+from headrace_backend.engine.sequence import NO_ROW, LiveRequest, Sequence
+from headrace_backend.engine.waiting_queue import WaitingQueue
+
+# One block is left available for so many running sequences when another is admitted: each of them asks for one within `block_size`
+# steps, and what is admitted only to be preempted at once was computed for nothing.
+_RUNNING_PER_SPARE_BLOCK = 4
+
+
+class Scheduler:
+    """Decides steps over the sequences that it is given."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Nothing runs, nothing waits, and there is no cache yet."""
+        self.waiting = WaitingQueue()
+        # Sequences with a row, most urgent first.
+        self.running: list[Sequence] = []
+        self.kv: KVCacheManager | None = None
+        # Since the engine began.
+        self.num_preemptions = 0
+        self.num_prefix_query_tokens = 0
+        self.num_prefix_hit_tokens = 0
+        self._config = config
+        # Every row can decode in every step, so that no row starves behind the budget.
+        self._num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._free_rows: list[int] = []
+        # Given back, but the worker was not told yet.
+        self._leaving_rows: list[int] = []
+        # Requests that took a row in the step planned last, while they had none.
+        self.entered: list[LiveRequest] = []
+
+    def create_cache(self, num_blocks: int) -> None:
+        """A worker with empty rows and an empty cache is there."""
+        assert not self.running, "sequences of the worker before were evicted"
+        self.kv = KVCacheManager(num_blocks, self._config.block_size, self._config.enable_prefix_cache)
+        self._free_rows = list(range(self._num_rows - 1, -1, -1))
+        self._leaving_rows = []
+
+    def drop_cache(self, now_ns: int) -> None:
+        """The worker is lost: everything that ran waits, as if it had computed nothing; what was sampled but not read never was."""
+        evicted, self.running = self.running, []
+        for sequence in evicted:
+            sequence.leave_row()
+            self.waiting.push(sequence)
+            sequence.request.lost_row(now_ns)
+        for sequence in self.waiting:
+            sequence.forget_unread()
+        self.kv = None
+
+    def add(self, sequence: Sequence) -> None:
+        """Enters a sequence that has computed nothing."""
+        self.waiting.push(sequence)
+
+    def remove(self, sequence: Sequence, now_ns: int) -> None:
+        """An ended sequence leaves; a step in flight may still compute it, which does no harm, as later steps run later."""
+        assert sequence.ended, "only what ended leaves"
+        if sequence.row != NO_ROW:
+            self._vacate(sequence, now_ns)
+        elif sequence not in sequence.request.unforked:
+            self.waiting.note_ended()
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All sequences that hold blocks."""
+        return iter(self.running)
+
+    def schedule(self, builder: PlanBuilder, now_ns: int) -> bool:
+        """Fills a step. Returns whether there is anything to compute; if not, nothing of the builder is to be used."""
+        assert self.kv is not None, "there is a worker"
+        self.entered.clear()
+        num_preemptions = self.num_preemptions
+        catching_up, enough = self._schedule_decodes(builder, now_ns)
+        enough &= self._schedule_catching_up(catching_up, builder, now_ns)
+        if enough and num_preemptions == self.num_preemptions:
+            self._admit_waiting(catching_up, builder, now_ns)
+        self.kv.end_step()
+        return builder.num_tokens > 0
+
+    def take_leaving_rows(self) -> list[int]:
+        """Rows to be announced as released with the plan being sent."""
+        leaving, self._leaving_rows = self._leaving_rows, []
+        return leaving
+
+    def check_integrity(self) -> None:
+        """Asserts that rows and blocks are where the sequences say."""
+        if self.kv is None:
+            assert not self.running, "nothing runs without a worker"
+            return
+        self.kv.check_integrity(self.running)
+        rows = [sequence.row for sequence in self.running]
+        assert sorted(rows + self._free_rows) == list(range(self._num_rows)), "a row is lost or held twice"
+        assert all(not sequence.ended for sequence in self.running), "an ended sequence holds a row"
+        keys = [sequence.urgency for sequence in self.running]
+        assert keys == sorted(keys), "running sequences are ordered by urgency"
+
+    def _schedule_decodes(self, builder: PlanBuilder, now_ns: int) -> tuple[list[Sequence], bool]:
+        """One token for each that has one to decode. Returns the sequences that catch up, and whether blocks sufficed."""
+        catching_up: list[Sequence] = []
+        enough = True
+        # Preemption removes only less urgent sequences, which come later in the list.
+        for sequence in self.running:
+            if not sequence.decodes:
+                catching_up.append(sequence)
+            elif sequence.num_tokens < sequence.max_tokens_total:
+                if sequence.num_tokens > sequence.capacity or sequence.tail_shared:
+                    if not self._make_room(sequence, sequence.num_tokens, builder, now_ns):
+                        enough = False
+                        continue
+                builder.add_decode(sequence)
+        return catching_up, enough
+
+    def _schedule_catching_up(self, sequences: list[Sequence], builder: PlanBuilder, now_ns: int) -> bool:
+        """Chunks for those that have more than one token to compute. Returns whether blocks sufficed."""
+        for sequence in sequences:
+            count = min(
+                self._config.max_num_batched_tokens - builder.num_tokens, sequence.num_tokens - sequence.num_computed
+            )
+            if sequence.row == NO_ROW or count <= 0:
+                continue
+            if not self._make_room(sequence, sequence.num_computed + count, builder, now_ns):
+                return False
+            self._add_known(sequence, count, builder, now_ns)
+        return True
+
+    def _admit_waiting(self, catching_up: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
+        kv, budget = self.kv, self._config.max_num_batched_tokens
+        assert kv is not None, "there is a worker"
+        promised = sum(kv.num_missing(s, s.num_tokens) for s in catching_up if not s.decodes)
+        while self._free_rows and builder.num_tokens < budget:
+            sequence = self.waiting.peek()
+            # A token sampled before a preemption may still be on its way; it has to be read before it can be computed again.
+            if sequence is None or sequence.num_unread:
+                return
+            prefix = kv.find_prefix(sequence)
+            needed = kv.num_needed(sequence, prefix)
+            if needed + promised + self._num_spare_blocks() > kv.pool.num_available:
+                return
+            self.waiting.pop()
+            self._occupy(sequence, now_ns)
+            kv.take_prefix(sequence, prefix)
+            self._note_prefix(sequence)
+            count = min(budget - builder.num_tokens, sequence.num_tokens - sequence.num_computed)
+            kv.grow(sequence, sequence.num_computed + count)
+            builder.admit(sequence)
+            builder.update_table(sequence.row, 0, sequence.blocks)
+            promised += kv.num_missing(sequence, sequence.num_tokens)
+            self._add_known(sequence, count, builder, now_ns)
+
+    def _note_prefix(self, sequence: Sequence) -> None:
+        """The prefix cache was asked for a prompt; what is computed again after a preemption does not count."""
+        if sequence.epoch == 0:
+            num_hits = min(sequence.num_computed, sequence.num_prompt_tokens)
+            self.num_prefix_query_tokens += sequence.num_prompt_tokens
+            self.num_prefix_hit_tokens += num_hits
+            sequence.request.note_prefix(num_hits)
+
+    def _num_spare_blocks(self) -> int:
+        return -(-len(self.running) // _RUNNING_PER_SPARE_BLOCK)
+
+    def _add_known(self, sequence: Sequence, count: int, builder: PlanBuilder, now_ns: int) -> None:
+        if builder.add_known(sequence, count) and sequence.request.unforked:
+            self._fork(sequence, builder, now_ns)
+
+    def _fork(self, leader: Sequence, builder: PlanBuilder, now_ns: int) -> None:
+        """The prompt's last token is in the step: the other outputs begin from it. Those without a row wait like any sequence."""
+        kv, request = self.kv, leader.request
+        assert kv is not None, "there is a worker"
+        siblings, request.unforked = request.unforked, []
+        for sibling in siblings:
+            if not self._free_rows:
+                self.waiting.push(sibling)
+                continue
+            self._occupy(sibling, now_ns)
+            kv.fork(leader, sibling)
+            builder.admit(sibling)
+            builder.update_table(sibling.row, 0, sibling.blocks)
+            builder.add_fork(sibling)
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder, now_ns: int) -> bool:
+        """Sees to it that the tokens before `num_tokens` can be written, preempting if need be. False: not in this step."""
+        kv = self.kv
+        assert kv is not None, "there is a worker"
+        # A preempted sequence may have been the other holder of a block: what is missing is asked again each time.
+        while kv.num_missing(sequence, num_tokens) > kv.pool.num_available:
+            victim = self._find_victim(sequence, builder.step_id)
+            if victim is None:
+                return False
+            self._preempt(victim, now_ns)
+        copy = kv.copy_on_write(sequence)
+        if copy is not None:
+            builder.add_copy(copy)
+            index = sequence.num_computed // kv.block_size
+            builder.update_table(sequence.row, index, sequence.blocks[index : index + 1])
+        appended = kv.grow(sequence, num_tokens)
+        if appended:
+            builder.update_table(sequence.row, len(sequence.blocks) - appended, sequence.blocks[-appended:])
+        return True
+
+    def _find_victim(self, sequence: Sequence, step_id: int) -> Sequence | None:
+        """The least urgent sequence that is less urgent than `sequence`, is not computed by the step, and has more to compute."""
+        for candidate in reversed(self.running):
+            if candidate is sequence:
+                return None
+            if candidate.planned_in != step_id and not candidate.completing:
+                return candidate
+        return None
+
+    def _preempt(self, victim: Sequence, now_ns: int) -> None:
+        """Takes row and blocks; the tokens stay, and one that is on its way is kept when it arrives."""
+        self._vacate(victim, now_ns)
+        self.waiting.push(victim)
+        victim.request.ledger.preemptions += 1
+        self.num_preemptions += 1
+
+    def _occupy(self, sequence: Sequence, now_ns: int) -> None:
+        sequence.row = self._free_rows.pop()
+        bisect.insort(self.running, sequence, key=_urgency)
+        if sequence.request.num_rows == 0:
+            self.entered.append(sequence.request)
+        sequence.request.took_row(now_ns)
+
+    def _vacate(self, sequence: Sequence, now_ns: int) -> None:
+        assert self.kv is not None, "there is a worker"
+        del self.running[bisect.bisect_left(self.running, sequence.urgency, key=_urgency)]
+        self._free_rows.append(sequence.row)
+        self._leaving_rows.append(sequence.row)
+        self.kv.release(sequence)
+        sequence.leave_row()
+        sequence.request.lost_row(now_ns)
+
+
+def _urgency(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.urgency

@@ -1,0 +1,191 @@
+"""A request while it lives in the engine, and its sequences: the state that the scheduler and the settling of steps share.
+
+Owns the counters and what follows from them directly. Does not decide anything: who runs is `scheduler`, which blocks is
+`kv_cache_manager`, what ends is `settlement`.
+
+A sequence's tokens are its prompt and its output. The engine plans one step ahead of what it has read, so there are two views of them:
+
+    scheduled  num_tokens    with the tokens that planned steps sample, read or not
+               num_computed  tokens whose KV planned steps have computed; the next step begins here
+    settled    len(tokens)   output tokens that were read
+               num_settled   tokens whose KV settled steps have computed
+
+There are no phases: a sequence needs `num_tokens - num_computed` tokens computed; when a step brings them level, it samples one more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headrace_backend.engine.ledger import Ledger
+from headrace_backend.engine.outbox import Event, RequestDone, Stream
+from headrace_backend.engine.requests import EngineRequest, RequestState
+from headrace_backend.engine.stops import StopWatch
+from headrace_backend.engine.token_log import OutputLog
+
+NO_ROW = -1
+
+
+class Sequence:
+    """One output of a request: its tokens, its row and its blocks."""
+
+    __slots__ = (
+        "block_keys",
+        "blocks",
+        "capacity",
+        "decodes",
+        "ended",
+        "epoch",
+        "log",
+        "max_tokens_total",
+        "min_tokens",
+        "num_computed",
+        "num_prompt_tokens",
+        "num_published",
+        "num_settled",
+        "num_tokens",
+        "planned_in",
+        "request",
+        "row",
+        "stop_token_ids",
+        "tail_shared",
+        "tokens",
+        "urgency",
+        "watch",
+    )
+
+    def __init__(self, request: LiveRequest, log: OutputLog, urgency_ns: int, watch: StopWatch | None) -> None:
+        """A sequence that has computed nothing; `log` may hold tokens that an earlier attempt emitted."""
+        spec = request.spec
+        self.request = request
+        self.log = log
+        # The same array as the log's.
+        self.tokens = log.tokens
+        self.watch = watch
+        self.urgency = (urgency_ns, request.sequence_number, log.output_index)
+        self.stop_token_ids = spec.stop.token_ids
+        self.min_tokens = spec.stop.min_tokens
+        self.num_prompt_tokens = len(spec.prompt_ids)
+        # Never scheduled beyond: the last token's KV is not needed.
+        self.max_tokens_total = self.num_prompt_tokens + spec.stop.max_tokens
+        self.num_tokens = self.num_prompt_tokens + len(self.tokens)
+        self.ended = False
+        # Counts the times it lost its row, so that what an earlier stay planned is recognized.
+        self.epoch = 0
+        self.block_keys: list[bytes] = []
+        self._leave_row()
+
+    def _leave_row(self) -> None:
+        self.row = NO_ROW
+        # The row's last sampled token is the sequence's last token: a step computes exactly that one.
+        self.decodes = False
+        self.num_computed = 0
+        self.num_settled = 0
+        self.blocks: list[int] = []
+        # Tokens that `blocks` have room for.
+        self.capacity = 0
+        # Leading blocks that were offered to the prefix cache.
+        self.num_published = 0
+        # The last block is partly filled and may be held by other outputs too.
+        self.tail_shared = False
+        # The step that it was planned in last.
+        self.planned_in = 0
+
+    def leave_row(self) -> None:
+        """Forgets row and blocks (which the caller has given back); the tokens stay."""
+        self.epoch += 1
+        self._leave_row()
+
+    def forget_unread(self) -> None:
+        """The steps in flight will never be read: what they sampled is to be sampled again."""
+        self.num_tokens = self.num_prompt_tokens + len(self.tokens)
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens that planned steps sample and that were not read yet."""
+        return self.num_tokens - self.num_prompt_tokens - len(self.tokens)
+
+    @property
+    def completing(self) -> bool:
+        """All its tokens are planned; only their reading is missing."""
+        return self.num_tokens >= self.max_tokens_total
+
+    def token_bytes(self, start: int, end: int) -> bytes:
+        """Ids of the tokens in [start, end), which must have been read: int32 little-endian."""
+        prompt_length = self.num_prompt_tokens
+        if end <= prompt_length:
+            return self.request.spec.prompt_ids[start:end].tobytes()
+        output = self.tokens[max(start - prompt_length, 0) : end - prompt_length].tobytes()
+        if start >= prompt_length:
+            return output
+        return self.request.spec.prompt_ids[start:].tobytes() + output
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request in the table: what was asked, its sequences, its readers, its account. Kept after its end until its log expires."""
+
+    spec: EngineRequest
+    # Grows with every request; orders listings and breaks ties of urgency.
+    sequence_number: int
+    created_at_unix_ns: int
+    deadline_ns: int
+    ledger: Ledger
+    num_prompt_tokens: int
+    # The stream and handle that came with the request: a request that is not detached ends with them.
+    owner: tuple[int, int] | None
+    sequences: list[Sequence] = dataclasses.field(default_factory=list)
+    logs: list[OutputLog] = dataclasses.field(default_factory=list)
+    # Outputs that wait for the first one to compute the prompt that they share.
+    unforked: list[Sequence] = dataclasses.field(default_factory=list)
+    # Subscriptions: (stream, handle) of each.
+    readers: list[tuple[Stream, int]] = dataclasses.field(default_factory=list)
+    # Sequences that have a row, and outputs that have not ended.
+    num_rows: int = 0
+    num_active: int = 0
+    # Readers were told that it started.
+    announced: bool = False
+    # When the worker was lost, until computing goes on; 0: it was not.
+    lost_at_ns: int = 0
+    # The step counted last in the ledger.
+    last_step_id: int = 0
+    # Set when it has ended.
+    done: RequestDone | None = None
+
+    @property
+    def active(self) -> bool:
+        """Some output has not ended."""
+        return self.num_active > 0
+
+    @property
+    def state(self) -> RequestState:
+        """As listings show it."""
+        if not self.active:
+            return RequestState.FINISHED
+        return RequestState.RUNNING if self.ledger.started else RequestState.QUEUED
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all outputs."""
+        return sum(len(log.tokens) for log in self.logs)
+
+    def publish(self, event: Event) -> None:
+        """Sends an event of the whole request to all its readers."""
+        for stream, handle in self.readers:
+            stream.outbox.events.append((handle, event))
+
+    def took_row(self, now_ns: int) -> None:
+        """One of its sequences is about to be computed."""
+        self.num_rows += 1
+        self.ledger.computing(now_ns)
+
+    def note_prefix(self, num_tokens: int) -> None:
+        """The sequence that just took a row found so many prompt tokens in the prefix cache; the request's first one counts."""
+        if self.num_rows == 1 and not self.announced:
+            self.ledger.cached_tokens = num_tokens
+
+    def lost_row(self, now_ns: int) -> None:
+        """One of its sequences, which had a row, has none any more; while others only wait, the request counts as preempted."""
+        self.num_rows -= 1
+        if self.num_rows == 0 and self.active:
+            self.ledger.preempted(now_ns)

@@ -1,0 +1,150 @@
+"""Reads a step's result: tokens go to their sequences, stops are found, sound blocks are published, readers get what is released.
+
+Owns the order of these for one settled step. Tokens are matched to sequences by the record of the planned step, in its order, never by row: a
+row may belong to another sequence by now. A sequence that ended while the step ran is passed over, so the token that was sampled ahead
+is dropped; one that was preempted keeps its token, which it must not sample again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+
+import numpy as np
+
+from headrace_backend.engine.endings import Endings
+from headrace_backend.engine.outbox import OutputEnd
+from headrace_backend.engine.plan_builder import InFlightStep
+from headrace_backend.engine.requests import EndReason
+from headrace_backend.engine.scheduler import Scheduler
+from headrace_backend.engine.sequence import NO_ROW, Sequence
+from headrace_backend.engine.token_log import TokenLogprobs
+from headrace_backend.step_plan import StepResult
+
+_UNSOUND = "the model's output was not a number"
+
+
+class Settlement:
+    """Settles steps, in the order in which they were planned."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        endings: Endings,
+        block_size: int,
+        vocab_size: int,
+        token_bytes: AbstractSequence[bytes] | None,
+    ) -> None:
+        """Works on the scheduler's sequences; `token_bytes` are needed only where stop strings are in use."""
+        self._scheduler = scheduler
+        self._endings = endings
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._token_bytes = token_bytes if token_bytes is not None else ()
+
+    def settle(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
+        """Applies the result of a planned step.
+
+        Raises:
+            ValueError: The result is not one of this plan; nothing was applied.
+        """
+        tokens = self._checked_tokens(step, result)
+        logprobs = self._checked_logprobs(step, result)
+        for sequence, epoch, num_settled in step.chunks:
+            if not sequence.ended:
+                self._count_step(sequence, step.step_id)
+                if sequence.epoch == epoch:
+                    sequence.num_settled = num_settled
+        for index, sequence in enumerate(step.samples):
+            if sequence.ended:
+                continue
+            self._count_step(sequence, step.step_id)
+            token = tokens[index]
+            if token < 0:
+                self._endings.end_output(sequence, _error(sequence), now_ns)
+                continue
+            if sequence.log.logprobs is not None:
+                sequence.log.append_logprobs(logprobs[index])
+            self._append(sequence, token, now_ns)
+
+    def _checked_tokens(self, step: InFlightStep, result: StepResult) -> list[int]:
+        """The sampled tokens, -1 where the worker reports unsound logits or gives no token of the vocabulary."""
+        if len(result.tokens) != len(step.samples) or len(result.ok) != len(step.samples):
+            raise ValueError(
+                f"step {step.step_id}: the result has {len(result.tokens)} samples, the plan {len(step.samples)}"
+            )
+        column = result.tokens
+        if step.samples and (not result.ok.all() or column.view(np.uint32).max() >= self._vocab_size):
+            sound = (result.ok != 0) & (column >= 0) & (column < self._vocab_size)
+            column = np.where(sound, column, np.int32(-1))
+        tokens: list[int] = column.tolist()
+        return tokens
+
+    def _checked_logprobs(self, step: InFlightStep, result: StepResult) -> dict[int, TokenLogprobs]:
+        logprobs = _logprobs_by_sample(result) if result.logprob_samples.size else {}
+        if len(logprobs) != step.num_logprobs:
+            raise ValueError(
+                f"step {step.step_id}: log probabilities of {len(logprobs)} samples, not {step.num_logprobs}"
+            )
+        return logprobs
+
+    def _count_step(self, sequence: Sequence, step_id: int) -> None:
+        request = sequence.request
+        if request.last_step_id != step_id:
+            request.last_step_id = step_id
+            request.ledger.step_count += 1
+
+    def _append(self, sequence: Sequence, token: int, now_ns: int) -> None:
+        """One more token, sound: what it attended to is settled."""
+        tokens = sequence.tokens
+        num_settled = sequence.num_prompt_tokens + len(tokens)
+        tokens.append(token)
+        if sequence.row != NO_ROW:
+            sequence.num_settled = num_settled
+            if num_settled >= (sequence.num_published + 1) * self._block_size:
+                assert self._scheduler.kv is not None, "a step was computed"
+                self._scheduler.kv.publish(sequence)
+        ledger = sequence.request.ledger
+        if not ledger.first_token_at_ns:
+            ledger.first_token(now_ns)
+        end = self._find_end(sequence, token)
+        if end is not None:
+            self._endings.end_output(sequence, end, now_ns)
+        elif sequence.watch is None:
+            sequence.log.release(len(tokens))
+        else:
+            # What an earlier attempt emitted stays released, whatever a match could still reach into.
+            sequence.log.release(max(sequence.log.num_released, len(tokens) - sequence.watch.num_held))
+
+    def _find_end(self, sequence: Sequence, token: int) -> OutputEnd | None:
+        """Whether the output ends with the token just appended: by a stop token, by a stop string, by its length, in this order."""
+        num_tokens = len(sequence.tokens)
+        output_index = sequence.log.output_index
+        if token in sequence.stop_token_ids and num_tokens > sequence.min_tokens:
+            return OutputEnd(output_index, EndReason.STOP, stop_token_id=token)
+        if sequence.watch is not None:
+            match = sequence.watch.feed(self._token_bytes[token], num_tokens >= sequence.min_tokens)
+            if match is not None:
+                return OutputEnd(
+                    output_index, EndReason.STOP, stop_string_index=match.string_index, trim_bytes=match.trim_bytes
+                )
+        if sequence.num_prompt_tokens + num_tokens >= sequence.max_tokens_total:
+            return OutputEnd(output_index, EndReason.LENGTH)
+        return None
+
+
+def _error(sequence: Sequence) -> OutputEnd:
+    return OutputEnd(sequence.log.output_index, EndReason.ERROR, error=_UNSOUND)
+
+
+def _logprobs_by_sample(result: StepResult) -> dict[int, TokenLogprobs]:
+    """The result's flat columns, by index of the sample."""
+    top_token_ids, top_logprobs = result.top_token_ids.tolist(), result.top_logprobs.tolist()
+    entries: dict[int, TokenLogprobs] = {}
+    first = 0
+    columns = (result.logprob_samples, result.logprob_sampled, result.logprob_ranks, result.logprob_counts)
+    for sample, sampled, rank, count in zip(*(column.tolist() for column in columns), strict=True):
+        entries[sample] = TokenLogprobs(
+            sampled, rank, top_token_ids[first : first + count], top_logprobs[first : first + count]
+        )
+        first += count
+    return entries

@@ -1,0 +1,63 @@
+"""Sequences that wait for a row, most urgent first.
+
+Owns the order: a heap over urgency keys that never change while a sequence waits, so that ageing costs nothing. One step of priority
+weighs as much as `ageing_s` of waiting:
+
+    key = arrival - priority * ageing        (smaller is more urgent)
+
+Two requests keep their order for ever, and whatever has waited `ageing_s` per step of priority longer is ahead: nobody starves. A preempted
+sequence comes back with its old key, ahead of whoever came later. Adding and removing cost O(log waiting); what was aborted is
+skipped when it surfaces, or swept out when it makes up half of the heap.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from headrace_backend.engine.sequence import Sequence
+
+_MIN_SWEEP = 64
+
+
+class WaitingQueue:
+    """A heap of sequences with lazy removal."""
+
+    __slots__ = ("_heap", "_num_dead")
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._heap: list[tuple[int, int, int, Sequence]] = []
+        self._num_dead = 0
+
+    def __len__(self) -> int:
+        """Live sequences."""
+        return len(self._heap) - self._num_dead
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Live sequences, in no particular order."""
+        return (entry[3] for entry in self._heap if not entry[3].ended)
+
+    def push(self, sequence: Sequence) -> None:
+        """Enters a sequence by its urgency."""
+        heapq.heappush(self._heap, (*sequence.urgency, sequence))
+
+    def peek(self) -> Sequence | None:
+        """The most urgent live sequence."""
+        heap = self._heap
+        while heap and heap[0][3].ended:
+            heapq.heappop(heap)
+            self._num_dead -= 1
+        return heap[0][3] if heap else None
+
+    def pop(self) -> Sequence:
+        """Removes what `peek` showed."""
+        return heapq.heappop(self._heap)[3]
+
+    def note_ended(self) -> None:
+        """A sequence in the queue ended: it is dead weight from now on."""
+        self._num_dead += 1
+        if self._num_dead > _MIN_SWEEP and 2 * self._num_dead > len(self._heap):
+            self._heap = [entry for entry in self._heap if not entry[3].ended]
+            heapq.heapify(self._heap)
+            self._num_dead = 0
