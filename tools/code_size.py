@@ -20,9 +20,15 @@ def sources(room: str) -> list[pathlib.Path]:
 
 def functions(path: pathlib.Path) -> list[tuple[int, str]]:
     """Lines and place of each function of a file."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
     place = path.relative_to(ROOT)
-    return [((node.end_lineno or node.lineno) - node.lineno + 1, f"{place}:{node.lineno} {node.name}") for node in nodes]
+    return [
+        ((node.end_lineno or node.lineno) - node.lineno + 1, f"{place}:{node.lineno} {node.name}") for node in nodes
+    ]
 
 
 def row(room: str) -> list[tuple[int, str]]:
@@ -33,7 +39,9 @@ def row(room: str) -> list[tuple[int, str]]:
     if found:
         sizes = sorted(size for size, _ in found)
         p90 = sizes[int(0.9 * (len(sizes) - 1))]
-        print(f"{room:16}{len(paths):6}{sum(lengths):8}{max(lengths):9}{statistics.median(sizes):9.0f}{p90:6}{sizes[-1]:6}")
+        print(
+            f"{room:16}{len(paths):6}{sum(lengths):8}{max(lengths):9}{statistics.median(sizes):9.0f}{p90:6}{sizes[-1]:6}"
+        )
     return found
 
 

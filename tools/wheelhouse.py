@@ -17,12 +17,19 @@ import sys
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
 from setup_environment import ROOT, TORCH_PACKAGES, lock_entries
 
 TARGET = ROOT / "wheelhouse"
 ROOTS = ("headrace-server", "safetensors", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
 OURS = ("headrace", "headrace-server")
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_5_x86_64")
+PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux_2_27_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+    "manylinux_2_5_x86_64",
+)
 MAX_MIB = 60
 
 
@@ -60,8 +67,27 @@ def download(lines: list[str], python_version: str) -> None:
     listed = TARGET / "requirements.txt"
     listed.write_text("\n".join(lines) + "\n", encoding="utf-8")
     platforms = [argument for name in PLATFORMS for argument in ("--platform", name)]
-    options = ["--no-deps", "--only-binary=:all:", "--python-version", python_version, *platforms, "--progress-bar=off", "--quiet"]
-    command = [sys.executable, "-m", "pip", "download", "--require-hashes", *options, "--dest", str(TARGET), "-r", str(listed)]
+    options = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--python-version",
+        python_version,
+        *platforms,
+        "--progress-bar=off",
+        "--quiet",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--require-hashes",
+        *options,
+        "--dest",
+        str(TARGET),
+        "-r",
+        str(listed),
+    ]
     if subprocess.run(command, check=False).returncode != 0:
         sys.exit(f"wheelhouse: a wheel for Python {python_version} could not be had")
     listed.unlink()

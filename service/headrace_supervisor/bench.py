@@ -12,10 +12,11 @@ import json
 import random
 import time
 
-import headrace
 import rich.box
 import rich.console
 import rich.table
+
+import headrace
 
 _PERCENTILES = (50, 95, 99)
 

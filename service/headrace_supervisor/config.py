@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
-from headrace_backend.config import BackendConfig, EngineConfig
-from headrace_service.config import ServiceConfig
 from pydantic import Field
 
+from headrace_backend.config import BackendConfig, EngineConfig
+from headrace_service.config import ServiceConfig
 from headrace_supervisor import settings
 from headrace_supervisor.settings import ConfigError, Group
 

@@ -23,9 +23,9 @@ import rich.box
 import rich.console
 import rich.markup
 import rich.table
+
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.folder import ModelFolder
-
 from headrace_supervisor.address import AddressError, claimed
 
 # One stream takes a descriptor or two in each process; fewer than this are used up by an ordinary number of clients.

@@ -15,9 +15,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import pydantic
+
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.folder import ModelFolder
-
 from headrace_supervisor import config as configs
 from headrace_supervisor.address import AddressError, claimed, reachable
 from headrace_supervisor.config import ServerConfig

@@ -7,6 +7,7 @@ import socket
 import stat
 
 import pytest
+
 from headrace_supervisor.address import AddressError, claimed, reachable
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import pytest
+
 from headrace_supervisor import config as configs
 from headrace_supervisor import settings
 from headrace_supervisor.settings import ConfigError

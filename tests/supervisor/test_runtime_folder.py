@@ -6,6 +6,7 @@ import pathlib
 import stat
 
 import pytest
+
 from headrace_supervisor.runtime_folder import RuntimeFolderError, runtime_folder
 
 

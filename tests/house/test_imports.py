@@ -1,0 +1,87 @@
+"""Import directions, and the promise that only workers load torch."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "triton", "transformers", "safetensors")
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(ROOT / folder) for folder in ("service", "backend", "kernels", "protos/python", "clients/python")]
+    prelude = f"import sys; sys.path[:0] = {paths!r}\n"
+    return subprocess.run(
+        [sys.executable, "-c", prelude + code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def every_module(package: str) -> str:
+    """Code that imports a package and all that is in it, entry points (`__main__`) left out."""
+    return (
+        f"import importlib, pkgutil, {package} as package\n"
+        "for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "    if not found.name.endswith('__main__'): importlib.import_module(found.name)\n"
+    )
+
+
+def test_import_contracts_hold() -> None:
+    linter = pathlib.Path(sys.executable).with_name("lint-imports")
+    result = subprocess.run([linter], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "headrace_service",
+        "headrace_supervisor",
+        "headrace_backend.server",
+        "headrace_backend.engine",
+        "headrace_model_folder",
+        "headrace_protos",
+        "headrace",
+    ],
+)
+def test_only_workers_load_torch(package: str) -> None:
+    result = python(every_module(package) + f"print(sorted(set(sys.modules) & set({HEAVY!r})))")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "[]"
+
+
+def test_worker_does_load_torch() -> None:
+    """The check above can fail: the same code finds torch where it belongs."""
+    result = python(every_module("headrace_backend.layers") + "print('torch' in sys.modules)")
+    assert result.stdout.strip() == "True", result.stderr
+
+
+def test_no_import_of_ours_hides_in_a_function_or_behind_type_checking() -> None:
+    import ast
+
+    ours = tuple(
+        f"headrace_{room}" for room in ("service", "supervisor", "backend", "kernels", "model_folder", "protos")
+    )
+    hidden = []
+    for folder in ("service", "backend", "kernels", "clients/python"):
+        for path in (ROOT / folder).rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            top = {id(node) for node in tree.body}
+            for node in ast.walk(tree):
+                names = (
+                    [node.module or ""]
+                    if isinstance(node, ast.ImportFrom)
+                    else [a.name for a in node.names]
+                    if isinstance(node, ast.Import)
+                    else []
+                )
+                if (
+                    id(node) not in top
+                    and path.name != "__main__.py"
+                    and any(name.split(".")[0] in (*ours, "headrace") for name in names)
+                ):
+                    hidden.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert hidden == []
