@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from headrace_backend.ring import RingCorrupt, RingDescriptors, RingFull, RingReader, RingWriter, create_ring
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from headrace_backend.ring import RingCorrupt, RingDescriptors, RingFull, RingReader, RingWriter, create_ring
 
 PAGE = 4096
 

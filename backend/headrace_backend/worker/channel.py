@@ -1,0 +1,64 @@
+"""The worker's ends of the two rings: plans in, results and messages out.
+
+Owns waiting: as long as the parent lives, however slow it is. Does not own what a plan means (`step_loop`).
+"""
+
+from __future__ import annotations
+
+import time
+
+from headrace_backend.ring import RingFull, RingReader, RingWriter
+from headrace_backend.step_plan import StepResult
+from headrace_backend.worker.lifetime import end_if_orphaned
+from headrace_backend.worker_messages import LoadProgress, RecordKind, WorkerMessage, encode_message
+
+# How often a waiting worker makes sure that it still has a parent.
+_PARENT_CHECK_S = 1.0
+# The next plan is mostly there already, or comes while the engine reads the last result; longer waits sleep.
+_SPIN_S = 50e-6
+# Progress within a phase is sent this often at most.
+_PROGRESS_INTERVAL_S = 0.2
+
+
+class Channel:
+    """Reads records of the plan ring, writes records of the result ring."""
+
+    def __init__(self, plans: RingReader, results: RingWriter, parent_pid: int) -> None:
+        self._plans = plans
+        self._results = results
+        self._parent_pid = parent_pid
+        self._last_progress = ("", 0.0)
+
+    def wait(self) -> tuple[int, bytes]:
+        """The next record, whenever it comes."""
+        while (record := self._plans.read(_PARENT_CHECK_S, _SPIN_S)) is None:
+            end_if_orphaned(self._parent_pid)
+        return record
+
+    def poll(self) -> tuple[int, bytes] | None:
+        """The next record, if it is there."""
+        return self._plans.try_read()
+
+    def send_result(self, result: StepResult) -> None:
+        """Answers a plan."""
+        self._write(RecordKind.STEP_RESULT, result.encode())
+
+    def send_message(self, message: WorkerMessage) -> None:
+        """Sends anything that is no step."""
+        self._write(RecordKind.MESSAGE, encode_message(message))
+
+    def send_progress(self, phase: str, done: int, total: int, unit: str) -> None:
+        """Sends how far a start-up phase is: the beginning and the end of each, and now and then what lies between."""
+        now = time.monotonic()
+        last_phase, last_time = self._last_progress
+        if phase != last_phase or done >= total or now - last_time >= _PROGRESS_INTERVAL_S:
+            self._last_progress = (phase, now)
+            self.send_message(LoadProgress(phase, done, total, unit))
+
+    def _write(self, kind: RecordKind, payload: bytes) -> None:
+        while True:
+            try:
+                self._results.write(kind, payload, _PARENT_CHECK_S)
+                return
+            except RingFull:
+                end_if_orphaned(self._parent_pid)

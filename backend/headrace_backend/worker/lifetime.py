@@ -1,0 +1,44 @@
+"""The worker never outlives the process that started it.
+
+Owns the tie to the parent and the signals that are not the worker's business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Has the kernel kill this process when its parent ends.
+
+    Raises:
+        SystemExit: The parent is gone already.
+        OSError: The kernel refused.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    end_if_orphaned(parent_pid)
+
+
+def end_if_orphaned(parent_pid: int) -> None:
+    """Ends the process if `parent_pid` is not its parent any more.
+
+    The signal alone is not enough: a parent that died before it was asked for sends none.
+
+    Raises:
+        SystemExit: Then.
+    """
+    if os.getppid() != parent_pid:
+        raise SystemExit(1)
+
+
+def arrange_signals() -> None:
+    """Leaves Ctrl-C, which the terminal sends to every process, to the supervisor. SIGUSR1 writes all stacks to stderr: for a watchdog, before it kills."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -1,0 +1,158 @@
+"""From logits to tokens: who gets which treatment.
+
+Owns the order: changes to single logits, penalties, then the choice (`headrace_kernels.sampling`), log probabilities of the changed logits, and the notes that later
+steps of the row need. Rows that need none of it cost an argmax. Does not own logits (`model_runner`) nor any decision about when an output ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace_backend.step_plan import Int32Column, RowAdmission, SamplePlan, StepResult, UInt8Column
+from headrace_backend.worker.logit_changes import LogitChanges
+from headrace_backend.worker.penalty_slots import PenaltySlots
+from headrace_backend.worker.row_parameters import RowParameters, Trait
+from headrace_kernels.logprobs import TokenLogprobs, token_logprobs
+from headrace_kernels.sampling import choose_greedy, draw, draw_truncated
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(slots=True)
+class SampledLogprobs:
+    """Log probabilities of those samples whose rows asked for them."""
+
+    # Which samples, and how many top tokens each reports.
+    samples: Indices
+    num_top: Int32Column
+    values: TokenLogprobs
+
+
+@dataclasses.dataclass(slots=True)
+class SampledTokens:
+    """What a step drew, still on the device."""
+
+    # int64 [num_samples]; 0 where the row is not sound.
+    tokens: torch.Tensor
+    # bool [num_samples]
+    sound: torch.Tensor
+    logprobs: SampledLogprobs | None
+
+    def fill(self, result: StepResult) -> None:
+        """Waits for the device and writes the columns of a result."""
+        result.tokens = self.tokens.to(torch.int32).cpu().numpy()
+        result.ok = self.sound.to(torch.uint8).cpu().numpy()
+        if self.logprobs is not None:
+            _fill_logprobs(result, self.logprobs)
+
+
+class Sampler:
+    """Parameters and counts of all rows, and the draw."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._device = device
+        self._parameters = RowParameters(num_rows, vocab_size, device)
+        self._changes = LogitChanges(device)
+        self._penalties = PenaltySlots(vocab_size, device)
+
+    def release(self, rows: Int32Column) -> None:
+        """Forgets rows whose sequence left."""
+        for row in rows.tolist():
+            self._changes.release(row)
+            self._penalties.release(row)
+
+    def admit(self, admissions: list[RowAdmission]) -> None:
+        """Takes new sequences in free rows."""
+        if not admissions:
+            return
+        self._parameters.admit(admissions)
+        for admission in admissions:
+            traits = self._parameters.traits[admission.row]
+            if traits & Trait.CHANGED_LOGITS:
+                self._changes.admit(admission)
+            if traits & Trait.PENALIZED:
+                self._penalties.admit(admission)
+
+    def sample(self, plan: SamplePlan, logits: torch.Tensor) -> SampledTokens:
+        """Draws one token per sample.
+
+        Args:
+            plan: Rows and positions, num_samples of each.
+            logits: float32 [num_samples, vocab_size]. May be changed in place.
+        """
+        traits = self._parameters.traits[plan.rows]
+        present = int(np.bitwise_or.reduce(traits))
+        if present & (Trait.CHANGED_LOGITS | Trait.PENALIZED):
+            self._change(plan, traits, logits)
+        tokens, sound = choose_greedy(logits)
+        if present & Trait.RANDOM:
+            self._draw(plan, traits, logits, tokens)
+        tokens.masked_fill_(~sound, 0)
+        if present & (Trait.CHANGED_LOGITS | Trait.PENALIZED):
+            self._note(plan, traits, tokens)
+        logprobs = self._logprobs(plan, traits, logits, tokens) if present & Trait.LOGPROBS else None
+        return SampledTokens(tokens, sound, logprobs)
+
+    def _change(self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor) -> None:
+        changed = np.flatnonzero(traits & Trait.CHANGED_LOGITS)
+        self._changes.apply(
+            logits, changed.tolist(), plan.rows[changed].tolist(), plan.output_positions[changed].tolist()
+        )
+        penalized = np.flatnonzero(traits & Trait.PENALIZED)
+        if penalized.size:
+            rows = plan.rows[penalized]
+            samples, strengths = self._to_device(penalized), self._parameters.penalties(self._to_device(rows))
+            logits[samples] = self._penalties.apply(logits[samples], rows.tolist(), strengths)
+
+    def _draw(self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Replaces the most likely token of random rows by a drawn one."""
+        kinds = traits & (Trait.RANDOM | Trait.TRUNCATED)
+        for kind in (Trait.RANDOM, Trait.RANDOM | Trait.TRUNCATED):
+            chosen = np.flatnonzero(kinds == kind)
+            if not chosen.size:
+                continue
+            samples, rows = self._to_device(chosen), self._to_device(plan.rows[chosen])
+            keys = self._parameters.noise_keys(rows, self._to_device(plan.output_positions[chosen]))
+            some_logits = logits if chosen.size == traits.size else logits[samples]
+            temperature = self._parameters.temperature(rows)
+            if kind & Trait.TRUNCATED:
+                tokens[samples] = draw_truncated(some_logits, temperature, self._parameters.truncation(rows), keys)
+            else:
+                tokens[samples] = draw(some_logits, temperature, keys)
+
+    def _note(self, plan: SamplePlan, traits: UInt8Column, tokens: torch.Tensor) -> None:
+        """Keeps what the rows' next draws depend on."""
+        changed = np.flatnonzero(traits & Trait.CHANGED_LOGITS)
+        self._changes.append(changed.tolist(), plan.rows[changed].tolist(), tokens)
+        penalized = np.flatnonzero(traits & Trait.PENALIZED)
+        if penalized.size:
+            self._penalties.count(plan.rows[penalized].tolist(), tokens[self._to_device(penalized)])
+
+    def _logprobs(
+        self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, tokens: torch.Tensor
+    ) -> SampledLogprobs:
+        samples = np.flatnonzero(traits & Trait.LOGPROBS)
+        num_top = np.minimum(self._parameters.num_logprobs[plan.rows[samples]], logits.shape[1])
+        chosen = self._to_device(samples)
+        return SampledLogprobs(samples, num_top, token_logprobs(logits[chosen], tokens[chosen], int(num_top.max())))
+
+    def _to_device(self, column: npt.NDArray[np.integer]) -> torch.Tensor:
+        """Indices as int64 on the device."""
+        return torch.from_numpy(column.astype(np.int64)).to(self._device)
+
+
+def _fill_logprobs(result: StepResult, logprobs: SampledLogprobs) -> None:
+    """Writes the log probability columns. A sample that is not sound has -inf, rank 0 and no top tokens; banned tokens are no top tokens."""
+    sound = result.ok[logprobs.samples].astype(bool)
+    top = logprobs.values.top.cpu().numpy()
+    reported = (np.arange(top.shape[1]) < logprobs.num_top[:, None]) & np.isfinite(top) & sound[:, None]
+    result.logprob_samples = logprobs.samples.astype(np.int32)
+    result.logprob_sampled = np.where(sound, logprobs.values.sampled.cpu().numpy(), -np.inf).astype(np.float32)
+    result.logprob_ranks = np.where(sound, logprobs.values.ranks.cpu().numpy(), 0).astype(np.int32)
+    result.logprob_counts = reported.sum(axis=1).astype(np.int32)
+    result.top_token_ids = logprobs.values.top_ids.cpu().numpy()[reported].astype(np.int32)
+    result.top_logprobs = top[reported].astype(np.float32)

@@ -1,0 +1,47 @@
+"""A tiny random Llama on disk, and loaded; two threads."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import torch
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.registry import load_model
+from headrace_model_folder import ModelFolder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def two_threads() -> None:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def llama_path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """2 layers, grouped heads, 97 tokens: written by transformers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("models") / "tiny-llama"
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=97,
+        max_position_embeddings=256,
+        eos_token_id=2,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def llama(llama_path: pathlib.Path) -> CausalLM:
+    folder = ModelFolder.open(llama_path)
+    return load_model(
+        folder, folder.config, torch.float32, torch.device("cpu"), "folder", 0, lambda phase, done, total, unit: None
+    )

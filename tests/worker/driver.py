@@ -1,0 +1,115 @@
+"""Drives a model runner with plans made by hand, as the engine's scheduler would make them. Nothing here decides anything by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from headrace_backend.step_plan import ForwardPlan, RowAdmission, SamplePlan, StepPlan, StepResult
+from headrace_backend.worker.input_batch import InputBatch
+from headrace_backend.worker.model_runner import CausalModel, ModelRunner, allocate_kv_caches
+from headrace_backend.worker.sampler import Sampler
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 64
+NUM_ROWS = 8
+MAX_MODEL_LEN = 256
+
+
+def column(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def id_bytes(*ids: int) -> bytes:
+    return np.array(ids, np.int32).tobytes()
+
+
+def admission(row: int, **changes: object) -> RowAdmission:
+    """A greedy row without anything else, but for the changes."""
+    fields: dict[str, object] = dict(
+        row=row,
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        seed=1,
+        output_index=0,
+        num_logprobs=-1,
+        min_tokens=0,
+        stop_token_ids=b"",
+        logit_bias_ids=b"",
+        logit_bias_values=b"",
+        bad_words=[],
+        needs_history=False,
+        prompt_ids=b"",
+        output_ids=b"",
+    )
+    return RowAdmission(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass
+class Entry:
+    """One row's part of a step."""
+
+    row: int
+    start: int
+    # Known ids; None: the row's last sampled token.
+    ids: list[int] | None
+    # Rows that draw from the entry's last token.
+    drawing: tuple[int, ...] = ()
+    output_position: int = 0
+
+
+def step(
+    entries: list[Entry],
+    admissions: list[RowAdmission] = [],  # noqa: B006
+    tables: dict[int, list[int]] | None = None,
+    released: tuple[int, ...] = (),
+    copies: tuple[tuple[int, int], ...] = (),
+    step_id: int = 1,
+) -> StepPlan:
+    """A plan, through its byte form. `tables`: whole block tables of some rows."""
+    tables = tables or {}
+    counts = [1 if entry.ids is None else len(entry.ids) for entry in entries]
+    ends = np.cumsum(counts)
+    drawn = [(row, int(end) - 1, e.output_position) for e, end in zip(entries, ends, strict=True) for row in e.drawing]
+    forward = ForwardPlan(
+        rows=column(*(e.row for e in entries)),
+        starts=column(*(e.start for e in entries)),
+        counts=column(*counts),
+        known_counts=column(*(0 if e.ids is None else len(e.ids) for e in entries)),
+        token_ids=column(*(token for e in entries for token in e.ids or ())),
+        table_rows=column(*tables),
+        table_starts=column(*(0 for _ in tables)),
+        table_counts=column(*(len(blocks) for blocks in tables.values())),
+        table_blocks=column(*(block for blocks in tables.values() for block in blocks)),
+        copy_sources=column(*(source for source, _ in copies)),
+        copy_targets=column(*(target for _, target in copies)),
+    )
+    columns = [column(*(d[i] for d in drawn)) for i in range(3)]
+    plan = StepPlan(step_id, column(*released), admissions, forward, SamplePlan(*columns))
+    return StepPlan.decode(plan.encode())
+
+
+def make_runner(model: CausalModel, num_layers: int, num_kv_heads: int, head_dim: int) -> ModelRunner:
+    device = torch.device("cpu")
+    shape = (NUM_BLOCKS, 2, num_kv_heads, BLOCK_SIZE, head_dim)
+    return ModelRunner(
+        model,
+        InputBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, device),
+        Sampler(NUM_ROWS, model.vocab_size, device),
+        allocate_kv_caches(num_layers, shape, torch.float32, device),
+    )
+
+
+def execute(runner: ModelRunner, plan: StepPlan) -> StepResult:
+    result = StepResult(plan.step_id, 0, 0, np.empty(0, np.int32), np.empty(0, np.uint8))
+    sampled = runner.sample(plan, runner.forward(plan))
+    if sampled is not None:
+        sampled.fill(result)
+    return StepResult.decode(result.encode())
