@@ -10,6 +10,7 @@ import asyncio
 import gc
 import signal
 import time
+from typing import Any
 
 import grpc
 
@@ -110,6 +111,7 @@ class Backend:
 
     def _on_ready(self, ready: WorkerReady) -> None:
         self._facts.ready = ready
+        self._facts.max_context_tokens = self._engine_loop.engine.max_context_tokens
         self._service.send_welcome()
         # What start-up made lives as long as the process; no collection needs to look at it again.
         gc.collect()
@@ -126,7 +128,8 @@ class Backend:
         """Waits for a signal and drains, or for what makes going on senseless. Raises ModelRefused."""
         signalled = asyncio.ensure_future(self._signals.get())
         try:
-            await asyncio.wait([signalled, workers, self._engine_loop.failed], return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [signalled, workers, self._engine_loop.failed]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if signalled.done() and not self._broken(workers):
                 self._log.info("draining", signal=signalled.result(), grace_s=self._config.drain_grace_s)
                 await self._drain(workers)

@@ -12,6 +12,7 @@ that its supervisor starts another. An exception while one request is added, att
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
 
 from headrace_backend.engine.engine import Engine
@@ -88,14 +89,26 @@ class EngineLoop:
         self._guarded(self.engine.worker_lost)
 
     def on_results(self, payloads: list[bytes]) -> None:
-        """Step results in order, as bytes."""
+        """Takes step results, in order, as bytes.
+
+        Raises:
+            ValueError: One is not the result of the oldest step in flight: the workers are not to be trusted any more.
+        """
+        bad: ValueError | None = None
 
         def settle() -> None:
+            nonlocal bad
             for payload in payloads:
-                self.engine.settle(StepResult.decode(payload))
+                try:
+                    self.engine.settle(_decoded(payload))
+                except ValueError as error:
+                    bad = error
+                    return
 
         if self._send_plan is not None:
             self._guarded(settle)
+        if bad is not None:
+            raise bad
 
     # --- the pump -------------------------------------------------------------------------------------------------------------
 
@@ -151,3 +164,10 @@ class EngineLoop:
         if deadline_ns is None:
             return _BUSY_TICK_S
         return min(max((deadline_ns - self._clock()) / 1e9, _MIN_TICK_S), _BUSY_TICK_S)
+
+
+def _decoded(payload: bytes) -> StepResult:
+    try:
+        return StepResult.decode(payload)
+    except struct.error as error:
+        raise ValueError("a step result that can't be read") from error

@@ -17,7 +17,6 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from headrace_protos.engine.v1 import engine_pb2
 
 from headrace_backend.engine.errors import RequestRefused, Violation
 from headrace_backend.engine.outbox import Outbox
@@ -35,6 +34,7 @@ from headrace_backend.server.statuses import (
     refusal_status,
     status_code,
 )
+from headrace_protos.engine.v1 import engine_pb2
 
 PROTOCOL_VERSION = 1
 _SERVICE_NAME = "headrace_engine.v1.EngineService"
@@ -98,7 +98,7 @@ class EngineService:
         }
         health.listen(self.send_state)
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handler(self) -> grpc.GenericRpcHandler[engine_pb2.ToEngine, engine_pb2.FromEngine]:
         """What a grpc.aio server registers."""
         connect = grpc.stream_stream_rpc_method_handler(
             self.connect,
@@ -229,7 +229,7 @@ class EngineService:
                 stream.ending.exception()  # retrieved, so that asyncio does not report it
 
     async def _run_reader(self, stream: ServiceStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        while (received := await context.read()) is not grpc.aio.EOF:
+        while (received := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
             if not isinstance(received, engine_pb2.ToEngine):
                 raise ended(grpc.StatusCode.INVALID_ARGUMENT, "the message is no ToEngine")
             self._handle(stream, received)

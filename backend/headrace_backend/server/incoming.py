@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import numpy as np
 from google.protobuf import message, unknown_fields
-from headrace_protos.engine.v1 import engine_pb2
 
 from headrace_backend.engine.errors import RequestRefused, Violation
 from headrace_backend.engine.requests import (
@@ -23,6 +22,7 @@ from headrace_backend.engine.requests import (
     StopSpec,
     TokenIds,
 )
+from headrace_protos.engine.v1 import engine_pb2
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MAX_TEXT_BYTES = 256
@@ -76,8 +76,9 @@ def unknown_field(parent: message.Message, path: str = "") -> str | None:
 
 
 def _unknown_fields(parent: message.Message, path: str) -> Iterator[str]:
-    for unknown in unknown_fields.UnknownFieldSet(parent):
-        yield f"{path}{unknown.field_number}"
+    unknown = unknown_fields.UnknownFieldSet(parent)
+    for i in range(len(unknown)):
+        yield f"{path}{unknown[i].field_number}"
     for descriptor, value in parent.ListFields():
         if descriptor.message_type is None:
             continue

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import pydantic
 import uvloop
-from headrace_model_folder import InvalidModelFolder, ModelFolder
 
 from headrace_backend.config import BackendConfig, EngineConfig
 from headrace_backend.engine.engine import Engine
@@ -38,6 +37,7 @@ from headrace_backend.server.model_facts import ModelFacts, model_limits, text_b
 from headrace_backend.server.worker_group import WorkerLaunch
 from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.server.worker_supervision import ModelRefused
+from headrace_model_folder import InvalidModelFolder, ModelFolder
 
 _MAX_CONFIG_BYTES = 1 << 20
 

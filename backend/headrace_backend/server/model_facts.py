@@ -5,12 +5,11 @@ Owns what is derived from the model folder and the configuration; the workers ad
 
 from __future__ import annotations
 
-from headrace_model_folder import ModelFolder
-from headrace_protos.engine.v1 import engine_pb2
-
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.requests import ModelLimits
 from headrace_backend.worker_messages import WorkerReady
+from headrace_model_folder import ModelFolder
+from headrace_protos.engine.v1 import engine_pb2
 
 
 def model_limits(config: EngineConfig, folder: ModelFolder) -> ModelLimits:
@@ -23,11 +22,13 @@ def model_limits(config: EngineConfig, folder: ModelFolder) -> ModelLimits:
 
 
 def text_bytes(folder: ModelFolder) -> list[bytes] | None:
-    """What each token adds to the text: special tokens and unused ids add nothing. None if the folder has no tokenizer."""
+    """[vocab_size] what each token adds to the text: special tokens and unused ids add nothing. None if the folder has no tokenizer."""
     table = folder.token_table
     if table is None:
         return None
-    return [b"" if i in table.special_ids else text or b"" for i, text in enumerate(table.token_bytes)]
+    texts = [b"" if i in table.special_ids else text or b"" for i, text in enumerate(table.token_bytes)]
+    # A model often has more ids than its tokenizer has tokens.
+    return texts + [b""] * (folder.config.vocab_size - len(texts))
 
 
 class ModelFacts:
@@ -39,6 +40,8 @@ class ModelFacts:
         self._folder = folder
         self._limits = limits
         self.ready: WorkerReady | None = None
+        # Less than the model's context where the cache holds less.
+        self.max_context_tokens = limits.max_model_len
 
     def describe(self) -> engine_pb2.EngineModel:
         """The model as it is known now; no blocks before the workers are ready."""
@@ -50,7 +53,7 @@ class ModelFacts:
             parameter_count=self._folder.parameter_count,
             dtype=self._dtype(),
             vocabulary_size=self._limits.vocab_size,
-            max_context_tokens=self._limits.max_model_len,
+            max_context_tokens=self.max_context_tokens,
             max_outputs=config.max_outputs,
             end_of_text_token_ids=self._limits.eos_token_ids,
             kv_block_tokens=config.block_size,

@@ -9,15 +9,24 @@ from array import array
 from collections.abc import Iterator
 
 import grpc
-from headrace_protos.engine.v1 import engine_pb2
 
 from headrace_backend.engine.answers import AttachSnapshot, LoadSnapshot, OutputSnapshot, RequestPage
 from headrace_backend.engine.outbox import Event, LogprobColumns, Outbox, OutputEnd, RequestDone, Resumed, Started
+from headrace_backend.engine.requests import EndReason
 from headrace_backend.server.health import STALE_AFTER_NS, HealthState
 from headrace_backend.server.statuses import make_status
+from headrace_protos.engine.v1 import engine_pb2
 
 _ROW_BYTES = 10
 _EVENT_BYTES = 96
+
+_END_REASONS = {
+    EndReason.STOP: engine_pb2.OUTPUT_END_REASON_STOP,
+    EndReason.LENGTH: engine_pb2.OUTPUT_END_REASON_LENGTH,
+    EndReason.CANCELLED: engine_pb2.OUTPUT_END_REASON_CANCELLED,
+    EndReason.DEADLINE: engine_pb2.OUTPUT_END_REASON_DEADLINE,
+    EndReason.ERROR: engine_pb2.OUTPUT_END_REASON_ERROR,
+}
 
 
 def outbox_bytes(outbox: Outbox) -> int:
@@ -95,7 +104,7 @@ def _write_event(target: engine_pb2.RequestEvent, event: Event, now_ns: int) -> 
 def _write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
     return engine_pb2.OutputEnd(
         output_index=end.output_index,
-        reason=end.reason.value,
+        reason=_END_REASONS[end.reason],
         stop_token_id=end.stop_token_id,
         stop_string_index=end.stop_string_index,
         trim_bytes=end.trim_bytes,
@@ -253,7 +262,7 @@ def write_page(query_id: int, page: RequestPage) -> engine_pb2.FromEngine:
             created_at_ns=row.created_at_ns,
             prompt_tokens=row.prompt_tokens,
             output_tokens=row.output_tokens,
-            finish_reasons=[reason.value for reason in row.finish_reasons],
+            finish_reasons=[_END_REASONS[reason] for reason in row.finish_reasons],
             detached=row.detached,
         )
         for row in page.rows

@@ -14,11 +14,11 @@ import collections
 from collections.abc import Awaitable, Callable, Iterator
 
 import grpc
-from headrace_protos.engine.v1 import engine_pb2
 
 from headrace_backend.engine.outbox import Outbox, RequestDone
 from headrace_backend.server.outgoing import merge_outbox, outbox_bytes, write_outbox
 from headrace_backend.server.statuses import StreamEnded, ended
+from headrace_protos.engine.v1 import engine_pb2
 
 Write = Callable[[engine_pb2.FromEngine], Awaitable[None]]
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -70,7 +72,7 @@ def result_ring_bytes(config: EngineConfig) -> int:
 
 
 class WorkerGroup:
-    """All ranks of one life. `on_results` gets the payloads of rank 0's step results, in order, and after them nothing but `lost`."""
+    """All ranks of one life. `on_results` gets the payloads of rank 0's step results, in order; its ValueError loses the group."""
 
     def __init__(self, launch: WorkerLaunch, on_results: Callable[[list[bytes]], None]) -> None:
         """Creates the rings and spawns every rank.
@@ -110,7 +112,7 @@ class WorkerGroup:
                 self._lose(WorkersLost(f"worker {rank} could not be started: {error.strerror}"))
                 return
             self._workers.append(worker)
-            worker.exited.add_done_callback(lambda exited, rank=rank: self._on_exit(rank, exited.result()))
+            worker.exited.add_done_callback(functools.partial(self._on_exit, rank))
 
     @property
     def pids(self) -> Sequence[int]:
@@ -121,8 +123,8 @@ class WorkerGroup:
         if not self.lost.done() and not self._closing:
             self.lost.set_exception(lost)
 
-    def _on_exit(self, rank: int, exit_code: int) -> None:
-        self._lose(WorkersLost(f"worker {rank} ended with exit code {exit_code}"))
+    def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
+        self._lose(WorkersLost(f"worker {rank} ended with exit code {exited.result()}"))
 
     # --- records --------------------------------------------------------------------------------------------------------------
 
@@ -139,7 +141,10 @@ class WorkerGroup:
             else:
                 self._lose(WorkersLost(f"worker {rank} sent a record of unknown kind {kind}"))
         if results and rank == 0:
-            self._on_results(results)
+            try:
+                self._on_results(results)
+            except ValueError as error:
+                self._lose(WorkersLost(f"worker {rank}: {error}"))
 
     def _on_message(self, rank: int, payload: bytes) -> None:
         try:
@@ -199,10 +204,11 @@ class WorkerGroup:
         """
         timeout_s = self._launch.config.start_timeout_s
         ready = asyncio.ensure_future(self._all_ready.wait())
+        either: list[asyncio.Future[Any]] = [ready, self.lost]
         try:
             while not ready.done() and not self.lost.done():
                 seen = self.num_records
-                await asyncio.wait([ready, self.lost], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if not ready.done() and not self.lost.done() and self.num_records == seen:
                     raise WorkersLost(f"no start-up progress for {timeout_s:g} s", hung=True)
         finally:

@@ -1,0 +1,149 @@
+"""A worker without a model: speaks the rings as the real one does, and draws each next token from the token before it and its position.
+
+The rule makes any mistake visible: a lost, doubled or stale token changes everything after it, and so does recomputing with wrong inputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import json
+import pathlib
+import signal
+import time
+
+import numpy as np
+
+from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
+from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.worker_messages import (
+    LoadProgress,
+    MemoryPlan,
+    RecordKind,
+    WorkerFailed,
+    WorkerReady,
+    encode_message,
+)
+
+VOCABULARY = 300
+# Ids from here on are ordinary; the rule never draws one below.
+FIRST_TOKEN = 4
+
+
+def next_token(token: int, position: int) -> int:
+    """What the fake model says after `token` at `position`."""
+    return FIRST_TOKEN + (31 * token + 7 * position + 11) % (VOCABULARY - FIRST_TOKEN)
+
+
+def expected_tokens(prompt: list[int], count: int) -> list[int]:
+    """The whole continuation of a prompt."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens[-1], len(tokens) - 1))
+    return tokens[len(prompt) :]
+
+
+class FakeModel:
+    def __init__(self, num_rows: int) -> None:
+        self.last_sampled = [0] * num_rows
+        self.num_logprobs = [-1] * num_rows
+
+    def run(self, plan: StepPlan) -> StepResult:
+        started = time.monotonic_ns()
+        for admission in plan.admissions:
+            self.num_logprobs[admission.row] = admission.num_logprobs
+        tokens, positions = self._flatten(plan)
+        rows = plan.sample.rows.tolist()
+        sampled = [next_token(tokens[i], positions[i]) for i in plan.sample.token_indices.tolist()]
+        for row, token in zip(rows, sampled, strict=True):
+            self.last_sampled[row] = token
+        result = StepResult(
+            plan.step_id,
+            started,
+            time.monotonic_ns(),
+            np.array(sampled, np.int32),
+            np.ones(len(sampled), np.uint8),
+        )
+        self._add_logprobs(result, rows, sampled)
+        return result
+
+    def _flatten(self, plan: StepPlan) -> tuple[list[int], list[int]]:
+        forward = plan.forward
+        known = iter(forward.token_ids.tolist())
+        tokens: list[int] = []
+        positions: list[int] = []
+        columns = (forward.rows, forward.starts, forward.counts, forward.known_counts)
+        for row, start, count, known_count in zip(*(column.tolist() for column in columns), strict=True):
+            tokens += [next(known) for _ in range(known_count)]
+            tokens += [self.last_sampled[row]] * (count - known_count)
+            positions += range(start, start + count)
+        return tokens, positions
+
+    def _add_logprobs(self, result: StepResult, rows: list[int], sampled: list[int]) -> None:
+        asked = [(i, self.num_logprobs[row]) for i, row in enumerate(rows) if self.num_logprobs[row] >= 0]
+        tops = [(sampled[i] + j) % VOCABULARY for i, count in asked for j in range(count)]
+        result.logprob_samples = np.array([i for i, _ in asked], np.int32)
+        result.logprob_sampled = np.full(len(asked), -0.5, np.float32)
+        result.logprob_ranks = np.ones(len(asked), np.int32)
+        result.logprob_counts = np.array([count for _, count in asked], np.int32)
+        result.top_token_ids = np.array(tops, np.int32)
+        result.top_logprobs = np.full(len(tops), -0.5, np.float32)
+
+
+def descriptors(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> int:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    faulthandler.register(signal.SIGUSR1)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--blocks", type=int, default=256)
+    parser.add_argument("--step-ms", type=float, default=0.0)
+    parser.add_argument("--start-s", type=float, default=0.0)
+    parser.add_argument("--refuse-model", action="store_true")
+    parser.add_argument("--die-at-start", action="store_true")
+    # Where a file of this name exists, a step that reads it fails as a forward pass that raises would.
+    parser.add_argument("--fail-file", type=pathlib.Path)
+    parser.add_argument("--config-json", required=True)
+    parser.add_argument("--plan-ring", required=True)
+    parser.add_argument("--result-ring", required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    options = parser.parse_args()
+    config = json.loads(options.config_json)
+    plans = RingReader(*descriptors(options.plan_ring))
+    memory, data, space = descriptors(options.result_ring)
+    results = RingWriter(RingDescriptors(memory, (data,), space))
+
+    def send(message: object) -> None:
+        results.write(RecordKind.MESSAGE, encode_message(message), timeout_s=1.0)
+
+    if options.die_at_start:
+        return 1
+    if options.refuse_model:
+        send(WorkerFailed("model.safetensors: tensor 'x' is missing", invalid_model=True))
+        return 2
+    block_size = config["block_size"]
+    send(MemoryPlan("cpu", 1 << 30, 1 << 20, 1 << 16, 0, 1 << 20, 4096, options.blocks, block_size))
+    send(LoadProgress("weights", 1, 1, "tensors"))
+    time.sleep(options.start_s)
+    send(WorkerReady("cpu", options.blocks, block_size, 1000, {"weights": options.start_s}))
+    model = FakeModel(config["max_num_seqs"])
+    while True:
+        record = plans.read(timeout_s=1.0)
+        if record is None:
+            continue
+        kind, payload = record
+        if kind == RecordKind.SHUTDOWN:
+            return 0
+        plan = StepPlan.decode(payload)
+        if options.fail_file is not None and options.fail_file.exists():
+            send(WorkerFailed("forward pass failed", invalid_model=False, step_id=plan.step_id))
+            return 1
+        time.sleep(options.step_ms / 1000)
+        results.write(RecordKind.STEP_RESULT, model.run(plan).encode(), timeout_s=5.0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

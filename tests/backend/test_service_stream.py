@@ -1,0 +1,114 @@
+"""A stream's queue: order, merging while the writer is busy, and the bound."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+
+import grpc
+import numpy as np
+import pytest
+
+from headrace_backend.engine.outbox import Outbox, RequestDone
+from headrace_backend.server.service_stream import ServiceStream
+from headrace_backend.server.statuses import StreamEnded, status_code
+from headrace_protos.engine.v1 import engine_pb2
+
+
+class Reader:
+    """What the service receives; it reads only while `open` is set."""
+
+    def __init__(self) -> None:
+        self.received: list[engine_pb2.FromEngine] = []
+        self.open = asyncio.Event()
+
+    async def write(self, message: engine_pb2.FromEngine) -> None:
+        await self.open.wait()
+        self.received.append(message)
+
+    @property
+    def kinds(self) -> list[str | None]:
+        return [message.WhichOneof("message") for message in self.received]
+
+
+def make_stream(max_backlog_bytes: int = 1 << 20, max_message_bytes: int = 1 << 20) -> ServiceStream:
+    return ServiceStream(1, max_message_bytes, max_backlog_bytes, clock=lambda: 0)
+
+
+def tokens(count: int, step_id: int) -> Outbox:
+    return Outbox(array("I", [1] * count), array("H", [0] * count), array("I", [step_id] * count), step_id=step_id)
+
+
+def added(handle: int) -> engine_pb2.FromEngine:
+    return engine_pb2.FromEngine(added=engine_pb2.Added(handle=handle))
+
+
+async def run(stream: ServiceStream, reader: Reader) -> None:
+    reader.open.set()
+    writer = asyncio.ensure_future(stream.run_writer(reader.write))
+    await stream.wait_idle(5)
+    writer.cancel()
+
+
+async def test_steps_merge_only_with_their_neighbours() -> None:
+    stream, reader = make_stream(), Reader()
+    for step in (1, 2, 3):
+        stream.send_outbox(tokens(2, step))
+    stream.send(added(9))
+    stream.send_outbox(tokens(1, 4))
+    await run(stream, reader)
+    assert reader.kinds == ["step", "added", "step"]
+    assert np.frombuffer(reader.received[0].step.tokens, "<u4").tolist() == [1, 1, 2, 2, 3, 3]
+    assert reader.received[0].step.step_id == 3
+    assert reader.received[2].step.step_id == 4
+
+
+async def test_merged_steps_stay_within_a_message() -> None:
+    stream, reader = make_stream(max_message_bytes=4000), Reader()
+    for step in range(50):
+        stream.send_outbox(tokens(50, step))
+    await run(stream, reader)
+    assert len(reader.received) > 10
+    assert max(message.ByteSize() for message in reader.received) < 4000
+    sent = np.concatenate([np.frombuffer(message.step.tokens, "<u4") for message in reader.received])
+    assert sent.tolist() == [step for step in range(50) for _ in range(50)]
+
+
+async def test_reader_that_never_reads_is_cut_off_and_memory_given_back() -> None:
+    stream, reader = make_stream(max_backlog_bytes=100_000), Reader()
+    writer = asyncio.ensure_future(stream.run_writer(reader.write))
+    steps = 0
+    while not stream.ending.done():
+        stream.send_outbox(tokens(100, steps))
+        steps += 1
+        assert steps < 1000
+        await asyncio.sleep(0)
+    with pytest.raises(StreamEnded, match="reads too slowly") as ended:
+        stream.ending.result()
+    assert status_code(ended.value.status) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert 90 < steps < 120
+    writer.cancel()
+
+
+async def test_only_the_newest_state_waits() -> None:
+    stream, reader = make_stream(), Reader()
+    for number in range(100):
+        stream.send_state(engine_pb2.EngineState(reason=str(number)))
+    await run(stream, reader)
+    assert [message.state.reason for message in reader.received] == ["99"]
+
+
+async def test_replay_longer_than_the_bound_arrives() -> None:
+    stream, reader = make_stream(max_backlog_bytes=1000), Reader()
+    stream.send_replay(iter([added(1), added(2)]), size=1_000_000)
+    await run(stream, reader)
+    stream.send_outbox(tokens(1, 1))
+    await run(stream, reader)
+    assert reader.kinds == ["added", "added", "step"]
+
+
+async def test_done_frees_the_handle() -> None:
+    stream = make_stream()
+    stream.handles = {1, 2}
+    stream.send_outbox(Outbox(events=[(1, RequestDone(*[0] * 14))]))
+    assert stream.handles == {2}

@@ -1,0 +1,119 @@
+"""A backend that can't serve says why in one line, quickly, and leaves what is there alone."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from tests.backend.backend_harness import ENVIRONMENT, connected, running_backend, start_backend
+
+
+def run(config: object, tmp_path: pathlib.Path) -> tuple[int, str, float]:
+    """Runs the real entry point until it ends; exit code, stderr, seconds."""
+    path = tmp_path / "config.json"
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    started = time.monotonic()
+    command = [sys.executable, "-m", "headrace_backend", "--config-json", str(path)]
+    process = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=20)
+    return process.returncode, process.stderr, time.monotonic() - started
+
+
+def config_of(model: pathlib.Path, tmp_path: pathlib.Path, **engine: Any) -> dict[str, Any]:
+    return {"engine": {"model": str(model), **engine}, "listen": f"unix:{tmp_path}/private/engine.sock"}
+
+
+def broken_model(model: pathlib.Path, target: pathlib.Path, **changes: Any) -> pathlib.Path:
+    shutil.copytree(model, target)
+    config = json.loads((model / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | changes))
+    return target
+
+
+def test_model_folder_is_refused_in_one_line(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    unknown = broken_model(model, tmp_path / "unknown", architectures=["MysteryModel"])
+    for folder, engine, said in (
+        (tmp_path / "nowhere", {}, "nowhere"),
+        (unknown, {"load": "dummy"}, "MysteryModel"),
+        (model, {}, "safetensors"),
+        (model, {"load": "dummy", "max_model_len": 4096}, "2048 tokens"),
+    ):
+        exit_code, error, seconds = run(config_of(folder, tmp_path, **engine), tmp_path)
+        assert exit_code == 2, error
+        assert said in error
+        assert len(error.splitlines()) == 1
+        assert seconds < 5
+        assert list((tmp_path / "private").iterdir()) == []
+
+
+def test_configuration_is_refused_by_field(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    good = config_of(model, tmp_path, load="dummy")
+    for config, said in (
+        ("{", "JSON"),
+        (good | {"listen": "nonsense"}, "listen is 'nonsense'"),
+        (good | {"listen": "127.0.0.1:0"}, "token_file"),
+        (good | {"mystery": 1}, "mystery"),
+        (config_of(model, tmp_path, block_size=7), "engine.block_size"),
+    ):
+        exit_code, error, _ = run(config, tmp_path)
+        assert exit_code == 2, error
+        assert said in error
+        assert len(error.splitlines()) == 1
+
+
+async def test_taken_port_is_refused(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "token").write_text("0123456789abcdef")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = config_of(model, tmp_path, load="dummy")
+        config |= {"listen": listen, "token_file": str(tmp_path / "token")}
+        exit_code, error, seconds = run(config, tmp_path)
+    assert exit_code == 2
+    assert listen in error
+    assert seconds < 3
+
+
+async def test_second_backend_on_the_socket_is_refused_and_the_first_goes_on(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    async with running_backend(tmp_path, model) as backend, connected(backend.address) as client:
+        await client.wait_serving()
+        second = start_backend(tmp_path, model)
+        assert await second.wait_exit(5) == 2
+        assert str(backend.socket) in second.log
+        assert f"process {backend.process.pid}" in second.log
+        assert (await client.load()).kv_blocks == 256
+        async with connected(backend.address) as other:
+            assert (await other.load()).kv_blocks == 256
+
+
+async def test_worker_that_refuses_the_model_ends_the_backend_with_its_line(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    backend = start_backend(tmp_path, model, "--refuse-model")
+    assert await backend.wait_exit() == 2
+    plain = [line for line in backend.log.splitlines() if not line.startswith("{")]
+    assert plain == ["headrace backend: worker 0: model.safetensors: tensor 'x' is missing"]
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+async def test_worker_that_always_dies_is_given_up(model: pathlib.Path, tmp_path: pathlib.Path, restarts: int) -> None:
+    backend = start_backend(tmp_path, model, "--die-at-start", max_worker_restarts=restarts)
+    assert await backend.wait_exit() == 3
+    assert len(backend.log_lines("worker lost")) == restarts
+    assert not backend.socket.exists()
+
+
+async def test_worker_that_does_not_start_in_time_is_given_up(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    backend = start_backend(tmp_path, model, "--start-s", "60", max_worker_restarts=1, start_timeout_s=0.5)
+    assert await backend.wait_exit() == 3
+    [lost] = backend.log_lines("worker lost")
+    assert "no start-up progress for 0.5 s" in lost["reason"]
+    # The stacks say where it hung.
+    assert "fake_worker.py" in backend.log
