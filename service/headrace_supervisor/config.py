@@ -64,7 +64,7 @@ class ServerConfig(pydantic.BaseModel):
     backend: BackendConfig
 
 
-# What serve decides by itself: private addresses, names, and who dies with whom. One limit holds for both ends of the private socket.
+# What serve decides by itself: private addresses, names, and who dies with whom (launch.py sees to it). One limit holds for both ends of the private socket.
 _SERVICE_PRIVATE = frozenset(
     {"listen", "engine", "engine_token_file", "model_folder", "service_name", "reuse_port", "exit_with_parent"}
 )
@@ -115,9 +115,7 @@ def load_backend(flags: Mapping[str, Any], config: pathlib.Path | None) -> Backe
 def addressed(config: ServerConfig, listen: tuple[str, ...], engine: str) -> ServerConfig:
     """The same configuration with the real public addresses and the private socket in it."""
     shares = any(not address.startswith("unix:") for address in listen)
-    service = config.service.model_copy(
-        update={"listen": listen, "engine": engine, "reuse_port": shares, "exit_with_parent": True}
-    )
+    service = config.service.model_copy(update={"listen": listen, "engine": engine, "reuse_port": shares})
     return config.model_copy(
         update={"service": service, "backend": config.backend.model_copy(update={"listen": engine})}
     )
