@@ -1,0 +1,146 @@
+"""A real `headrace serve` for end-to-end and fault tests: the supervisor, its backend, worker and services as processes.
+
+Owns starting, finding the processes by their place in the tree, and proving that nothing is left. Knows no RPC.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEMO = ROOT / "models" / "demo"
+_PYTHONPATH = os.pathsep.join(
+    str(ROOT / part) for part in ("service", "backend", "kernels", "protos/python", "clients/python")
+)
+
+
+class RunningServer:
+    """One supervisor and everything below it."""
+
+    def __init__(self, process: subprocess.Popen[str], address: str, lines: list[str]) -> None:
+        self.process = process
+        self.address = address
+        self.lines = lines
+
+    def descendants(self, module: str) -> list[psutil.Process]:
+        """Live processes below the supervisor that run `python -m module`."""
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                command = child.cmdline()
+                if module in command and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def worker(self) -> psutil.Process:
+        """The worker process."""
+        return self.descendants("headrace_backend.worker")[0]
+
+    def backend(self) -> psutil.Process:
+        """The backend process."""
+        return self.descendants("headrace_backend")[0]
+
+    def services(self) -> list[psutil.Process]:
+        """The service processes."""
+        return self.descendants("headrace_service")
+
+    def all_pids(self) -> list[int]:
+        """The supervisor and all below it."""
+        return [self.process.pid, *(c.pid for c in psutil.Process(self.process.pid).children(recursive=True))]
+
+    def stop(self, sig: int = signal.SIGTERM, timeout_s: float = 30.0) -> int:
+        """Sends a signal and waits; returns the exit code."""
+        self.process.send_signal(sig)
+        return self.process.wait(timeout_s)
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those of the processes that still run (zombies do not)."""
+    found = []
+    for pid in pids:
+        try:
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def wait_until(condition: object, timeout_s: float, what: str) -> None:
+    """Polls a callable until it is true; fails with `what` after the timeout."""
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(0.02)
+
+
+def _collect(process: subprocess.Popen[str], lines: list[str], seen: queue.Queue[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        lines.append(line)
+        seen.put(line)
+
+
+def _address(process: subprocess.Popen[str], seen: queue.Queue[str], lines: list[str], timeout_s: float) -> str:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            line = seen.get(timeout=0.1)
+        except queue.Empty:
+            if process.poll() is not None:
+                break
+            continue
+        match = re.search(r"listening on (\S+)", line)
+        if match:
+            return match.group(1)
+    raise AssertionError(f"server did not start (exit code {process.poll()}):\n{''.join(lines[-30:])}")
+
+
+@contextmanager
+def running_server(*options: str, model: pathlib.Path = DEMO, timeout_s: float = 60.0) -> Iterator[RunningServer]:
+    """Starts `headrace serve` on a free loopback port and stops it; fails if a process outlives it."""
+    command = [
+        sys.executable,
+        "-m",
+        "headrace_supervisor",
+        "serve",
+        "--model",
+        str(model),
+        "--listen",
+        "127.0.0.1:0",
+        *options,
+    ]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")} | {"PYTHONPATH": _PYTHONPATH}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
+    lines: list[str] = []
+    seen: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_collect, args=(process, lines, seen), daemon=True).start()
+    pids: list[int] = [process.pid]
+    try:
+        server = RunningServer(process, _address(process, seen, lines, timeout_s), lines)
+        pids = server.all_pids()
+        yield server
+        if process.poll() is None:
+            pids = sorted({*pids, *server.all_pids()})
+            assert server.stop() == 0, "".join(lines[-30:])
+        wait_until(lambda: not alive(pids), 5.0, f"processes left behind: {alive(pids)}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
