@@ -1,0 +1,359 @@
+"""An engine without a model: serves engine.proto on a unix socket, and gives every request the tokens that a test's script says.
+
+Keeps what the backend keeps as far as the service can see it: logs of requests for attach, idempotency keys, cancellation. Time is the test's: a
+request gets a token when `step` is called, or as fast as possible while `running` is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
+
+Script = Callable[[engine_pb2.AddRequest, int], Sequence[int]]
+
+
+@dataclasses.dataclass
+class Output:
+    tokens: list[int]
+    released: int = 0
+    end: engine_pb2.OutputEnd | None = None
+
+
+@dataclasses.dataclass
+class Request:
+    add: engine_pb2.AddRequest
+    outputs: list[Output]
+    added_ns: int
+    sequence: int
+    first_token_ns: int = 0
+    ended_ns: int = 0
+    started: bool = False
+    # (stream, handle) of readers.
+    readers: list[tuple[Connection, int]] = dataclasses.field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        return all(output.end is not None for output in self.outputs)
+
+    def done_message(self) -> engine_pb2.RequestDone:
+        first = self.first_token_ns or self.ended_ns
+        return engine_pb2.RequestDone(
+            prompt_tokens=len(self.add.prompt_token_ids) // 4,
+            output_tokens=sum(output.released for output in self.outputs),
+            queued_ns=self.add.service_ns + first - self.added_ns,
+            decode_ns=self.ended_ns - first,
+            ttft_ns=self.add.service_ns + first - self.added_ns if self.first_token_ns else 0,
+            step_count=max(output.released for output in self.outputs),
+            ended_ago_ns=time.monotonic_ns() - self.ended_ns,
+        )
+
+
+class Connection:
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[engine_pb2.FromEngine | None] = asyncio.Queue()
+
+    def send(self, **message: Any) -> None:
+        self.queue.put_nowait(engine_pb2.FromEngine(**message))
+
+
+class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
+    """One engine; `model` and `script` are the test's."""
+
+    def __init__(self, model: engine_pb2.EngineModel, script: Script) -> None:
+        self.model = model
+        self.script = script
+        self.running = asyncio.Event()
+        self.running.set()
+        self.requests: dict[str, Request] = {}
+        self.aborts: list[engine_pb2.AbortRequest] = []
+        self.detached: list[int] = []
+        self.refusal: status_pb2.Status | None = None
+        self.state = engine_pb2.EngineState(serving=True, reason="serving", stale_after_ns=2_000_000_000)
+        self.heartbeat_s = 0.2
+        self.logprobs = 0
+        self.hold_tokens = 0
+        self._connections: set[Connection] = set()
+        self._sequence = itertools.count(1)
+        self._server: grpc.aio.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.address = ""
+
+    # -- life
+
+    async def start(self, address: str) -> None:
+        self.address = address
+        self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", 64 << 20)])
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(self, self._server)
+        assert self._server.add_insecure_port(address)
+        await self._server.start()
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._beat())]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for connection in self._connections:
+            connection.queue.put_nowait(None)
+        if self._server is not None:
+            await self._server.stop(0)
+
+    # -- the protocol
+
+    async def Connect(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        hello = await context.read()
+        assert hello.hello.protocol_version == 1
+        connection = Connection()
+        self._connections.add(connection)
+        connection.send(welcome=engine_pb2.Welcome(protocol_version=1, model=self.model, state=self.state))
+        writer = asyncio.create_task(self._write(connection, context))
+        reader = asyncio.create_task(self._read(connection, context))
+        try:
+            await asyncio.wait([writer, reader], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            writer.cancel()
+            reader.cancel()
+            self._connections.discard(connection)
+            for request in self.requests.values():
+                request.readers = [reader for reader in request.readers if reader[0] is not connection]
+                if not request.add.detached:
+                    self._end_all(request, engine_pb2.OUTPUT_END_REASON_CANCELLED)
+
+    async def _write(self, connection: Connection, context: Any) -> None:
+        while (message := await connection.queue.get()) is not None:
+            await context.write(message)
+
+    async def _read(self, connection: Connection, context: Any) -> None:
+        while isinstance(message := await context.read(), engine_pb2.ToEngine):
+            kind = message.WhichOneof("message")
+            getattr(self, f"_on_{kind}")(connection, getattr(message, kind))
+
+    def _on_add(self, connection: Connection, add: engine_pb2.AddRequest) -> None:
+        if self.refusal is not None:
+            connection.send(refused=engine_pb2.Refused(handle=add.handle, query_id=add.query_id, status=self.refusal))
+            return
+        known = next((r for r in self.requests.values() if add.idempotency_key and r.add.idempotency_key == add.idempotency_key), None)
+        if known is not None and known.add.spec_digest != add.spec_digest:
+            status = status_pb2.Status(code=code_pb2.ALREADY_EXISTS, message="idempotency_key: in use for another request")
+            connection.send(refused=engine_pb2.Refused(handle=add.handle, query_id=add.query_id, status=status))
+            return
+        request = known or self._new_request(connection, add)
+        connection.send(
+            added=engine_pb2.Added(
+                handle=add.handle,
+                query_id=add.query_id,
+                request_id=request.add.request_id,
+                existing=known is not None,
+                prompt_tokens=len(add.prompt_token_ids) // 4,
+            )
+        )
+
+    def _new_request(self, connection: Connection, add: engine_pb2.AddRequest) -> Request:
+        outputs = [Output(list(self.script(add, index))[: add.stop.max_tokens]) for index in range(add.n)]
+        request = Request(add, outputs, time.monotonic_ns(), next(self._sequence))
+        if add.handle:
+            request.readers.append((connection, add.handle))
+        self.requests[add.request_id] = request
+        return request
+
+    def _on_abort(self, connection: Connection, abort: engine_pb2.AbortRequest) -> None:
+        self.aborts.append(abort)
+        request = self.requests.get(abort.request_id)
+        active = request is not None and not request.done
+        if request is not None and active:
+            by_deadline = abort.cause == engine_pb2.ABORT_CAUSE_DEADLINE
+            self._end_all(
+                request, engine_pb2.OUTPUT_END_REASON_DEADLINE if by_deadline else engine_pb2.OUTPUT_END_REASON_CANCELLED
+            )
+        connection.send(aborted=engine_pb2.Aborted(query_id=abort.query_id, found=request is not None, was_active=active))
+
+    def _on_attach(self, connection: Connection, attach: engine_pb2.AttachRequest) -> None:
+        request = self.requests.get(attach.request_id)
+        if request is None:
+            status = status_pb2.Status(code=code_pb2.NOT_FOUND, message="request is not known, or its log has expired")
+            connection.send(refused=engine_pb2.Refused(handle=attach.handle, status=status))
+            return
+        attached = engine_pb2.Attached(
+            handle=attach.handle,
+            service_state=request.add.service_state,
+            prompt_tokens=len(request.add.prompt_token_ids) // 4,
+            started=request.started,
+        )
+        for index, output in enumerate(request.outputs):
+            if attach.HasField("output_index") and attach.output_index != index:
+                continue
+            if attach.from_token > output.released:
+                status = status_pb2.Status(code=code_pb2.OUT_OF_RANGE, message=f"from_token: the output has {output.released} tokens")
+                connection.send(refused=engine_pb2.Refused(handle=attach.handle, status=status))
+                return
+            log = attached.outputs.add(output_index=index, token_ids=_u32(output.tokens[: output.released]))
+            if output.end is not None:
+                log.end.CopyFrom(output.end)
+        if request.done:
+            attached.done.CopyFrom(request.done_message())
+        else:
+            request.readers.append((connection, attach.handle))
+        connection.send(attached=attached)
+
+    def _on_detach(self, connection: Connection, detach: engine_pb2.DetachRequest) -> None:
+        self.detached.append(detach.handle)
+        for request in self.requests.values():
+            request.readers = [reader for reader in request.readers if reader != (connection, detach.handle)]
+
+    def _on_list(self, connection: Connection, query: engine_pb2.ListQuery) -> None:
+        newest_first = sorted(self.requests.values(), key=lambda request: -request.sequence)
+        rows = [request for request in newest_first if not query.before or request.sequence < query.before]
+        page = rows[: query.page_size]
+        listing = engine_pb2.RequestList(query_id=query.query_id, next_before=page[-1].sequence if len(rows) > len(page) else 0)
+        for request in page:
+            listing.rows.add(
+                request_id=request.add.request_id,
+                state=3 if request.done else 2,
+                created_at_ns=1_700_000_000_000_000_000,
+                output_tokens=sum(output.released for output in request.outputs),
+                finish_reasons=[output.end.reason for output in request.outputs if output.end is not None],
+                detached=request.add.detached,
+            )
+        connection.send(list=listing)
+
+    def _on_load(self, connection: Connection, query: engine_pb2.LoadQuery) -> None:
+        running = sum(not request.done for request in self.requests.values())
+        connection.send(load=engine_pb2.Load(query_id=query.query_id, running_sequences=running, kv_blocks=64, max_waiting_requests=8))
+
+    # -- steps
+
+    async def _run(self) -> None:
+        while True:
+            await self.running.wait()
+            self.step()
+            await asyncio.sleep(0.001)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self.heartbeat_s)
+            self.send_state()
+
+    def send_state(self) -> None:
+        for connection in self._connections:
+            connection.send(state=self.state)
+
+    def resume(self, pause_ns: int) -> None:
+        for request in self.requests.values():
+            self._tell(request, resumed=engine_pb2.RequestResumed(pause_ns=pause_ns))
+
+    def step(self) -> None:
+        """One token for every unfinished output; all of a connection's in one StepOutputs."""
+        steps: dict[int, tuple[Connection, list[tuple[int, int, int]], list[engine_pb2.RequestEvent]]] = {}
+        for request in list(self.requests.values()):
+            if request.done:
+                continue
+            rows, events = self._advance(request)
+            for connection, handle in request.readers:
+                _, all_rows, all_events = steps.setdefault(id(connection), (connection, [], []))
+                all_rows.extend((handle, index, token) for index, token in rows)
+                for event in events:
+                    all_events.append(engine_pb2.RequestEvent())
+                    all_events[-1].CopyFrom(event)
+                    all_events[-1].handle = handle
+        for connection, rows, events in steps.values():
+            connection.send(step=self._step_message(rows, events))
+
+    def _advance(self, request: Request) -> tuple[list[tuple[int, int]], list[engine_pb2.RequestEvent]]:
+        rows: list[tuple[int, int]] = []
+        events: list[engine_pb2.RequestEvent] = []
+        if not request.started:
+            request.started = True
+            events.append(engine_pb2.RequestEvent(started=engine_pb2.RequestStarted(cached_tokens=3)))
+        request.first_token_ns = request.first_token_ns or time.monotonic_ns()
+        for index, output in enumerate(request.outputs):
+            if output.end is not None:
+                continue
+            if output.released < len(output.tokens):
+                rows.append((index, output.tokens[output.released]))
+                output.released += 1
+            # The last tokens before an end may be held back, as the engine does for a possible stop string.
+            if output.released >= len(output.tokens) - self.hold_tokens:
+                rows += [(index, token) for token in output.tokens[output.released :]]
+                output.released = len(output.tokens)
+                output.end = self._natural_end(request.add, index, output)
+                events.append(engine_pb2.RequestEvent(output_end=output.end))
+        if request.done:
+            request.ended_ns = time.monotonic_ns()
+            events.append(engine_pb2.RequestEvent(done=request.done_message()))
+        return rows, events
+
+    def _natural_end(self, add: engine_pb2.AddRequest, index: int, output: Output) -> engine_pb2.OutputEnd:
+        stops = np.frombuffer(add.stop.token_ids, "<u4").tolist()
+        if output.tokens and output.tokens[-1] in stops:
+            return engine_pb2.OutputEnd(output_index=index, reason=engine_pb2.OUTPUT_END_REASON_STOP, stop_token_id=output.tokens[-1])
+        if add.stop.strings:
+            trim = len(add.stop.strings[0])
+            return engine_pb2.OutputEnd(
+                output_index=index, reason=engine_pb2.OUTPUT_END_REASON_STOP, stop_string_index=0, trim_bytes=trim
+            )
+        return engine_pb2.OutputEnd(output_index=index, reason=engine_pb2.OUTPUT_END_REASON_LENGTH)
+
+    def _step_message(
+        self, rows: list[tuple[int, int, int]], events: list[engine_pb2.RequestEvent]
+    ) -> engine_pb2.StepOutputs:
+        step = engine_pb2.StepOutputs(
+            handles=_u32([row[0] for row in rows]),
+            output_indices=np.array([row[1] for row in rows], "<u2").tobytes(),
+            tokens=_u32([row[2] for row in rows]),
+            events=events,
+        )
+        wanting = [row for row, (handle, _, _) in enumerate(rows) if self._wants_logprobs(handle)]
+        if wanting:
+            tops = self.logprobs
+            step.logprob_rows = _u32(wanting)
+            step.logprobs.sampled = np.array([-float(rows[row][2]) for row in wanting], "<f4").tobytes()
+            step.logprobs.ranks = _u32([1] * len(wanting))
+            step.logprobs.top_counts = np.array([tops] * len(wanting), "<u2").tobytes()
+            step.logprobs.top_token_ids = _u32([rows[row][2] + top for row in wanting for top in range(tops)])
+            step.logprobs.top_logprobs = np.array([-float(rows[row][2]) - top for row in wanting for top in range(tops)], "<f4").tobytes()
+        return step
+
+    def _wants_logprobs(self, handle: int) -> bool:
+        return any(r.add.HasField("logprobs") for r in self.requests.values() for _, h in r.readers if h == handle)
+
+    def end_with_error(self, request_id: str, message: str) -> None:
+        error = status_pb2.Status(code=code_pb2.INTERNAL, message=message)
+        self._end_all(self.requests[request_id], engine_pb2.OUTPUT_END_REASON_ERROR, error)
+
+    def _end_all(self, request: Request, reason: Any, error: status_pb2.Status | None = None) -> None:
+        ended = []
+        for index, output in enumerate(request.outputs):
+            if output.end is None:
+                output.end = engine_pb2.OutputEnd(output_index=index, reason=reason, error=error)
+                ended.append(output.end)
+        if ended:
+            request.ended_ns = time.monotonic_ns()
+            for end in ended:
+                self._tell(request, output_end=end)
+            self._tell(request, done=request.done_message())
+
+    def expire(self, request_id: str) -> None:
+        self._end_all(self.requests[request_id], engine_pb2.OUTPUT_END_REASON_DEADLINE)
+
+    def _tell(self, request: Request, **event: Any) -> None:
+        for connection, handle in request.readers:
+            connection.send(step=engine_pb2.StepOutputs(events=[engine_pb2.RequestEvent(handle=handle, **event)]))
+
+
+def queue_full(retry_after_s: int) -> status_pb2.Status:
+    """What the engine refuses with when its queue is full."""
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=retry_after_s)))
+    return status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="the queue is full: 8 requests wait", details=[detail])
+
+
+def _u32(values: Sequence[int]) -> bytes:
+    return np.array(values, "<u4").tobytes()
