@@ -28,6 +28,7 @@ MAX_RECEIVE_BYTES = 64 * 2**20
 # A dead peer is noticed after keepalive time + timeout, also while a stream is silent.
 KEEPALIVE_TIME_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
+CONNECT_TIMEOUT_MS = 10_000
 
 ChannelOptions = list[tuple[str, int | str]]
 
@@ -68,7 +69,8 @@ def channel_options(server: str, retry: RetryPolicy) -> ChannelOptions:
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         # A server that comes back after a restart is found within the retries above.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Despite its name this is how long one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 3_000),
     ]
     return [*options, ("grpc.enable_http_proxy", 0)] if is_local(server) else options

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
@@ -147,8 +148,17 @@ class ServerProcess:
         with self._process.stdout as output:
             for line in output:
                 self.lines.append(line.rstrip("\n"))
-                if self._on_line is not None:
-                    self._on_line(line.rstrip("\n"))
+                self._report(line.rstrip("\n"))
+
+    def _report(self, line: str) -> None:
+        """Calls on_line; one that fails is not called again, because the server's output must still be read."""
+        if self._on_line is None:
+            return
+        try:
+            self._on_line(line)
+        except Exception:
+            self._on_line = None
+            traceback.print_exc()
 
 
 def _private_folder() -> str:

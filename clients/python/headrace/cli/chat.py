@@ -136,7 +136,7 @@ class Conversation:
         try:
             parsed = option.type.convert(value, option, None)
         except click.UsageError as error:
-            warn(f"{name}: {error.format_message()}")
+            warn(f"{name}: {error.message}")
             return
         self._values[name] = [parsed] if option.multiple else parsed
 

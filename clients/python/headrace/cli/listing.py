@@ -18,7 +18,11 @@ from headrace.cli.output import echo_json
 
 
 @click.command()
-@click.option("--state", type=click.Choice(list(RequestState)), help="Only requests in this state. Default: all.")
+@click.option(
+    "--state",
+    type=click.Choice([state.value for state in RequestState]),
+    help="Only requests in this state. Default: all.",
+)
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most rows, newest first.")
 @server_options
 def requests(connection: Connection, state: str | None, limit: int) -> None:

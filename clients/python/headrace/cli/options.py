@@ -129,10 +129,9 @@ def server_options(command: F) -> F:
         help="Address of the server: host:port or unix:/path.",
     )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON lines, errors included.")
-    @click.pass_context
     @functools.wraps(command)
-    def with_connection(ctx: click.Context, server: str, as_json: bool, /, *args: Any, **values: Any) -> Any:
-        ctx.meta[JSON_KEY] = as_json
+    def with_connection(*args: Any, server: str, as_json: bool, **values: Any) -> Any:
+        click.get_current_context().meta[JSON_KEY] = as_json
         return command(*args, connection=Connection(server, as_json), **values)
 
     return cast(F, with_connection)

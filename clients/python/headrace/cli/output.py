@@ -29,8 +29,9 @@ def warn(message: str) -> None:
 
 
 def echo_text(piece: str) -> None:
-    """Prints a piece of a model's text at once; on a terminal without control characters."""
-    click.echo(_TERMINAL_CONTROL.sub("\ufffd", piece) if sys.stdout.isatty() else piece, nl=False)
+    """Prints a piece of a model's text at once; on a terminal without control characters, into a pipe as it is."""
+    sys.stdout.write(_TERMINAL_CONTROL.sub("\ufffd", piece) if sys.stdout.isatty() else piece)
+    sys.stdout.flush()
 
 
 def echo_json(value: Any) -> None:

@@ -1,0 +1,347 @@
+"""A real gRPC server with canned answers, for tests of the clients: real sockets, real statuses, a fake model.
+
+The prompt chooses the behaviour. The "model" answers with the words w0 w1 w2 ..., one token each: token i has id 100 + i and the text "w<i> ".
+The server records what clients did to it (cancellations, attempts, requests), so that tests can assert what a server observes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent import futures
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2, timestamp_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from headrace.v1 import generation_pb2 as pb
+from headrace.v1 import inference_pb2 as api
+from headrace.v1 import inference_pb2_grpc
+
+REQUEST_ID = "req-1"
+REVISION = "canned@1"
+
+
+def word(index: int, output_index: int = 0) -> str:
+    """Text of one token."""
+    return f"w{index} " if output_index == 0 else f"v{output_index}.{index} "
+
+
+def answer(tokens: int, output_index: int = 0) -> str:
+    """Text of a whole answer."""
+    return "".join(word(i, output_index) for i in range(tokens))
+
+
+def token(index: int, output_index: int = 0) -> int:
+    """Id of one token."""
+    return 100 + index + 1000 * output_index
+
+
+def delta(first: int, count: int = 1, output_index: int = 0, logprobs: int | None = None) -> pb.GenerationEvent:
+    """The delta of `count` tokens from `first` on."""
+    indices = range(first, first + count)
+    text = "".join(word(i, output_index) for i in indices)
+    event = pb.GenerationEvent(
+        delta=pb.Delta(
+            output_index=output_index,
+            first_token_index=first,
+            token_ids=[token(i, output_index) for i in indices],
+            content=[pb.Content(text=text)],
+        )
+    )
+    if logprobs is not None:
+        event.delta.logprobs.CopyFrom(_logprobs(indices, logprobs))
+    return event
+
+
+def _logprobs(indices: range, top: int) -> pb.Logprobs:
+    return pb.Logprobs(
+        sampled=[-0.5 * (i + 1) for i in indices],
+        ranks=[1] * len(indices),
+        top_counts=[top] * len(indices),
+        top_token_ids=[100 + i + j for i in indices for j in range(top)],
+        top_logprobs=[-0.5 * (i + 1) - j for i in indices for j in range(top)],
+    )
+
+
+def accepted(prompt_tokens: int = 3) -> pb.GenerationEvent:
+    """The first event of every stream."""
+    return pb.GenerationEvent(
+        accepted=pb.Accepted(request_id=REQUEST_ID, model_revision=REVISION, prompt_tokens=prompt_tokens)
+    )
+
+
+def finished(
+    output_index: int = 0, reason: pb.FinishReason = pb.FINISH_REASON_STOP, **fields: Any
+) -> pb.GenerationEvent:
+    """The end of one output."""
+    return pb.GenerationEvent(output_finished=pb.OutputFinished(output_index=output_index, reason=reason, **fields))
+
+
+def done(output_tokens: int) -> pb.GenerationEvent:
+    """The last event, with a ledger whose parts add up."""
+    ledger = pb.Ledger(
+        queued_ns=1_000_000, prefill_ns=2_000_000, decode_ns=6_000_000, detokenize_and_send_ns=1_000_000,
+        end_to_end_ns=10_000_000, ttft_ns=3_000_000, step_count=output_tokens, preemptions=0,
+    )  # fmt: skip
+    usage = pb.Usage(prompt_tokens=3, output_tokens=output_tokens, cached_tokens=1)
+    return pb.GenerationEvent(done=pb.Done(usage=usage, ledger=ledger))
+
+
+def rich_status(code: int, message: str, *details: Any) -> tuple[tuple[str, bytes], ...]:
+    """Trailing metadata with google.rpc details."""
+    status = status_pb2.Status(code=code, message=message)
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+def refuse(context: grpc.ServicerContext, code: grpc.StatusCode, message: str, *details: Any) -> None:
+    """Aborts the call with a status that carries details."""
+    context.set_trailing_metadata(rich_status(code.value[0], message, *details))
+    context.abort(code, message)
+
+
+def retry_info(seconds: float) -> error_details_pb2.RetryInfo:
+    """RetryInfo with a delay."""
+    info = error_details_pb2.RetryInfo()
+    info.retry_delay.FromNanoseconds(int(seconds * 1e9))
+    return info
+
+
+@dataclass
+class Observed:
+    """What the server saw."""
+
+    attempts: Counter[str] = field(default_factory=Counter)
+    requests: list[Any] = field(default_factory=list)
+    time_remaining: list[float | None] = field(default_factory=list)
+    metadata: list[dict[str, str]] = field(default_factory=list)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+class CannedService(inference_pb2_grpc.InferenceServiceServicer):
+    """Behaviour by prompt; see `_stream`."""
+
+    def __init__(self) -> None:
+        self.seen = Observed()
+        # For "flaky": how many attempts of an RPC fail before one succeeds.
+        self.failures = 0
+        # For Subscribe: after how many events each attempt breaks; attempts beyond the list do not.
+        self.breaks: list[int] = []
+        self.outputs = 1
+        self.tokens = 12
+        # For Subscribe: seconds between events.
+        self.pace = 0.0
+
+    def _see(self, rpc: str, request: Any, context: grpc.ServicerContext) -> None:
+        self.seen.attempts[rpc] += 1
+        self.seen.requests.append(request)
+        self.seen.time_remaining.append(context.time_remaining())
+        self.seen.metadata.append(dict(context.invocation_metadata()))
+
+    def _fail_first(self, rpc: str, context: grpc.ServicerContext, *details: Any) -> None:
+        if self.seen.attempts[rpc] <= self.failures:
+            refuse(context, grpc.StatusCode.UNAVAILABLE, "restarting", *details)
+
+    def _stream(
+        self, prompt: str, spec: pb.GenerationSpec, context: grpc.ServicerContext
+    ) -> Iterator[pb.GenerationEvent]:
+        tokens = spec.stop.max_tokens or 5
+        if prompt == "invalid":
+            violation = error_details_pb2.BadRequest.FieldViolation(
+                field="spec.sampling.top_p", description="must be above 0 and at most 1 (given: 7)"
+            )
+            bad = error_details_pb2.BadRequest(field_violations=[violation])
+            refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "invalid request", bad)
+        if prompt == "overloaded":
+            refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full", retry_info(1.5))
+        if prompt == "endless":
+            context.add_callback(self.seen.cancelled.set)
+        yield accepted()
+        yield pb.GenerationEvent(started=pb.Started(cached_tokens=1))
+        if prompt == "endless":
+            index = 0
+            while context.is_active():
+                yield delta(index)
+                index += 1
+                time.sleep(0.01)
+            return
+        if prompt == "broken":
+            yield delta(0)
+            info = error_details_pb2.RequestInfo(request_id="req-from-details")
+            refuse(context, grpc.StatusCode.UNAVAILABLE, "the engine died", retry_info(2), info)
+        if prompt == "failing":
+            yield delta(0)
+            error = status_pb2.Status(code=code_pb2.INTERNAL, message="a step produced NaN")
+            yield finished(reason=pb.FINISH_REASON_ERROR, error=error)
+            yield done(1)
+            return
+        if prompt == "no-done":
+            yield delta(0)
+            return
+        for index in range(tokens):
+            for output in range(spec.n or 1):
+                yield delta(index, 1, output, spec.logprobs if spec.HasField("logprobs") else None)
+            if prompt == "slow":
+                time.sleep(0.05)
+            if prompt == "resumed" and index == 1:
+                yield pb.GenerationEvent(resumed=pb.Resumed(pause_ns=1_500_000_000))
+        for output in range(spec.n or 1):
+            reason = pb.FINISH_REASON_LENGTH if spec.stop.HasField("max_tokens") else pb.FINISH_REASON_STOP
+            yield finished(output, reason)
+        yield done(tokens * (spec.n or 1))
+
+    def Generate(self, request: api.GenerateRequest, context: grpc.ServicerContext) -> Iterator[api.GenerateResponse]:
+        self._see("Generate", request, context)
+        prompt = request.spec.text
+        if prompt == "flaky":
+            self._fail_first("Generate", context)
+        for event in self._stream(prompt, request.spec, context):
+            yield api.GenerateResponse(event=event)
+
+    def Chat(self, request: api.ChatRequest, context: grpc.ServicerContext) -> Iterator[api.ChatResponse]:
+        self._see("Chat", request, context)
+        for event in self._stream(request.messages[-1].parts[0].text, request.spec, context):
+            yield api.ChatResponse(event=event)
+
+    def Complete(self, request: api.CompleteRequest, context: grpc.ServicerContext) -> api.CompleteResponse:
+        self._see("Complete", request, context)
+        if request.spec.text == "flaky":
+            self._fail_first("Complete", context)
+        end = done(2).done
+        output = api.Output(
+            token_ids=[token(0), token(1)],
+            content=[pb.Content(text=answer(2))],
+            logprobs=_logprobs(range(2), 2),
+            finished=pb.OutputFinished(reason=pb.FINISH_REASON_STOP, matched_stop=pb.MatchedStop(token_id=7)),
+        )
+        if request.spec.text == "failing":
+            output.finished.reason = pb.FINISH_REASON_ERROR
+            output.finished.error.CopyFrom(status_pb2.Status(code=code_pb2.INTERNAL, message="a step produced NaN"))
+        return api.CompleteResponse(
+            request_id=REQUEST_ID, model_revision=REVISION, outputs=[output], usage=end.usage, ledger=end.ledger
+        )
+
+    def Submit(self, request: api.SubmitRequest, context: grpc.ServicerContext) -> api.SubmitResponse:
+        self._see("Submit", request, context)
+        self._fail_first("Submit", context)
+        return api.SubmitResponse(request_id=REQUEST_ID, model_revision=REVISION, prompt_tokens=3)
+
+    def Subscribe(
+        self, request: api.SubscribeRequest, context: grpc.ServicerContext
+    ) -> Iterator[api.SubscribeResponse]:
+        self._see("Subscribe", request, context)
+        if request.request_id != REQUEST_ID:
+            refuse(context, grpc.StatusCode.NOT_FOUND, f"no request {request.request_id}")
+        attempt = self.seen.attempts["Subscribe"] - 1
+        limit = self.breaks[attempt] if attempt < len(self.breaks) else None
+        for index, event in enumerate(self._log(request, attempt)):
+            if index == limit:
+                refuse(context, grpc.StatusCode.UNAVAILABLE, "connection lost", retry_info(0.01))
+            yield api.SubscribeResponse(event=event)
+            time.sleep(self.pace)
+
+    def _log(self, request: api.SubscribeRequest, attempt: int) -> Iterator[pb.GenerationEvent]:
+        """The whole log from `from_token` on. Each attempt cuts it into deltas of another size, output by output at another pace."""
+        outputs = [request.output_index] if request.HasField("output_index") else list(range(self.outputs))
+        yield accepted()
+        yield pb.GenerationEvent(started=pb.Started(cached_tokens=1))
+        position = dict.fromkeys(outputs, request.from_token)
+        while any(position[o] < self.tokens for o in outputs):
+            for output in outputs:
+                count = min(1 + (attempt + output) % 3, self.tokens - position[output])
+                if count > 0:
+                    yield delta(position[output], count, output, logprobs=2)
+                    position[output] += count
+                    if position[output] == self.tokens:
+                        yield finished(output)
+        yield done(self.tokens * self.outputs)
+
+    def Cancel(self, request: api.CancelRequest, context: grpc.ServicerContext) -> api.CancelResponse:
+        self._see("Cancel", request, context)
+        if request.request_id != REQUEST_ID:
+            refuse(context, grpc.StatusCode.NOT_FOUND, f"no request {request.request_id}")
+        return api.CancelResponse(cancelled=True)
+
+    def ListRequests(self, request: api.ListRequestsRequest, context: grpc.ServicerContext) -> api.ListRequestsResponse:
+        self._see("ListRequests", request, context)
+        first = int(request.page_token or 0)
+        size = min(request.page_size or 2, 5 - first)
+        rows = [
+            api.RequestSummary(
+                request_id=f"req-{i}", state=api.REQUEST_STATE_FINISHED, prompt_tokens=3, output_tokens=i, detached=True,
+                create_time=timestamp_pb2.Timestamp(seconds=1_700_000_000), finish_reasons=[pb.FINISH_REASON_STOP],
+            )
+            for i in range(first, first + size)
+        ]  # fmt: skip
+        following = first + size
+        return api.ListRequestsResponse(requests=rows, next_page_token=str(following) if following < 5 else "")
+
+    def Tokenize(self, request: api.TokenizeRequest, context: grpc.ServicerContext) -> api.TokenizeResponse:
+        self._see("Tokenize", request, context)
+        self._fail_first("Tokenize", context)
+        return api.TokenizeResponse(token_ids=list(request.text.encode()))
+
+    def Detokenize(self, request: api.DetokenizeRequest, context: grpc.ServicerContext) -> api.DetokenizeResponse:
+        self._see("Detokenize", request, context)
+        return api.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+    def GetModel(self, request: api.GetModelRequest, context: grpc.ServicerContext) -> api.GetModelResponse:
+        self._see("GetModel", request, context)
+        if request.model not in ("", "canned"):
+            refuse(context, grpc.StatusCode.NOT_FOUND, f"no model {request.model}")
+        return api.GetModelResponse(model=_model())
+
+    def ListModels(self, request: api.ListModelsRequest, context: grpc.ServicerContext) -> api.ListModelsResponse:
+        self._see("ListModels", request, context)
+        return api.ListModelsResponse(models=[_model()])
+
+    def GetLoad(self, request: api.GetLoadRequest, context: grpc.ServicerContext) -> api.GetLoadResponse:
+        self._see("GetLoad", request, context)
+        if request.model == "sleep":
+            time.sleep(1)
+        return api.GetLoadResponse(running_sequences=4, kv_cache_usage=0.5, kv_blocks=64, serving=True)
+
+
+def _model() -> api.Model:
+    return api.Model(
+        name="canned", revision=REVISION, architecture="LlamaForCausalLM", parameter_count=7_500_000, dtype="bf16",
+        vocabulary_size=4096, max_context_tokens=2048, max_outputs=8, end_of_text_token_ids=[1, 2], has_chat_template=True,
+        default_sampling=pb.SamplingParameters(temperature=0.7, top_k=40), kv_block_tokens=16, kv_blocks=64, device="cpu",
+    )  # fmt: skip
+
+
+@dataclass
+class CannedServer:
+    """A running server: its address and its service."""
+
+    address: str
+    service: CannedService
+
+    @property
+    def seen(self) -> Observed:
+        """What the server saw."""
+        return self.service.seen
+
+
+@contextlib.contextmanager
+def canned_server(address: str = "127.0.0.1:0") -> Iterator[CannedServer]:
+    """Serves on a free loopback port (or the given address) until the block ends."""
+    service = CannedService()
+    # No port sharing: a second server on the same port would take some of the calls.
+    server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
+    port = server.add_insecure_port(address)
+    server.start()
+    try:
+        yield CannedServer(f"127.0.0.1:{port}" if address.endswith(":0") else address, service)
+    finally:
+        server.stop(None).wait()

@@ -1,0 +1,61 @@
+"""A TCP proxy that can cut all its connections at once, so that tests see what a broken network looks like to gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+
+class TcpProxy:
+    """Forwards bytes between a listening port and `target`."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._connections: list[socket.socket] = []
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> int:
+        """Resets all connections, new ones are taken as before; returns how many clients were cut off."""
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+            connection.close()
+        return len(connections) // 2
+
+    def close(self) -> None:
+        """Ends the proxy."""
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
+                self._connections += [client, server]
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+
+
+@contextlib.contextmanager
+def tcp_proxy(target: str) -> Iterator[TcpProxy]:
+    """A proxy for the length of a block."""
+    proxy = TcpProxy(target)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

@@ -1,0 +1,205 @@
+"""headrace.local: a server for the length of a block, with nothing left afterwards however the block ends."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner
+from tests.clients.canned_service import answer, canned_server
+
+import headrace
+from headrace import local_server, server_process
+from headrace.cli import main
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def fake_server(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Puts the fake headrace_supervisor first on the path of child processes; returns the folder for temporary files."""
+    package = tmp_path / "path" / "headrace_supervisor"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text((ROOT / "tests/clients/fake_supervisor.py").read_text())
+    path = os.pathsep.join((str(package.parent), str(ROOT), str(ROOT / "clients/python")))
+    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.syspath_prepend(str(package.parent))
+    # Short, because a socket's path must be.
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="hr-", dir="/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def _wait(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def _server_pid(local: headrace.LocalServer) -> int:
+    server = local._server
+    assert server is not None
+    return server._process.pid
+
+
+def test_a_block_has_a_client_and_leaves_nothing(fake_server: pathlib.Path) -> None:
+    lines: list[str] = []
+    local = headrace.local(
+        "demo", kv_blocks=64, quiet=True, prefix_cache=False, listen_also=["a", "b"], on_line=lines.append
+    )
+    with local as client:
+        assert client.generate("hello").result().text == answer(5)
+        folders = list(fake_server.iterdir())
+        assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700]
+        pid = _server_pid(local)
+    assert _gone(pid)
+    assert list(fake_server.iterdir()) == []
+    assert "--kv-blocks 64 --quiet --no-prefix-cache --listen-also a --listen-also b" in lines[0]
+    assert "loading" in lines
+
+
+async def test_an_async_block_has_an_async_client_and_leaves_nothing(fake_server: pathlib.Path) -> None:
+    local = headrace.local("demo")
+    async with local as client:
+        assert (await client.generate("hello").result()).text == answer(5)
+        pid = _server_pid(local)
+    assert _gone(pid)
+    assert list(fake_server.iterdir()) == []
+
+
+def test_a_callback_that_fails_does_not_stop_the_reading(
+    fake_server: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    local = headrace.local("demo", on_line=lambda line: 1 / 0)
+    with local:
+        server = local._server
+        assert server is not None and _wait(lambda: "loading" in server.lines)
+    assert capfd.readouterr().err.count("ZeroDivisionError") == 1
+
+
+def test_an_exception_in_the_block_stops_the_server_too(fake_server: pathlib.Path) -> None:
+    local = headrace.local("demo")
+    with pytest.raises(ZeroDivisionError), local:
+        1 / 0  # noqa: B018
+    assert _gone(_server_pid(local))
+    assert list(fake_server.iterdir()) == []
+
+
+def test_a_server_that_ends_early_is_an_error_with_its_last_line(fake_server: pathlib.Path) -> None:
+    begun = time.monotonic()
+    with pytest.raises(headrace.LocalServerError, match=r"exit code 2: models/broken/config.json: architecture 'Foo'"):
+        with headrace.local("broken"):
+            pass
+    assert time.monotonic() - begun < 5
+    assert list(fake_server.iterdir()) == []
+
+
+def test_a_server_that_is_never_ready_is_an_error(fake_server: pathlib.Path) -> None:
+    local = headrace.local("never", start_timeout=1.5)
+    with pytest.raises(headrace.LocalServerError, match=r"not ready after 1.5 s: loading"), local:
+        pass
+    assert _gone(_server_pid(local))
+    assert list(fake_server.iterdir()) == []
+
+
+def test_a_server_that_ignores_sigterm_is_killed_with_its_children(fake_server: pathlib.Path) -> None:
+    lines: list[str] = []
+    local = headrace.local("stubborn", stop_grace=0.3, on_line=lines.append)
+    with local:
+        child = int(next(line for line in lines if line.startswith("child")).split()[1])
+        assert not _gone(child)
+    assert _gone(_server_pid(local)) and _wait(lambda: _gone(child))
+    assert list(fake_server.iterdir()) == []
+
+
+def test_a_killed_program_leaves_no_server_behind(fake_server: pathlib.Path) -> None:
+    script = (
+        "import tempfile, time, headrace; "
+        f"tempfile.tempdir = {str(fake_server)!r}\n"
+        "local = headrace.local('demo')\n"
+        "with local:\n    print(local._server._process.pid, flush=True)\n    time.sleep(60)"
+    )
+    program = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    server = int(program.stdout.readline())
+    assert not _gone(server)
+    program.send_signal(signal.SIGKILL)
+    program.wait()
+    program.stdout.close()
+    assert _wait(lambda: _gone(server))
+    assert _wait(lambda: list(fake_server.iterdir()) == [])
+
+
+def test_a_missing_server_distribution_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_process, "SUPERVISOR_MODULE", "headrace_supervisor_that_is_not_there")
+    with pytest.raises(headrace.LocalServerError, match="pip install 'headrace-server"), headrace.local("demo"):
+        pass
+
+
+def test_a_block_is_entered_once() -> None:
+    local = headrace.local("demo")
+    with local:
+        pass
+    with pytest.raises(RuntimeError, match="once"), local:
+        pass
+
+
+def test_a_long_temporary_folder_does_not_break_the_socket(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with headrace.local("demo") as client:
+        assert client.load().serving
+
+
+def test_the_demo_tells_its_story_and_leaves_nothing(fake_server: pathlib.Path) -> None:
+    result = CliRunner().invoke(main, ["demo", "--model", "models/other"], env={"PROMPT": "what now?"})
+    assert result.exit_code == 0
+    assert result.stdout == f"> what now?\n{answer(200)}\n"
+    for part in (
+        "starting a server for models/other",
+        "| loading",
+        "ready after",
+        "7.5 M parameters",
+        "TTFT",
+        "ITL p50",
+        "ITL p99",
+        "output tokens/s",
+        "where the time went",
+        "headrace serve --model models/other --listen 127.0.0.1:50051",
+    ):
+        assert part in result.stderr
+    assert result.stderr.count("make demo") == 3
+    assert list(fake_server.iterdir()) == []
+
+
+def test_a_demo_that_cannot_start_says_why(fake_server: pathlib.Path) -> None:
+    result = CliRunner().invoke(main, ["demo", "--model", "broken"])
+    assert result.exit_code == 1
+    assert "exit code 2: models/broken/config.json: architecture 'Foo' is not known" in result.stderr
+    assert list(fake_server.iterdir()) == []
+
+
+def test_a_server_without_health_is_not_ready() -> None:
+    with canned_server() as server:
+        assert not local_server.is_serving(server.address)
+    assert not local_server.is_serving("unix:/nowhere/server.sock")

@@ -1,0 +1,109 @@
+"""Calls with one answer, in both clients: what is sent, what comes back, pages, metadata, default timeouts."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from tests.clients.canned_service import REQUEST_ID, REVISION, CannedServer, answer, token
+
+import headrace
+from headrace import AsyncClient, Client, FinishReason, RequestState
+
+
+def test_complete_returns_the_whole_answer(client: Client) -> None:
+    completion = client.complete("hello", max_tokens=2)
+    assert (completion.text, completion.token_ids) == (answer(2), (token(0), token(1)))
+    assert completion.outputs[0].matched_stop == 7
+    assert completion.finish_reason is FinishReason.STOP
+    assert completion.logprobs is not None and len(completion.logprobs.top(1)) == 2
+    assert (completion.request_id, completion.model_revision) == (REQUEST_ID, REVISION)
+    assert completion.usage.output_tokens == 2 and completion.ledger.ttft_ns == 3_000_000
+    with pytest.raises(headrace.Internal, match="NaN"):
+        client.complete("failing")
+
+
+def test_submit_gives_a_handle_for_subscribe_and_cancel(client: Client, server: CannedServer) -> None:
+    submitted = client.submit("hello", idempotency_key="mine")
+    assert (submitted.request_id, submitted.existing) == (REQUEST_ID, False)
+    assert server.seen.requests[0].idempotency_key == "mine"
+    assert client.subscribe(submitted).result().text == answer(12)
+    assert client.cancel(submitted) is True
+
+
+def test_submit_draws_a_key_of_its_own_for_each_request(client: Client, server: CannedServer) -> None:
+    client.submit("hello")
+    client.submit("hello")
+    keys = [request.idempotency_key for request in server.seen.requests]
+    assert all(keys) and keys[0] != keys[1]
+
+
+def test_list_requests_reads_all_pages_and_no_more_than_needed(client: Client, server: CannedServer) -> None:
+    rows = list(client.list_requests(state="finished", page_size=2))
+    assert [row.request_id for row in rows] == [f"req-{i}" for i in range(5)]
+    assert server.seen.attempts["ListRequests"] == 3
+    assert rows[0].state is RequestState.FINISHED and rows[0].finish_reasons == (FinishReason.STOP,)
+    assert rows[0].create_time == datetime.datetime.fromtimestamp(1_700_000_000, datetime.UTC)
+    next(client.list_requests(page_size=2))
+    assert server.seen.attempts["ListRequests"] == 4
+
+
+def test_an_unknown_state_is_refused_by_name(client: Client) -> None:
+    with pytest.raises(headrace.InvalidRequest, match="queued, running, finished"):
+        list(client.list_requests(state="asleep"))
+
+
+def test_tokenize_detokenize_models_and_load(client: Client, server: CannedServer) -> None:
+    assert client.detokenize(client.tokenize("hé", add_special_tokens=False)) == "hé"
+    assert not server.seen.requests[0].add_special_tokens and server.seen.requests[0].HasField("add_special_tokens")
+    model = client.get_model("canned")
+    assert model == client.list_models()[0]
+    assert model.default_sampling == {"temperature": 0.7, "top_k": 40}
+    assert model.end_of_text_token_ids == (1, 2)
+    assert client.load().kv_cache_usage == 0.5
+
+
+def test_quick_calls_have_the_clients_timeout_and_generating_ones_have_none(server: CannedServer) -> None:
+    with Client(server.address, timeout=0.3) as client:
+        with pytest.raises(headrace.DeadlineExceeded):
+            client.load("sleep")
+        client.load("sleep", timeout=3)
+        client.complete("hello")
+        client.generate("hello").result()
+    remaining = server.seen.time_remaining
+    assert remaining[0] is not None and remaining[0] < 0.4
+    assert remaining[2] is None or remaining[2] > 1e6
+    assert remaining[3] is None or remaining[3] > 1e6
+
+
+def test_metadata_goes_with_every_call(server: CannedServer) -> None:
+    with Client(server.address, metadata=[("authorization", "Bearer secret")]) as client:
+        client.load()
+        client.generate("hello").result()
+    assert [seen["authorization"] for seen in server.seen.metadata] == ["Bearer secret"] * 2
+
+
+async def test_async_calls_answer_as_the_sync_ones(client: Client, server: CannedServer) -> None:
+    async with AsyncClient(server.address) as other:
+        assert await other.complete("hello") == client.complete("hello")
+        assert await other.get_model() == client.get_model()
+        assert await other.list_models() == client.list_models()
+        assert await other.load() == client.load()
+        assert await other.tokenize("abc") == client.tokenize("abc")
+        assert await other.detokenize([97, 98]) == "ab"
+        assert [row async for row in other.list_requests(page_size=2)] == list(client.list_requests())
+        submitted = await other.submit("hello")
+        assert (await other.subscribe(submitted).result()) == client.subscribe(REQUEST_ID).result()
+        assert await other.cancel(submitted) is True
+
+
+def test_both_clients_offer_the_same_calls_with_the_same_arguments() -> None:
+    import inspect
+
+    def surface(cls: type) -> dict[str, list[str]]:
+        members = inspect.getmembers(cls, inspect.isfunction)
+        return {name: list(inspect.signature(f).parameters) for name, f in members if not name.startswith("_")}
+
+    assert surface(Client) == surface(AsyncClient)
+    renamed = {name if name != "aclose" else "close": p for name, p in surface(headrace.AsyncStream).items()}
+    assert surface(headrace.Stream) == renamed
