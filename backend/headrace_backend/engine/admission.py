@@ -108,7 +108,7 @@ class Admission:
         left_ns = request.deadline_ns - now_ns
         wait_ns = self.expected_wait_ns(num_running, request.n)
         if wait_ns > left_ns:
-            message = f"the expected wait, {wait_ns / 1e9:.1f} s, exceeds the time left, {left_ns / 1e9:.1f} s"
+            message = f"the expected wait, {wait_ns / 1e9:.3g} s, exceeds the time left, {left_ns / 1e9:.3g} s"
             raise RequestRefused(
                 RefusalCode.RESOURCE_EXHAUSTED, message, retry_after_ns=_bounded_retry(wait_ns - left_ns)
             )

@@ -1,0 +1,143 @@
+"""What one step costs the engine, without a model: plan, encode, settle, stops, token log, outboxes, on one core.
+
+    python -m benchmarks.bench_scheduler --json FILE
+
+A fake worker answers every sample with a token at once; its own time is not counted. For each number of decoding rows and of waiting requests the
+batch is filled first, then steps are timed with two in flight, as the backend runs them. A quarter of the rows have a stop string.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.engine.engine import Engine
+from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber
+from headrace_backend.step_plan import StepPlan, StepResult
+
+VOCAB_SIZE = 32_000
+PROMPT_TOKENS = 100
+BLOCK_SIZE = 16
+NUM_STREAMS = 4
+LIMITS_US = {1: 100.0, 256: 1000.0}
+
+
+class Case(NamedTuple):
+    """One measurement."""
+
+    rows: int
+    waiting: int
+
+
+CASES = (Case(1, 0), Case(64, 0), Case(256, 0), Case(64, 100), Case(64, 10_000), Case(256, 100), Case(256, 10_000))
+
+
+def build_engine(case: Case, num_steps: int) -> Engine:
+    """An engine with room for the batch and the waiting requests."""
+    max_tokens = num_steps + 64
+    blocks_per_row = -(-(PROMPT_TOKENS + max_tokens) // BLOCK_SIZE)
+    config = EngineConfig(
+        model=pathlib.Path("none"),
+        block_size=BLOCK_SIZE,
+        max_num_seqs=case.rows,
+        max_num_batched_tokens=2048,
+        max_waiting_requests=case.rows + case.waiting,
+    )
+    limits = ModelLimits(VOCAB_SIZE, PROMPT_TOKENS + max_tokens, (2,))
+    token_bytes = [b"tok%d" % token for token in range(VOCAB_SIZE)]
+    engine = Engine(config, limits, token_bytes, time.monotonic_ns)
+    engine.worker_ready(case.rows * (blocks_per_row + 1))
+    generator = np.random.default_rng(0)
+    for index in range(case.rows + case.waiting):
+        strings = (b"never seen", b"\n\n") if index % 4 == 0 else ()
+        request = EngineRequest(
+            request_id=f"r{index}",
+            prompt_ids=generator.integers(3, VOCAB_SIZE, PROMPT_TOKENS, np.int32),
+            stop=StopSpec(max_tokens, strings=strings, token_ids=frozenset([2])),
+        )
+        engine.add(request, Subscriber(index % NUM_STREAMS, index + 1))
+    return engine
+
+
+class InstantWorker:
+    """Answers each plan with tokens that stop nothing."""
+
+    def __init__(self) -> None:
+        """No step yet."""
+        self._generator = np.random.default_rng(1)
+
+    def run(self, encoded: bytes) -> bytes:
+        """The result of one plan, as bytes on both sides."""
+        plan = StepPlan.decode(encoded)
+        tokens = self._generator.integers(3, VOCAB_SIZE, plan.sample.rows.size, np.int32)
+        return StepResult(plan.step_id, 0, 1_000_000, tokens, np.ones(tokens.size, np.uint8)).encode()
+
+
+def measure(case: Case, num_steps: int) -> dict[str, float]:
+    """Microseconds per step at a full batch of decoding rows."""
+    engine = build_engine(case, num_steps)
+    worker = InstantWorker()
+    plans: list[bytes] = []
+    times_us: list[float] = []
+
+    def turn() -> float:
+        """Plans until two are in flight, then settles one: the engine's time alone, in microseconds."""
+        began = time.perf_counter_ns()
+        while (plan := engine.plan()) is not None:
+            plans.append(plan.encode())
+        engine_ns = time.perf_counter_ns() - began
+        result = worker.run(plans.pop(0))
+        began = time.perf_counter_ns()
+        engine.settle(StepResult.decode(result))
+        outboxes = engine.take_outboxes()
+        sum(len(outbox.tokens.tobytes()) for outbox in outboxes.values())
+        return (engine_ns + time.perf_counter_ns() - began) / 1e3
+
+    while engine.load().running_sequences < case.rows or not plans:
+        turn()
+    for _ in range(PROMPT_TOKENS * case.rows // 2048 + 8):
+        turn()
+    for _ in range(num_steps):
+        times_us.append(turn())
+    assert engine.load().running_sequences == case.rows, "the batch stayed full"
+    centiles = statistics.quantiles(times_us, n=100)
+    return {"rows": case.rows, "waiting": case.waiting, "p50_us": centiles[49], "p99_us": centiles[98]}
+
+
+def main() -> None:
+    """Measures all cases, prints them, writes JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=pathlib.Path, help="file for the results")
+    parser.add_argument("--steps", type=int, default=1000, help="timed steps per case")
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    results = []
+    print("rows  waiting  p50 us  p99 us  limit us")
+    for case in CASES:
+        result = measure(case, arguments.steps)
+        results.append(result)
+        limit = LIMITS_US.get(case.rows)
+        print(
+            f"{case.rows:4d}  {case.waiting:7d}  {result['p50_us']:6.1f}  {result['p99_us']:6.1f}  "
+            f"{'-' if limit is None else limit}"
+        )
+    if arguments.json is not None:
+        report = {
+            "benchmark": "scheduler",
+            "machine": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+        }
+        arguments.json.write_text(json.dumps({**report, "steps": arguments.steps, "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""A worker without a model, for tests: it follows step plans to the letter, and its "model" makes every mistake of a plan visible.
+
+The KV of a token is a chain over everything before it, *read through the row's block table*; a sampled token depends on all of them, on the seed,
+the output, the position and, where penalties are in use, on the history in the row. Blocks are never cleared. So a wrong table, a missed copy,
+a stale or shared block, a wrong start or a token in the wrong place changes the answer, which `expected_tokens` knows without any of this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+import numpy as np
+
+from headrace_backend.engine.requests import EngineRequest
+from headrace_backend.step_plan import RowAdmission, StepPlan, StepResult
+
+VOCAB_SIZE = 24
+_EMPTY_SLOT = -1
+
+
+def chain(previous: int, token: int) -> int:
+    """KV of a token after the KV before it."""
+    return hash((previous, token))
+
+
+def draw(slots: list[int], seed: int, output_index: int, position: int, history: tuple[int, ...]) -> int:
+    """The token sampled after these slots."""
+    return hash((tuple(slots), seed, output_index, position, history)) % VOCAB_SIZE
+
+
+def expected_tokens(request: EngineRequest, output_index: int) -> list[int]:
+    """max_tokens tokens of an output, ignoring stops, computed without any engine."""
+    prompt = request.prompt_ids.tolist()
+    tokens = request.emitted[output_index].tolist() if request.emitted else []
+    slots: list[int] = []
+    for token in prompt + tokens:
+        slots.append(chain(slots[-1] if slots else 0, token))
+    while len(tokens) < request.stop.max_tokens:
+        history = tuple(prompt + tokens) if request.sampling.needs_history else ()
+        tokens.append(draw(slots, request.sampling.seed, output_index, len(tokens), history))
+        slots.append(chain(slots[-1], tokens[-1]))
+    return tokens
+
+
+@dataclasses.dataclass
+class Row:
+    admission: RowAdmission
+    history: list[int]
+    table: list[int] = dataclasses.field(default_factory=list)
+    # None until the first entry says where the prefix cache left off.
+    num_computed: int | None = None
+    last_token: int | None = None
+
+
+class FakeWorker:
+    """Executes plans in order, each when its result is asked for."""
+
+    def __init__(self, num_blocks: int, block_size: int, token_budget: int, num_rows: int) -> None:
+        self.block_size = block_size
+        self.token_budget = token_budget
+        self.num_rows = num_rows
+        self.blocks = [[_EMPTY_SLOT] * block_size for _ in range(num_blocks)]
+        self.rows: dict[int, Row] = {}
+        self.plans: deque[bytes] = deque()
+        self.next_step_id = 1
+        self.unsound_rows: set[int] = set()
+        self.num_tokens = 0
+        self.num_copies = 0
+
+    def push(self, plan: StepPlan) -> None:
+        self.plans.append(plan.encode())
+
+    def run(self) -> StepResult:
+        """Executes the oldest plan."""
+        plan = StepPlan.decode(self.plans.popleft())
+        assert plan.step_id == self.next_step_id
+        self.next_step_id += 1
+        self._move_rows(plan)
+        self._update_tables(plan)
+        self._copy_blocks(plan)
+        hidden = self._forward(plan)
+        return StepResult.decode(self._sample(plan, hidden).encode())
+
+    def _move_rows(self, plan: StepPlan) -> None:
+        for row in plan.released_rows.tolist():
+            del self.rows[row]
+        for admission in plan.admissions:
+            assert admission.row not in self.rows, "a row is taken twice"
+            assert 0 <= admission.row < self.num_rows
+            history = np.frombuffer(admission.prompt_ids + admission.output_ids, np.int32).tolist()
+            self.rows[admission.row] = Row(admission, history)
+
+    def _update_tables(self, plan: StepPlan) -> None:
+        forward = plan.forward
+        first = 0
+        for row, start, count in zip(
+            forward.table_rows.tolist(), forward.table_starts.tolist(), forward.table_counts.tolist(), strict=True
+        ):
+            table = self.rows[row].table
+            assert start <= len(table), "a table has a hole"
+            table[start : start + count] = forward.table_blocks[first : first + count].tolist()
+            first += count
+        assert first == forward.table_blocks.size
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        sources, targets = plan.forward.copy_sources.tolist(), plan.forward.copy_targets.tolist()
+        # A GPU copies them all at once.
+        assert not set(sources) & set(targets)
+        assert len(set(targets)) == len(targets)
+        for source, target in zip(sources, targets, strict=True):
+            self.blocks[target] = list(self.blocks[source])
+            self.num_copies += 1
+
+    def _forward(self, plan: StepPlan) -> list[tuple[Row, int]]:
+        """Returns per token of the step the row and the number of tokens up to it."""
+        forward = plan.forward
+        rows = forward.rows.tolist()
+        assert len(set(rows)) == len(rows), "a row is in the step twice"
+        assert 1 <= plan.num_tokens <= self.token_budget, "the token budget is passed"
+        self.num_tokens += plan.num_tokens
+        known = forward.token_ids.tolist()
+        hidden: list[tuple[Row, int]] = []
+        writes: list[tuple[int, int]] = []
+        for row_index, start, count, known_count in zip(
+            rows, forward.starts.tolist(), forward.counts.tolist(), forward.known_counts.tolist(), strict=True
+        ):
+            row = self.rows[row_index]
+            assert count >= 1 and count - known_count in (0, 1)
+            assert row.num_computed in (None, start), "a row's tokens are computed in order, once"
+            tokens, known = known[:known_count], known[known_count:]
+            if count > known_count:
+                assert row.last_token is not None, "the row has sampled nothing that could be computed"
+                tokens.append(row.last_token)
+            for position, token in enumerate(tokens, start):
+                previous = self._read(row, position - 1) if position else 0
+                self._write(row, position, chain(previous, token))
+                writes.append((row.table[position // self.block_size], position % self.block_size))
+                hidden.append((row, position + 1))
+            row.num_computed = start + count
+        assert not known
+        assert len(set(writes)) == len(writes), "two rows write one slot"
+        return hidden
+
+    def _sample(self, plan: StepPlan, hidden: list[tuple[Row, int]]) -> StepResult:
+        sample = plan.sample
+        tokens, ok = [], []
+        logprobs: list[tuple[int, float, int, int]] = []
+        tops: list[int] = []
+        assert len(set(sample.rows.tolist())) == len(sample.rows)
+        for index, (row_index, token_index, position) in enumerate(
+            zip(sample.rows.tolist(), sample.token_indices.tolist(), sample.output_positions.tolist(), strict=True)
+        ):
+            row = self.rows[row_index]
+            source, num_tokens = hidden[token_index]
+            slots = [self._read(source, p) for p in range(num_tokens)]
+            if row.num_computed is None:
+                # A fork: from now on it has computed what the other has, through its own table.
+                row.num_computed = num_tokens
+                assert [self._read(row, p) for p in range(num_tokens)] == slots
+            admission = row.admission
+            token = draw(slots, admission.seed, admission.output_index, position, tuple(row.history))
+            if row_index in self.unsound_rows:
+                tokens.append(0)
+                ok.append(0)
+            else:
+                tokens.append(token)
+                ok.append(1)
+            row.last_token = token
+            if admission.needs_history:
+                row.history.append(token)
+            if admission.num_logprobs >= 0:
+                logprobs.append((index, -float(token), token + 1, admission.num_logprobs))
+                tops.extend(range(admission.num_logprobs))
+        result = StepResult(plan.step_id, 0, 1000, np.array(tokens, np.int32), np.array(ok, np.uint8))
+        if logprobs:
+            samples, sampled, ranks, counts = zip(*logprobs, strict=True)
+            result.logprob_samples = np.array(samples, np.int32)
+            result.logprob_sampled = np.array(sampled, np.float32)
+            result.logprob_ranks = np.array(ranks, np.int32)
+            result.logprob_counts = np.array(counts, np.int32)
+            result.top_token_ids = np.array(tops, np.int32)
+            result.top_logprobs = -np.array(tops, np.float32)
+        return result
+
+    def _read(self, row: Row, position: int) -> int:
+        slot = self.blocks[row.table[position // self.block_size]][position % self.block_size]
+        assert slot != _EMPTY_SLOT, "a slot is read that was never written"
+        return slot
+
+    def _write(self, row: Row, position: int, value: int) -> None:
+        self.blocks[row.table[position // self.block_size]][position % self.block_size] = value

@@ -1,0 +1,161 @@
+"""An engine, a fake worker and a reader, driven by hand with a clock of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.engine.engine import Engine
+from headrace_backend.engine.outbox import Event, OutputEnd, RequestDone, Resumed, Started
+from headrace_backend.engine.requests import EngineRequest, ModelLimits, SamplingSpec, StopSpec, Subscriber
+from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker
+
+EOS = 0
+STREAM = 1
+# Short texts, so that stop strings fall within, at and across borders of tokens; one token without text.
+TOKEN_BYTES = [b"", *(b"ab" if t % 5 == 0 else b"abc"[t % 3 : t % 3 + 1] * (1 + t % 2) for t in range(1, VOCAB_SIZE))]
+
+
+def config(**changes: Any) -> EngineConfig:
+    values: dict[str, Any] = {
+        "model": pathlib.Path("model"),
+        "block_size": 16,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        **changes,
+    }
+    return EngineConfig(**values)
+
+
+_ids = itertools.count(1)
+
+
+def request(prompt: list[int] | int, max_tokens: int = 8, **changes: Any) -> EngineRequest:
+    """A request; a prompt of a given length, or these tokens. Sampling and stop fields go by their names."""
+    if isinstance(prompt, int):
+        prompt = [1 + (7 * i + prompt) % (VOCAB_SIZE - 1) for i in range(prompt)]
+    sampling = {f.name: changes.pop(f.name) for f in dataclasses.fields(SamplingSpec) if f.name in changes}
+    stop = {f.name: changes.pop(f.name) for f in dataclasses.fields(StopSpec) if f.name in changes}
+    return EngineRequest(
+        request_id=changes.pop("request_id", f"r{next(_ids)}"),
+        prompt_ids=np.array(prompt, np.int32),
+        sampling=SamplingSpec(**sampling),
+        stop=StopSpec(max_tokens=max_tokens, **stop),
+        **changes,
+    )
+
+
+@dataclasses.dataclass
+class Reader:
+    """What one subscription has received, output by output."""
+
+    tokens: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    ends: dict[int, OutputEnd] = dataclasses.field(default_factory=dict)
+    events: list[Event] = dataclasses.field(default_factory=list)
+    started: Started | None = None
+    resumed: list[Resumed] = dataclasses.field(default_factory=list)
+    done: RequestDone | None = None
+
+    def take(self, event: Event) -> None:
+        assert self.done is None, "nothing follows the end"
+        self.events.append(event)
+        if isinstance(event, Started):
+            assert self.started is None, "a request starts once"
+            self.started = event
+        elif isinstance(event, OutputEnd):
+            assert event.output_index not in self.ends, "an output ends once"
+            self.ends[event.output_index] = event
+        elif isinstance(event, Resumed):
+            self.resumed.append(event)
+        else:
+            self.done = event
+
+
+class Harness:
+    """Everything in one place; `step` is one turn of the server's loop."""
+
+    def __init__(self, num_blocks: int = 64, model_len: int = 512, **changes: Any) -> None:
+        self.now_ns = 1_000_000_000
+        self.config = config(**changes)
+        self.num_blocks = num_blocks
+        limits = ModelLimits(VOCAB_SIZE, model_len, (EOS,))
+        self.engine = Engine(self.config, limits, TOKEN_BYTES, lambda: self.now_ns, lambda: self.now_ns)
+        self.worker = self.new_worker()
+        self.engine.worker_ready(num_blocks)
+        self.readers: dict[tuple[int, int], Reader] = {}
+        self._handles = itertools.count(1)
+
+    def new_worker(self) -> FakeWorker:
+        config = self.config
+        return FakeWorker(self.num_blocks, config.block_size, config.max_num_batched_tokens, config.max_num_seqs)
+
+    def replace_worker(self, pause_ns: int = 1_000) -> None:
+        self.engine.worker_lost()
+        self.now_ns += pause_ns
+        self.worker = self.new_worker()
+        self.engine.worker_ready(self.num_blocks)
+
+    def subscriber(self, stream_id: int = STREAM) -> Subscriber:
+        return Subscriber(stream_id, next(self._handles))
+
+    def add(self, spec: EngineRequest, stream_id: int = STREAM) -> Reader:
+        subscriber = self.subscriber(stream_id)
+        reader = self.readers[subscriber] = Reader()
+        try:
+            self.engine.add(spec, subscriber)
+        except BaseException:
+            del self.readers[subscriber]
+            raise
+        return reader
+
+    def plan(self) -> bool:
+        """Plans as far ahead as the engine goes, then reads."""
+        planned = False
+        while (plan := self.engine.plan()) is not None:
+            self.worker.push(plan)
+            planned = True
+        self.read()
+        return planned
+
+    def settle(self) -> None:
+        """Runs and settles the oldest step, then reads."""
+        self.now_ns += 1_000
+        self.engine.settle(self.worker.run())
+        self.read()
+
+    def step(self) -> None:
+        self.plan()
+        if self.worker.plans:
+            self.settle()
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                break
+            self.plan()
+            if self.engine.has_work:
+                assert self.worker.plans, "there is work, but nothing is planned"
+                self.settle()
+        assert not self.engine.has_work, "some request does not end"
+        while self.worker.plans:
+            self.settle()
+        self.engine.check_integrity()
+
+    def read(self) -> None:
+        for stream_id, outbox in self.engine.take_outboxes().items():
+            columns = zip(outbox.handles, outbox.output_indices, outbox.tokens, strict=True)
+            for handle, output_index, token in columns:
+                reader = self.readers[stream_id, handle]
+                assert output_index not in reader.ends, "no token follows the end of its output"
+                reader.tokens.setdefault(output_index, []).append(token)
+            for row, sampled in zip(outbox.logprob_rows, outbox.logprobs.sampled, strict=True):
+                self.readers[stream_id, outbox.handles[row]].logprobs.append(sampled)
+            for handle, event in outbox.events:
+                self.readers[stream_id, handle].take(event)
