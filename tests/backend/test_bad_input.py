@@ -1,0 +1,330 @@
+"""What a service must not send: refused by field, without harm to the stream or to other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import pathlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from tests.backend.backend_harness import (
+    BackendProcess,
+    EngineClient,
+    add_message,
+    connected,
+    details,
+    settled,
+    start_backend,
+)
+from tests.backend.fake_worker import expected_tokens
+
+from headrace_protos.engine.v1 import engine_pb2
+
+PROMPT = [10, 20, 30]
+U32 = 4
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.fixture(scope="module")
+def backend(model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackendProcess]:
+    started = start_backend(tmp_path_factory.mktemp("backend"), model)
+    yield started
+    started.process.terminate()
+    assert started.process.wait(20) == 0, started.log
+    assert "Traceback" not in started.log, started.log
+
+
+@pytest_asyncio.fixture
+async def client(backend: BackendProcess) -> AsyncIterator[EngineClient]:
+    async with connected(backend.address) as connection:
+        await connection.wait_serving()
+        yield connection
+        # Whatever was sent: the next request works, and no block is held.
+        request = await settled(await connection.add(PROMPT, 5))
+        assert request.tokens == expected_tokens(PROMPT, 5)
+        load = await connection.load()
+        assert (load.running_sequences, load.waiting_requests, load.used_blocks) == (0, 0, 0)
+
+
+def ids(*tokens: int) -> bytes:
+    return b"".join(token.to_bytes(U32, "little") for token in tokens)
+
+
+Change = Callable[[engine_pb2.AddRequest], None]
+
+
+def setting(path: str, value: Any) -> Change:
+    """Sets a field by its path."""
+
+    def change(add: engine_pb2.AddRequest) -> None:
+        *parents, name = path.split(".")
+        target: Any = add
+        for parent in parents:
+            target = getattr(target, parent)
+        if isinstance(value, list):
+            getattr(target, name).extend(value)
+        else:
+            setattr(target, name, value)
+
+    return change
+
+
+def clearing(name: str) -> Change:
+    return lambda add: add.ClearField(name)  # type: ignore[arg-type]
+
+
+def unknown(path: str) -> Change:
+    """Adds field 999 to a message inside."""
+
+    def change(add: engine_pb2.AddRequest) -> None:
+        target: Any = add
+        for part in filter(None, path.split(".")):
+            target = getattr(target, part)
+        target.MergeFromString(b"\xb8\x3e\x01")
+
+    return change
+
+
+BAD_ADDS: list[tuple[str, str, Change]] = [
+    ("no id", "request_id", setting("request_id", "")),
+    ("long id", "request_id", setting("request_id", "a" * 65)),
+    ("id with a slash", "request_id", setting("request_id", "../etc")),
+    ("id with a line end", "request_id", setting("request_id", "a\n")),
+    ("long tenant", "tenant", setting("tenant", "t" * 257)),
+    ("ragged prompt", "prompt_token_ids", setting("prompt_token_ids", b"123")),
+    ("empty prompt", "token_ids", setting("prompt_token_ids", b"")),
+    ("prompt id at the vocabulary's end", "token_ids", setting("prompt_token_ids", ids(300))),
+    ("prompt id 2**31", "prompt_token_ids", setting("prompt_token_ids", ids(2**31))),
+    ("prompt id 2**32-1", "prompt_token_ids", setting("prompt_token_ids", ids(2**32 - 1))),
+    ("prompt beyond the context", "token_ids", setting("prompt_token_ids", ids(*[9] * 2049))),
+    ("prompt and output beyond the context", "max_tokens", setting("stop.max_tokens", 2047)),
+    ("no output", "max_tokens", setting("stop.max_tokens", 0)),
+    ("endless output", "max_tokens", setting("stop.max_tokens", 2**31)),
+    ("min above max", "min_tokens", setting("stop.min_tokens", 6)),
+    ("no sampling", "sampling", clearing("sampling")),
+    ("no stop", "stop", clearing("stop")),
+    ("negative temperature", "temperature", setting("sampling.temperature", -1.0)),
+    ("temperature NaN", "sampling.temperature", setting("sampling.temperature", math.nan)),
+    ("temperature infinite", "sampling.temperature", setting("sampling.temperature", math.inf)),
+    ("top_p 0", "top_p", setting("sampling.top_p", 0.0)),
+    ("top_p above 1", "top_p", setting("sampling.top_p", 1.1)),
+    ("top_p NaN", "sampling.top_p", setting("sampling.top_p", math.nan)),
+    ("top_k -2", "top_k", setting("sampling.top_k", -2)),
+    ("top_k above the vocabulary", "top_k", setting("sampling.top_k", 301)),
+    ("min_p 2", "min_p", setting("sampling.min_p", 2.0)),
+    ("repetition 0", "repetition_penalty", setting("sampling.repetition_penalty", 0.0)),
+    ("presence NaN", "sampling.presence_penalty", setting("sampling.presence_penalty", math.nan)),
+    ("frequency beyond its range", "frequency_penalty", setting("sampling.frequency_penalty", 1e30)),
+    ("ragged bias ids", "sampling.logit_bias_ids", setting("sampling.logit_bias_ids", b"12345")),
+    ("bias without values", "sampling.logit_bias_values", setting("sampling.logit_bias_ids", ids(5))),
+    (
+        "bad word beyond the vocabulary",
+        "bad_words",
+        setting("sampling.bad_words", [engine_pb2.EmittedTokens(token_ids=ids(300))]),
+    ),
+    (
+        "ragged bad word",
+        "sampling.bad_words[0]",
+        setting("sampling.bad_words", [engine_pb2.EmittedTokens(token_ids=b"1")]),
+    ),
+    (
+        "1,025 bad words",
+        "sampling.bad_words",
+        setting("sampling.bad_words", [engine_pb2.EmittedTokens(token_ids=ids(5))] * 1025),
+    ),
+    ("empty stop", "stop.strings[0]", setting("stop.strings", [b""])),
+    ("stop that is no UTF-8", "stop.strings[0]", setting("stop.strings", [b"\xff\xfe"])),
+    ("1,000 stops", "stop", setting("stop.strings", [b"a"] * 1000)),
+    ("long stop", "stop.strings[0]", setting("stop.strings", [b"a" * (1 << 20)])),
+    ("stop id beyond the vocabulary", "stop", setting("stop.token_ids", ids(300))),
+    ("n 0", "n", setting("n", 0)),
+    ("n 10**9", "n", setting("n", 10**9)),
+    ("logprobs 21", "logprobs", setting("logprobs", 21)),
+    ("logprobs 10**9", "logprobs", setting("logprobs", 10**9)),
+    ("long salt", "cache_salt", setting("cache_salt", b"s" * 257)),
+    ("long key", "idempotency_key", setting("idempotency_key", "k" * 257)),
+    ("short digest", "spec_digest", setting("spec_digest", b"1")),
+    ("long state", "service_state", setting("service_state", b"s" * ((1 << 20) + 1))),
+    ("two days in the service", "service_ns", setting("service_ns", 2 * 86400 * 10**9)),
+    ("emitted for other outputs", "emitted", setting("emitted", [engine_pb2.EmittedTokens(token_ids=ids(5))] * 2)),
+    ("ragged emitted", "emitted[0]", setting("emitted", [engine_pb2.EmittedTokens(token_ids=b"12345")])),
+    ("unknown field", "343", lambda add: add.MergeFromString(b"\xb8\x15\x01")),
+    ("unknown field in sampling", "sampling.999", unknown("sampling")),
+    ("unknown field in stop", "stop.999", unknown("stop")),
+]
+
+
+@pytest.mark.parametrize(("field", "change"), [bad[1:] for bad in BAD_ADDS], ids=[bad[0] for bad in BAD_ADDS])
+async def test_bad_add_is_refused_by_field(client: EngineClient, field: str, change: Change) -> None:
+    subscription = client.subscription()
+    message = add_message(PROMPT, 5, handle=subscription.handle)
+    change(message)
+    await client.send(add=message)
+    await settled(subscription)
+    status = subscription.refused
+    assert status is not None and status.code == INVALID.value[0], status
+    fields = [violation.field for violation in details(status)["BadRequest"].field_violations]
+    assert any(field in violated for violated in fields), fields
+    assert len(status.message) <= 1024
+    for marker in ("Traceback", "/work", "0x", "headrace_backend"):
+        assert marker not in str(status)
+
+
+async def test_bias_that_is_no_number_is_refused(client: EngineClient) -> None:
+    nan = b"\x00\x00\xc0\x7f"
+    sampling = engine_pb2.EngineSampling(logit_bias_ids=ids(5), logit_bias_values=nan)
+    request = await settled(await client.add(PROMPT, 5, sampling=sampling))
+    assert request.refused is not None and "logit_bias_values" in request.refused.message
+
+
+async def test_every_broken_rule_is_named(client: EngineClient) -> None:
+    request = await settled(await client.add(PROMPT, 5, tenant="t" * 300, prompt_token_ids=b"1", spec_digest=b"1"))
+    assert request.refused is not None
+    named = {violation.field for violation in details(request.refused)["BadRequest"].field_violations}
+    assert {"tenant", "prompt_token_ids", "spec_digest"} <= named
+
+
+async def test_handle_in_use_is_refused_and_its_subscription_goes_on(client: EngineClient) -> None:
+    request = await client.add(PROMPT, 200, detached=True)
+    await client.send(add=add_message(PROMPT, 5, handle=request.handle))
+    await settled(request)
+    assert request.refused is not None and "handle" in request.refused.message
+    request.settled.clear()
+    assert (await settled(request)).tokens == expected_tokens(PROMPT, 200)
+
+
+async def test_request_id_in_use_is_refused(client: EngineClient) -> None:
+    request = await client.add(PROMPT, 200)
+    again = await settled(await client.add(PROMPT, 5, request_id=request.request_id))
+    assert again.refused is not None and again.refused.code == grpc.StatusCode.ALREADY_EXISTS.value[0]
+    assert (await settled(request)).tokens == expected_tokens(PROMPT, 200)
+
+
+async def test_expired_on_arrival_costs_nothing(client: EngineClient) -> None:
+    steps = (await client.load()).step_count
+    request = await settled(await client.add(PROMPT, 5, remaining_ns=1))
+    ended = request.refused is not None or request.ends[0].reason == engine_pb2.OUTPUT_END_REASON_DEADLINE
+    assert ended
+    assert request.tokens == []
+    assert (await client.load()).step_count == steps
+
+
+@pytest.mark.parametrize(
+    ("kind", "question", "field"),
+    [
+        ("abort", engine_pb2.AbortRequest(request_id="x"), "cause"),
+        ("abort", engine_pb2.AbortRequest(request_id="", cause=1), "request_id"),
+        ("list", engine_pb2.ListQuery(page_size=0), "page_size"),
+        ("list", engine_pb2.ListQuery(page_size=10**9), "page_size"),
+        ("list", engine_pb2.ListQuery(page_size=1, state=4), "state"),
+    ],
+)
+async def test_bad_question_is_refused_by_field(client: EngineClient, kind: str, question: Any, field: str) -> None:
+    refused = await client.ask(kind, question)
+    assert refused.status.code == INVALID.value[0]
+    assert details(refused.status)["BadRequest"].field_violations[0].field == field
+
+
+# --- the conversation itself --------------------------------------------------------------------------------------------------
+
+
+async def converse(address: str, *messages: bytes, metadata: Any = None) -> grpc.aio.AioRpcError:
+    """Sends raw messages and returns how the stream ended."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.stream_stream("/headrace_engine.v1.EngineService/Connect")(metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            for message in messages:
+                await call.write(message)
+            while (await asyncio.wait_for(call.read(), 10)) is not grpc.aio.EOF:
+                pass
+        return ended.value
+
+
+def hello(version: int = 1) -> bytes:
+    return engine_pb2.ToEngine(hello=engine_pb2.Hello(protocol_version=version)).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "said"),
+    [
+        ([b"\xff\xff\xff"], INVALID, "first message must be hello"),
+        ([b""], INVALID, "first message must be hello"),
+        ([engine_pb2.ToEngine(load=engine_pb2.LoadQuery()).SerializeToString()], INVALID, "must be hello"),
+        ([hello(2)], grpc.StatusCode.FAILED_PRECONDITION, "protocol_version is 2"),
+        ([hello() + b"\xb8\x3e\x01"], INVALID, "does not know"),
+        ([hello(), hello()], INVALID, "hello came twice"),
+        ([hello(), b""], INVALID, "empty"),
+        ([hello(), b"\x0a\xff"], INVALID, "no ToEngine"),
+        # A request id that is no UTF-8.
+        ([hello(), b"\x12\x03\x1a\x01\xff"], INVALID, "no ToEngine"),
+        ([hello(), b"\xba\x3e\x00"], INVALID, "not known"),
+    ],
+)
+async def test_broken_conversation_ends_the_stream(
+    backend: BackendProcess, messages: list[bytes], code: grpc.StatusCode, said: str
+) -> None:
+    error = await converse(backend.address, *messages)
+    assert error.code() is code
+    assert said in (error.details() or "")
+
+
+async def test_message_beyond_the_limit_ends_the_stream_only(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    backend = start_backend(tmp_path, model, backend={"max_message_bytes": 1 << 20})
+    try:
+        async with connected(backend.address) as client:
+            await client.wait_serving()
+            error = await converse(backend.address, hello(), bytes(2 << 20))
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert (await settled(await client.add(PROMPT, 5))).tokens == expected_tokens(PROMPT, 5)
+    finally:
+        backend.process.terminate()
+        assert backend.process.wait(20) == 0
+
+
+async def test_silence_instead_of_hello_ends(backend: BackendProcess) -> None:
+    error = await converse(backend.address)
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_port_is_open_to_the_secret_only(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    secret = "0123456789abcdef-secret"
+    (tmp_path / "token").write_text(secret + "\n")
+    backend = start_backend(tmp_path, model, backend={"listen": address, "token_file": str(tmp_path / "token")})
+    try:
+        good = (("authorization", f"Bearer {secret}"),)
+        async with connected(address, good) as client:
+            await client.wait_serving()
+            assert (await settled(await client.add(PROMPT, 5))).tokens == expected_tokens(PROMPT, 5)
+        texts = set()
+        for metadata in (
+            None,
+            (("authorization", secret),),
+            (("authorization", f"Basic {secret}"),),
+            (("authorization", f"Bearer {secret}x"),),
+            (("authorization", "Bearer " + "x" * len(secret)),),
+            (("authorization", ""),),
+            (*good, *good),
+        ):
+            error = await converse(address, hello(), metadata=metadata)
+            assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+            texts.add(error.details())
+        assert len(texts) == 1
+        assert secret not in backend.log
+    finally:
+        backend.process.terminate()
+        assert backend.process.wait(20) == 0
+
+
+async def test_other_methods_are_unimplemented(backend: BackendProcess) -> None:
+    async with grpc.aio.insecure_channel(backend.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await channel.unary_unary("/headrace_engine.v1.EngineService/Shutdown")(b"")
+    assert ended.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -1,0 +1,182 @@
+"""Workers that die, hang or fail: streams go on without a lost or doubled token, or end with a hint to come back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import signal
+import time
+
+import grpc
+import pytest
+from tests.backend.backend_harness import (
+    EngineClient,
+    Subscription,
+    alive,
+    connected,
+    details,
+    error_status,
+    running_backend,
+    settled,
+    until,
+)
+from tests.backend.fake_worker import expected_tokens
+
+
+async def start_requests(client: EngineClient, max_tokens: int, count: int = 8) -> list[tuple[list[int], Subscription]]:
+    """Requests that run, each with a few tokens."""
+    prompts = [[10 + i, 20 + i, 30 + i] for i in range(count)]
+    requests = [(prompt, await client.add(prompt, max_tokens)) for prompt in prompts]
+    await until(lambda: all(len(request.tokens) >= 5 for _, request in requests))
+    return requests
+
+
+async def check_continued(requests: list[tuple[list[int], Subscription]], max_tokens: int, resumed: int) -> None:
+    for prompt, request in requests:
+        await settled(request)
+        assert request.tokens == expected_tokens(prompt, max_tokens)
+        assert request.resumed == resumed
+        assert request.done is not None and request.done.engine_restart_ns > 0
+
+
+def states_since(client: EngineClient, moment: float) -> list[tuple[float, bool, str]]:
+    return [(at - moment, state.serving, state.reason) for at, state in client.states if at > moment]
+
+
+async def test_killed_worker_is_replaced_and_streams_go_on(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    async with running_backend(tmp_path, model, "--step-ms", "5") as backend, connected(backend.address) as client:
+        await client.wait_serving()
+        requests = await start_requests(client, 300)
+        for number in (1, 2):
+            [worker] = backend.worker_pids()
+            moment = time.monotonic()
+            os.kill(worker, signal.SIGKILL)
+            await until(lambda moment=moment: any(not serving for _, serving, _ in states_since(client, moment)))
+            after_s, _, reason = next(state for state in states_since(client, moment) if not state[1])
+            assert after_s < 1.0
+            assert reason == "restarting worker"
+            await until(lambda n=number: all(request.resumed == n for _, request in requests))
+            assert not alive(worker)
+        await check_continued(requests, 300, resumed=2)
+        assert client.states[-1][1].serving
+        load = await client.load()
+        assert load.used_blocks == 0
+        assert load.free_blocks + load.cached_blocks == load.kv_blocks
+
+
+async def test_worker_killed_between_requests_is_replaced(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    async with running_backend(tmp_path, model) as backend, connected(backend.address) as client:
+        await client.wait_serving()
+        [worker] = backend.worker_pids()
+        os.kill(worker, signal.SIGKILL)
+        # Taken while there is no worker, computed by the next one.
+        await until(lambda: not client.states[-1][1].serving)
+        request = await settled(await client.add([5, 6, 7], 20))
+        assert request.tokens == expected_tokens([5, 6, 7], 20)
+
+
+async def test_stopped_worker_is_found_by_the_watchdog_and_shows_its_stacks(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    async with (
+        running_backend(tmp_path, model, "--step-ms", "5", watchdog_s=1.0) as backend,
+        connected(backend.address) as client,
+    ):
+        await client.wait_serving()
+        requests = await start_requests(client, 200)
+        [worker] = backend.worker_pids()
+        moment = time.monotonic()
+        os.kill(worker, signal.SIGSTOP)
+        await until(lambda: not alive(worker))
+        assert 0.9 < time.monotonic() - moment < 3.5
+        await check_continued(requests, 200, resumed=1)
+        assert "no step result for 1 s" in backend.log
+        assert "fake_worker.py" in backend.log and "most recent call first" in backend.log
+
+
+async def test_idle_worker_is_left_alone_by_the_watchdog(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    async with running_backend(tmp_path, model, watchdog_s=0.3) as backend, connected(backend.address) as client:
+        await client.wait_serving()
+        await settled(await client.add([5, 6, 7], 5))
+        moment = time.monotonic()
+        await asyncio.sleep(1.5)
+        assert all(serving for _, serving, _ in states_since(client, moment))
+        assert backend.log_lines("worker lost") == []
+
+
+async def test_time_in_which_the_backend_was_stopped_is_no_hang(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    async with (
+        running_backend(tmp_path, model, "--step-ms", "5", watchdog_s=1.0) as backend,
+        connected(backend.address) as client,
+    ):
+        await client.wait_serving()
+        requests = await start_requests(client, 100)
+        os.kill(backend.process.pid, signal.SIGSTOP)
+        await asyncio.sleep(2.5)
+        os.kill(backend.process.pid, signal.SIGCONT)
+        for prompt, request in requests:
+            assert (await settled(request)).tokens == expected_tokens(prompt, 100)
+        assert backend.log_lines("worker lost") == []
+
+
+async def test_failing_step_restarts_the_worker(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    fail_file = tmp_path / "fail"
+    arguments = ("--step-ms", "5", "--fail-file", str(fail_file))
+    async with running_backend(tmp_path, model, *arguments) as backend, connected(backend.address) as client:
+        await client.wait_serving()
+        requests = await start_requests(client, 200)
+        fail_file.touch()
+        await until(lambda: backend.log_lines("worker lost"))
+        fail_file.unlink()
+        await check_continued(requests, 200, resumed=1)
+        assert "forward pass failed" in backend.log_lines("worker lost")[0]["reason"]
+
+
+async def test_after_too_many_deaths_streams_end_with_a_hint(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    async with running_backend(tmp_path, model, "--step-ms", "5") as backend, connected(backend.address) as client:
+        await client.wait_serving()
+        requests = await start_requests(client, 2000)
+        for _ in range(3):
+            [worker] = await until(lambda: [pid for pid in backend.worker_pids() if alive(pid)])
+            os.kill(worker, signal.SIGKILL)
+            await until(lambda worker=worker: not alive(worker) and worker not in backend.worker_pids())
+            if backend.process.poll() is None and len(backend.log_lines("worker lost")) < 3:
+                await until(lambda: backend.worker_pids())
+        assert await backend.wait_exit() == 3
+        for prompt, request in requests:
+            await settled(request)
+            assert request.done is None
+            assert request.tokens == expected_tokens(prompt, len(request.tokens))
+        assert client.error is not None and client.error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "RetryInfo" in details(error_status(client.error))
+
+
+@pytest.mark.parametrize("during_load", [False, True])
+async def test_workers_die_with_a_killed_backend(
+    model: pathlib.Path, tmp_path: pathlib.Path, during_load: bool
+) -> None:
+    arguments = ("--start-s", "30") if during_load else ()
+    async with running_backend(tmp_path, model, *arguments) as backend, connected(backend.address) as client:
+        if not during_load:
+            await client.wait_serving()
+        [worker] = await until(backend.worker_pids)
+        # The fake worker's tie to its parent is its first act.
+        await until(lambda: "memory plan" in backend.log)
+        backend.process.kill()
+        await until(lambda: not alive(worker), timeout_s=2)
+        await until(lambda: client.error)
+        assert client.error is not None and client.error.code() is grpc.StatusCode.UNAVAILABLE
+        assert await backend.wait_exit() == -9
+    # The stale socket of a killed backend does not keep the next one out.
+    async with running_backend(tmp_path, model) as backend, connected(backend.address) as client:
+        await client.wait_serving()
+
+
+async def test_sigterm_while_loading_ends_at_once(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    async with running_backend(tmp_path, model, "--start-s", "60") as backend, connected(backend.address) as client:
+        assert client.states[-1][1].reason == "loading"
+        moment = time.monotonic()
+        backend.process.terminate()
+        assert await backend.wait_exit(5) == 0
+        assert time.monotonic() - moment < 3
