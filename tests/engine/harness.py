@@ -8,12 +8,12 @@ import pathlib
 from typing import Any
 
 import numpy as np
+from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.outbox import Event, OutputEnd, RequestDone, Resumed, Started
 from headrace_backend.engine.requests import EngineRequest, ModelLimits, SamplingSpec, StopSpec, Subscriber
-from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker
 
 EOS = 0
 STREAM = 1

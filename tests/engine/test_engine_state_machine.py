@@ -7,11 +7,11 @@ import dataclasses
 import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.engine.fake_worker import expected_tokens
+from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 
 from headrace_backend.engine.errors import RequestRefused
 from headrace_backend.engine.requests import AbortCause, EndReason, EngineRequest
-from tests.engine.fake_worker import expected_tokens
-from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 
 MAX_LEN = 96
 

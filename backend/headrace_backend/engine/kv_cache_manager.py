@@ -63,8 +63,8 @@ class KVCacheManager:
         for block in prefix:
             self.pool.hold(block)
         sequence.blocks = prefix
-        sequence.num_published = len(prefix)
         num_tokens = len(prefix) * self.block_size
+        sequence.publish_at = num_tokens + self.block_size
         sequence.num_computed = sequence.num_settled = sequence.capacity = num_tokens
 
     def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
@@ -107,17 +107,17 @@ class KVCacheManager:
         sibling.capacity = leader.capacity
         sibling.block_keys = leader.block_keys[: leader.num_prompt_tokens // self.block_size]
         # The leader publishes the prompt.
-        sibling.num_published = leader.num_prompt_tokens // self.block_size
+        sibling.publish_at = (leader.num_prompt_tokens // self.block_size + 1) * self.block_size
         sibling.num_computed = leader.num_computed
         leader.tail_shared = sibling.tail_shared = leader.num_computed % self.block_size != 0
 
     def publish(self, sequence: Sequence) -> None:
         """Offers the full blocks of settled tokens to later prompts."""
-        num_full = sequence.num_settled // self.block_size
+        first, num_full = sequence.publish_at // self.block_size - 1, sequence.num_settled // self.block_size
         if self._enable_prefix_cache:
-            for index in range(sequence.num_published, num_full):
+            for index in range(first, num_full):
                 self.pool.publish(sequence.blocks[index], self._key(sequence, index))
-        sequence.num_published = num_full
+        sequence.publish_at = (num_full + 1) * self.block_size
 
     def release(self, sequence: Sequence) -> None:
         """Gives all blocks back; the end of a prefix is forgotten before its beginning."""

@@ -1,13 +1,14 @@
 """The columns of a step plan in the making, and the record by which its result is read.
 
-Owns the encoding of decisions that `scheduler` took into columns, and the order of entries. Does not decide. Columns are gathered in
-`array`s, one append per entry, and become numpy views without a copy.
+Owns the encoding of decisions that `scheduler` took into columns, and the order of entries: first the sequences that decode, whose columns are
+written all at once when the plan is complete, then the others, entry by entry. Does not decide.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as AbstractSequence
 
 import numpy as np
@@ -35,8 +36,9 @@ class InFlightStep:
     num_logprobs: int
 
 
-def _column(values: array[int]) -> Int32Column:
-    return np.frombuffer(values, np.int32)
+def _column(values: Iterable[int]) -> Int32Column:
+    """An `array` of ints is filled twice as fast as a numpy one."""
+    return np.frombuffer(array("i", values), np.int32)
 
 
 class PlanBuilder:
@@ -47,12 +49,9 @@ class PlanBuilder:
         "_chunks",
         "_copies",
         "_counts",
-        "_known_counts",
-        "_num_logprobs",
+        "_decodes",
         "_num_prefill_tokens",
-        "_output_positions",
         "_rows",
-        "_sample_rows",
         "_samples",
         "_starts",
         "_table_blocks",
@@ -70,32 +69,33 @@ class PlanBuilder:
         self.step_id = step_id
         self.num_tokens = 0
         self._num_prefill_tokens = 0
-        self._num_logprobs = 0
-        self._admissions: list[RowAdmission] = []
-        self._chunks: list[tuple[Sequence, int, int]] = []
+        self._decodes: list[Sequence] = []
         self._samples: list[Sequence] = []
+        self._chunks: list[tuple[Sequence, int, int]] = []
+        self._admissions: list[RowAdmission] = []
         self._copies: list[BlockCopy] = []
+        # Entries that are not decodes.
+        self._rows: list[int] = []
+        self._starts: list[int] = []
+        self._counts: list[int] = []
         self._token_bytes: list[bytes] = []
-        self._rows, self._starts, self._counts, self._known_counts = array("i"), array("i"), array("i"), array("i")
-        self._table_rows, self._table_starts, self._table_counts = array("i"), array("i"), array("i")
-        self._table_blocks = array("i")
-        self._sample_rows, self._token_indices, self._output_positions = array("i"), array("i"), array("i")
+        self._token_indices: list[int] = []
+        self._table_rows: list[int] = []
+        self._table_starts: list[int] = []
+        self._table_counts: list[int] = []
+        self._table_blocks: list[int] = []
 
     def admit(self, sequence: Sequence) -> None:
         """The sequence takes its row with this step."""
         self._admissions.append(_admission(sequence))
 
     def add_decode(self, sequence: Sequence) -> None:
-        """Computes the row's last sampled token, which the worker knows, and samples the next."""
-        start = sequence.num_computed
-        self._rows.append(sequence.row)
-        self._starts.append(start)
-        self._counts.append(1)
-        self._known_counts.append(0)
+        """Computes the row's last sampled token, which the worker knows, and samples the next. Decodes precede all other entries."""
+        self._decodes.append(sequence)
         self.num_tokens += 1
-        sequence.num_computed = start + 1
+        sequence.num_computed += 1
+        sequence.num_tokens += 1
         sequence.planned_in = self.step_id
-        self._sample(sequence, self.num_tokens - 1)
 
     def add_known(self, sequence: Sequence, count: int) -> bool:
         """Computes the next `count` tokens, all of them known. Returns whether they were the last, so that one is sampled."""
@@ -104,7 +104,6 @@ class PlanBuilder:
         self._rows.append(sequence.row)
         self._starts.append(start)
         self._counts.append(count)
-        self._known_counts.append(count)
         self._token_bytes.append(sequence.token_bytes(start, end))
         self.num_tokens += count
         self._num_prefill_tokens += count
@@ -135,42 +134,48 @@ class PlanBuilder:
 
     def build(self, released_rows: AbstractSequence[int], planned_at_ns: int) -> tuple[StepPlan, InFlightStep]:
         """The plan, and the record by which its result is read."""
+        decodes, samples = self._decodes, self._decodes + self._samples
+        num_decodes = len(decodes)
+        counts = _column([1] * num_decodes + self._counts)
+        known_counts = counts.copy()
+        known_counts[:num_decodes] = 0
         forward = ForwardPlan(
-            rows=_column(self._rows),
-            starts=_column(self._starts),
-            counts=_column(self._counts),
-            known_counts=_column(self._known_counts),
+            rows=_column([sequence.row for sequence in decodes] + self._rows),
+            starts=_column([sequence.num_computed - 1 for sequence in decodes] + self._starts),
+            counts=counts,
+            known_counts=known_counts,
             token_ids=np.frombuffer(b"".join(self._token_bytes), np.int32),
             table_rows=_column(self._table_rows),
             table_starts=_column(self._table_starts),
             table_counts=_column(self._table_counts),
             table_blocks=_column(self._table_blocks),
-            copy_sources=np.array([copy.source for copy in self._copies], np.int32),
-            copy_targets=np.array([copy.target for copy in self._copies], np.int32),
+            copy_sources=_column([copy.source for copy in self._copies]),
+            copy_targets=_column([copy.target for copy in self._copies]),
         )
-        sample = SamplePlan(_column(self._sample_rows), _column(self._token_indices), _column(self._output_positions))
-        released = np.array(released_rows, np.int32)
-        return StepPlan(self.step_id, released, self._admissions, forward, sample), self._record(planned_at_ns)
+        sample = SamplePlan(
+            rows=_column([sequence.row for sequence in samples]),
+            token_indices=_column([*range(num_decodes), *self._token_indices]),
+            # The sampled token is counted already.
+            output_positions=_column([sequence.num_tokens - sequence.num_prompt_tokens - 1 for sequence in samples]),
+        )
+        plan = StepPlan(self.step_id, _column(released_rows), self._admissions, forward, sample)
+        return plan, self._record(samples, planned_at_ns)
 
-    def _record(self, planned_at_ns: int) -> InFlightStep:
+    def _record(self, samples: list[Sequence], planned_at_ns: int) -> InFlightStep:
         return InFlightStep(
             self.step_id,
             planned_at_ns,
             self.num_tokens,
             self._num_prefill_tokens,
-            self._samples,
+            samples,
             self._chunks,
-            len(self._chunks) + len(self._samples),
-            self._num_logprobs,
+            len(self._chunks) + len(samples),
+            sum([sequence.wants_logprobs for sequence in samples]),
         )
 
     def _sample(self, sequence: Sequence, token_index: int) -> None:
-        self._sample_rows.append(sequence.row)
-        self._token_indices.append(token_index)
-        self._output_positions.append(sequence.num_tokens - sequence.num_prompt_tokens)
         self._samples.append(sequence)
-        if sequence.log.logprobs is not None:
-            self._num_logprobs += 1
+        self._token_indices.append(token_index)
         sequence.num_tokens += 1
         sequence.decodes = True
 

@@ -37,20 +37,22 @@ class Sequence:
         "ended",
         "epoch",
         "log",
+        "max_output_tokens",
         "max_tokens_total",
         "min_tokens",
         "num_computed",
         "num_prompt_tokens",
-        "num_published",
         "num_settled",
         "num_tokens",
         "planned_in",
+        "publish_at",
         "request",
         "row",
         "stop_token_ids",
         "tail_shared",
         "tokens",
         "urgency",
+        "wants_logprobs",
         "watch",
     )
 
@@ -65,7 +67,9 @@ class Sequence:
         self.urgency = (urgency_ns, request.sequence_number, log.output_index)
         self.stop_token_ids = spec.stop.token_ids
         self.min_tokens = spec.stop.min_tokens
+        self.wants_logprobs = log.logprobs is not None
         self.num_prompt_tokens = len(spec.prompt_ids)
+        self.max_output_tokens = spec.stop.max_tokens
         # Never scheduled beyond: the last token's KV is not needed.
         self.max_tokens_total = self.num_prompt_tokens + spec.stop.max_tokens
         self.num_tokens = self.num_prompt_tokens + len(self.tokens)
@@ -84,8 +88,8 @@ class Sequence:
         self.blocks: list[int] = []
         # Tokens that `blocks` have room for.
         self.capacity = 0
-        # Leading blocks that were offered to the prefix cache.
-        self.num_published = 0
+        # Settled tokens at which the next block is full and can be offered to the prefix cache.
+        self.publish_at = 0
         # The last block is partly filled and may be held by other outputs too.
         self.tail_shared = False
         # The step that it was planned in last.

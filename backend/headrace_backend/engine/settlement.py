@@ -54,15 +54,14 @@ class Settlement:
                 self._count_step(sequence, step.step_id)
                 if sequence.epoch == epoch:
                     sequence.num_settled = num_settled
-        for index, sequence in enumerate(step.samples):
+        for index, (sequence, token) in enumerate(zip(step.samples, tokens, strict=True)):
             if sequence.ended:
                 continue
             self._count_step(sequence, step.step_id)
-            token = tokens[index]
             if token < 0:
                 self._endings.end_output(sequence, _error(sequence), now_ns)
                 continue
-            if sequence.log.logprobs is not None:
+            if sequence.wants_logprobs:
                 sequence.log.append_logprobs(logprobs[index])
             self._append(sequence, token, now_ns)
 
@@ -94,26 +93,31 @@ class Settlement:
             request.ledger.step_count += 1
 
     def _append(self, sequence: Sequence, token: int, now_ns: int) -> None:
-        """One more token, sound: what it attended to is settled."""
-        tokens = sequence.tokens
-        num_settled = sequence.num_prompt_tokens + len(tokens)
-        tokens.append(token)
+        """One more token, sound: what it attended to is settled. Its log probabilities are in the log already."""
+        log = sequence.log
+        num_tokens = len(log.tokens) + 1
         if sequence.row != NO_ROW:
-            sequence.num_settled = num_settled
-            if num_settled >= (sequence.num_published + 1) * self._block_size:
+            sequence.num_settled = num_settled = sequence.num_prompt_tokens + num_tokens - 1
+            if num_settled >= sequence.publish_at:
                 assert self._scheduler.kv is not None, "a step was computed"
                 self._scheduler.kv.publish(sequence)
         ledger = sequence.request.ledger
         if not ledger.first_token_at_ns:
             ledger.first_token(now_ns)
+        if sequence.watch is None and not sequence.wants_logprobs:
+            log.append_released(token)
+            if token not in sequence.stop_token_ids and num_tokens < sequence.max_output_tokens:
+                return
+        else:
+            log.tokens.append(token)
         end = self._find_end(sequence, token)
         if end is not None:
             self._endings.end_output(sequence, end, now_ns)
         elif sequence.watch is None:
-            sequence.log.release(len(tokens))
+            log.release(num_tokens)
         else:
             # What an earlier attempt emitted stays released, whatever a match could still reach into.
-            sequence.log.release(max(sequence.log.num_released, len(tokens) - sequence.watch.num_held))
+            log.release(max(log.num_released, num_tokens - sequence.watch.num_held))
 
     def _find_end(self, sequence: Sequence, token: int) -> OutputEnd | None:
         """Whether the output ends with the token just appended: by a stop token, by a stop string, by its length, in this order."""
@@ -127,7 +131,7 @@ class Settlement:
                 return OutputEnd(
                     output_index, EndReason.STOP, stop_string_index=match.string_index, trim_bytes=match.trim_bytes
                 )
-        if sequence.num_prompt_tokens + num_tokens >= sequence.max_tokens_total:
+        if num_tokens >= sequence.max_output_tokens:
             return OutputEnd(output_index, EndReason.LENGTH)
         return None
 

@@ -3,7 +3,8 @@
 Owns the automaton (Aho-Corasick over the request's strings, shared by its outputs) and, per output, how far a possible match reaches
 back, so that the tokens it covers are held back. Does not know tokens' text: the engine feeds each token's bytes. The result never
 depends on where the borders of tokens fall: the first byte at which any string is complete ends the text; of several strings that end
-there, the longest counts. Costs a dictionary look-up per byte, and only outputs that have strings pay.
+there, the longest counts. A token that can't begin a match costs
+one look at its bytes, others a dictionary look-up per byte, and only outputs that have strings pay.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class StopMatch(NamedTuple):
 class StopAutomaton:
     """Aho-Corasick over bytes: state 0 is the root; a state's depth is the length of the prefix that it stands for."""
 
-    __slots__ = ("depths", "fallbacks", "matches", "strings", "transitions")
+    __slots__ = ("depths", "fallbacks", "first_bytes", "matches", "strings", "transitions")
 
     def __init__(self, strings: tuple[bytes, ...]) -> None:
         """Builds the automaton of at least one non-empty string."""
@@ -38,6 +39,8 @@ class StopAutomaton:
         for index, string in enumerate(strings):
             self._insert(index, string)
         self._link()
+        # A token without any of these leaves the root where it is.
+        self.first_bytes = frozenset(self.transitions[0])
 
     def advance(self, state: int, byte: int) -> int:
         """The state after one more byte."""
@@ -108,6 +111,8 @@ class StopWatch:
         """
         automaton = self._automaton
         state = self._state
+        if state == 0 and automaton.first_bytes.isdisjoint(token):
+            return None
         for position, byte in enumerate(token):
             state = automaton.advance(state, byte)
             index = automaton.matches[state]

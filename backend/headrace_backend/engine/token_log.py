@@ -55,13 +55,21 @@ class OutputLog:
         columns.top_token_ids.extend(entry.top_token_ids)
         columns.top_logprobs.extend(entry.top_logprobs)
 
+    def append_released(self, token: int) -> None:
+        """One more token, for readers to see at once: the way of almost every one. Without log probabilities, and nothing is held back."""
+        self.tokens.append(token)
+        self.num_released += 1
+        for stream, handle in self.readers:
+            outbox = stream.outbox
+            outbox.handles.append(handle)
+            outbox.output_indices.append(self.output_index)
+            outbox.tokens.append(token)
+
     def release(self, end: int) -> None:
         """Lets readers see the tokens before `end`."""
         first, self.num_released = self.num_released, end
-        if self.logprobs is None and end == first + 1:
-            self._release_one(self.tokens[first])
-        elif end > first:
-            self._release_many(first, end)
+        if end > first:
+            self._release(first, end)
 
     def finish(self, end: OutputEnd) -> None:
         """Releases what was held back and notes how the output ended; tokens that come later are not this output's."""
@@ -75,15 +83,7 @@ class OutputLog:
         end = self.num_released
         return OutputSnapshot(self.output_index, self._unsigned(0, end), self._released_logprobs(), self.end)
 
-    def _release_one(self, token: int) -> None:
-        """The way of almost every token."""
-        for stream, handle in self.readers:
-            outbox = stream.outbox
-            outbox.handles.append(handle)
-            outbox.output_indices.append(self.output_index)
-            outbox.tokens.append(token)
-
-    def _release_many(self, first: int, end: int) -> None:
+    def _release(self, first: int, end: int) -> None:
         tops_first = self._released_tops
         if self.logprobs is not None:
             self._released_tops = tops_first + sum(self.logprobs.top_counts[first:end])
