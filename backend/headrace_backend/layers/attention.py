@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace_kernels.attention import paged_attention
-from headrace_kernels.kv_cache import write_kv
-from headrace_kernels.rope import rope
 from torch import Tensor, nn
 
 from headrace_backend.layers.attention_metadata import AttentionMetadata
 from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.weights.placement import Placement
+from headrace_kernels.attention import paged_attention
+from headrace_kernels.kv_cache import write_kv
+from headrace_kernels.rope import rope
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

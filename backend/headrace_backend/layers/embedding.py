@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace_kernels.embedding import embedding
 from torch import Tensor
-from torch.nn import functional
 
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.weights.placement import Placement, WeightTarget
+from headrace_kernels.embedding import embedding
+from headrace_kernels.linear import linear
 
 
 class TokenEmbedding(ShardedModule):
@@ -41,7 +41,7 @@ class OutputHead(ShardedModule):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, size] -> [num_tokens, this rank's part of the vocabulary] fp32."""
-        return functional.linear(hidden, self.weight).float()
+        return linear(hidden, self.weight).float()
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight; nothing if it is the embedding's."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.weights.placement import Placement, WeightTarget
+from headrace_kernels.linear import empty_weight, linear
 
 
 class ColumnLinear(ShardedModule):
@@ -26,12 +26,12 @@ class ColumnLinear(ShardedModule):
         super().__init__()
         self._outputs = tuple(outputs)
         size = sum(len(rows) for rows in outputs)
-        self.weight = placement.empty(size, input_size)
+        self.weight = _weight(size, input_size, placement)
         self.bias = placement.empty(size) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, input_size] -> [num_tokens, the projections' outputs side by side]."""
-        return functional.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The projections in order, each with its bias."""
@@ -58,12 +58,12 @@ class RowLinear(ShardedModule):
         """
         super().__init__()
         self._inputs = inputs
-        self.weight = placement.empty(output_size, len(inputs))
+        self.weight = _weight(output_size, len(inputs), placement)
         self.bias = placement.empty(output_size) if bias and placement.shard.rank == 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, len(inputs)] -> [num_tokens, output_size]."""
-        return functional.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight, and the bias where this rank has it."""
@@ -71,3 +71,7 @@ class RowLinear(ShardedModule):
         yield CheckpointPart("weight", 0, WeightTarget(self.weight, rows, self._inputs))
         if self.bias is not None:
             yield CheckpointPart("bias", 0, WeightTarget(self.bias, rows))
+
+
+def _weight(num_outputs: int, num_inputs: int, placement: Placement) -> nn.Parameter:
+    return nn.Parameter(empty_weight(num_outputs, num_inputs, placement.dtype, placement.device), requires_grad=False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headrace_kernels.swiglu import swiglu
 from torch import Tensor, nn
 
 from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.weights.placement import Placement
+from headrace_kernels.swiglu import swiglu
 
 
 class GatedMlp(nn.Module):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace_kernels.rms_norm import add_rms_norm, rms_norm
 from torch import Tensor
 
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.weights.placement import Placement, WeightTarget
+from headrace_kernels.rms_norm import add_rms_norm, rms_norm
 
 
 class RmsNorm(ShardedModule):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
+
 from headrace_kernels.rope import rope_rows
 from headrace_kernels.rope_frequencies import (
     default_frequencies,
@@ -13,7 +15,6 @@ from headrace_kernels.rope_frequencies import (
     yarn_frequencies,
 )
 from headrace_model_folder import RopeConfig
-from torch import Tensor, nn
 
 
 class RotaryTable(nn.Module):
