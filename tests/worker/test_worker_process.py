@@ -1,0 +1,223 @@
+"""The worker as a process over real rings: how it starts, answers, refuses and ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.worker.driver import Entry, admission, execute, make_runner, step
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.ring import RingReader, RingWriter, create_ring
+from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.worker_messages import (
+    LoadProgress,
+    MemoryPlan,
+    RecordKind,
+    WorkerFailed,
+    WorkerMessage,
+    WorkerReady,
+    decode_message,
+)
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+START_S = 90.0
+
+
+@dataclasses.dataclass
+class Worker:
+    """A worker process and the engine's ends of its rings."""
+
+    process: subprocess.Popen[bytes]
+    plans: RingWriter
+    results: RingReader
+
+    def send(self, plan: StepPlan) -> None:
+        self.plans.write(RecordKind.STEP_PLAN, plan.encode(), 5.0)
+
+    def result(self) -> StepResult:
+        kind, payload = self.read()
+        assert kind == RecordKind.STEP_RESULT, decode_message(payload)
+        return StepResult.decode(payload)
+
+    def read(self, timeout_s: float = START_S) -> tuple[int, bytes]:
+        record = self.results.read(timeout_s)
+        assert record is not None, f"nothing came; exit code {self.process.poll()}"
+        return record
+
+    def messages(self) -> list[WorkerMessage]:
+        """Everything up to readiness or failure."""
+        messages: list[WorkerMessage] = []
+        while not messages or not isinstance(messages[-1], WorkerReady | WorkerFailed):
+            kind, payload = self.read()
+            assert kind == RecordKind.MESSAGE
+            messages.append(decode_message(payload))
+        return messages
+
+
+Starter = Callable[..., Worker]
+
+
+@pytest.fixture
+def start() -> Iterator[Starter]:
+    """Starts workers; ends them after the test."""
+    workers: list[Worker] = []
+
+    def start_worker(model: pathlib.Path, **config: object) -> Worker:
+        plans, results = create_ring(1 << 20, 1), create_ring(1 << 20, 1)
+        values = {"model": str(model), "device": "cpu", "worker_threads": 1, "kv_cache_bytes": 1 << 20, **config}
+        descriptors = (plans.memory, *plans.data_events, plans.space_event)
+        result_descriptors = (results.memory, *results.data_events, results.space_event)
+        arguments = ["--config-json", json.dumps(values), "--plan-ring", ",".join(map(str, (*descriptors, 0)))]
+        arguments += ["--result-ring", ",".join(map(str, result_descriptors)), "--rank", "0"]
+        command = [sys.executable, "-m", "headrace_backend.worker", *arguments]
+        process = subprocess.Popen(command, pass_fds=(*descriptors, *result_descriptors), env=ENVIRONMENT)
+        reader = RingReader(results.memory, results.data_events[0], results.space_event, 0)
+        workers.append(Worker(process, RingWriter(plans), reader))
+        plans.close()
+        results.close()
+        return workers[-1]
+
+    yield start_worker
+    for worker in workers:
+        worker.process.kill()
+        worker.process.wait()
+        worker.plans.close()
+        worker.results.close()
+
+
+def first_step(prompt: list[int], step_id: int = 1) -> StepPlan:
+    return step([Entry(0, 0, prompt, (0,))], [admission(0)], {0: [3, 1]}, step_id=step_id)
+
+
+def test_a_worker_starts_answers_every_plan_in_order_and_ends(
+    start: Starter, llama_path: pathlib.Path, llama: CausalLM
+) -> None:
+    worker = start(llama_path)
+    plan, *progress, ready = worker.messages()
+    assert isinstance(plan, MemoryPlan) and isinstance(ready, WorkerReady)
+    assert all(isinstance(message, LoadProgress) for message in progress)
+    # 2 layers, keys and values, 2 heads of 8 in fp32, 16 tokens.
+    assert plan.kv_block_bytes == 2 * 2 * 2 * 8 * 4 * 16
+    assert plan.num_blocks == ready.num_blocks == (1 << 20) // plan.kv_block_bytes
+    assert plan.weight_bytes == 4 * ready.parameter_count
+    assert {"folder", "imports", "weights", "cache", "warm_up"} <= ready.phases_s.keys()
+    # Planned ahead: none of the results was read.
+    # Row 0 and block 0 served the warm-up before.
+    plans = [
+        step([Entry(0, 0, [5, 6, 7], (0,))], [admission(0)], {0: [0, 1]}),
+        step([Entry(0, 3, None)], step_id=2),
+        step([Entry(0, 4, [9], (0,), 2)], step_id=3),
+    ]
+    for step_plan in plans:
+        worker.send(step_plan)
+    results = [worker.result() for _ in plans]
+    assert [result.step_id for result in results] == [1, 2, 3]
+    runner = make_runner(llama, llama.num_layers, llama.num_kv_heads, llama.head_dim)
+    expected = [execute(runner, step_plan).tokens.tolist() for step_plan in plans]
+    assert [result.tokens.tolist() for result in results] == expected
+    assert [len(tokens) for tokens in expected] == [1, 0, 1]
+    assert all(0 < result.started_at_ns < result.finished_at_ns for result in results)
+    worker.send(step([], released=(0,), step_id=4))
+    worker.plans.write(RecordKind.SHUTDOWN, b"", 1.0)
+    assert worker.result().step_id == 4
+    assert worker.process.wait(10) == 0
+
+
+def test_a_step_that_raises_is_reported_by_its_number(start: Starter, llama_path: pathlib.Path) -> None:
+    worker = start(llama_path)
+    worker.messages()
+    # Ctrl-C is the supervisor's business.
+    worker.process.send_signal(signal.SIGINT)
+    worker.send(first_step([5]))
+    assert worker.result().step_id == 1
+    # A token that does not exist: the engine never plans one.
+    worker.send(step([Entry(0, 1, [10**6], (0,), 1)], step_id=2))
+    failed = worker.messages()[-1]
+    assert isinstance(failed, WorkerFailed)
+    assert (failed.step_id, failed.invalid_model) == (2, False)
+    assert "\n" not in failed.reason
+    assert worker.process.wait(10) == 1
+
+
+@pytest.mark.parametrize("fault", ["missing", "truncated"])
+def test_an_invalid_folder_is_refused_within_five_seconds(
+    start: Starter, llama_path: pathlib.Path, tmp_path: pathlib.Path, fault: str
+) -> None:
+    folder = tmp_path / "broken"
+    if fault == "truncated":
+        folder.mkdir()
+        for file in llama_path.iterdir():
+            data = file.read_bytes()
+            (folder / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
+    started = time.monotonic()
+    worker = start(folder)
+    failed = worker.messages()[-1]
+    assert isinstance(failed, WorkerFailed) and failed.invalid_model
+    assert ("safetensors" if fault == "truncated" else "broken") in failed.reason
+    assert worker.process.wait(5) == 2
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"num_blocks": 1 << 40}, r"KV cache .* MiB .*num_blocks is 1099511627776"),
+        ({"block_size": 17}, "block_size"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(
+    start: Starter, llama_path: pathlib.Path, config: dict[str, object], reason: str
+) -> None:
+    worker = start(llama_path, **config)
+    failed = worker.messages()[-1]
+    assert isinstance(failed, WorkerFailed) and failed.invalid_model
+    assert re.search(reason, failed.reason), failed.reason
+    assert worker.process.wait(10) == 2
+
+
+# Starts a worker with the given arguments, says its id, waits to be killed.
+PARENT = """
+import subprocess, sys, time
+descriptors = [int(x) for argument in sys.argv[2:5:2] for x in argument.split(",")]
+child = subprocess.Popen([sys.executable, "-m", "headrace_backend.worker", *sys.argv[5:], *sys.argv[1:5]], pass_fds=descriptors[:3] + descriptors[4:])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("when", ["during the start", "when ready"])
+def test_a_worker_dies_with_its_parent(llama_path: pathlib.Path, when: str) -> None:
+    plans, results = create_ring(1 << 20, 1), create_ring(1 << 20, 1)
+    passed = (plans.memory, *plans.data_events, plans.space_event)
+    result_descriptors = (results.memory, *results.data_events, results.space_event)
+    config = json.dumps({"model": str(llama_path), "device": "cpu", "worker_threads": 1, "kv_cache_bytes": 1 << 20})
+    rings = ["--plan-ring", ",".join(map(str, (*passed, 0))), "--result-ring", ",".join(map(str, result_descriptors))]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *rings, "--config-json", config],
+        pass_fds=(*passed, *result_descriptors),
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    child = os.pidfd_open(int(parent.stdout.readline()))
+    reader = RingReader(results.memory, results.data_events[0], results.space_event, 0)
+    record = reader.read(START_S)
+    while when == "when ready" and not isinstance(decode_message(record[1]), WorkerReady):  # type: ignore[index]
+        record = reader.read(START_S)
+    parent.kill()
+    parent.wait()
+    poll = select.poll()
+    poll.register(child, select.POLLIN)
+    assert poll.poll(5000), "the worker outlived its parent"
+    os.close(child)
