@@ -1,7 +1,9 @@
-"""`python -m headrace_backend`: ties the process to its parent, then hands over to the server."""
+"""`python -m headrace_backend`: ties the process to its parent, has SIGUSR1 write all stacks to stderr, then hands over to the server."""
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import sys
 
 from headrace_backend.server.lifetime import die_with_parent
@@ -10,6 +12,7 @@ if __name__ == "__main__":
     # First of all: a parent that dies while the imports below run must take this process along.
     if "--outlive-parent" not in sys.argv[1:]:
         die_with_parent()
+    faulthandler.register(signal.SIGUSR1)
     from headrace_backend.server.main import main
 
     sys.exit(main(sys.argv[1:]))

@@ -52,7 +52,7 @@ class EngineConfig(_Frozen):
     worker_threads: Annotated[int, Field(ge=0, description="CPU threads of a worker; 0: all cores but one")] = 0
     watchdog_s: Annotated[float, Field(gt=0, description="seconds without progress after which a worker is replaced")] = 10.0
     start_timeout_s: Annotated[float, Field(gt=0, description="seconds without start-up progress before a worker is given up")] = 120.0
-    max_worker_restarts: Annotated[int, Field(ge=0, description="restarts within a minute before the backend gives up")] = 3
+    max_worker_restarts: Annotated[int, Field(ge=0, description="worker deaths within a minute at which the backend gives up")] = 3
 
 
 class BackendConfig(_Frozen):

@@ -102,7 +102,10 @@ def start_backend(
     log_path = config_path.with_suffix(".log")
     with log_path.open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, str(script), str(config_path), *worker_arguments], env=ENVIRONMENT, stderr=log, text=True
+            [sys.executable, str(script), str(config_path), str(folder), *worker_arguments],
+            env=ENVIRONMENT,
+            stderr=log,
+            text=True,
         )
     return BackendProcess(process, config["listen"], socket, log_path)
 

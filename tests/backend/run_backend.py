@@ -1,14 +1,32 @@
-"""A backend process whose worker is `fake_worker.py`: `run_backend.py CONFIG WORKER_ARGUMENT...`."""
+"""A backend process whose worker is `fake_worker.py`, and whose engine can be broken: `run_backend.py CONFIG FAULT_FOLDER WORKER_ARGUMENT...`.
+
+A file `raise` in FAULT_FOLDER makes the engine's planning fail, a file `stuck` makes it plan nothing.
+"""
 
 from __future__ import annotations
 
 import pathlib
 import sys
 
+from headrace_backend.engine.engine import Engine
 from headrace_backend.server.lifetime import die_with_parent
 from headrace_backend.server.main import main
+from headrace_backend.step_plan import StepPlan
+
+
+def break_engine(folder: pathlib.Path) -> None:
+    sound_plan = Engine.plan
+
+    def plan(engine: Engine) -> StepPlan | None:
+        if (folder / "raise").exists():
+            raise RuntimeError("planted")
+        return None if (folder / "stuck").exists() else sound_plan(engine)
+
+    Engine.plan = plan  # type: ignore[method-assign]
+
 
 if __name__ == "__main__":
     die_with_parent()
+    break_engine(pathlib.Path(sys.argv[2]))
     fake_worker = str(pathlib.Path(__file__).with_name("fake_worker.py"))
-    sys.exit(main(["--config-json", sys.argv[1]], worker_command=(sys.executable, fake_worker, *sys.argv[2:])))
+    sys.exit(main(["--config-json", sys.argv[1]], worker_command=(sys.executable, fake_worker, *sys.argv[3:])))

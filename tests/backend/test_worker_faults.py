@@ -173,6 +173,38 @@ async def test_workers_die_with_a_killed_backend(
         await client.wait_serving()
 
 
+async def test_engine_that_fails_ends_the_process_and_not_in_silence(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    async with running_backend(tmp_path, model, "--step-ms", "5") as backend, connected(backend.address) as client:
+        await client.wait_serving()
+        requests = await start_requests(client, 2000)
+        (tmp_path / "raise").touch()
+        assert await backend.wait_exit(5) == 1
+        await until(lambda: client.error)
+        assert client.error is not None and client.error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "RetryInfo" in details(error_status(client.error))
+        assert "planted" not in str(client.error)
+        assert all(request.done is None for _, request in requests)
+        [failed] = backend.log_lines("engine failed")
+        assert "RuntimeError: planted" in failed.pop("exception")
+        backend.log_path.write_text(backend.log.replace("Traceback", "expected"))
+
+
+async def test_engine_that_plans_nothing_is_found(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    async with (
+        running_backend(tmp_path, model, "--step-ms", "5", watchdog_s=0.5) as backend,
+        connected(backend.address) as client,
+    ):
+        await client.wait_serving()
+        await start_requests(client, 2000)
+        (tmp_path / "stuck").touch()
+        assert await backend.wait_exit(5) == 1
+        await until(lambda: client.error)
+        assert client.error is not None and client.error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "planned nothing for 0.5 s" in backend.log
+
+
 async def test_sigterm_while_loading_ends_at_once(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     async with running_backend(tmp_path, model, "--start-s", "60") as backend, connected(backend.address) as client:
         assert client.states[-1][1].reason == "loading"

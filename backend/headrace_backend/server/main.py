@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
 import pathlib
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -58,7 +56,6 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
     )
     parser.add_argument("--outlive-parent", action="store_true", help="do not die with the parent process")
     options = parser.parse_args(arguments)
-    faulthandler.register(signal.SIGUSR1)
     try:
         config = _read_config(options.config_json)
         configure_logs(config.log_format, config.log_level)

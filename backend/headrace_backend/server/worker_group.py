@@ -30,7 +30,7 @@ from headrace_backend.worker_messages import (
 )
 
 _MIB = 1 << 20
-_MAX_RING_BYTES = 256 * _MIB
+_MAX_RING_BYTES = 64 * _MIB
 _MAX_TOP_LOGPROBS = 20
 # A stack dump of a worker takes milliseconds once it runs again.
 _DUMP_S = 0.5
@@ -60,10 +60,14 @@ class WorkerLaunch:
 
 
 def plan_ring_bytes(launch: WorkerLaunch) -> int:
-    """Space for two of the largest plans: every row taken anew with its block table and its history twice, the whole token budget."""
+    """Space for the largest plan: every row taken anew with its block table and its history (prompt and output), the whole token budget.
+
+    At most 64 MiB: a ring touches all of its memory in time, and rows with long contexts are never taken all in one step, because the first
+    takes the whole token budget.
+    """
     config = launch.config
-    per_row = 4 * (launch.max_model_len // config.block_size + 2 * launch.max_model_len) + 4096
-    return min(2 * (config.max_num_seqs * per_row + 4 * config.max_num_batched_tokens) + _MIB, _MAX_RING_BYTES)
+    per_row = 4 * (launch.max_model_len // config.block_size + launch.max_model_len) + 4096
+    return min(config.max_num_seqs * per_row + 4 * config.max_num_batched_tokens + _MIB, _MAX_RING_BYTES)
 
 
 def result_ring_bytes(config: EngineConfig) -> int:

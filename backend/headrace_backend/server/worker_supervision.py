@@ -91,7 +91,7 @@ class WorkerSupervision:
 
         Raises:
             ModelRefused: The workers refuse model or configuration.
-            WorkersGivenUp: `max_worker_restarts` deaths within a minute.
+            WorkersGivenUp: `max_worker_restarts` deaths within a minute (0 gives up at the first, as 1 does).
             EngineStuck: See there.
         """
         while True:
