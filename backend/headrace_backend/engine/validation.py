@@ -165,7 +165,7 @@ class RequestValidator:
                 "spec.stop.max_tokens",
                 f"prompt ({prompt_length}) and max_tokens ({stop.max_tokens}) exceed the context, {self._model.max_model_len} tokens",
             )
-        require(0 <= stop.min_tokens <= stop.max_tokens, "spec.stop.min_tokens", "must be 0 to max_tokens")
+        require(0 <= stop.min_tokens <= max(stop.max_tokens, 0), "spec.stop.min_tokens", "must be 0 to max_tokens")
         require(
             self._has_text or not stop.strings,
             "spec.stop.strings",
