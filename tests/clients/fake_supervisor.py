@@ -39,6 +39,13 @@ def main(arguments: list[str]) -> None:
     server.add_insecure_port(address)
     server.start()
     print("loading", file=sys.stderr, flush=True)
+    for line in (
+        '{"event": "loading", "phase": "weights", "done": 7, "total": 14, "unit": "MiB", "level": "info"}',
+        '{"event": "memory plan", "kv_cache": "128.0 MiB", "level": "info"}',
+        '{"event": "nobody asked", "level": "info"}',
+        '{"event": "slow disk", "level": "warning"}',
+    ):
+        print(line, file=sys.stderr, flush=True)
     time.sleep(0.2)
     if model != "never":
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -219,16 +220,17 @@ def test_chat_explains_wrong_commands_and_goes_on(server: CannedServer) -> None:
 def test_chat_in_a_terminal_ctrl_c_stops_the_answer_and_not_the_loop(server: CannedServer) -> None:
     """A person asks for an endless answer, presses Ctrl-C, meets an error, asks on and leaves with Ctrl-D."""
     terminal, child_side = pty.openpty()
-    process = start(
-        server, "chat", stdin=child_side, stdout=child_side, stderr=child_side, start_new_session=True,
-        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(child_side)
+    # A session leader that opens a terminal gets it as its own, so that Ctrl-C is a signal.
+    script = f'exec "$0" "$@" <{os.ttyname(child_side)} >{os.ttyname(child_side)} 2>&1'
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "clients/python"), "HEADRACE_SERVER": server.address}
+    process = subprocess.Popen(["/bin/sh", "-c", script, *COMMAND, "chat"], env=environment, start_new_session=True)
     shown = ""
 
     def until(text: str) -> None:
         nonlocal shown
         while text not in shown:
+            readable, _, _ = select.select([terminal], [], [], 20)
+            assert readable, f"waited for {text!r}, saw {shown!r}"
             shown += os.read(terminal, 4096).decode(errors="replace")
         shown = shown.split(text, 1)[1]
 
@@ -250,6 +252,7 @@ def test_chat_in_a_terminal_ctrl_c_stops_the_answer_and_not_the_loop(server: Can
     os.write(terminal, b"\x04")
     assert process.wait(10) == 0
     os.close(terminal)
+    os.close(child_side)
     said = [(m.role, m.parts[0].text) for m in server.seen.requests[-1].messages]
     assert [role for role, _ in said] == [2, 3, 2] and said[1][1].startswith("w0 w1 w2 ")
 
