@@ -26,10 +26,10 @@ from typing import Any
 import grpc
 import psutil
 import uvloop
-from headrace_service.config import ServiceConfig
 
 from benchmarks import figures
 from headrace.v1 import inference_pb2
+from headrace_service.config import ServiceConfig
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PACKAGES = ("service", "backend", "kernels", "protos/python", "clients/python", ".")
@@ -79,11 +79,14 @@ async def _client(address: str, streams: int, seconds: float, start_s: float) ->
     request.spec.stop.ignore_eos = True
     meter = _Meter(start_s + _WARM_UP_S, start_s + _WARM_UP_S + seconds)
     channels = [
-        grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in range(min(_CHANNELS, streams))
+        grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        for _ in range(min(_CHANNELS, streams))
     ]
     data = request.SerializeToString()
     await asyncio.sleep(max(0.0, start_s - time.monotonic()))
-    readers = [_read_stream(channels[index % len(channels)].unary_stream(_GENERATE), data, meter) for index in range(streams)]
+    readers = [
+        _read_stream(channels[index % len(channels)].unary_stream(_GENERATE), data, meter) for index in range(streams)
+    ]
     await asyncio.gather(*readers)
     print(json.dumps({"messages": meter.messages, "tokens": meter.tokens, "gaps_ms": meter.gaps_ms}))
 
@@ -140,10 +143,21 @@ def _run(options: argparse.Namespace, cores: list[int], rate: float) -> dict[str
     service_core, backend_core, *client_cores = cores
     with tempfile.TemporaryDirectory(prefix="hr-") as folder, contextlib.ExitStack() as stack:
         engine, address = f"unix:{folder}/engine.sock", f"127.0.0.1:{_free_port()}"
-        backend = ("-m", "benchmarks.fake_backend", "--model", str(options.model), "--listen", engine, "--rate", str(rate))
+        backend = (
+            "-m",
+            "benchmarks.fake_backend",
+            "--model",
+            str(options.model),
+            "--listen",
+            engine,
+            "--rate",
+            str(rate),
+        )
         stack.enter_context(_process(backend_core, *backend))
         config = ServiceConfig(listen=(address,), engine=engine, log_level="error").model_dump_json()
-        service = stack.enter_context(_process(service_core, "-m", "headrace_service", "--config-json", "-", stdin=config))
+        service = stack.enter_context(
+            _process(service_core, "-m", "headrace_service", "--config-json", "-", stdin=config)
+        )
         request = inference_pb2.GenerateRequest()
         request.spec.text = "a"
         request.spec.stop.max_tokens = 1
@@ -158,7 +172,16 @@ def _measure(
     shares = [options.streams // options.clients] * options.clients
     clients = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.bench_service", "--client", address, str(share), str(options.seconds), str(start_s)],
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.bench_service",
+                "--client",
+                address,
+                str(share),
+                str(options.seconds),
+                str(start_s),
+            ],
             env=_environment(),
             stdout=subprocess.PIPE,
             text=True,
@@ -192,7 +215,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=64, help="concurrent generations")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
     parser.add_argument("--clients", type=int, default=2, help="client processes")
-    parser.add_argument("--paced", type=float, default=20_000.0, help="tokens a second offered in the paced run, all streams together")
+    parser.add_argument(
+        "--paced", type=float, default=20_000.0, help="tokens a second offered in the paced run, all streams together"
+    )
     return parser.parse_args()
 
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
-
 from tests.service.harness import Running, running_service
 from tests.service.model_folder import write_model_folder
 

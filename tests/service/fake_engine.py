@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
+
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 
 Script = Callable[[engine_pb2.AddRequest, int], Sequence[int]]
@@ -38,8 +39,8 @@ class Request:
     first_token_ns: int = 0
     ended_ns: int = 0
     started: bool = False
-    # (stream, handle) of readers.
-    readers: list[tuple[Connection, int]] = dataclasses.field(default_factory=list)
+    # Connection, handle, and the one output wanted, if only one.
+    readers: list[tuple[Connection, int, int | None]] = dataclasses.field(default_factory=list)
 
     @property
     def done(self) -> bool:
@@ -140,9 +141,14 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         if self.refusal is not None:
             connection.send(refused=engine_pb2.Refused(handle=add.handle, query_id=add.query_id, status=self.refusal))
             return
-        known = next((r for r in self.requests.values() if add.idempotency_key and r.add.idempotency_key == add.idempotency_key), None)
+        known = next(
+            (r for r in self.requests.values() if add.idempotency_key and r.add.idempotency_key == add.idempotency_key),
+            None,
+        )
         if known is not None and known.add.spec_digest != add.spec_digest:
-            status = status_pb2.Status(code=code_pb2.ALREADY_EXISTS, message="idempotency_key: in use for another request")
+            status = status_pb2.Status(
+                code=code_pb2.ALREADY_EXISTS, message="idempotency_key: in use for another request"
+            )
             connection.send(refused=engine_pb2.Refused(handle=add.handle, query_id=add.query_id, status=status))
             return
         request = known or self._new_request(connection, add)
@@ -160,7 +166,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         outputs = [Output(list(self.script(add, index))[: add.stop.max_tokens]) for index in range(add.n)]
         request = Request(add, outputs, time.monotonic_ns(), next(self._sequence))
         if add.handle:
-            request.readers.append((connection, add.handle))
+            request.readers.append((connection, add.handle, None))
         self.requests[add.request_id] = request
         return request
 
@@ -171,9 +177,12 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         if request is not None and active:
             by_deadline = abort.cause == engine_pb2.ABORT_CAUSE_DEADLINE
             self._end_all(
-                request, engine_pb2.OUTPUT_END_REASON_DEADLINE if by_deadline else engine_pb2.OUTPUT_END_REASON_CANCELLED
+                request,
+                engine_pb2.OUTPUT_END_REASON_DEADLINE if by_deadline else engine_pb2.OUTPUT_END_REASON_CANCELLED,
             )
-        connection.send(aborted=engine_pb2.Aborted(query_id=abort.query_id, found=request is not None, was_active=active))
+        connection.send(
+            aborted=engine_pb2.Aborted(query_id=abort.query_id, found=request is not None, was_active=active)
+        )
 
     def _on_attach(self, connection: Connection, attach: engine_pb2.AttachRequest) -> None:
         request = self.requests.get(attach.request_id)
@@ -191,7 +200,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             if attach.HasField("output_index") and attach.output_index != index:
                 continue
             if attach.from_token > output.released:
-                status = status_pb2.Status(code=code_pb2.OUT_OF_RANGE, message=f"from_token: the output has {output.released} tokens")
+                status = status_pb2.Status(
+                    code=code_pb2.OUT_OF_RANGE, message=f"from_token: the output has {output.released} tokens"
+                )
                 connection.send(refused=engine_pb2.Refused(handle=attach.handle, status=status))
                 return
             log = attached.outputs.add(output_index=index, token_ids=_u32(output.tokens[: output.released]))
@@ -200,19 +211,23 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         if request.done:
             attached.done.CopyFrom(request.done_message())
         else:
-            request.readers.append((connection, attach.handle))
+            request.readers.append(
+                (connection, attach.handle, attach.output_index if attach.HasField("output_index") else None)
+            )
         connection.send(attached=attached)
 
     def _on_detach(self, connection: Connection, detach: engine_pb2.DetachRequest) -> None:
         self.detached.append(detach.handle)
         for request in self.requests.values():
-            request.readers = [reader for reader in request.readers if reader != (connection, detach.handle)]
+            request.readers = [reader for reader in request.readers if reader[:2] != (connection, detach.handle)]
 
     def _on_list(self, connection: Connection, query: engine_pb2.ListQuery) -> None:
         newest_first = sorted(self.requests.values(), key=lambda request: -request.sequence)
         rows = [request for request in newest_first if not query.before or request.sequence < query.before]
         page = rows[: query.page_size]
-        listing = engine_pb2.RequestList(query_id=query.query_id, next_before=page[-1].sequence if len(rows) > len(page) else 0)
+        listing = engine_pb2.RequestList(
+            query_id=query.query_id, next_before=page[-1].sequence if len(rows) > len(page) else 0
+        )
         for request in page:
             listing.rows.add(
                 request_id=request.add.request_id,
@@ -226,7 +241,11 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
     def _on_load(self, connection: Connection, query: engine_pb2.LoadQuery) -> None:
         running = sum(not request.done for request in self.requests.values())
-        connection.send(load=engine_pb2.Load(query_id=query.query_id, running_sequences=running, kv_blocks=64, max_waiting_requests=8))
+        connection.send(
+            load=engine_pb2.Load(
+                query_id=query.query_id, running_sequences=running, kv_blocks=64, max_waiting_requests=8
+            )
+        )
 
     # -- steps
 
@@ -256,10 +275,12 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             if request.done:
                 continue
             rows, events = self._advance(request)
-            for connection, handle in request.readers:
+            for connection, handle, only in request.readers:
                 _, all_rows, all_events = steps.setdefault(id(connection), (connection, [], []))
-                all_rows.extend((handle, index, token) for index, token in rows)
+                all_rows.extend((handle, index, token) for index, token in rows if only in (None, index))
                 for event in events:
+                    if event.HasField("output_end") and only not in (None, event.output_end.output_index):
+                        continue
                     all_events.append(engine_pb2.RequestEvent())
                     all_events[-1].CopyFrom(event)
                     all_events[-1].handle = handle
@@ -293,7 +314,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     def _natural_end(self, add: engine_pb2.AddRequest, index: int, output: Output) -> engine_pb2.OutputEnd:
         stops = np.frombuffer(add.stop.token_ids, "<u4").tolist()
         if output.tokens and output.tokens[-1] in stops:
-            return engine_pb2.OutputEnd(output_index=index, reason=engine_pb2.OUTPUT_END_REASON_STOP, stop_token_id=output.tokens[-1])
+            return engine_pb2.OutputEnd(
+                output_index=index, reason=engine_pb2.OUTPUT_END_REASON_STOP, stop_token_id=output.tokens[-1]
+            )
         if add.stop.strings:
             trim = len(add.stop.strings[0])
             return engine_pb2.OutputEnd(
@@ -318,11 +341,13 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             step.logprobs.ranks = _u32([1] * len(wanting))
             step.logprobs.top_counts = np.array([tops] * len(wanting), "<u2").tobytes()
             step.logprobs.top_token_ids = _u32([rows[row][2] + top for row in wanting for top in range(tops)])
-            step.logprobs.top_logprobs = np.array([-float(rows[row][2]) - top for row in wanting for top in range(tops)], "<f4").tobytes()
+            step.logprobs.top_logprobs = np.array(
+                [-float(rows[row][2]) - top for row in wanting for top in range(tops)], "<f4"
+            ).tobytes()
         return step
 
     def _wants_logprobs(self, handle: int) -> bool:
-        return any(r.add.HasField("logprobs") for r in self.requests.values() for _, h in r.readers if h == handle)
+        return any(r.add.HasField("logprobs") for r in self.requests.values() for _, h, _ in r.readers if h == handle)
 
     def end_with_error(self, request_id: str, message: str) -> None:
         error = status_pb2.Status(code=code_pb2.INTERNAL, message=message)
@@ -344,7 +369,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self._end_all(self.requests[request_id], engine_pb2.OUTPUT_END_REASON_DEADLINE)
 
     def _tell(self, request: Request, **event: Any) -> None:
-        for connection, handle in request.readers:
+        for connection, handle, _ in request.readers:
             connection.send(step=engine_pb2.StepOutputs(events=[engine_pb2.RequestEvent(handle=handle, **event)]))
 
 
@@ -352,7 +377,9 @@ def queue_full(retry_after_s: int) -> status_pb2.Status:
     """What the engine refuses with when its queue is full."""
     detail = any_pb2.Any()
     detail.Pack(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=retry_after_s)))
-    return status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="the queue is full: 8 requests wait", details=[detail])
+    return status_pb2.Status(
+        code=code_pb2.RESOURCE_EXHAUSTED, message="the queue is full: 8 requests wait", details=[detail]
+    )
 
 
 def _u32(values: Sequence[int]) -> bytes:

@@ -12,15 +12,15 @@ from typing import Any
 import grpc
 from google.protobuf import message
 from google.rpc import error_details_pb2, status_pb2
+from tests.service.fake_engine import FakeEngine, Script
+from tests.service.model_folder import CONTEXT
+from tokenizers import Tokenizer
+
+from headrace.v1 import generation_pb2, inference_pb2_grpc
 from headrace_model_folder import ModelFolder
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service.config import ServiceConfig
 from headrace_service.server import Service
-from tokenizers import Tokenizer
-
-from headrace.v1 import generation_pb2, inference_pb2_grpc
-from tests.service.fake_engine import FakeEngine, Script
-from tests.service.model_folder import CONTEXT
 
 ANSWER = "the quick brown fox jumps over the lazy dog: größer, naïve, 東京, 🙂 done"
 
@@ -146,4 +146,6 @@ def status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
 def _deltas(
     events: Sequence[generation_pb2.GenerationEvent], output_index: int
 ) -> list[generation_pb2.GenerationEvent]:
-    return [event for event in events if event.WhichOneof("event") == "delta" and event.delta.output_index == output_index]
+    return [
+        event for event in events if event.WhichOneof("event") == "delta" and event.delta.output_index == output_index
+    ]

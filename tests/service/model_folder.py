@@ -47,7 +47,9 @@ def write_model_folder(folder: pathlib.Path, template: str | None = TEMPLATE) ->
         "eos_token_id": EOS,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.5, "top_p": 0.9, "eos_token_id": [EOS, END]}))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"temperature": 0.5, "top_p": 0.9, "eos_token_id": [EOS, END]})
+    )
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "eos_token": "<eos>"}))
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
@@ -59,7 +61,10 @@ def _tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])

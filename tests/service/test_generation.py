@@ -9,9 +9,6 @@ import time
 import grpc
 import numpy as np
 import pytest
-from headrace_protos.engine.v1 import engine_pb2
-
-from headrace.v1 import generation_pb2, inference_pb2
 from tests.service.fake_engine import queue_full
 from tests.service.harness import (
     ANSWER,
@@ -24,6 +21,9 @@ from tests.service.harness import (
     text_of,
 )
 from tests.service.model_folder import BOS, END, EOS, START
+
+from headrace.v1 import generation_pb2, inference_pb2
+from headrace_protos.engine.v1 import engine_pb2
 
 Spec = generation_pb2.GenerationSpec
 

@@ -1,0 +1,96 @@
+"""The template's helper process: bombs end in a clear error within their bounds, and the next conversation works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import psutil
+import pytest
+import pytest_asyncio
+
+from headrace_service.chat_template import ChatTemplateRenderer
+from headrace_service.errors import ServiceError
+
+PLAIN = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " yes "}]
+BOMBS = {
+    "a gigabyte": "{{ 'a' * 10**9 }}",
+    "a gigabyte at run time": "{% for m in messages %}{{ m.role * 10**9 }}{% endfor %}",
+    "an endless loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "one long step": "{{ 7 ** (7 ** 12) }}",
+    "much output": "{% for a in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
+    "a list of lists": "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "deep recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "an attribute": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "a missing method": "{{ messages.nothing() }}",
+    "bad syntax": "{% for %}",
+}
+
+
+@pytest_asyncio.fixture
+async def renderer() -> AsyncIterator[ChatTemplateRenderer]:
+    made = ChatTemplateRenderer(timeout_s=1.0, memory_bytes=256 << 20)
+    yield made
+    await made.close()
+
+
+async def render(renderer: ChatTemplateRenderer, source: str, continues: bool = False) -> str:
+    return await renderer.render(source, MESSAGES, {"bos_token": "<s>"}, 10_000, continues)
+
+
+async def test_a_conversation_is_laid_out(renderer: ChatTemplateRenderer) -> None:
+    assert await render(renderer, "{{ bos_token }}" + PLAIN) == "<s>[user]hi[assistant] yes >"
+    assert await render(renderer, PLAIN, continues=True) == "[user]hi[assistant] yes "
+
+
+async def test_the_helper_is_reused(renderer: ChatTemplateRenderer) -> None:
+    await render(renderer, PLAIN)
+    before = renderer._helper
+    await render(renderer, PLAIN)
+    assert renderer._helper is before
+
+
+async def test_what_model_makers_templates_use(renderer: ChatTemplateRenderer) -> None:
+    source = (
+        "{%- for message in messages -%}\n    {%- if loop.last %}{% break %}{% endif -%}\n{% generation %}{{ message.content | trim }}"
+        "{% endgeneration %}{%- endfor -%}{{ {'ü': [1]} | tojson }}{{ strftime_now('%Y')|length }}{{ tools is none }}"
+    )
+    assert await render(renderer, source) == 'hi{"ü": [1]}4True'
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+async def test_a_bomb_ends_within_its_bounds_and_the_next_conversation_works(
+    renderer: ChatTemplateRenderer, bomb: str
+) -> None:
+    await render(renderer, PLAIN)
+    began_s = time.monotonic()
+    with pytest.raises(ServiceError) as refused:
+        await render(renderer, BOMBS[bomb])
+    assert time.monotonic() - began_s < 2.5
+    assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "chat template failed" in refused.value.message
+    assert await render(renderer, PLAIN) == "[user]hi[assistant] yes >"
+
+
+async def test_a_template_may_refuse_a_conversation_in_its_own_words(renderer: ChatTemplateRenderer) -> None:
+    with pytest.raises(ServiceError, match="roles must alternate"):
+        await render(renderer, "{{ raise_exception('roles must alternate') }}")
+
+
+async def test_continuing_a_message_that_the_template_hides_is_refused(renderer: ChatTemplateRenderer) -> None:
+    with pytest.raises(ServiceError, match="does not show the last message"):
+        await render(renderer, "{{ messages[0].content }}", continues=True)
+
+
+async def test_a_killed_helper_is_replaced(renderer: ChatTemplateRenderer) -> None:
+    await render(renderer, PLAIN)
+    assert renderer._helper is not None
+    psutil.Process(renderer._helper.pid).kill()
+    psutil.wait_procs(
+        [psutil.Process(renderer._helper.pid)] if psutil.pid_exists(renderer._helper.pid) else [], timeout=2
+    )
+    with pytest.raises(ServiceError):
+        await render(renderer, PLAIN)
+    assert await render(renderer, PLAIN) == "[user]hi[assistant] yes >"

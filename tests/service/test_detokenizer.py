@@ -1,0 +1,103 @@
+"""However tokens arrive, their text is the text of the whole."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace_service.detokenizer import IncrementalDetokenizer, PieceTable
+
+# Every byte by itself, whole characters, halves of characters, bytes that no UTF-8 has, nothing at all.
+_PIECES = [bytes([byte]) for byte in range(256)] + [
+    b"",
+    b"the ",
+    "é".encode(),
+    "東京".encode(),
+    "🙂".encode()[:2],
+    "🙂".encode()[2:],
+    b"a" + "🙂".encode()[:3],
+    "🙂".encode()[3:] + b"b",
+    b"\xed\xa0\x80",
+    b"\xf4\x90\x80\x80",
+    b"\xc0\xaf",
+    b"\xff\xfe",
+    b"<end>",
+]
+_SPECIAL = len(_PIECES) - 1
+_TABLE = PieceTable(_PIECES, {_SPECIAL}, False, len(_PIECES) + 4)
+# Bytes of multi-byte characters are what goes wrong; plain ones are rare enough in a uniform draw.
+_tokens = st.lists(
+    st.one_of(st.integers(0, len(_PIECES) + 3), st.integers(0x80, 0xFF), st.integers(256, len(_PIECES) - 1)),
+    max_size=40,
+)
+_splits = st.lists(st.integers(1, 5), min_size=1, max_size=40)
+
+
+def whole(tokens: list[int], skip_special: bool) -> str:
+    pieces = [
+        _PIECES[token] if token < len(_PIECES) else b"" for token in tokens if not (skip_special and token == _SPECIAL)
+    ]
+    return b"".join(pieces).decode("utf-8", errors="replace")
+
+
+def parts(tokens: list[int], splits: list[int]) -> list[list[int]]:
+    cut, begin = [], 0
+    while begin < len(tokens):
+        size = splits[len(cut) % len(splits)]
+        cut.append(tokens[begin : begin + size])
+        begin += size
+    return cut
+
+
+@given(_tokens, _splits, st.booleans())
+def test_any_split_gives_the_text_of_the_whole(tokens: list[int], splits: list[int], skip_special: bool) -> None:
+    detokenizer = IncrementalDetokenizer(_TABLE, skip_special)
+    released = [detokenizer.feed(part) for part in parts(tokens, splits)]
+    released.append(detokenizer.finish([]))
+    assert "".join(text for _, text in released) == whole(tokens, skip_special)
+    assert [token for ids, _ in released for token in ids] == tokens
+
+
+@given(_tokens, _splits, st.booleans())
+def test_each_release_covers_the_same_tokens_in_ids_and_text(
+    tokens: list[int], splits: list[int], skip_special: bool
+) -> None:
+    detokenizer = IncrementalDetokenizer(_TABLE, skip_special)
+    for part in parts(tokens, splits):
+        ids, text = detokenizer.feed(part)
+        assert text == whole(ids, skip_special)
+
+
+@given(_tokens, _splits)
+def test_only_tokens_within_a_character_are_held_back(tokens: list[int], splits: list[int]) -> None:
+    detokenizer = IncrementalDetokenizer(_TABLE, True)
+    fed: list[int] = []
+    for part in parts(tokens, splits):
+        detokenizer.feed(part)
+        fed += part
+        if detokenizer.num_held == 0:
+            continue
+        # Another byte that continues the character must be able to change what the last bytes mean.
+        held = fed[len(fed) - detokenizer.num_held :]
+        assert any(whole([*held, 0x80 + byte], True) != whole(held, True) + "\ufffd" for byte in range(64))
+
+
+@given(_tokens, st.integers(0, 20), st.integers(0, 12))
+def test_trimming_cuts_bytes_from_the_end(tokens: list[int], num_fed: int, trim_bytes: int) -> None:
+    detokenizer = IncrementalDetokenizer(_TABLE, False)
+    before, text_before = detokenizer.feed(tokens[:num_fed])
+    _, rest = detokenizer.finish(tokens[num_fed:], trim_bytes)
+    late = b"".join(_PIECES[token] if token < len(_PIECES) else b"" for token in tokens[len(before) :])
+    assert text_before + rest == whole(before, False) + late[: max(0, len(late) - trim_bytes)].decode(errors="replace")
+
+
+def test_trimming_counts_a_hidden_special_token_as_its_text() -> None:
+    stop = [_PIECES.index(b"the "), _SPECIAL]
+    assert IncrementalDetokenizer(_TABLE, True).finish(stop, len(b"<end>"))[1] == "the "
+    assert IncrementalDetokenizer(_TABLE, True).finish(stop, len(b" <end>"))[1] == "the"
+
+
+def test_a_text_that_stands_alone_loses_sentencepieces_leading_space_and_an_output_keeps_it() -> None:
+    table = PieceTable([b" word", b" next"], (), True, 2)
+    assert table.text([0, 1], True) == "word next"
+    assert IncrementalDetokenizer(table, True).feed([0]) == ([0], " word")

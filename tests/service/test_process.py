@@ -1,0 +1,147 @@
+"""The service as a process of its own: no torch in it, exit codes, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import grpc
+import psutil
+import pytest
+from tests.service.fake_engine import FakeEngine
+from tests.service.harness import engine_model, events_of
+
+from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
+from headrace_service.config import ServiceConfig
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(
+        str(_ROOT / part) for part in ("service", "backend", "protos/python", "clients/python")
+    ),
+}
+
+
+@contextmanager
+def service_process(config: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace_service", "--config-json", "-"],
+        env=_ENVIRONMENT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(config)
+    process.stdin.close()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@asynccontextmanager
+async def engine(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[FakeEngine]:
+    fake = FakeEngine(engine_model(model_path), lambda add, index: [200] * 8)
+    await fake.start(f"unix:{sockets}/engine.sock")
+    yield fake
+    await fake.stop()
+
+
+def test_nothing_of_the_service_imports_torch() -> None:
+    modules = sorted(
+        path.stem for path in (_ROOT / "service" / "headrace_service").glob("*.py") if path.stem != "__main__"
+    )
+    code = f"""
+import importlib, sys
+for name in {modules!r}: importlib.import_module("headrace_service." + name)
+print([name for name in sys.modules if name.split(".")[0] in ("torch", "transformers", "triton", "headrace_kernels", "headrace_backend")])
+"""
+    found = subprocess.run([sys.executable, "-c", code], env=_ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_a_process_serves_and_ends_with_0_on_sigterm(
+    model_path: pathlib.Path, sockets: pathlib.Path, signals: int
+) -> None:
+    address = free_address()
+    async with engine(model_path, sockets) as fake:
+        config = ServiceConfig(listen=(address,), engine=fake.address, shutdown_grace_s=1.0 if signals == 1 else 60.0)
+        with service_process(config.model_dump_json()) as process:
+            async with grpc.aio.insecure_channel(address) as channel:
+                stub = inference_pb2_grpc.InferenceServiceStub(channel)
+                spec = generation_pb2.GenerationSpec(text="hello")
+                await _until_serving(stub, process)
+                assert psutil.Process(process.pid).memory_info().rss < 200 << 20
+                fake.running.clear()
+                call = stub.Generate(inference_pb2.GenerateRequest(spec=spec))
+                await call.read()
+                for _ in range(signals):
+                    process.send_signal(signal.SIGTERM)
+                    await asyncio.sleep(0.3)
+                with pytest.raises(grpc.aio.AioRpcError) as ended:
+                    await asyncio.wait_for(events_of(call), 10)
+                assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert await asyncio.to_thread(process.wait, 10) == 0
+            assert process.stderr is not None
+            log = process.stderr.read()
+            assert "Traceback" not in log and "hello" not in log
+
+
+async def _until_serving(stub: inference_pb2_grpc.InferenceServiceStub, process: subprocess.Popen[str]) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            assert process.poll() is None
+            try:
+                await stub.ListModels(inference_pb2.ListModelsRequest(), wait_for_ready=True)
+                return
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.05)
+
+
+def refusal(config: str) -> str:
+    with service_process(config) as process:
+        assert process.wait(10) == 2
+        assert process.stderr is not None
+        lines = [line for line in process.stderr.read().splitlines() if line.startswith("headrace service: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_taken_address_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert address in refusal(ServiceConfig(listen=(address,), engine="unix:/nowhere").model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"max_message_bytes": -1}, "max_message_bytes"), ({"listens": []}, "listens"), ({"listen": []}, "listen")],
+)
+def test_a_configuration_that_makes_no_sense_is_named(change: dict[str, object], named: str) -> None:
+    values = {"listen": ["127.0.0.1:0"], "engine": "unix:/nowhere", **change}
+    assert named in refusal(json.dumps(values))
+
+
+async def test_a_model_folder_that_cannot_be_served_is_named(
+    model_path: pathlib.Path, sockets: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    async with engine(model_path, sockets) as fake:
+        config = ServiceConfig(listen=("127.0.0.1:0",), engine=fake.address, model_folder=tmp_path / "missing")
+        assert "missing" in await asyncio.to_thread(refusal, config.model_dump_json())
