@@ -18,6 +18,7 @@ from pydantic import Field
 from headrace_backend.config import BackendConfig, EngineConfig
 from headrace_service.config import ServiceConfig
 from headrace_supervisor import settings
+from headrace_supervisor.runtime_folder import MAX_BASE_BYTES
 from headrace_supervisor.settings import ConfigError, Group
 
 
@@ -122,11 +123,12 @@ def addressed(config: ServerConfig, listen: tuple[str, ...], engine: str) -> Ser
 
 
 def runtime_base(config: SupervisorConfig) -> pathlib.Path:
-    """Folder in which the private runtime folder is made."""
+    """Folder in which the private runtime folder is made. A default whose path is too long for sockets gives way to /tmp."""
     if config.runtime_folder is not None:
         return config.runtime_folder
     session = pathlib.Path(os.environ.get("XDG_RUNTIME_DIR", ""))
-    return session if session.is_absolute() and os.access(session, os.W_OK) else pathlib.Path(tempfile.gettempdir())
+    base = session if session.is_absolute() and os.access(session, os.W_OK) else pathlib.Path(tempfile.gettempdir())
+    return base if len(os.fsencode(base)) <= MAX_BASE_BYTES else pathlib.Path("/tmp")
 
 
 def _part(group: Group, values: Mapping[str, Any]) -> dict[str, Any]:

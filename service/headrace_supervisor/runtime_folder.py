@@ -16,8 +16,9 @@ from collections.abc import Iterator
 
 _PREFIX = "headrace-"
 _LOCK = "lock"
-# The longest name of a socket in the folder, within the 107 bytes that the kernel allows.
-_MAX_FOLDER_BYTES = 90
+SOCKET_NAME = "engine.sock"
+# A socket's path holds 107 bytes.
+MAX_BASE_BYTES = 107 - len(f"/{_PREFIX}xxxxxxxx/{SOCKET_NAME}")
 
 
 class RuntimeFolderError(Exception):
@@ -32,9 +33,9 @@ def runtime_folder(base: pathlib.Path) -> Iterator[pathlib.Path]:
         RuntimeFolderError: it can't be made, or sockets in it would have too long a path.
     """
     base = base.absolute()
-    if len(os.fsencode(base)) > _MAX_FOLDER_BYTES - 20:
+    if len(os.fsencode(base)) > MAX_BASE_BYTES:
         raise RuntimeFolderError(
-            f"runtime folder {base}: sockets in it would have a path of more than 107 bytes; choose a shorter --runtime-folder"
+            f"runtime folder {base}: its path has more than {MAX_BASE_BYTES} bytes, too many for sockets in it"
         )
     _sweep(base)
     try:

@@ -23,7 +23,7 @@ from headrace_supervisor.address import AddressError, claimed, reachable
 from headrace_supervisor.config import ServerConfig
 from headrace_supervisor.processes import ManagedProcess, ProcessGaveUp, ProcessSpec, RestartRule
 from headrace_supervisor.readiness import until_serving
-from headrace_supervisor.runtime_folder import RuntimeFolderError, runtime_folder
+from headrace_supervisor.runtime_folder import SOCKET_NAME, RuntimeFolderError, runtime_folder
 
 EXIT_REFUSED = 2
 # A service needs a moment beyond its own grace to say goodbye; the backend has nothing to finish by then.
@@ -48,7 +48,7 @@ def serve(config: ServerConfig) -> int:
             claimed(config.supervisor.listen) as addresses,
             runtime_folder(configs.runtime_base(config.supervisor)) as folder,
         ):
-            ready_to_run = configs.addressed(config, addresses, f"unix:{folder / 'engine.sock'}")
+            ready_to_run = configs.addressed(config, addresses, f"unix:{folder / SOCKET_NAME}")
             backend, services = process_specs(ready_to_run, folder)
             supervisor = Supervisor(
                 config.supervisor, backend, services, addresses=addresses, grace_s=config.service.shutdown_grace_s
