@@ -10,7 +10,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RUN := $(BIN)/python
-SOURCES := service backend kernels clients/python tests tools benchmarks protos/generate.py models/demo
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint types imports protos-check protos bench lock wheelhouse build stats clean
@@ -56,8 +55,12 @@ protos-check: $(READY)
 protos: $(READY) ## Generates the committed stubs from protos/.
 	@$(RUN) protos/generate.py
 
-bench: $(READY) ## Runs the CPU benchmarks of benchmarks/.
-	@$(RUN) -m benchmarks
+bench: $(READY) ## Runs the CPU benchmarks, JSON into build/. BENCH=scheduler runs one.
+	@mkdir -p build
+	@for name in $(or $(BENCH),$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py))); do \
+		echo "bench: $$name"; \
+		$(RUN) -m benchmarks.bench_$$name --json build/bench_$$name.json || exit 1; \
+	done
 
 lock: $(READY) ## Resolves requirements.lock anew from both pyproject.toml files.
 	@$(RUN) -m uv pip compile pyproject.toml clients/python/pyproject.toml --extra worker --group dev --output-file requirements.lock \
