@@ -5,6 +5,8 @@ Owns these three commands and their tables. Answers of the sync client come in; 
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Callable
 from itertools import islice
 
 import click
@@ -63,35 +65,52 @@ def load(connection: Connection, model: str | None) -> None:
 
 
 def _request_table(rows: list[RequestSummary]) -> Table:
-    table = _table("request", "state", "created", "prompt", "output", "ended", "detached")
+    """One row a request, narrow enough for 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for column in ("request", "state", "age", "prompt", "output", "ended", "made by"):
+        table.add_column(column, no_wrap=True, justify="right" if column in ("age", "prompt", "output") else "left")
+    now = datetime.datetime.now(datetime.UTC)
     for row in rows:
         table.add_row(
             row.request_id,
             row.state or "?",
-            row.create_time.astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+            _age((now - row.create_time).total_seconds()),
             str(row.prompt_tokens),
             str(row.output_tokens),
-            ", ".join(row.finish_reasons),
-            "yes" if row.detached else "no",
+            ", ".join(sorted(set(row.finish_reasons))),
+            "submit" if row.detached else "stream",
         )
     return table
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 def _model_table(rows: tuple[Model, ...]) -> Table:
-    table = _table("model", "architecture", "parameters", "dtype", "context", "outputs", "chat", "KV cache", "device")
-    for row in rows:
-        table.add_row(
-            row.name,
-            row.architecture,
-            f"{row.parameter_count / 1e6:,.1f} M",
-            row.dtype,
-            f"{row.max_context_tokens:,}",
-            str(row.max_outputs),
-            "yes" if row.has_chat_template else "no",
-            f"{row.kv_blocks:,} x {row.kv_block_tokens} tokens",
-            row.device,
-        )
+    """One column a model."""
+    table = Table(box=box.SIMPLE, show_header=False)
+    for label, value in _MODEL_ROWS:
+        table.add_row(label, *(value(row) for row in rows))
     return table
+
+
+_MODEL_ROWS: tuple[tuple[str, Callable[[Model], str]], ...] = (
+    ("model", lambda row: row.name),
+    ("revision", lambda row: row.revision),
+    ("architecture", lambda row: row.architecture),
+    ("parameters", lambda row: f"{row.parameter_count / 1e6:,.1f} M"),
+    ("computed in", lambda row: f"{row.dtype} on {row.device}"),
+    ("vocabulary", lambda row: f"{row.vocabulary_size:,}"),
+    ("context", lambda row: f"{row.max_context_tokens:,} tokens"),
+    ("outputs at most", lambda row: str(row.max_outputs)),
+    ("chat template", lambda row: "yes" if row.has_chat_template else "no"),
+    ("default sampling", lambda row: ", ".join(f"{k} {v:g}" for k, v in row.default_sampling.items()) or "-"),
+    ("KV cache", lambda row: f"{row.kv_blocks:,} blocks of {row.kv_block_tokens} tokens"),
+)
 
 
 def _load_table(load: Load) -> Table:
@@ -103,13 +122,6 @@ def _load_table(load: Load) -> Table:
     table.add_row("KV cache in use", f"{load.kv_cache_usage:.1%} of {load.kv_blocks:,} blocks")
     table.add_row("output tokens/s (last 10 s)", f"{load.output_tokens_per_second:,.1f}")
     table.add_row("expected wait", f"{load.expected_wait_ns / 1e6:,.1f} ms")
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, no_wrap=column == "request")
     return table
 
 

@@ -83,7 +83,7 @@ def show_text(events: Iterable[Event]) -> None:
     """
     live: int | None = None
     others: dict[int, list[str]] = {}
-    failure: HeadraceError | None = None
+    ends: list[OutputFinished] = []
     for event in events:
         if isinstance(event, Delta):
             live = event.output_index if live is None else live
@@ -92,8 +92,7 @@ def show_text(events: Iterable[Event]) -> None:
             else:
                 others.setdefault(event.output_index, []).append(event.text)
         elif isinstance(event, OutputFinished):
-            failure = failure or event.error
-            _note_end(event)
+            ends.append(event)
         else:
             note(event)
     click.echo()
@@ -101,8 +100,7 @@ def show_text(events: Iterable[Event]) -> None:
         click.echo(f"\n--- output {index} ---")
         echo_text("".join(others[index]))
         click.echo()
-    if failure is not None:
-        raise failure
+    _check_ends(ends)
 
 
 def note(event: Event) -> None:
@@ -113,9 +111,14 @@ def note(event: Event) -> None:
         warn(f"\n[connection lost ({event.error.message}); trying again in {event.delay:.1f} s]")
 
 
-def _note_end(event: OutputFinished) -> None:
-    if event.reason not in (FinishReason.STOP, FinishReason.ERROR):
-        warn(f"\n[output {event.output_index} ended: {event.reason}]")
+def _check_ends(ends: list[OutputFinished]) -> None:
+    """Says on stderr which outputs are not whole, and raises the error of the first that failed."""
+    for end in ends:
+        if end.reason not in (FinishReason.STOP, FinishReason.ERROR):
+            warn(f"[output {end.output_index} ended: {end.reason}]")
+    for end in ends:
+        if end.error is not None:
+            raise end.error
 
 
 def _snake_case(name: str) -> str:
