@@ -17,7 +17,7 @@ class TokenLogprobs(NamedTuple):
 
     # [num_rows] float32, of the sampled tokens.
     sampled: torch.Tensor
-    # [num_rows] int64: 1 for the most likely token; equal logits rank by id.
+    # [num_rows] int32: 1 for the most likely token; equal logits rank by id.
     ranks: torch.Tensor
     # [num_rows, num_top] int64, most likely first.
     top_ids: torch.Tensor
@@ -36,7 +36,7 @@ def token_logprobs_reference(logits: torch.Tensor, tokens: torch.Tensor, num_top
     logprobs = torch.log_softmax(logits, dim=1)
     chosen = logits.gather(1, tokens[:, None])
     lower_ids = torch.arange(logits.shape[1], device=logits.device) < tokens[:, None]
-    ranks = 1 + ((logits > chosen) | ((logits == chosen) & lower_ids)).sum(dim=1)
+    ranks = 1 + ((logits > chosen) | ((logits == chosen) & lower_ids)).sum(dim=1, dtype=torch.int32)
     if num_top:
         top_ids = top_tokens_reference(logits, num_top)
     else:

@@ -24,8 +24,10 @@ def top_tokens_reference(logits: torch.Tensor, count: int) -> torch.Tensor:
     """
     if count == logits.shape[1]:
         return logits.sort(dim=1, descending=True, stable=True).indices
-    values, ids = logits.topk(count, dim=1)
-    equal = (values[:, 1:] == values[:, :-1]).any(dim=1) | ((logits >= values[:, -1:]).sum(dim=1) > count)
+    # One more than asked for shows whether equals meet at the border.
+    values, ids = logits.topk(count + 1, dim=1)
+    equal = (values[:, 1:] == values[:, :-1]).any(dim=1)
+    ids = ids[:, :count]
     rows = equal.nonzero()[:, 0]
     if rows.numel():
         ids[rows] = _top_tokens_exact(logits[rows], count)

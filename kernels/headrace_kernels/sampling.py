@@ -7,7 +7,7 @@ differently in another batch. A row's result depends on its own logits, paramete
 one order per row: `torch.softmax` reduces each row alone, and cumulative sums run over the row's tokens in their order (`ordering`).
 
 Rows that truncate work on candidates, their most likely tokens in order, because what top-k, min-p and top-p keep is always a prefix of those. The first
-256 (or the largest top-k) nearly always hold the whole prefix; rows for which they don't try again with eight times as many. So only flat distributions
+128 (or the largest top-k) nearly always hold the whole prefix; rows for which they don't try again with sixteen times as many. So only flat distributions
 with top-p ever sort a vocabulary, and noise is computed for candidates only.
 """
 
@@ -20,8 +20,8 @@ import torch
 from headrace_kernels.ordering import top_tokens_reference
 from headrace_kernels.philox import NoiseKeys, gumbel_noise_at_reference, gumbel_noise_reference
 
-_FIRST_CANDIDATES = 256
-_MORE_CANDIDATES = 8
+_FIRST_CANDIDATES = 128
+_MORE_CANDIDATES = 16
 
 
 class Truncation(NamedTuple):
@@ -82,18 +82,18 @@ def draw_truncated_reference(
         int64 [num_rows].
     """
     scaled = logits / temperature[:, None]
-    vocab_size = logits.shape[1]
-    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    rows = torch.arange(logits.shape[0], device=logits.device)
-    num_candidates = _first_candidates(truncation.top_k, vocab_size)
-    while rows.numel():
-        candidates, num_kept, complete = kept_tokens_reference(scaled[rows], truncation.select(rows), num_candidates)
-        done = complete.nonzero()[:, 0]
-        if done.numel():
-            finished = rows[done]
-            tokens[finished] = _draw_prefix(scaled[finished], candidates[done], num_kept[done], keys.select(finished))
-        rows = rows[(~complete).nonzero()[:, 0]]
-        num_candidates = min(vocab_size, num_candidates * _MORE_CANDIDATES)
+    candidates, num_kept, complete = kept_tokens_reference(
+        scaled, truncation, _first_candidates(truncation.top_k, logits.shape[1])
+    )
+    tokens = _draw_prefix(scaled, candidates, num_kept, keys)
+    while not complete.all():
+        rows = (~complete).nonzero()[:, 0]
+        num_candidates = min(logits.shape[1], candidates.shape[1] * _MORE_CANDIDATES)
+        candidates, num_kept, complete_now = kept_tokens_reference(
+            scaled[rows], truncation.select(rows), num_candidates
+        )
+        tokens[rows] = _draw_prefix(scaled[rows], candidates, num_kept, keys.select(rows))
+        complete[rows] = complete_now
     return tokens
 
 
