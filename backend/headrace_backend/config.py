@@ -24,15 +24,24 @@ class EngineConfig(_Frozen):
     model_name: Annotated[str, Field(description="name in requests; the folder's name if empty")] = ""
     device: Annotated[str, Field(description="auto, cpu, or cuda[:index]")] = "auto"
     dtype: Annotated[
-        Literal["auto", "bf16", "fp16", "fp32"], Field(description="weights and activations; auto: the model's, fp32 on a CPU")
+        Literal["auto", "bf16", "fp16", "fp32"],
+        Field(description="weights and activations; auto: the model's, fp32 on a CPU"),
     ] = "auto"
-    load: Annotated[Literal["folder", "dummy"], Field(description="dummy: seeded Gaussian weights (std 0.02)")] = "folder"
+    load: Annotated[Literal["folder", "dummy"], Field(description="dummy: seeded Gaussian weights (std 0.02)")] = (
+        "folder"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**63, description="seed of dummy weights")] = 0
     block_size: Annotated[Literal[16, 32, 64], Field(description="tokens per KV cache block")] = 16
     kv_cache_bytes: Annotated[
-        int, Field(ge=0, description="bytes of KV cache; 0: what the device leaves (on a CPU: a quarter of free memory, at most 4 GiB)")
+        int,
+        Field(
+            ge=0,
+            description="bytes of KV cache; 0: what the device leaves (on a CPU: a quarter of free memory, at most 4 GiB)",
+        ),
     ] = 0
-    num_blocks: Annotated[int, Field(ge=0, description="KV cache blocks; overrides kv_cache_bytes; 0: from the bytes")] = 0
+    num_blocks: Annotated[
+        int, Field(ge=0, description="KV cache blocks; overrides kv_cache_bytes; 0: from the bytes")
+    ] = 0
     max_model_len: Annotated[int, Field(ge=0, description="tokens of prompt and output; 0: the model's context")] = 0
     max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="rows of the batch")] = 64
     max_num_batched_tokens: Annotated[int, Field(ge=16, le=1 << 20, description="token budget of one step")] = 2048
@@ -41,7 +50,9 @@ class EngineConfig(_Frozen):
         float, Field(gt=0, description="seconds of waiting that weigh as much as one step of priority")
     ] = 5.0
     max_waiting_requests: Annotated[int, Field(ge=1, description="waiting requests before new ones are refused")] = 1024
-    max_waiting_tokens: Annotated[int, Field(ge=1, description="waiting prompt tokens before new ones are refused")] = 1 << 22
+    max_waiting_tokens: Annotated[int, Field(ge=1, description="waiting prompt tokens before new ones are refused")] = (
+        1 << 22
+    )
     max_outputs: Annotated[int, Field(ge=1, le=128, description="most outputs (n) of one request")] = 16
     log_ttl_s: Annotated[float, Field(gt=0, description="seconds an ended request's token log is kept")] = 600.0
     max_logs: Annotated[int, Field(ge=1, description="ended requests kept")] = 10_000
@@ -50,9 +61,15 @@ class EngineConfig(_Frozen):
         float, Field(gt=0, le=86_400, description="longest life of a request that has no deadline of its own")
     ] = 3600.0
     worker_threads: Annotated[int, Field(ge=0, description="CPU threads of a worker; 0: all cores but one")] = 0
-    watchdog_s: Annotated[float, Field(gt=0, description="seconds without progress after which a worker is replaced")] = 10.0
-    start_timeout_s: Annotated[float, Field(gt=0, description="seconds without start-up progress before a worker is given up")] = 120.0
-    max_worker_restarts: Annotated[int, Field(ge=0, description="worker deaths within a minute at which the backend gives up")] = 3
+    watchdog_s: Annotated[
+        float, Field(gt=0, description="seconds without progress after which a worker is replaced")
+    ] = 10.0
+    start_timeout_s: Annotated[
+        float, Field(gt=0, description="seconds without start-up progress before a worker is given up")
+    ] = 120.0
+    max_worker_restarts: Annotated[
+        int, Field(ge=0, description="worker deaths within a minute at which the backend gives up")
+    ] = 3
 
 
 class BackendConfig(_Frozen):
@@ -61,9 +78,14 @@ class BackendConfig(_Frozen):
     engine: EngineConfig
     listen: Annotated[str, Field(description="unix:PATH (in a folder of mode 0700) or HOST:PORT")]
     token_file: Annotated[
-        pathlib.Path | None, Field(description="file with the shared secret that services must present; needed on HOST:PORT")
+        pathlib.Path | None,
+        Field(description="file with the shared secret that services must present; needed on HOST:PORT"),
     ] = None
-    drain_grace_s: Annotated[float, Field(ge=0, description="seconds that running requests get to finish after SIGTERM")] = 10.0
-    max_message_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 28, description="largest message on the socket")] = 64 << 20
+    drain_grace_s: Annotated[
+        float, Field(ge=0, description="seconds that running requests get to finish after SIGTERM")
+    ] = 10.0
+    max_message_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 28, description="largest message on the socket")] = (
+        64 << 20
+    )
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"

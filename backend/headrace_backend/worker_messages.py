@@ -77,4 +77,5 @@ def encode_message(message: WorkerMessage) -> bytes:
 
 def decode_message(data: bytes | memoryview) -> WorkerMessage:
     """Reads what `encode_message` wrote. Raises msgspec.ValidationError on anything else."""
-    return _decoder.decode(data)
+    message: WorkerMessage = _decoder.decode(data)
+    return message
