@@ -37,16 +37,18 @@ ChannelOptions = list[tuple[str, int | str]]
 class RetryPolicy:
     """How often and how soon to try again after UNAVAILABLE.
 
+    The defaults outlast the restart of a service: 8 s for calls, half a minute for subscriptions.
+
     Attributes:
-        max_attempts: Attempts in all; gRPC's own retries stop at 5 whatever is given. 1 tries once.
+        max_attempts: Attempts in a row, for subscriptions; gRPC itself makes at most 5 for a call. 1 tries once.
         initial_backoff: Seconds before the second attempt (gRPC and this client spread it at random by a fifth).
         max_backoff: Longest pause in seconds.
         multiplier: Growth of the pause from attempt to attempt.
     """
 
-    max_attempts: int = 5
-    initial_backoff: float = 0.1
-    max_backoff: float = 3.0
+    max_attempts: int = 10
+    initial_backoff: float = 0.2
+    max_backoff: float = 5.0
     multiplier: float = 3.0
 
     def __post_init__(self) -> None:
