@@ -255,14 +255,17 @@ class CannedService(inference_pb2_grpc.InferenceServiceServicer):
         yield accepted()
         yield pb.GenerationEvent(started=pb.Started(cached_tokens=1))
         position = dict.fromkeys(outputs, request.from_token)
-        while any(position[o] < self.tokens for o in outputs):
-            for output in outputs:
+        open_outputs = list(outputs)
+        while open_outputs:
+            for output in list(open_outputs):
                 count = min(1 + (attempt + output) % 3, self.tokens - position[output])
                 if count > 0:
                     yield delta(position[output], count, output, logprobs=2)
                     position[output] += count
-                    if position[output] == self.tokens:
-                        yield finished(output)
+                # Also at once, for a reader that asks for the token after the last one.
+                if position[output] == self.tokens:
+                    yield finished(output)
+                    open_outputs.remove(output)
         yield done(self.tokens * self.outputs)
 
     def Cancel(self, request: api.CancelRequest, context: grpc.ServicerContext) -> api.CancelResponse:

@@ -81,11 +81,11 @@ def test_a_policy_that_makes_no_sense_is_refused() -> None:
         RetryPolicy(initial_backoff=0)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     breaks=st.lists(st.integers(0, 25), max_size=4),
     outputs=st.integers(1, 3),
-    first=st.integers(0, 11),
+    first=st.integers(0, 12),
     single=st.booleans(),
 )
 def test_a_subscription_loses_and_doubles_nothing(
