@@ -83,6 +83,12 @@ class ChatTemplateRenderer:
             raise _failed("it does not show the last message, so that there is no place to continue")
         return before
 
+    async def warm_up(self) -> None:
+        """Starts the helper ahead of the first conversation, which would wait a fifth of a second for it."""
+        with contextlib.suppress(errors.ServiceError):
+            async with self._turn:
+                await self._running_helper()
+
     async def close(self) -> None:
         """Ends the helper."""
         await self._kill()

@@ -89,6 +89,7 @@ class EngineConnection:
             _log.error("engine.no_welcome", engine=self._config.engine)
             return
         await self._welcomed(first.welcome)
+        _log.info("engine.connected", engine=self._config.engine, model=first.welcome.model.revision)
         writer = asyncio.create_task(self._write(stream))
         silence = asyncio.create_task(self._end_on_silence(stream))
         try:
@@ -101,9 +102,6 @@ class EngineConnection:
     async def _welcomed(self, welcome: engine_pb2.Welcome) -> None:
         await self._prepare(welcome.model)
         self._client.connection_opened(welcome)
-        _log.info(
-            "engine.connected", engine=self._config.engine, model=welcome.model.revision, state=welcome.state.reason
-        )
 
     async def _read(self, stream: _Stream) -> None:
         received = self._client.received

@@ -135,7 +135,7 @@ class GenerationHandlers:
 
     async def _deliver(self, stream: GenerationStream, num_prompt_tokens: int, call: Call) -> None:
         revision = self._core.model.engine.revision
-        await call.context.write(event_wire.accepted(stream.request_id, revision, num_prompt_tokens))
+        stream.announce(event_wire.accepted(stream.request_id, revision, num_prompt_tokens))
         self._core.delivering.add(stream)
         try:
             await deliver(stream, call.context)

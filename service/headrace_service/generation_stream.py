@@ -41,7 +41,7 @@ class GenerationStream:
     """
 
     __slots__ = (
-        "_outputs", "_pauses_ns", "_render", "_started", "_table", "_waiter", "_whole", "clock", "deadline_is_status", "done", "failure", "from_token", "handle", "hit_deadline",
+        "_accepted", "_outputs", "_pauses_ns", "_render", "_started", "_table", "_waiter", "_whole", "clock", "deadline_is_status", "done", "failure", "from_token", "handle", "hit_deadline",
         "over_cap_since_ns", "pending_bytes", "request_id", "writer", "writing_since_ns",
     )  # fmt: skip
 
@@ -66,6 +66,7 @@ class GenerationStream:
         self.deadline_is_status = False
         self.hit_deadline = False
         self.writer: asyncio.Task[None] | None = None
+        self._accepted: bytes | None = None
         self._table = table
         self._render = render
         self._outputs: dict[int, OutputText] = {}
@@ -74,6 +75,10 @@ class GenerationStream:
         self._waiter: asyncio.Future[None] | None = None
         # Whether the reader wants nothing before the end, and is not woken for tokens.
         self._whole = False
+
+    def announce(self, accepted: bytes) -> None:
+        """Sets the event that comes before all others."""
+        self._accepted = accepted
 
     # -- the engine's side
 
@@ -138,6 +143,9 @@ class GenerationStream:
         messages: list[bytes] = []
         self.pending_bytes = 0
         self.over_cap_since_ns = 0
+        if self._accepted is not None:
+            messages.append(self._accepted)
+            self._accepted = None
         if self._started is not None:
             messages.append(event_wire.started(self._started))
             self._started = None

@@ -21,6 +21,7 @@ from headrace_service.health import HealthServicer
 from headrace_service.service_core import ServiceCore
 
 _STOP_S = 1.0
+_MAX_METADATA_BYTES = 8 << 10
 _HEALTH_NAME = "grpc.health.v1.Health"
 _log = structlog.get_logger("headrace.service")
 
@@ -45,7 +46,9 @@ def channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.server_handshake_timeout_ms", 10_000),
-        ("grpc.max_metadata_size", 16 << 10),
+        # One limit instead of a range in which requests are refused at random.
+        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
     ]
 
 

@@ -70,6 +70,8 @@ class ServiceCore:
         self._model = await asyncio.get_running_loop().run_in_executor(
             self._threads, load, engine, folder, self._threads
         )
+        if self._model.chat_template is not None:
+            await self.templates.warm_up()
 
     @contextlib.contextmanager
     def open_generation(self) -> Iterator[None]:

@@ -298,3 +298,38 @@ async def raw_error(running: Running, method: str, data: bytes) -> grpc.aio.AioR
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await (call.read() if streams else call)  # type: ignore[union-attr]
     return refused.value
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [(("x-large", "v" * 15_000),), tuple((f"key-{number}", "value") for number in range(500))],
+    ids=["15 KB", "500 keys"],
+)
+async def test_metadata_above_the_limit_is_resource_exhausted(
+    running: Running, metadata: tuple[tuple[str, str], ...]
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await running.stub.ListModels(inference_pb2.ListModelsRequest(), metadata=metadata)
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("traceparent", ["", "zz", "00-" + "0" * 400, "00-" + "a" * 32 + "-" + "b" * 16 + "-01"])
+async def test_only_a_well_formed_trace_context_reaches_the_engine(running: Running, traceparent: str) -> None:
+    request = inference_pb2.GenerateRequest(spec=Spec(text="x"))
+    await events_of(running.stub.Generate(request, metadata=(("traceparent", traceparent),)))
+    (known,) = running.engine.requests.values()
+    assert known.add.traceparent == (traceparent if traceparent.endswith("-01") else "")
+
+
+async def test_a_gzip_bomb_is_resource_exhausted(running: Running) -> None:
+    call = running.channel.unary_unary("/headrace.v1.InferenceService/Tokenize")
+    data = inference_pb2.TokenizeRequest(text="a" * (64 << 20)).SerializeToString()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(data, compression=grpc.Compression.Gzip)
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_an_unknown_method_is_unimplemented(running: Running) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await running.channel.unary_unary("/headrace.v1.InferenceService/Dream")(b"")
+    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
