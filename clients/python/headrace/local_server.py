@@ -88,7 +88,7 @@ class LocalServer:
         if self._server is not None:
             raise RuntimeError("a LocalServer can be entered once; call headrace.local again")
         require_server()
-        self._server = ServerProcess(lambda target: serve_command(self._model, target, self._options), self._on_line)
+        self._server = ServerProcess(lambda folder: serve_command(self._model, folder, self._options), self._on_line)
         return self._server
 
     def _stop(self) -> None:

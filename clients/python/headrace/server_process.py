@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 SUPERVISOR_MODULE = "headrace_supervisor"
-# A Unix socket's path holds 107 bytes; the file name needs some.
-MAX_FOLDER_BYTES = 90
+# A Unix socket's path holds 107 bytes; the server's own private folder and socket in this one need some.
+MAX_FOLDER_BYTES = 70
 KEPT_LINES = 200
 # Reads until this program closes the pipe or dies, then stops the server's process group and removes the folder.
 _GUARD_SCRIPT = (
@@ -49,10 +49,13 @@ def require_server() -> None:
         )
 
 
-def serve_command(model: str, target: str, options: Mapping[str, FlagValue]) -> list[str]:
-    """The command line of `headrace serve`; each option becomes a flag, and the server refuses those it does not know."""
-    command = [sys.executable, "-m", SUPERVISOR_MODULE, "serve", "--model", model, "--listen", target]
-    for name, value in options.items():
+def serve_command(model: str, folder: str, options: Mapping[str, FlagValue]) -> list[str]:
+    """The command line of `headrace serve`; each option becomes a flag, and the server refuses those it does not know.
+
+    The server's private files are kept in `folder` too, so that nothing is left of them even where it had to be killed.
+    """
+    command = [sys.executable, "-m", SUPERVISOR_MODULE, "serve", "--model", model, "--listen", address_in(folder)]
+    for name, value in {"runtime_folder": folder, **options}.items():
         flag = "--" + name.replace("_", "-")
         if value is True:
             command.append(flag)
@@ -64,6 +67,11 @@ def serve_command(model: str, target: str, options: Mapping[str, FlagValue]) -> 
     return command
 
 
+def address_in(folder: str) -> str:
+    """The address of a server whose socket is in `folder`."""
+    return f"unix:{folder}/server.sock"
+
+
 class ServerProcess:
     """A started server. `target` is its gRPC address, `lines` the last lines it printed."""
 
@@ -71,17 +79,17 @@ class ServerProcess:
         """Starts the process.
 
         Args:
-            command: Gives the command line for the address to listen on.
+            command: Gives the command line for the private folder.
             on_line: Called in a thread of its own with each line that the server prints.
         """
         self._folder = _private_folder()
-        self.target = f"unix:{self._folder}/server.sock"
+        self.target = address_in(self._folder)
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._on_line = on_line
         try:
             # A session of its own: Ctrl-C in the terminal reaches this program only, which then stops the server in order.
             self._process = subprocess.Popen(
-                command(self.target),
+                command(self._folder),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
