@@ -39,9 +39,17 @@ def llama_path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
+def load(path: pathlib.Path, device: str) -> CausalLM:
+    folder = ModelFolder.open(path)
+    where = torch.device(device)
+    return load_model(folder, folder.config, torch.float32, where, "folder", 0, lambda phase, done, total, unit: None)
+
+
 @pytest.fixture(scope="session")
 def llama(llama_path: pathlib.Path) -> CausalLM:
-    folder = ModelFolder.open(llama_path)
-    return load_model(
-        folder, folder.config, torch.float32, torch.device("cpu"), "folder", 0, lambda phase, done, total, unit: None
-    )
+    return load(llama_path, "cpu")
+
+
+@pytest.fixture(scope="session")
+def llama_on_gpu(llama_path: pathlib.Path) -> CausalLM:
+    return load(llama_path, "cuda:0")

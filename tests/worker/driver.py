@@ -96,8 +96,13 @@ def step(
     return StepPlan.decode(plan.encode())
 
 
-def make_runner(model: CausalModel, num_layers: int, num_kv_heads: int, head_dim: int) -> ModelRunner:
-    device = torch.device("cpu")
+def make_runner(
+    model: CausalModel,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
+) -> ModelRunner:
     shape = (NUM_BLOCKS, 2, num_kv_heads, BLOCK_SIZE, head_dim)
     return ModelRunner(
         model,

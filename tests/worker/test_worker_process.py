@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 from tests.worker.driver import Entry, admission, execute, make_runner, step
 
 from headrace_backend.models.causal_lm import CausalLM
@@ -97,7 +98,7 @@ def start() -> Iterator[Starter]:
 
 
 def first_step(prompt: list[int], step_id: int = 1) -> StepPlan:
-    return step([Entry(0, 0, prompt, (0,))], [admission(0)], {0: [3, 1]}, step_id=step_id)
+    return step([Entry(0, 0, prompt, (0,))], [admission(0)], {0: [3, 1, 2, 4]}, step_id=step_id)
 
 
 def test_a_worker_starts_answers_every_plan_in_order_and_ends(
@@ -148,6 +149,24 @@ def test_a_step_that_raises_is_reported_by_its_number(start: Starter, llama_path
     assert (failed.step_id, failed.invalid_model) == (2, False)
     assert "\n" not in failed.reason
     assert worker.process.wait(10) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_worker_on_a_gpu_runs_ahead_and_answers_in_order(start: Starter, llama_path: pathlib.Path) -> None:
+    worker = start(llama_path, device="auto", kv_cache_bytes=0, dtype="fp32")
+    plan, *_, ready = worker.messages()
+    assert isinstance(plan, MemoryPlan) and isinstance(ready, WorkerReady), ready
+    assert plan.device == ready.device == "cuda:0"
+    assert plan.kv_cache_bytes > plan.total_bytes // 2
+    worker.send(first_step([5, 6, 7]))
+    for step_id in range(2, 40):
+        worker.send(step([Entry(0, step_id + 1, None, (0,), step_id - 1)], step_id=step_id))
+    results = [worker.result() for _ in range(1, 40)]
+    assert [result.step_id for result in results] == list(range(1, 40))
+    assert all(result.ok.all() for result in results)
+    worker.plans.write(RecordKind.SHUTDOWN, b"", 1.0)
+    assert worker.process.wait(30) == 0
 
 
 @pytest.mark.parametrize("fault", ["missing", "truncated"])
