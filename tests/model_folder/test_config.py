@@ -1,0 +1,176 @@
+"""config.json: families' defaults, both spellings of the rotary embedding, and values that must be refused by name."""
+
+import json
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+from tests.model_folder.folders import CONFIG
+
+from headrace_model_folder import InvalidModelFolder
+from headrace_model_folder.bounded_files import parse_json_object
+from headrace_model_folder.config import ARCHITECTURES, parse_config
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    return {key: value for key, value in {**CONFIG, **changes}.items() if value != "absent"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architectures", ["GemmaForCausalLM"]),
+        ("architectures", None),
+        ("architectures", []),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", -4),
+        ("num_attention_heads", True),
+        ("num_attention_heads", "4"),
+        ("num_attention_heads", float("inf")),
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", "absent"),
+        ("num_key_value_heads", 3),
+        ("hidden_size", 18),
+        ("hidden_size", 2**62),
+        ("head_dim", 5),
+        ("vocab_size", 0),
+        ("vocab_size", 10**100),
+        ("max_position_embeddings", 0),
+        ("rms_norm_eps", 0),
+        ("rms_norm_eps", float("nan")),
+        ("tie_word_embeddings", "yes"),
+        ("hidden_act", "gelu"),
+        ("quantization_config", {"quant_method": "gptq"}),
+        ("eos_token_id", 32),
+        ("eos_token_id", [1, -1]),
+        ("bos_token_id", "x"),
+        ("torch_dtype", "int8"),
+        ("rope_scaling", [1]),
+    ],
+)
+def test_a_bad_value_is_refused_by_field_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidModelFolder) as error:
+        parse_config(config(**{field: value}))
+    assert field in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("rope", "field"),
+    [
+        ({"rope_type": "longrope", "factor": 2.0}, "rope_type"),
+        ({"type": "linear"}, "factor"),
+        ({"type": "linear", "factor": 0.0}, "factor"),
+        ({"rope_type": "yarn", "factor": float("nan")}, "factor"),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}, "high_freq_factor"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_type": "default", "rope_theta": -1.0}, "rope_theta"),
+        ({"full_attention": {"rope_type": "default"}}, "per layer type"),
+    ],
+)
+def test_a_bad_rotary_parameter_is_refused_by_name(rope: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidModelFolder, match=field):
+        parse_config(config(rope_scaling=rope))
+
+
+def test_both_spellings_of_the_rotary_embedding_mean_the_same() -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    old = parse_config(config(rope_theta=500_000.0, rope_scaling={"type": "llama3", **scaling}))
+    new = parse_config(config(rope_parameters={"rope_type": "llama3", "rope_theta": 500_000.0, **scaling}))
+    assert old == new
+    assert old.rope.theta == 500_000.0 and old.rope.rope_type == "llama3"
+
+
+def test_yarn_stretches_the_usable_context_and_others_do_not() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    assert parse_config(config(rope_scaling=yarn)).max_position_embeddings == 512
+    extended = {**yarn, "original_max_position_embeddings": 32}
+    assert parse_config(config(rope_scaling=extended)).max_position_embeddings == 128
+    assert parse_config(config(rope_scaling={"type": "linear", "factor": 4.0})).max_position_embeddings == 128
+
+
+def test_absent_fields_take_the_familys_defaults() -> None:
+    mistral = config(
+        architectures=["MistralForCausalLM"],
+        num_attention_heads=8,
+        num_key_value_heads="absent",
+        max_position_embeddings="absent",
+    )
+    parsed = parse_config(mistral)
+    assert (parsed.num_kv_heads, parsed.sliding_window, parsed.max_position_embeddings) == (8, 4096, 131_072)
+    assert parse_config({**mistral, "sliding_window": None}).layer_windows == (None, None)
+    llama = parse_config(config(num_key_value_heads="absent"))
+    assert (llama.num_kv_heads, llama.head_dim, llama.sliding_window) == (4, 4, None)
+
+
+def test_qwen_windows_follow_use_sliding_window_and_layer_types() -> None:
+    qwen = config(architectures=["Qwen2ForCausalLM"], sliding_window=8, max_window_layers=1)
+    assert parse_config(qwen).layer_windows == (None, None)
+    assert parse_config({**qwen, "use_sliding_window": True}).layer_windows == (None, 8)
+    types = ["sliding_attention", "full_attention"]
+    assert parse_config({**qwen, "use_sliding_window": True, "layer_types": types}).layer_windows == (8, None)
+    with pytest.raises(InvalidModelFolder, match="layer_types"):
+        parse_config({**qwen, "use_sliding_window": True, "layer_types": ["chunked_attention", "full_attention"]})
+
+
+def test_remote_code_is_ignored_for_a_known_architecture_and_refused_for_an_unknown_one() -> None:
+    code = {"AutoModelForCausalLM": "modeling_evil.Evil"}
+    assert parse_config(config(auto_map=code)) == parse_config(config())
+    with pytest.raises(InvalidModelFolder, match="EvilForCausalLM"):
+        parse_config(config(auto_map=code, architectures=["EvilForCausalLM"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": 1, "a": 2}', "twice"),
+        (b'{"a": ' + b"[" * 200_000, "JSON"),
+        (b'{"a": ' + b"9" * 5_000 + b"}", "JSON"),
+        (b"[]", "object"),
+        (b"\xff\xfe{}", "JSON"),
+        (b"", "JSON"),
+    ],
+)
+def test_json_that_readers_could_disagree_on_is_refused(text: bytes, rule: str) -> None:
+    with pytest.raises(InvalidModelFolder, match=rule):
+        parse_json_object(text, "config.json")
+
+
+_JSON = strategies.recursive(
+    strategies.none()
+    | strategies.booleans()
+    | strategies.integers()
+    | strategies.floats()
+    | strategies.text(max_size=5),
+    lambda inner: (
+        strategies.lists(inner, max_size=3) | strategies.dictionaries(strategies.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+_KEYS = [
+    *CONFIG,
+    "head_dim",
+    "rope_scaling",
+    "rope_parameters",
+    "sliding_window",
+    "layer_types",
+    "use_sliding_window",
+    "dtype",
+]
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(
+    architecture=strategies.sampled_from(ARCHITECTURES),
+    changes=strategies.dictionaries(strategies.sampled_from(_KEYS), _JSON, max_size=4),
+)
+def test_any_json_either_parses_or_is_refused_in_one_line(architecture: str, changes: dict[str, Any]) -> None:
+    values = json.loads(json.dumps({**CONFIG, "architectures": [architecture], **changes}))
+    try:
+        parsed = parse_config(values)
+    except InvalidModelFolder as error:
+        assert "\n" not in str(error)
+    else:
+        assert parsed.num_heads % parsed.num_kv_heads == 0 and len(parsed.layer_windows) == parsed.num_layers

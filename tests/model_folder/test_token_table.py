@@ -1,0 +1,103 @@
+"""Token tables against the tokenizers library: joining a text's token bytes gives the text, for both kinds of BPE."""
+
+import json
+import pathlib
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+from tests.model_folder.folders import CONFIG, write_folder
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from headrace_model_folder import InvalidModelFolder, ModelFolder, TokenTable, read_token_table, token_bytes
+
+CORPUS = ["the water runs to the mill, das Wasser läuft zur Mühle", "def f(x):\n    return x  # 漢字 🎉"] * 20
+
+
+def byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=350, special_tokens=["<|end|>", "<｜odd｜>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens(["<tool>"])
+    return tokenizer
+
+
+def sentencepiece_style() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    specials = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=400, special_tokens=specials, show_progress=False)
+    )
+    stored = json.loads(tokenizer.to_str())
+    stored["added_tokens"] = stored["added_tokens"][:3]
+    return Tokenizer.from_str(json.dumps(stored))
+
+
+@pytest.fixture(scope="module", params=[byte_level, sentencepiece_style])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, TokenTable]:
+    tokenizer: Tokenizer = request.param()
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    assert token_bytes(path) == list(read_token_table(path).token_bytes)
+    return tokenizer, read_token_table(path)
+
+
+@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.given(
+    text=strategies.text(strategies.characters(exclude_characters="▁", exclude_categories=["Cs"]), max_size=30)
+)
+def test_joined_bytes_are_the_text(case: tuple[Tokenizer, TokenTable], text: str) -> None:
+    tokenizer, table = case
+    hypothesis.assume("<" not in text)
+    joined = b"".join(table.token_bytes[token] or b"" for token in tokenizer.encode(text).ids).decode()
+    if table.strips_leading_space and joined.startswith(" "):
+        joined = joined[1:]
+    assert joined == text
+
+
+def test_special_tokens_have_their_text_and_are_marked(case: tuple[Tokenizer, TokenTable]) -> None:
+    tokenizer, table = case
+    added = json.loads(tokenizer.to_str())["added_tokens"]
+    assert table.special_ids == {token["id"] for token in added if token["special"]}
+    assert all(table.token_bytes[token["id"]] == token["content"].encode() for token in added)
+
+
+def test_other_kinds_of_tokenizer_are_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(path))
+    with pytest.raises(InvalidModelFolder, match="WordLevel"):
+        read_token_table(path)
+    unclear = byte_level()
+    unclear.decoder = decoders.WordPiece()
+    unclear.save(str(path))
+    with pytest.raises(InvalidModelFolder, match="decoder"):
+        read_token_table(path)
+    for broken in (
+        "",
+        "[]",
+        "{}",
+        '{"model": {"type": "BPE", "vocab": {"a": -1}}, "decoder": {"type": "ByteLevel"}}',
+        '{"model": {"vocab": 3}}',
+    ):
+        path.write_text(broken)
+        with pytest.raises(InvalidModelFolder, match=r"tokenizer\.json"):
+            read_token_table(path)
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path: pathlib.Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_folder(tmp_path, {**CONFIG, "vocab_size": tokenizer.get_vocab_size()})
+    folder = ModelFolder.open(tmp_path)
+    assert folder.tokenizer_path == tmp_path / "tokenizer.json" and folder.token_table is not None
+    write_folder(tmp_path, {**CONFIG, "vocab_size": tokenizer.get_vocab_size() - 1})
+    with pytest.raises(InvalidModelFolder, match="<tool>"):
+        ModelFolder.open(tmp_path)
