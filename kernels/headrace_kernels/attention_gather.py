@@ -174,17 +174,19 @@ def _bucket(rows: _Rows, group: _Int64Array) -> DecodeBucket:
 
 def _bucket_mask(rows: _Rows, group: _Int64Array, width: int) -> tuple[Tensor | None, Tensor | None]:
     slot = np.arange(width * rows.block_size)
-    position = slot + (rows.first_block[group] * rows.block_size)[:, None]
+    base = (rows.first_block[group] * rows.block_size)[:, None]
+    position = base + slot
     seq_len = rows.seq_len[group, None]
     hidden = position >= seq_len
-    # Only the tail of a row's last block was perhaps never written by it; padding repeats a block of its own.
-    tail = hidden & (slot < (rows.num_blocks[group] * rows.block_size)[:, None])
+    # What a slot holds: padding repeats the row's first block. Past the row's end, nobody has written it since it changed hands.
+    is_padding = slot >= (rows.num_blocks[group] * rows.block_size)[:, None]
+    unwritten_slots = np.where(is_padding, base + slot % rows.block_size, position) >= seq_len
     if rows.window is not None:
         hidden |= position < seq_len - rows.window
     if not hidden.any():
         return None, None
     mask = np.where(hidden, np.float32("-inf"), np.float32(0.0))
-    row, offset = np.nonzero(tail)
+    row, offset = np.nonzero(unwritten_slots)
     heads = np.arange(2 * rows.num_kv_heads)
     unwritten = ((row[:, None] * heads.size + heads) * slot.size + offset[:, None]).reshape(-1)
     return rows.on_device(mask[:, None, None, :]), rows.on_device(unwritten) if unwritten.size else None

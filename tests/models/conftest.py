@@ -1,0 +1,115 @@
+"""Folders written by transformers, and both models read from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.registry import load_model
+from headrace_model_folder import ModelFolder
+
+VOCAB_SIZE = 96
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+    # Ten times the usual: random models with small weights hardly depend on their context, and would forgive a wrong mask.
+    "initializer_range": 0.2,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+_LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def _llama(**changes: Any) -> transformers.PreTrainedConfig:
+    return transformers.LlamaConfig(**{**_BASE, **changes})
+
+
+def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 1000.0, **parameters}}
+
+
+CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+    "llama": _llama,
+    "llama-tied": lambda: _llama(tie_word_embeddings=True),
+    "llama-llama3": lambda: _llama(**_rope("llama3", **_LLAMA3)),
+    "llama-linear": lambda: _llama(**_rope("linear", factor=4.0)),
+    "llama-dynamic": lambda: _llama(**_rope("dynamic", factor=4.0)),
+    "llama-yarn": lambda: _llama(**_rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    "llama-yarn-mscale": lambda: _llama(
+        **_rope("yarn", factor=8.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=0.5, truncate=False)
+    ),
+    "llama-biases": lambda: _llama(attention_bias=True, mlp_bias=True),
+    "llama-mha": lambda: _llama(num_key_value_heads=8),
+    "llama-group-8": lambda: _llama(num_key_value_heads=1, head_dim=16),
+    "mistral": lambda: transformers.MistralConfig(**_BASE, sliding_window=None),
+    "mistral-window": lambda: transformers.MistralConfig(**_BASE, sliding_window=21),
+    "qwen2": lambda: transformers.Qwen2Config(**_BASE),
+    "qwen2-window-tied": lambda: transformers.Qwen2Config(
+        **_BASE, use_sliding_window=True, sliding_window=19, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "qwen3": lambda: transformers.Qwen3Config(**_BASE, head_dim=24),
+    "qwen3-tied-bias": lambda: transformers.Qwen3Config(
+        **_BASE, head_dim=8, tie_word_embeddings=True, attention_bias=True
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """One folder, read by transformers and by us, in fp32."""
+
+    name: str
+    path: pathlib.Path
+    theirs: transformers.PreTrainedModel
+    ours: CausalLM
+
+
+def ignore_progress(phase: str, done: int, total: int, unit: str) -> None:
+    """A progress callback for those who don't care."""
+
+
+def load(path: pathlib.Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    folder = ModelFolder.open(path)
+    return load_model(folder, folder.config, dtype, torch.device("cpu"), "folder", 0, ignore_progress)
+
+
+def write_checkpoint(path: pathlib.Path, name: str, **options: Any) -> transformers.PreTrainedModel:
+    """Saves a random model of CONFIGS, norms and biases randomized too (transformers starts them at ones and zeros)."""
+    torch.manual_seed(0)
+    config = CONFIGS[name]()
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    model.save_pretrained(path, **options)
+    return model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def two_threads() -> None:
+    torch.set_num_threads(2)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    path = tmp_path_factory.mktemp(request.param)
+    # Every other folder comes in many shards.
+    shards = {"max_shard_size": "40KB"} if list(CONFIGS).index(request.param) % 2 else {}
+    theirs = write_checkpoint(path, request.param, **shards)
+    return Pair(request.param, path, theirs, load(path))
