@@ -6,6 +6,7 @@ import pytest
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, request
 
+from headrace_backend.engine.requests import AbortCause
 from headrace_backend.step_plan import StepPlan
 
 
@@ -122,6 +123,66 @@ def test_token_on_its_way_at_preemption_is_kept() -> None:
     assert len(readers[1].tokens[0]) == before + 1
     harness.run()
     assert readers[1].tokens[0] == expected_tokens(new, 0)
+
+
+def test_preempted_sequence_waits_for_a_token_that_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a deeper pipeline than ours can show it with certainty."""
+    monkeypatch.setattr("headrace_backend.engine.engine.MAX_STEPS_IN_FLIGHT", 3)
+    harness = Harness(num_blocks=4, max_num_seqs=2)
+    old, new = request(30, max_tokens=30), request(15, max_tokens=14, seed=1)
+    harness.add(old)
+    harness.now_ns += 1
+    reader = harness.add(new)
+    while not harness.engine.load().preemptions:
+        if harness.engine.num_in_flight == 2:
+            harness.settle()
+        next_plan(harness)
+    assert harness.engine.num_in_flight == 2
+    harness.engine.abort(old.request_id, "", AbortCause.CANCELLED)
+    assert harness.engine.plan() is None
+    harness.run()
+    assert reader.tokens[0] == expected_tokens(new, 0)
+
+
+@pytest.mark.parametrize(("priority", "steps_before"), [(1, 6), (1, 1), (-1, 6), (-1, 1)])
+def test_prompt_in_chunks_gives_way_to_decodes_or_stalls_behind_them(priority: int, steps_before: int) -> None:
+    """Six rows cross a block's border at once, while a prompt, more or less urgent than they, is half computed and blocks are short."""
+    harness = Harness(num_blocks=17, max_num_batched_tokens=22, enable_prefix_cache=False, ageing_s=1.0)
+    specs = [request(8, max_tokens=20, seed=seed) for seed in range(6)]
+    readers = [harness.add(spec) for spec in specs]
+    for _ in range(steps_before):
+        harness.step()
+    specs.append(request(140, max_tokens=3, priority=priority))
+    readers.append(harness.add(specs[-1]))
+    while harness.engine.has_work:
+        harness.step()
+        harness.engine.check_integrity()
+    for spec, reader in zip(specs, readers, strict=True):
+        assert reader.tokens[0] == expected_tokens(spec, 0)
+    *of_decodes, of_prompt = [reader.done.preemptions for reader in readers if reader.done is not None]
+    if steps_before == 6:
+        # What the step computes already is not taken from it; the prompt stalls and keeps what it has.
+        assert (sum(of_decodes), of_prompt) == (0, 0)
+    elif priority < 0:
+        assert (sum(of_decodes), of_prompt) == (0, 1)
+    else:
+        assert sum(of_decodes) > 0 and of_prompt == 0
+
+
+def test_request_with_one_output_preempted_still_decodes() -> None:
+    harness = Harness(num_blocks=3, enable_prefix_cache=False)
+    spec = request(10, max_tokens=30, n=2)
+    reader = harness.add(spec)
+    while not harness.engine.load().preemptions:
+        harness.step()
+    while len(reader.ends) < 1:
+        harness.step()
+    harness.run()
+    assert [reader.tokens[index] for index in range(2)] == [expected_tokens(spec, index) for index in range(2)]
+    done = reader.done
+    assert done is not None and done.preemptions == 1
+    # Only between the end of the one and the next step of the other nothing is computed.
+    assert done.preempted_ns <= 2_000
 
 
 def test_prefix_of_an_ended_request_is_not_computed_again() -> None:

@@ -49,4 +49,5 @@ def test_ended_sequences_are_swept_out_before_they_surface() -> None:
         entered.ended = True
         queue.note_ended()
     assert len(queue._heap) < 200
+    assert len(queue) == 1
     assert queue.peek() is front

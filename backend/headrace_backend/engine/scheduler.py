@@ -95,7 +95,7 @@ class Scheduler:
         catching_up, enough = self._schedule_decodes(builder, now_ns)
         enough &= self._schedule_catching_up(catching_up, builder, now_ns)
         if enough and num_preemptions == self.num_preemptions:
-            self._admit_waiting(catching_up, builder, now_ns)
+            self._admit_waiting(builder, now_ns)
         self.kv.end_step()
         return builder.num_tokens > 0
 
@@ -113,6 +113,8 @@ class Scheduler:
         rows = [sequence.row for sequence in self.running]
         assert sorted(rows + self._free_rows) == list(range(self._num_rows)), "a row is lost or held twice"
         assert all(not sequence.ended for sequence in self.running), "an ended sequence holds a row"
+        assert all(s.num_settled <= s.num_computed <= s.capacity for s in self.running), "settled <= scheduled <= room"
+        assert all(not s.blocks and s.row == NO_ROW for s in self.waiting), "a waiting sequence holds something"
         keys = [sequence.urgency for sequence in self.running]
         assert keys == sorted(keys), "running sequences are ordered by urgency"
 
@@ -145,18 +147,17 @@ class Scheduler:
             self._add_known(sequence, count, builder, now_ns)
         return True
 
-    def _admit_waiting(self, catching_up: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
+    def _admit_waiting(self, builder: PlanBuilder, now_ns: int) -> None:
+        """Lets in who fits with all its tokens. Whoever catches up takes all of the budget first, so nobody's missing blocks are given away."""
         kv, budget = self.kv, self._config.max_num_batched_tokens
         assert kv is not None, "there is a worker"
-        promised = sum(kv.num_missing(s, s.num_tokens) for s in catching_up if not s.decodes)
         while self._free_rows and builder.num_tokens < budget:
             sequence = self.waiting.peek()
             # A token sampled before a preemption may still be on its way; it has to be read before it can be computed again.
             if sequence is None or sequence.num_unread:
                 return
             prefix = kv.find_prefix(sequence)
-            needed = kv.num_needed(sequence, prefix)
-            if needed + promised + self._num_spare_blocks() > kv.pool.num_available:
+            if kv.num_needed(sequence, prefix) + self._num_spare_blocks() > kv.pool.num_available:
                 return
             self.waiting.pop()
             self._occupy(sequence, now_ns)
@@ -166,7 +167,6 @@ class Scheduler:
             kv.grow(sequence, sequence.num_computed + count)
             builder.admit(sequence)
             builder.update_table(sequence.row, 0, sequence.blocks)
-            promised += kv.num_missing(sequence, sequence.num_tokens)
             self._add_known(sequence, count, builder, now_ns)
 
     def _note_prefix(self, sequence: Sequence) -> None:
