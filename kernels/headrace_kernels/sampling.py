@@ -22,6 +22,9 @@ from headrace_kernels.philox import NoiseKeys, gumbel_noise_at_reference, gumbel
 
 _FIRST_CANDIDATES = 128
 _MORE_CANDIDATES = 16
+_BLOCK = 128
+# Below, the extra calls cost more than they save.
+_MIN_BLOCKED_ELEMENTS = 1 << 15
 
 
 class Truncation(NamedTuple):
@@ -154,7 +157,20 @@ def _draw_prefix(
 
 def choose_greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`choose_greedy_reference`, by the best implementation for the device."""
+    if logits.device.type == "cpu" and logits.shape[1] % _BLOCK == 0 and logits.numel() >= _MIN_BLOCKED_ELEMENTS:
+        return _choose_greedy_by_blocks(logits)
     return choose_greedy_reference(logits)
+
+
+def _choose_greedy_by_blocks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The highest value of each block first, then the place in the first block that has the highest of all.
+
+    On a CPU three to five times as fast: torch vectorises a maximum without its place, but not one with it. A NaN is the highest value to both.
+    """
+    blocks = logits.reshape(logits.shape[0], -1, _BLOCK)
+    peaks, best = blocks.amax(dim=2).max(dim=1)
+    places = blocks[torch.arange(blocks.shape[0]), best].argmax(dim=1)
+    return best * _BLOCK + places, peaks.isfinite()
 
 
 def draw(logits: torch.Tensor, temperature: torch.Tensor, keys: NoiseKeys) -> torch.Tensor:

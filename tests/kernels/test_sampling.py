@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from headrace_kernels.ordering import top_tokens_reference
 from headrace_kernels.philox import NoiseKeys
-from headrace_kernels.sampling import Truncation, choose_greedy, draw, draw_truncated, kept_tokens_reference
+from headrace_kernels.sampling import (
+    Truncation,
+    _choose_greedy_by_blocks,
+    choose_greedy,
+    choose_greedy_reference,
+    draw,
+    draw_truncated,
+    kept_tokens_reference,
+)
 
 # Few different values, so that equal logits are common.
 LOGIT = st.one_of(st.integers(-3, 3).map(float), st.floats(-20, 20, width=32), st.just(-math.inf))
@@ -164,6 +172,21 @@ def test_greedy_takes_the_lowest_id_among_equals_and_names_unsound_rows() -> Non
     )
     assert tokens[:3].tolist() == [1, 0, 2]
     assert sound.tolist() == [True, True, True, False, False, False]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.sampled_from([128, 640, 8192]), st.integers(0, 2**31), st.booleans())
+def test_greedy_by_blocks_is_greedy(count: int, vocab: int, seed: int, with_unsound_rows: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    # Few different values: the highest comes often, in several blocks.
+    logits = torch.randint(0, 8, (count, vocab), generator=generator).float()
+    if with_unsound_rows:
+        logits[0, vocab // 2] = (math.nan, math.inf)[seed % 2]
+        logits[-1] = -math.inf
+    tokens, sound = _choose_greedy_by_blocks(logits)
+    expected_tokens, expected_sound = choose_greedy_reference(logits)
+    assert sound.tolist() == expected_sound.tolist()
+    assert tokens.tolist() == expected_tokens.tolist()
 
 
 @pytest.mark.parametrize("parameters", [truncation(top_p=0.9, count=3), truncation(top_k=4, count=3)])

@@ -5,6 +5,7 @@ Owns the meaning of "auto" in the configuration.
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import torch
@@ -12,6 +13,12 @@ import torch
 from headrace_backend.config import EngineConfig
 from headrace_backend.worker.errors import StartRefused
 from headrace_model_folder import ModelConfig
+
+# glibc's malloc.h
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_LARGEST_KEPT_BYTES = 64 << 20
+_MOST_KEPT_BYTES = 512 << 20
 
 _DTYPES = {
     "bf16": torch.bfloat16,
@@ -59,3 +66,17 @@ def prepare_torch(config: EngineConfig, device: torch.device) -> None:
     torch.set_num_interop_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """Has glibc's allocator keep what tensors free, for the next step's tensors.
+
+    By default every tensor above 128 KiB to 32 MiB is mapped and unmapped, and touching its fresh pages costs more than computing it: penalties for 64 rows
+    and 8,192 tokens took 10 to 14 ms instead of 6 to 7. Caches, larger than this, are still mapped by themselves. Other C libraries have no such knob.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT_BYTES)
