@@ -110,12 +110,14 @@ class Backend:
             self._log.info("ended")
 
     def _on_ready(self, ready: WorkerReady) -> None:
+        first = self._facts.ready is None
         self._facts.ready = ready
         self._facts.max_context_tokens = self._engine_loop.engine.max_context_tokens
         self._service.send_welcome()
-        # What start-up made lives as long as the process; no collection needs to look at it again.
-        gc.collect()
-        gc.freeze()
+        if first:
+            # What start-up made lives as long as the process; no collection needs to look at it again.
+            gc.collect()
+            gc.freeze()
         model = self._facts.describe()
         self._log.info("ready", model=model.name, revision=model.revision, address=self._address.target)
 
