@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import uvloop
 from google.rpc import code_pb2, status_pb2
+
 from headrace_model_folder import ModelFolder
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 

@@ -37,7 +37,7 @@ def provenance() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
-        "command": " ".join([f"python -m {pathlib.Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": " ".join([f"python -m benchmarks.{pathlib.Path(sys.argv[0]).stem}", *sys.argv[1:]]),
     }
 
 

@@ -12,9 +12,9 @@ import random
 import grpc
 import psutil
 import pytest
-from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
-
 from tests.support.running_server import RunningServer, running_server, wait_until
+
+from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 
 REQUESTS = 500
 SHAPES = 32

@@ -10,9 +10,9 @@ import time
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
-
 from tests.support.running_server import RunningServer, alive, running_server, wait_until
+
+from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 
 STREAMS = 8
 TOKENS = 400

@@ -91,8 +91,8 @@ def wait_until(condition: object, timeout_s: float, what: str) -> None:
 
 
 def _collect(process: subprocess.Popen[str], lines: list[str], seen: queue.Queue[str]) -> None:
-    assert process.stderr is not None
-    for line in process.stderr:
+    assert process.stdout is not None
+    for line in process.stdout:
         lines.append(line)
         seen.put(line)
 
@@ -127,7 +127,7 @@ def running_server(*options: str, model: pathlib.Path = DEMO, timeout_s: float =
         *options,
     ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")} | {"PYTHONPATH": _PYTHONPATH}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     lines: list[str] = []
     seen: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_collect, args=(process, lines, seen), daemon=True).start()
