@@ -71,12 +71,19 @@ class BackendProcess:
         return self.log_path.read_text()
 
     def log_lines(self, event: str) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
+        # The last line may be half written.
+        lines = [json.loads(line) for line in self.log.splitlines() if line.startswith("{") and line.endswith("}")]
         return [line for line in lines if line["event"] == event]
 
     def worker_pids(self) -> list[int]:
         pid = self.process.pid
         return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def wait_listening(self) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not self.log_lines("listening"):
+            assert self.process.poll() is None and time.monotonic() < deadline, self.log
+            time.sleep(0.02)
 
     async def wait_exit(self, timeout_s: float = LIMIT_S) -> int:
         return await asyncio.to_thread(self.process.wait, timeout_s)
