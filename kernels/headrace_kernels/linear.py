@@ -8,7 +8,7 @@ from torch.nn import functional
 
 # oneDNN's matrix product, which PyTorch uses for low precision only; for fp32 it would take MKL, which is 2 to 3 times slower on AMD processors (28 MB of
 # weights, 2 threads: 2.5 against 3.8 ms for 1 token, 4.2 against 9 ms for 32, 18 against 51 ms for 256) and rounds a row differently with every batch size.
-_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 
 
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
