@@ -29,6 +29,11 @@ def draw(slots: list[int], seed: int, output_index: int, position: int, history:
     return hash((tuple(slots), seed, output_index, position, history)) % VOCAB_SIZE
 
 
+def top_tokens(token: int, num_logprobs: int) -> list[int]:
+    """What the worker reports as most likely beside a sampled token; fewer beside some tokens than asked for."""
+    return [(token + offset) % VOCAB_SIZE for offset in range(min(num_logprobs, 1 + token % 3))]
+
+
 def expected_tokens(request: EngineRequest, output_index: int) -> list[int]:
     """max_tokens tokens of an output, ignoring stops, computed without any engine."""
     prompt = request.prompt_ids.tolist()
@@ -170,8 +175,8 @@ class FakeWorker:
             if admission.needs_history:
                 row.history.append(token)
             if admission.num_logprobs >= 0:
-                logprobs.append((index, -float(token), token + 1, admission.num_logprobs))
-                tops.extend(range(admission.num_logprobs))
+                logprobs.append((index, -float(token), token + 1, len(top_tokens(token, admission.num_logprobs))))
+                tops.extend(top_tokens(token, admission.num_logprobs))
         result = StepResult(plan.step_id, 0, 1000, np.array(tokens, np.int32), np.array(ok, np.uint8))
         if logprobs:
             samples, sampled, ranks, counts = zip(*logprobs, strict=True)

@@ -12,7 +12,7 @@ from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.outbox import Event, OutputEnd, RequestDone, Resumed, Started
+from headrace_backend.engine.outbox import Event, LogprobColumns, OutputEnd, RequestDone, Resumed, Started
 from headrace_backend.engine.requests import EngineRequest, ModelLimits, SamplingSpec, StopSpec, Subscriber
 
 EOS = 0
@@ -55,7 +55,8 @@ class Reader:
     """What one subscription has received, output by output."""
 
     tokens: dict[int, list[int]] = dataclasses.field(default_factory=dict)
-    logprobs: list[float] = dataclasses.field(default_factory=list)
+    # Per token: its log probability, its rank, the most likely tokens.
+    logprobs: list[tuple[float, int, list[int]]] = dataclasses.field(default_factory=list)
     ends: dict[int, OutputEnd] = dataclasses.field(default_factory=dict)
     events: list[Event] = dataclasses.field(default_factory=list)
     started: Started | None = None
@@ -75,6 +76,19 @@ class Reader:
             self.resumed.append(event)
         else:
             self.done = event
+
+
+def logprob_entries(columns: LogprobColumns) -> list[tuple[float, int, list[int]]]:
+    """One entry per token."""
+    entries = []
+    first = 0
+    for sampled, rank, count in zip(columns.sampled, columns.ranks, columns.top_counts, strict=True):
+        top_logprobs = list(columns.top_logprobs[first : first + count])
+        entries.append((sampled, rank, list(columns.top_token_ids[first : first + count])))
+        assert top_logprobs == [-float(token) for token in entries[-1][2]]
+        first += count
+    assert first == len(columns.top_token_ids) == len(columns.top_logprobs)
+    return entries
 
 
 class Harness:
@@ -155,7 +169,7 @@ class Harness:
                 reader = self.readers[stream_id, handle]
                 assert output_index not in reader.ends, "no token follows the end of its output"
                 reader.tokens.setdefault(output_index, []).append(token)
-            for row, sampled in zip(outbox.logprob_rows, outbox.logprobs.sampled, strict=True):
-                self.readers[stream_id, outbox.handles[row]].logprobs.append(sampled)
+            for row, entry in zip(outbox.logprob_rows, logprob_entries(outbox.logprobs), strict=True):
+                self.readers[stream_id, outbox.handles[row]].logprobs.append(entry)
             for handle, event in outbox.events:
                 self.readers[stream_id, handle].take(event)

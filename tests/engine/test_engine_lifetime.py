@@ -38,6 +38,18 @@ def test_lost_worker_costs_no_token_and_streams_are_told() -> None:
     assert queued.resumed == []
 
 
+def test_worker_lost_twice_is_one_pause_and_every_settled_step_counts() -> None:
+    harness = Harness()
+    reader = harness.add(request(10, max_tokens=6))
+    harness.step()
+    harness.replace_worker(pause_ns=300)
+    harness.replace_worker(pause_ns=400)
+    harness.run()
+    assert [event.pause_ns for event in reader.resumed] == [700]
+    assert reader.done is not None
+    assert (reader.done.engine_restart_ns, reader.done.step_count) == (700, 6)
+
+
 def test_nothing_is_planned_without_a_worker() -> None:
     harness = Harness()
     harness.engine.worker_lost()

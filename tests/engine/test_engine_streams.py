@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.engine.fake_worker import expected_tokens
-from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
+from tests.engine.fake_worker import expected_tokens, top_tokens
+from tests.engine.harness import TOKEN_BYTES, Harness, Reader, logprob_entries, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
 from headrace_backend.engine.outbox import OutputEnd, RequestDone, Started
@@ -150,21 +150,34 @@ def test_token_outside_the_vocabulary_ends_the_output_with_an_error() -> None:
     assert reader.ends[0].reason is EndReason.ERROR
 
 
-def test_logprobs_travel_with_released_tokens() -> None:
+@pytest.mark.parametrize("strings", [(), (b"ca#",)])
+def test_logprobs_travel_with_released_tokens(strings: tuple[bytes, ...]) -> None:
     harness = Harness()
-    spec = request(10, max_tokens=6, num_logprobs=3)
+    spec = request(10, max_tokens=20, num_logprobs=3, strings=strings)
+    expected = [(-float(token), token + 1, top_tokens(token, 3)) for token in expected_tokens(spec, 0)]
     reader = harness.add(spec)
-    harness.step()
+    for _ in range(6):
+        harness.step()
     subscriber = harness.subscriber()
     snapshot = harness.engine.attach(subscriber, spec.request_id, "", None, 0)
     columns = snapshot.outputs[0].logprobs
     assert columns is not None
-    assert list(columns.sampled) == [-float(token) for token in reader.tokens[0]]
-    assert list(columns.top_token_ids) == [0, 1, 2] * len(reader.tokens[0])
+    early = logprob_entries(columns)
+    assert early == reader.logprobs == expected[: len(reader.tokens[0])]
     late = harness.readers[subscriber] = Reader()
     harness.run()
-    assert reader.logprobs == [-float(token) for token in expected_tokens(spec, 0)]
-    assert late.logprobs == reader.logprobs[len(columns) :]
+    assert reader.logprobs == expected
+    assert early + late.logprobs == expected
+
+
+def test_missing_logprobs_are_a_wrong_result() -> None:
+    harness = Harness()
+    harness.add(request(10, num_logprobs=0))
+    harness.plan()
+    result = harness.worker.run()
+    result.logprob_samples = result.logprob_samples[:0]
+    with pytest.raises(ValueError, match="log probabilities"):
+        harness.engine.settle(result)
 
 
 def test_two_readers_get_the_same_tokens() -> None:
