@@ -139,7 +139,7 @@ class WorkerSupervision:
     async def _watch(self, group: WorkerGroup) -> None:
         """Raises WorkersLost or EngineStuck; returns never."""
         watchdog_s = self._launch.config.watchdog_s
-        period_s = min(1.0, watchdog_s / 10)
+        period_s = min(0.5, watchdog_s / 20)
         watchdog = _Watchdog(self._engine_loop, group, period_s)
         while True:
             await asyncio.wait([group.lost], timeout=period_s)
