@@ -36,6 +36,14 @@ class ServiceConfig(pydantic.BaseModel):
     max_message_bytes: Annotated[
         int, Field(ge=1 << 16, le=1 << 26, description="largest message from or to a client, bytes")
     ] = 16 << 20
+    max_text_bytes: Annotated[
+        int,
+        Field(
+            ge=1 << 10,
+            le=1 << 26,
+            description="longest text that is encoded, bytes; encoding takes about 100 bytes for each",
+        ),
+    ] = 4 << 20
     max_engine_message_bytes: Annotated[
         int, Field(ge=1 << 20, le=1 << 28, description="largest message from or to the backend, bytes")
     ] = 64 << 20

@@ -120,7 +120,7 @@ class GenerationHandlers:
             model.facts.max_text_bytes,
             request.continue_last_message,
         )
-        validation.check_text(text, model.facts, "messages")
+        validation.check_text(text, model.facts.max_text_bytes, "messages")
         # The template writes special tokens out itself.
         return await model.tokenizer.encode(text, add_special_tokens=False)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from headrace.v1 import inference_pb2
 from headrace_service import validation
 from headrace_service.rpc_boundary import Call
 from headrace_service.service_core import ServiceCore
+from headrace_service.tokenization import SLICE_TOKENS
 
 
 class ModelHandlers:
@@ -15,12 +18,17 @@ class ModelHandlers:
         self._core = core
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, call: Call) -> inference_pb2.TokenizeResponse:
-        """Encodes a text of any length that fits a message."""
+        """Encodes a text, whether it fits the context or not."""
         model = self._core.model
         validation.check_model_name(request.model, model.facts)
+        validation.check_text(request.text, self._core.config.max_text_bytes, "text")
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
         token_ids = await model.tokenizer.encode(request.text, add_special_tokens)
-        return inference_pb2.TokenizeResponse(token_ids=token_ids.tolist())
+        response = inference_pb2.TokenizeResponse()
+        for begin in range(0, len(token_ids), SLICE_TOKENS):
+            response.token_ids.extend(token_ids[begin : begin + SLICE_TOKENS].tolist())
+            await asyncio.sleep(0)
+        return response
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, call: Call

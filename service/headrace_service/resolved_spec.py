@@ -59,7 +59,7 @@ class ModelFacts:
         vocabulary_size: token ids are below it.
         max_context_tokens: of prompt and output together.
         max_outputs: largest n.
-        max_text_bytes: longer texts cannot fit the context whatever they hold.
+        max_text_bytes: longest prompt; what is longer cannot fit the context, or is too long to be encoded.
         defaults: what absent sampling parameters become.
     """
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import pathlib
 from collections.abc import Iterator
 
 from headrace_protos.engine.v1 import engine_pb2
@@ -63,15 +62,17 @@ class ServiceCore:
         Raises:
             InvalidModelFolder: the folder cannot be served.
         """
-        if self._model is not None and self._model.engine == engine:
+        known = self._model.described_anew(engine) if self._model is not None else None
+        if known is not None:
+            self._model = known
             return
-        folder: pathlib.Path | None = self.config.model_folder
-        load = TextModel.load
-        self._model = await asyncio.get_running_loop().run_in_executor(
-            self._threads, load, engine, folder, self._threads
+        config = self.config
+        model = await asyncio.get_running_loop().run_in_executor(
+            self._threads, TextModel.load, engine, config.model_folder, config.max_text_bytes, self._threads
         )
-        if self._model.chat_template is not None:
+        if model.chat_template is not None:
             await self.templates.warm_up()
+        self._model = model
 
     @contextlib.contextmanager
     def open_generation(self) -> Iterator[None]:

@@ -45,13 +45,18 @@ class TextModel:
 
     @classmethod
     def load(
-        cls, engine: engine_pb2.EngineModel, folder_path: pathlib.Path | None, threads: concurrent.futures.Executor
+        cls,
+        engine: engine_pb2.EngineModel,
+        folder_path: pathlib.Path | None,
+        max_text_bytes: int,
+        threads: concurrent.futures.Executor,
     ) -> TextModel:
         """Reads what the service needs of the folder; never its weights.
 
         Args:
             engine: the engine's own description, whose folder is read unless another is given.
             folder_path: a folder of the same model on this machine.
+            max_text_bytes: longest text that is encoded.
             threads: where long texts are encoded.
 
         Raises:
@@ -64,12 +69,19 @@ class TextModel:
         pieces = _piece_table(table, engine.vocabulary_size)
         return cls(
             engine=engine,
-            facts=_facts(engine, pieces, folder.generation_defaults),
+            facts=_facts(engine, pieces, folder.generation_defaults, max_text_bytes),
             tokenizer=Tokenizer(tokenizer_path, threads),
             pieces=pieces,
             chat_template=folder.chat_template,
             template_tokens=dict(folder.template.special_tokens),
         )
+
+    def described_anew(self, engine: engine_pb2.EngineModel) -> TextModel | None:
+        """Returns this model with what else the engine says of it (its cache, after a restart); None if it is not about this model."""
+        of_text = ("name", "revision", "folder", "vocabulary_size", "max_context_tokens", "max_outputs")
+        if any(getattr(self.engine, field) != getattr(engine, field) for field in of_text):
+            return None
+        return dataclasses.replace(self, engine=engine)
 
     def describe(self) -> inference_pb2.Model:
         """Returns the model as GetModel reports it."""
@@ -104,13 +116,15 @@ def _piece_table(table: FolderTokenTable, vocabulary_size: int) -> PieceTable:
     return PieceTable(table.token_bytes, table.special_ids, table.strips_leading_space, vocabulary_size)
 
 
-def _facts(engine: engine_pb2.EngineModel, pieces: PieceTable, folder_defaults: GenerationDefaults) -> ModelFacts:
+def _facts(
+    engine: engine_pb2.EngineModel, pieces: PieceTable, folder_defaults: GenerationDefaults, max_text_bytes: int
+) -> ModelFacts:
     return ModelFacts(
         name=engine.name,
         vocabulary_size=engine.vocabulary_size,
         max_context_tokens=engine.max_context_tokens,
         max_outputs=engine.max_outputs,
-        max_text_bytes=engine.max_context_tokens * pieces.max_piece_bytes * _NORMALIZER_SLACK,
+        max_text_bytes=min(max_text_bytes, engine.max_context_tokens * pieces.max_piece_bytes * _NORMALIZER_SLACK),
         defaults=_default_sampling(folder_defaults),
     )
 

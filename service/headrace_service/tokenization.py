@@ -15,6 +15,8 @@ import numpy.typing as npt
 import tokenizers
 
 TokenIds = npt.NDArray[np.uint32]
+# What is converted without a pause: a few milliseconds' worth.
+SLICE_TOKENS = 1 << 16
 _INLINE_CHARS = 2048
 
 
@@ -51,5 +53,9 @@ class Tokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> TokenIds:
         # The batch call of one leaves character offsets out, which nobody here reads.
-        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        return np.array(encoding.ids, dtype=np.uint32)
+        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        column = np.empty(len(ids), dtype=np.uint32)
+        # In slices, between which the interpreter's lock can change hands.
+        for begin in range(0, len(ids), SLICE_TOKENS):
+            column[begin : begin + SLICE_TOKENS] = ids[begin : begin + SLICE_TOKENS]
+        return column

@@ -155,10 +155,10 @@ def check_token_ids(token_ids: Iterable[int], vocabulary_size: int, field: str) 
     found.raise_if_any()
 
 
-def check_text(text: str, model: ModelFacts, field: str) -> None:
-    """Raises INVALID_ARGUMENT if no tokenization of the text could fit the context: cheaper than to tokenize it."""
+def check_text(text: str, max_bytes: int, field: str) -> None:
+    """Raises INVALID_ARGUMENT if a text is too long to be encoded."""
     found = Violations()
-    _check_text_size(text, model, field, found)
+    _check_text_size(text, max_bytes, field, found)
     found.raise_if_any()
 
 
@@ -214,7 +214,7 @@ def _check_prompt(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_cha
         found.add("spec.prompt", "one of spec.text and spec.token_ids must be set")
     elif kind == "text":
         found.require(spec.text != "", "spec.text", "must not be empty")
-        _check_text_size(spec.text, model, "spec.text", found)
+        _check_text_size(spec.text, model.max_text_bytes, "spec.text", found)
     else:
         _check_prompt_ids(spec.token_ids.ids, model, found)
 
@@ -228,13 +228,10 @@ def _check_prompt_ids(ids: message.Message | Iterable[int], model: ModelFacts, f
         _check_ids(ids, model.vocabulary_size, "spec.token_ids.ids", found)  # type: ignore[arg-type]
 
 
-def _check_text_size(text: str, model: ModelFacts, field: str, found: Violations) -> None:
-    num_bytes = len(text.encode()) if len(text) * 4 > model.max_text_bytes else 0
-    if num_bytes > model.max_text_bytes:
-        found.add(
-            field,
-            f"has {num_bytes} bytes; a text of more than {model.max_text_bytes} cannot fit {model.max_context_tokens} tokens",
-        )
+def _check_text_size(text: str, max_bytes: int, field: str, found: Violations) -> None:
+    # A character has at most 4 bytes; most texts need no count.
+    num_bytes = len(text.encode()) if len(text) * 4 > max_bytes else 0
+    found.require(num_bytes <= max_bytes, field, f"has {num_bytes} bytes; must have at most {max_bytes}")
 
 
 def _check_ids(token_ids: Iterable[int], vocabulary_size: int, field: str, found: Violations) -> None:

@@ -45,7 +45,7 @@ CASES: dict[str, tuple[Callable[[int], Spec], str, str]] = {
     "id 2^32-1": (ids(2**32 - 1), "spec.token_ids.ids[0]", "below the vocabulary size"),
     "prompt of context tokens": (ids(*[5] * 512), "spec.token_ids.ids", "at most 511"),
     "text of context tokens": (lambda _: Spec(text="q~" * 256), "spec.text", "at most 511"),
-    "text that can never fit": (lambda _: Spec(text="a" * (4 << 20)), "spec.text", "cannot fit 512 tokens"),
+    "text that can never fit": (lambda _: Spec(text="a" * (4 << 20)), "spec.text", "must have at most"),
     "prompt and max_tokens": (
         lambda _: Spec(token_ids=Ids(ids=[5] * 500), stop=Stop(max_tokens=13)), "spec.stop.max_tokens", "at most 12",
     ),
@@ -258,6 +258,12 @@ async def test_bad_conversations_are_refused_by_field(
         await events_of(running.stub.Chat(request_))
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert field in violations_of(refused.value)
+
+
+async def test_a_text_to_tokenize_has_a_limit(running: Running) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await running.stub.Tokenize(inference_pb2.TokenizeRequest(text="é" * ((2 << 20) + 1)))
+    assert violations_of(refused.value) == {"text": "has 4194306 bytes; must have at most 4194304"}
 
 
 async def test_an_idempotency_key_has_a_limit(running: Running) -> None:

@@ -166,7 +166,7 @@ async def test_a_thousand_streams_opened_at_once_are_all_answered(running: Runni
 
 async def test_a_long_text_being_encoded_does_not_stop_other_calls(running: Running) -> None:
     encode = asyncio.ensure_future(
-        running.stub.Tokenize(inference_pb2.TokenizeRequest(text="the quick brown fox " * (4 << 20 >> 4)))
+        running.stub.Tokenize(inference_pb2.TokenizeRequest(text="the quick brown fox " * ((4 << 20) // 20)))
     )
     await asyncio.sleep(0.05)
     slowest_s = 0.0
@@ -176,7 +176,7 @@ async def test_a_long_text_being_encoded_does_not_stop_other_calls(running: Runn
         await running.stub.ListModels(inference_pb2.ListModelsRequest())
         slowest_s = max(slowest_s, time.monotonic() - began_s)
         answered += 1
-    assert len((await encode).token_ids) > 1 << 20
+    assert len((await encode).token_ids) > 800_000
     assert answered > 5
-    # Copying a million ids out of the tokenizer holds the interpreter for a moment; encoding them, seconds long, must not.
-    assert slowest_s < 1.0
+    # Encoding takes seconds; on a busy machine the longest hold of the interpreter's lock (the tokenizer's list of ids) is far less.
+    assert slowest_s < 0.5
