@@ -1,13 +1,15 @@
 """`headrace demo`: an answer from a real server within seconds, and nothing left behind.
 
-Owns the story that `make demo` tells. The server is a private one of headrace.local, the question goes through Chat over gRPC, and the
-figures are the ones of every other command (ledger_table.py).
+Owns the story that `make demo` tells. The server is a private one of headrace.local that listens on a free loopback port besides, the
+question goes through Chat over that port, and the figures are the ones of every other command (ledger_table.py).
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import threading
 import time
 from typing import Any
 
@@ -17,6 +19,7 @@ from headrace.cli.ledger_table import print_ledger
 from headrace.cli.output import show_text, warn
 from headrace.client import DEFAULT_SERVER, Client
 from headrace.local_server import local
+from headrace.server_process import LocalServerError
 from headrace.timing import StreamTimer
 
 DEFAULT_MODEL = "models/demo"
@@ -31,6 +34,8 @@ NEXT_PROMPTS = (
 # one thread and 155 ms (median) with two, which wait for each other at every operation.
 KV_CACHE_BYTES = 256 * 2**20
 WORKER_THREADS = 1
+ANNOUNCEMENT_SECONDS = 5.0
+_ANNOUNCEMENT = re.compile(r"listening on .*?(127\.0\.0\.1:\d+)")
 
 
 @click.command()
@@ -42,21 +47,23 @@ WORKER_THREADS = 1
 )
 def demo(prompt: str, model: str, max_tokens: int, worker_threads: int) -> None:
     """Start a server with the demo model, stream one answer, show where the time went, and stop the server."""
-    warn(f"starting a server for {model} on a private socket: one backend, one worker, one gRPC service ...")
+    warn(f"starting a server for {model} on a free loopback port: one backend, one worker, one gRPC service ...")
     begun = time.monotonic()
     progress = Progress()
     server = local(
         model,
+        listen="127.0.0.1:0",
         log_format="json",
         kv_cache_bytes=KV_CACHE_BYTES,
         worker_threads=worker_threads,
         on_line=progress.show,
     )
-    with server as client:
-        progress.ready = True
-        warn(f"ready after {time.monotonic() - begun:.1f} s")
-        _describe(client)
-        _answer(client, prompt, max_tokens)
+    with server:
+        address = progress.wait_for_address()
+        warn(f"ready on {address} after {time.monotonic() - begun:.1f} s")
+        with Client(address) as client:
+            _describe(client)
+            _answer(client, prompt, max_tokens)
         warn("stopping the server ...")
     _what_next(model)
 
@@ -66,9 +73,27 @@ class Progress:
 
     def __init__(self) -> None:
         self.ready = False
+        self._address = ""
+        self._announced = threading.Event()
+
+    def wait_for_address(self) -> str:
+        """The HOST:PORT that the server announced; it does so as soon as it is ready.
+
+        Raises:
+            LocalServerError: It did not.
+        """
+        self.ready = True
+        if not self._announced.wait(ANNOUNCEMENT_SECONDS):
+            raise LocalServerError("the server is ready but did not say on which port")
+        return self._address
 
     def show(self, line: str) -> None:
         """Prints a line of the server, if it says something."""
+        announced = _ANNOUNCEMENT.match(line)
+        if announced:
+            self._address = announced.group(1)
+            self._announced.set()
+            return
         message = self._message(line)
         if message:
             warn(f"  {message}")
