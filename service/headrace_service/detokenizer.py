@@ -59,10 +59,10 @@ class PieceTable:
 class IncrementalDetokenizer:
     """The text of one output while its tokens arrive."""
 
-    __slots__ = ("_all_pieces", "_held", "_pieces", "_tail", "_texts")
+    __slots__ = ("_held", "_matched_pieces", "_pieces", "_tail", "_texts")
 
     def __init__(self, table: PieceTable, skip_special: bool) -> None:
-        self._all_pieces = table.pieces
+        self._matched_pieces, _ = table.columns(skip_special=True)
         self._pieces, self._texts = table.columns(skip_special)
         self._held: list[int] = []
         self._tail = b""
@@ -89,7 +89,7 @@ class IncrementalDetokenizer:
 
         Args:
             token_ids: the tokens that came with the end; may be none.
-            trim_bytes: how many bytes, counted with special tokens as their text, to cut from the end.
+            trim_bytes: how many bytes to cut from the end; special tokens count as none, and those within what is cut go with it.
 
         Returns:
             These tokens and those held back, and their text.
@@ -115,12 +115,12 @@ class IncrementalDetokenizer:
         return released, b"".join([self._pieces[token] for token in released]).decode("utf-8", errors="replace")
 
     def _trimmed(self, token_ids: list[int], trim_bytes: int) -> list[bytes]:
-        """Returns the tokens' visible bytes, less what the engine cut: it counts special tokens as their text."""
+        """Returns the tokens' bytes, less what the engine cut: it matches stop strings on the text without special tokens."""
         pieces = [self._pieces[token] for token in token_ids]
         for row in range(len(token_ids) - 1, -1, -1):
             if trim_bytes <= 0:
                 break
-            num_bytes = len(self._all_pieces[token_ids[row]])
+            num_bytes = len(self._matched_pieces[token_ids[row]])
             pieces[row] = pieces[row][: max(0, num_bytes - trim_bytes)]
             trim_bytes -= num_bytes
         return pieces

@@ -85,17 +85,18 @@ def test_only_tokens_within_a_character_are_held_back(tokens: list[int], splits:
 
 @given(_tokens, st.integers(0, 20), st.integers(0, 12))
 def test_trimming_cuts_bytes_from_the_end(tokens: list[int], num_fed: int, trim_bytes: int) -> None:
-    detokenizer = IncrementalDetokenizer(_TABLE, False)
+    detokenizer = IncrementalDetokenizer(_TABLE, True)
     before, text_before = detokenizer.feed(tokens[:num_fed])
     _, rest = detokenizer.finish(tokens[num_fed:], trim_bytes)
-    late = b"".join(_PIECES[token] if token < len(_PIECES) else b"" for token in tokens[len(before) :])
-    assert text_before + rest == whole(before, False) + late[: max(0, len(late) - trim_bytes)].decode(errors="replace")
+    late = b"".join(_PIECES[token] if token < _SPECIAL else b"" for token in tokens[len(before) :])
+    assert text_before + rest == whole(before, True) + late[: max(0, len(late) - trim_bytes)].decode(errors="replace")
 
 
-def test_trimming_counts_a_hidden_special_token_as_its_text() -> None:
+def test_trimming_counts_special_tokens_as_nothing_and_cuts_those_within() -> None:
     stop = [_PIECES.index(b"the "), _SPECIAL]
-    assert IncrementalDetokenizer(_TABLE, True).finish(stop, len(b"<end>"))[1] == "the "
-    assert IncrementalDetokenizer(_TABLE, True).finish(stop, len(b" <end>"))[1] == "the"
+    for skip_special in (True, False):
+        assert IncrementalDetokenizer(_TABLE, skip_special).finish(stop, len(b" "))[1] == "the"
+    assert IncrementalDetokenizer(_TABLE, False).finish(stop, 0)[1] == "the <end>"
 
 
 def test_a_text_that_stands_alone_loses_sentencepieces_leading_space_and_an_output_keeps_it() -> None:

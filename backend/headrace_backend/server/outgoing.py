@@ -148,7 +148,7 @@ def write_attached(
     """The answer to an attach, within messages of about `max_bytes`.
 
     A log that fits comes whole in `Attached`. Of a longer one `Attached` has the heads only (no tokens, no ends), and the tokens follow as
-    `StepOutputs` of the handle, in order, the ends after them.
+    `StepOutputs` of the handle, in order, each output's end with its last tokens.
     """
     whole = snapshot_bytes(snapshot) <= max_bytes
     attached = engine_pb2.Attached(
@@ -179,13 +179,14 @@ def _write_log(log: engine_pb2.OutputLog, output: OutputSnapshot) -> None:
 
 def _write_parts(handle: int, snapshot: AttachSnapshot, now_ns: int, max_bytes: int) -> Iterator[engine_pb2.FromEngine]:
     for output in snapshot.outputs:
-        for part in _log_parts(handle, output, max_bytes):
+        parts = list(_log_parts(handle, output, max_bytes)) or [Outbox()]
+        if output.end is not None:
+            # With the last tokens: they must not be rendered before it is known how much of their text is cut.
+            parts[-1].events = [(handle, output.end)]
+        for part in parts:
             yield write_outbox(part, now_ns)
-    ends: list[tuple[int, Event]] = [(handle, output.end) for output in snapshot.outputs if output.end is not None]
     if snapshot.done is not None:
-        ends.append((handle, snapshot.done))
-    if ends:
-        yield write_outbox(Outbox(events=ends), now_ns)
+        yield write_outbox(Outbox(events=[(handle, snapshot.done)]), now_ns)
 
 
 def _log_parts(handle: int, output: OutputSnapshot, max_bytes: int) -> Iterator[Outbox]:
