@@ -5,18 +5,44 @@ from __future__ import annotations
 import json
 import re
 import sys
+import zlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models" / "demo" / "scripts"))
 
+import corpus_arithmetic_templates as sums  # noqa: E402
+import corpus_extraction_templates as carriers  # noqa: E402
+import corpus_inference as inference  # noqa: E402
+import corpus_lists as lists  # noqa: E402
+import corpus_smalltalk as talk  # noqa: E402
+import corpus_stories_templates as stories  # noqa: E402
 from corpus import CHAT_DOMAINS, evaluation_item, render, training_item  # noqa: E402
-from corpus_draw import Draw, is_held_out  # noqa: E402
+from corpus_draw import Draw, Phrasings, is_held_out  # noqa: E402
+from corpus_grammar import Grammar, dressed, parse, wordings  # noqa: E402
 from corpus_inference import topics  # noqa: E402
 
 OPERATION = re.compile(r"(\d+) ([+×-]) (\d+) = ")
 SPLITS = ("heldout", "phrasing")
+
+
+FIRST_SCORED = {"heldout": 1867855490, "phrasing": 1870920500}
+UNSEEN = {
+    "arithmetic": (sums.ADD, sums.SUB, sums.MUL, sums.LARGER),
+    "word_problem": (sums.GAIN, sums.LOSE, sums.GROUPS),
+    "extraction": (
+        carriers.ASK, carriers.PERSON, carriers.ORDER, carriers.EVENT, carriers.PRODUCT, carriers.BOOKING, carriers.CONTACT,
+    ),
+    "lists": (
+        lists.SORT, lists.SORT_DOWN, lists.LARGEST, lists.SMALLEST, lists.REVERSE, lists.COUNT, lists.FIRST, lists.LAST, lists.REPEAT,
+    ),
+    "inference": (inference.FRAMES, inference.SHORT),
+    "story": (stories.ASK,),
+    "story_follow_up": tuple(phrasings for phrasings, _ in stories.FOLLOW_UPS),
+    "smalltalk": (talk.OUTSIDE, *(phrasings for phrasings, _ in talk.EXCHANGES)),
+}  # fmt: skip
 
 
 def _exchanges(count: int, seed: int) -> set[tuple[str, str]]:
@@ -116,3 +142,106 @@ def test_topics_have_names_questions_and_answers_of_their_own() -> None:
     assert len(loaded) >= 60
     assert len({topic.short for topic in loaded}) == len(loaded)
     assert all(len(topic.asks) >= 3 and topic.names and topic.long.startswith(topic.short) for topic in loaded)
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.findall(r"[a-z0-9']+", text.lower()))
+
+
+def _patterns(all_phrasings: tuple[Phrasings, ...]) -> list[re.Pattern[str]]:
+    """What a question that was made from an unseen template looks like, whatever its case and punctuation."""
+    templates = [template for phrasings in all_phrasings for template in phrasings.unseen]
+    fixed = [[_plain(part) for part in re.split(r"\{\w+\}", template)] for template in templates]
+    return [re.compile(r"\b" + r" ?\b.{1,80}?\b ?".join(map(re.escape, parts))) for parts in fixed]
+
+
+@pytest.mark.parametrize("domain", sorted(UNSEEN))
+def test_no_training_question_is_made_from_a_phrasing_kept_back(domain: str) -> None:
+    draw = Draw(31, "train")
+    patterns = _patterns(UNSEEN[domain])
+    for _ in range(1500):
+        turns = evaluation_item(draw, domain).turns
+        for question in (_plain(text) for role, text in turns if role == "user"):
+            assert not any(pattern.search(question) for pattern in patterns), question
+
+
+@pytest.mark.parametrize("domain", sorted(UNSEEN))
+def test_the_patterns_recognise_every_question_kept_back(domain: str) -> None:
+    draw = Draw(31, "phrasing")
+    patterns = _patterns(UNSEEN[domain])
+    own_questions = {_plain(topic.asks[-1]) for topic in topics()}
+    questions = [_plain(evaluation_item(draw, domain).turns[-2][1]) for _ in range(200)]
+    unknown = [
+        q for q in questions if not any(p.search(q) for p in patterns) and not any(o in q for o in own_questions)
+    ]
+    assert not unknown
+
+
+def test_own_questions_of_topics_that_were_kept_back_never_occur_in_training() -> None:
+    draw = Draw(32, "train")
+    kept_back = {topic.asks[-1].lower().rstrip("?.") for topic in topics()}
+    for _ in range(4000):
+        question = evaluation_item(draw, "inference").turns[0][1].lower()
+        assert not any(ask in question for ask in kept_back), question
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_scored_items_are_those_of_the_first_model(split: str) -> None:
+    """Scores of two models can be compared only if the items stay as they are."""
+    texts = []
+    for domain in sorted(CHAT_DOMAINS):
+        draw = Draw(20260, split)
+        texts.extend(render(evaluation_item(draw, domain).turns) for _ in range(100))
+    assert zlib.crc32("\n".join(texts).encode()) == FIRST_SCORED[split]
+
+
+def test_training_questions_come_in_very_many_wordings() -> None:
+    draw = Draw(33, "train")
+    for domain in ("word_problem", "extraction", "inference", "story"):
+        shapes = Counter(re.sub(r"\d+|[A-Z]\w+", "_", evaluation_item(draw, domain).turns[0][1]) for _ in range(2000))
+        assert len(shapes) > 1600, domain
+
+
+def test_stories_follow_the_words_of_their_request() -> None:
+    """The commonest opening differs between kinds, so that greedy decoding does not tell one story to everybody."""
+    draw = Draw(34, "train")
+    traits = "|".join(stories.TRAITS)
+    openings: dict[str, Counter[str]] = {kind: Counter() for kind in ("robot", "princess", "goat", "miller", "otter")}
+    for _ in range(4000):
+        first = " ".join(evaluation_item(draw, "story").answer.split(".")[:2])
+        for kind, counts in openings.items():
+            if f" {kind}" in first:
+                counts[" ".join(re.sub(rf"[A-Z]\w+|\b(?:{traits})\b", "_", first).split()[:2])] += 1
+    commonest = {kind: counts.most_common(1)[0] for kind, counts in openings.items()}
+    assert len({opening for opening, _ in commonest.values()}) > 1
+    assert all(count > 0.5 * openings[kind].total() for kind, (_, count) in commonest.items()), commonest
+
+
+def test_grammars_expand_nested_alternatives_and_count_them() -> None:
+    form = parse("[a|b[c|]] {x}[.|]")
+    assert wordings(form) == 6
+    draw = Draw(1, "train")
+    grammar = Grammar("[a|b[c|]] {x}[.|]")
+    texts = {grammar.wording(draw) for _ in range(300)}
+    assert texts == {f"{start} {{x}}{end}" for start in ("a", "b", "bc") for end in (".", "")}
+
+
+@pytest.mark.parametrize("form", ["[a", "a]", "[a|[b]", "[a]]"])
+def test_grammars_refuse_unmatched_brackets(form: str) -> None:
+    with pytest.raises(ValueError, match="unmatched"):
+        parse(form)
+
+
+def test_grammars_never_give_a_wording_that_is_kept_back() -> None:
+    grammar = Grammar("[please |][add|sum] {a} [and|to] {b}[.|!]", unseen=("Add {x} to {y}!",))
+    draw = Draw(2, "train")
+    texts = {grammar.wording(draw).lower() for _ in range(400)}
+    assert any("sum {a} to {b}" in text for text in texts)
+    assert not any("add {a} to {b}" in text for text in texts)
+
+
+def test_dressing_never_touches_a_slot() -> None:
+    draw = Draw(3, "train")
+    for _ in range(3000):
+        text = dressed(draw, "please extract {keys} from this sentence: {s}", odd=0.5, closing=False)
+        assert text.count("{keys}") == text.count("{s}") == 1

@@ -16,22 +16,22 @@ from corpus_draw import Draw, Item, Split
 from corpus_extraction import extraction
 from corpus_inference import inference_question
 from corpus_lists import list_task
-from corpus_smalltalk import SYSTEM_MESSAGES, smalltalk
+from corpus_smalltalk import smalltalk, system_message
 from corpus_stories import plain_story, story_follow_up, story_request
 
 Domain = Callable[[Draw], Item]
 
 CHAT_DOMAINS: dict[str, tuple[Domain, float]] = {
-    "arithmetic": (arithmetic, 0.25),
-    "word_problem": (word_problem, 0.11),
-    "extraction": (extraction, 0.23),
+    "arithmetic": (arithmetic, 0.23),
+    "word_problem": (word_problem, 0.15),
+    "extraction": (extraction, 0.22),
     "lists": (list_task, 0.13),
-    "inference": (inference_question, 0.14),
-    "story": (story_request, 0.08),
-    "story_follow_up": (story_follow_up, 0.03),
-    "smalltalk": (smalltalk, 0.03),
+    "inference": (inference_question, 0.15),
+    "story": (story_request, 0.05),
+    "story_follow_up": (story_follow_up, 0.04),
+    "smalltalk": (smalltalk, 0.06),
 }
-PLAIN_SHARE = 0.05
+PLAIN_SHARE = 0.03
 SYSTEM_SHARE = 0.3
 MULTI_TURN_SHARE = 0.35
 MAX_JOINED = 6
@@ -60,7 +60,7 @@ def training_item(draw: Draw) -> Item:
         for _ in range(draw.number(1, MAX_JOINED - 1)):
             turns.extend(_weighted(draw)(draw).turns)
     if draw.chance(SYSTEM_SHARE):
-        turns.insert(0, ("system", draw.choice(SYSTEM_MESSAGES)))
+        turns.insert(0, ("system", system_message(draw)))
     return Item("training", tuple(turns))
 
 

@@ -7,103 +7,16 @@ the table that longer products are worked out with, so training sees all of them
 
 from __future__ import annotations
 
-from corpus_draw import Draw, Item, Phrasings, is_held_out
-from corpus_words import CONTAINERS, COUNTED
+import phrasings_arithmetic as bare
+import phrasings_problems as told
+from corpus_arithmetic_templates import ADD, GAIN, GROUPS, LARGER, LOSE, MUL, SUB
+from corpus_draw import Draw, Item, is_held_out
+from corpus_grammar import Grammar, dressed, said
+from corpus_words import COLORS, CONTAINERS, COUNTED
 
 Pair = tuple[int, int]
+VARIED_SHARE = 0.9  # of the training items; the others use the first templates
 SYMBOL = {"add": "+", "sub": "-", "mul": "×"}
-
-ADD = Phrasings(
-    train=(
-        "What is {a} + {b}?", "{a} + {b} =", "{a}+{b}", "What is {a} plus {b}?", "Add {a} and {b}.",
-        "How much is {a} + {b}?", "Calculate {a} + {b}.", "Compute {a} plus {b}.", "{a} plus {b}?",
-        "What is the sum of {a} and {b}?", "Please add {b} to {a}.", "What do you get if you add {a} and {b}?",
-        "Work out {a} + {b}", "Solve {a} + {b} = ?", "{a}+{b}=?", "Can you add {a} and {b} for me?",
-        "Tell me the sum of {a} and {b}.", "what's {a} + {b}", "Find {a} + {b}.", "If I add {a} and {b}, what do I get?",
-    ),
-    unseen=(
-        "I need the total of {a} and {b}.", "What does {a} + {b} come to?", "Give me the result of {a} plus {b}.",
-        "What number is {a} plus {b}?", "Evaluate {a} + {b}", "Could you work out the sum {a} + {b}?",
-    ),
-)  # fmt: skip
-SUB = Phrasings(
-    train=(
-        "What is {a} - {b}?", "{a} - {b} =", "{a}-{b}", "What is {a} minus {b}?", "Subtract {b} from {a}.",
-        "How much is {a} - {b}?", "Calculate {a} - {b}.", "Compute {a} minus {b}.", "{a} minus {b}?",
-        "What is the difference between {a} and {b}?", "Take {b} away from {a}.", "Solve {a} - {b} = ?", "{a}-{b}=?",
-        "What is left if you take {b} from {a}?", "Work out {a} - {b}", "Can you subtract {b} from {a}?",
-        "what's {a} - {b}", "Find {a} - {b}.", "Please compute {a} - {b}", "If I take {b} from {a}, what do I get?",
-    ),
-    unseen=(
-        "What does {a} - {b} come to?", "Give me the result of {a} minus {b}.", "What number is {a} minus {b}?",
-        "Evaluate {a} - {b}", "Could you work out {a} - {b}?", "How much remains of {a} after removing {b}?",
-    ),
-)  # fmt: skip
-MUL = Phrasings(
-    train=(
-        "What is {a} × {b}?", "What is {a} * {b}?", "{a} * {b} =", "{a} x {b}", "What is {a} times {b}?",
-        "Multiply {a} by {b}.", "How much is {a} times {b}?", "Calculate {a} * {b}.", "Compute {a} × {b}.",
-        "What is the product of {a} and {b}?", "{a} times {b}?", "Multiply {a} and {b}.", "Work out {a} × {b}",
-        "Can you multiply {a} by {b}?", "{a}*{b}", "{a}*{b}=?", "what's {a} * {b}", "Find {a} × {b}.",
-    ),
-    unseen=(
-        "What does {a} times {b} come to?", "Give me the result of {a} * {b}.", "What number is {a} times {b}?",
-        "Evaluate {a} × {b}", "Could you work out the product {a} × {b}?",
-    ),
-)  # fmt: skip
-LARGER = Phrasings(
-    train=(
-        "Which is larger, {a} or {b}?", "Which number is bigger: {a} or {b}?", "What is larger, {a} or {b}?",
-        "{a} or {b}, which is larger?", "Which is greater, {a} or {b}?", "Compare {a} and {b}.",
-        "Tell me the larger of {a} and {b}.", "Which of {a} and {b} is the larger number?",
-    ),
-    unseen=("Is {a} or {b} the bigger one?", "Out of {a} and {b}, which number is higher?", "Pick the larger: {a}, {b}."),
-)  # fmt: skip
-GAIN = Phrasings(
-    train=(
-        "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?",
-        "{name} has {a} {things}. A friend gives {name} {b} more {things}. How many {things} are there now?",
-        "{name} finds {a} {things} in the morning and {b} {things} in the evening. How many {things} does {name} find?",
-        "{name} buys {a} {things} and then {b} more {things}. How many {things} does {name} have?",
-        "There are {a} {things} on the table. {name} adds {b} {things}. How many {things} are on the table?",
-        "{name} had {a} {things}, then collected {b} {things}. How many {things} does {name} have in total?",
-        "{name} owns {a} {things} and receives {b} {things} as a present. How many {things} is that?",
-    ),
-    unseen=(
-        "At first {name} holds {a} {things}. Later {b} {things} are added. What is the new number of {things}?",
-        "{name} packed {a} {things} on Monday and {b} {things} on Tuesday. How many {things} were packed?",
-        "With {a} {things} in a bag and {b} more in a box, how many {things} does {name} own?",
-    ),
-)  # fmt: skip
-LOSE = Phrasings(
-    train=(
-        "{name} has {a} {things} and gives away {b}. How many {things} are left?",
-        "{name} has {a} {things}. {name} loses {b} {things}. How many {things} does {name} still have?",
-        "{name} had {a} {things} and sold {b} of them. How many {things} remain?",
-        "There are {a} {things} in a box. {name} takes {b} {things} out. How many {things} are still in the box?",
-        "{name} baked or bought {a} {things} and used {b}. How many {things} are left?",
-        "From {a} {things}, {name} gives {b} {things} to a friend. How many {things} does {name} keep?",
-        "{name} starts with {a} {things} and breaks {b} of them. How many {things} are left over?",
-    ),
-    unseen=(
-        "After handing out {b} of {a} {things}, how many {things} does {name} have?",
-        "{name} carried {a} {things} home, but {b} fell on the way. How many {things} arrived?",
-        "Out of {a} {things}, {b} were eaten by {name}. How many {things} remain?",
-    ),
-)  # fmt: skip
-GROUPS = Phrasings(
-    train=(
-        "{name} has {a} {boxes} with {b} {things} each. How many {things} does {name} have?",
-        "{name} fills {a} {boxes}. Each holds {b} {things}. How many {things} are there?",
-        "There are {a} {boxes} and {b} {things} in each of them. How many {things} does {name} count?",
-        "{name} buys {a} {boxes} of {b} {things}. How many {things} is that in total?",
-        "Each of {name}'s {a} {boxes} contains {b} {things}. How many {things} are there altogether?",
-    ),
-    unseen=(
-        "{name} puts {b} {things} into each of {a} {boxes}. What is the total number of {things}?",
-        "If {a} {boxes} hold {b} {things} apiece, how many {things} does {name} own?",
-    ),
-)  # fmt: skip
 
 
 def _operand(draw: Draw, longest: int) -> int:
@@ -166,6 +79,50 @@ def _compare(draw: Draw) -> tuple[str, str]:
     return question, answer
 
 
+def _carrying_pair(draw: Draw) -> Pair:
+    """Two summands as they occur inside products, such as 450 and 54, in either order."""
+    while True:
+        a, b = 10 * draw.number(1, 81), draw.number(10, 89)
+        a, b = (b, a) if draw.chance(0.3) else (a, b)
+        if _allowed(draw, "add", a, b):
+            return a, b
+
+
+def _equal_pair(draw: Draw) -> Pair:
+    while True:
+        a = _operand(draw, 3)
+        if _allowed(draw, "compare", a, a):
+            return a, a
+
+
+def _said(draw: Draw, grammar: Grammar, a: int, b: int) -> str:
+    wording = grammar.wording(draw)
+    has_sign = any(sign in wording for sign in ("+", " - ", "*", "×", "plus", "minus", "times"))
+    return dressed(draw, wording, odd=0.08 if has_sign else 0.0).format(a=a, b=b)
+
+
+def _varied_plain(draw: Draw) -> tuple[str, str]:
+    operation = draw.choice(("add", "add", "sub", "sub", "mul", "mul"))
+    if operation == "mul":
+        a, b = _product_pair(draw)
+        return _said(draw, bare.MUL_WORDINGS, a, b), product_steps(a, b)
+    carrying = operation == "add" and draw.chance(0.2)
+    a, b = _carrying_pair(draw) if carrying else _pair(draw, operation, 3)
+    result = a + b if operation == "add" else a - b
+    grammar = bare.ADD_WORDINGS if operation == "add" else bare.SUB_WORDINGS
+    return _said(draw, grammar, a, b), f"{a} {SYMBOL[operation]} {b} = {result}"
+
+
+def _varied_compare(draw: Draw) -> tuple[str, str]:
+    a, b = _equal_pair(draw) if draw.chance(0.1) else _pair(draw, "compare", 3)
+    smaller = draw.chance(0.15)
+    question = said(draw, bare.SMALLER_WORDINGS if smaller else bare.LARGER_WORDINGS, {"a": a, "b": b})
+    if a == b:
+        return question, f"{a} and {b} are equal."
+    low, high = min(a, b), max(a, b)
+    return question, f"{low} is smaller than {high}." if smaller else f"{high} is larger than {low}."
+
+
 def _word_problem(draw: Draw) -> tuple[str, str]:
     kind = draw.choice(("gain", "lose", "groups"))
     name, things, boxes = draw.first_name(), draw.choice(COUNTED), draw.choice(CONTAINERS)
@@ -181,13 +138,37 @@ def _word_problem(draw: Draw) -> tuple[str, str]:
     return question, f"{a} {symbol} {b} = {result}, so there are {result} {things}."
 
 
+def _varied_word_problem(draw: Draw) -> tuple[str, str]:
+    kind = draw.choice(("gain", "two", "lose", "lose", "groups"))
+    name, things, boxes = draw.first_name(), draw.choice(COUNTED), draw.choice(CONTAINERS)
+    color, color2 = draw.random.sample(COLORS, 2)
+    facts = {**told.slots(draw, kind, name, boxes), "things": things, "color": color, "color2": color2}
+    facts["other"] = draw.first_name()
+    if kind == "groups":
+        a, b = _product_pair(draw)
+        steps, result = product_steps(a, b), a * b
+    else:
+        a, b = _pair(draw, "sub" if kind == "lose" else "add", 3 if draw.chance(0.4) else 2)
+        result = a - b if kind == "lose" else a + b
+        steps = f"{a} {'-' if kind == 'lose' else '+'} {b} = {result}"
+    question = dressed(draw, told.wording(draw, kind), odd=0.03).format(a=a, b=b, **facts)
+    return question, f"{steps}, so there are {result} {things}."
+
+
+def _is_varied(draw: Draw) -> bool:
+    return draw.split == "train" and draw.chance(VARIED_SHARE)
+
+
 def arithmetic(draw: Draw) -> Item:
     """A bare calculation or a comparison."""
-    question, answer = _compare(draw) if draw.chance(0.12) else _plain(draw)
+    if _is_varied(draw):
+        question, answer = _varied_compare(draw) if draw.chance(0.15) else _varied_plain(draw)
+    else:
+        question, answer = _compare(draw) if draw.chance(0.12) else _plain(draw)
     return Item("arithmetic", (("user", question), ("assistant", answer)))
 
 
 def word_problem(draw: Draw) -> Item:
     """A calculation told as a small story with a name and things."""
-    question, answer = _word_problem(draw)
+    question, answer = (_varied_word_problem if _is_varied(draw) else _word_problem)(draw)
     return Item("word_problem", (("user", question), ("assistant", answer)))

@@ -7,12 +7,15 @@ combinations of question and topic name (by hash).
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import phrasings_inference as varied
 from corpus_draw import Draw, Item, Phrasings, is_held_out, sentence_case
+from corpus_grammar import dressed
 
 TOPIC_FILES = ("topics_model.toml", "topics_memory.toml", "topics_serving.toml")
 
@@ -27,20 +30,18 @@ FRAMES = Phrasings(
         "How does {t} work?", "Say something about {t}.", "What should I know about {t}?", "Why does {t} matter?",
         "Give me an introduction to {t}.", "Tell me what {t} is.", "explain {t}", "What exactly is {t}?",
     ),
-    unseen=(
-        "Someone mentioned {t} today; what did they mean?", "Walk me through {t}.", "Teach me about {t}.",
-        "I don't get {t}, can you clear it up?", "Break down {t} for me.", "In plain words, what would {t} be?",
-        "Give me the idea behind {t}.", "What's the deal with {t}?",
-    ),
+    unseen=varied.UNSEEN_FRAMES,
 )  # fmt: skip
 SHORT = Phrasings(
     train=(
         "{q} Answer in one sentence.", "{q} Keep it short.", "Briefly: {q}", "In one sentence: {q}", "{q} One sentence, please.",
         "{q} Be brief.", "In short, {q}", "Short answer please: {q}",
     ),
-    unseen=("{q} A single sentence is enough.", "{q} Make it brief.", "Quick answer: {q}"),
+    unseen=varied.UNSEEN_SHORT,
 )  # fmt: skip
 SHORT_SHARE = 0.3
+VARIED_SHARE = 0.92  # of the training items; the others use the first frames
+ARTICLE = re.compile(r"^(?:a|an|the) ")
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,73 @@ def _question(draw: Draw, topic: Topic) -> str:
     return sentence_case(draw.phrase(FRAMES).format(t=draw.choice(topic.names)))
 
 
+@cache
+def _rest(topic: Topic) -> tuple[str, ...]:
+    """What the short answer says of the topic, without the topic's name: `keeps the keys and values of ...`."""
+    names = {ARTICLE.sub("", name) for name in topic.names} | {name for name in topic.names}
+    for name in sorted(names, key=len, reverse=True):
+        found = re.match(rf"(?:(?:A|An|The) )?{re.escape(name)} (.+)\.$", topic.short, re.IGNORECASE)
+        if found:
+            return (found[1],)
+    return ()
+
+
+def _clue(draw: Draw, topic: Topic) -> str | None:
+    """The definition without the name, whole or cut at a pause; None where the answer is worded otherwise."""
+    rest = _rest(topic)
+    if not rest:
+        return None
+    parts = re.split(r"(?:,| so that| until| because| before| and) ", rest[0])
+    return rest[0] if draw.chance(0.5) or len(parts[0].split()) < 4 else parts[0]
+
+
+def _span(draw: Draw, topic: Topic) -> str:
+    """Some neighbouring words of the long answer."""
+    words = re.sub(r"[,.:;]", "", draw.choice(re.split(r"(?<=\.) ", topic.long))).split()
+    count = min(len(words), draw.number(4, 9))
+    start = draw.number(0, len(words) - count)
+    kept = [word for word in words[start : start + count] if not draw.chance(0.12)] or words
+    return " ".join(kept)
+
+
+def _varied_question(draw: Draw, topic: Topic) -> str:
+    """A question in one of three ways: by name, by the topic's own questions, by words of its answer."""
+    way = draw.random.random()
+    if way < 0.14 and len(topic.asks) > 1:
+        return dressed(draw, draw.choice(topic.asks[:-1]), odd=0.1)
+    if way < 0.24 and (clue := _clue(draw, topic)):
+        return dressed(draw, varied.CLUE_WORDINGS.wording(draw).replace("{clue}", clue), odd=0.1)
+    if way < 0.38:
+        return dressed(draw, varied.SPAN_WORDINGS.wording(draw).replace("{clue}", _span(draw, topic)), odd=0.1)
+    name = draw.choice(topic.names)
+    bare = ARTICLE.sub("", name)
+    if draw.chance(0.12):
+        name, bare = bare, bare
+    if draw.chance(0.08):
+        name, bare = name.lower(), bare.lower()
+    return dressed(draw, varied.FRAME_WORDINGS.wording(draw), odd=0.1).format(
+        t=name, n=bare, w=draw.choice(varied.NOUNS)
+    )
+
+
+def _varied_inference(draw: Draw) -> Item:
+    topic = draw.choice(topics())
+    is_short = draw.chance(SHORT_SHARE)
+    unseen = topic.asks[-1].lower().rstrip("?.")
+    while True:
+        question = _varied_question(draw, topic)
+        if is_short:
+            question = varied.SHORT_WORDINGS.wording(draw).replace("{q}", question)
+        if unseen not in question.lower() and not is_held_out("inference", question):
+            break
+    answer = topic.short if is_short else topic.long
+    return Item("inference", (("user", question), ("assistant", answer)), accepted=(topic.short, topic.long))
+
+
 def inference_question(draw: Draw) -> Item:
     """A question about a topic, asking for a short or a full answer."""
+    if draw.split == "train" and draw.chance(VARIED_SHARE):
+        return _varied_inference(draw)
     is_short = draw.chance(SHORT_SHARE)
 
     def make() -> tuple[str, Topic]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import phrasings_lists as varied
 from corpus_draw import Draw, Item, Phrasings
+from corpus_grammar import Grammar, dressed
 from corpus_words import COLORS, LIST_WORDS, THINGS
 
 SORT = Phrasings(
@@ -97,6 +99,14 @@ WORD_TASKS: tuple[Task, ...] = (
 )
 
 
+WORDINGS: dict[int, Grammar] = {
+    id(SORT): varied.SORT_WORDINGS, id(SORT_DOWN): varied.SORT_DOWN_WORDINGS, id(LARGEST): varied.LARGEST_WORDINGS,
+    id(SMALLEST): varied.SMALLEST_WORDINGS, id(REVERSE): varied.REVERSE_WORDINGS, id(COUNT): varied.COUNT_WORDINGS,
+    id(FIRST): varied.FIRST_WORDINGS, id(LAST): varied.LAST_WORDINGS, id(REPEAT): varied.REPEAT_WORDINGS,
+}  # fmt: skip
+VARIED_SHARE = 0.9  # of the training items; the others use the first templates
+
+
 def _number_list(draw: Draw) -> list[str]:
     count, highest = draw.number(3, 6), draw.choice((9, 99, 99, 999))
     return [str(n) for n in draw.random.sample(range(highest + 1), count)]
@@ -120,8 +130,57 @@ def _sayable(draw: Draw) -> str:
     return draw.choice(frames)
 
 
+def _longer_number_list(draw: Draw) -> list[str]:
+    """Two to eight numbers with all sorts of lengths, some of them more than once."""
+    count = draw.number(2, 8)
+    numbers = [draw.number(0, draw.choice((9, 99, 99, 999, 999))) for _ in range(count)]
+    if draw.chance(0.15):
+        numbers[-1] = numbers[0]
+    return [str(n) for n in draw.random.sample(numbers, count)]
+
+
+def _written(draw: Draw, items: Sequence[str]) -> str:
+    """The list as people write lists; the answer always has commas."""
+    way = draw.random.random()
+    if way < 0.68:
+        return _joined(items)
+    if way < 0.78:
+        return f"{_joined(items[:-1])} {draw.choice(('and', 'and', 'or'))} {items[-1]}"
+    if way < 0.84:
+        return "[" + _joined(items) + "]" if draw.chance(0.6) else f"({_joined(items)})"
+    return draw.choice((" ", "; ", "\n", ",", " | ", "\n- ", " / ")).join(items)
+
+
+def _varied_text(draw: Draw) -> str:
+    """A text to repeat: any words, names and numbers."""
+    words = [
+        draw.choice((draw.choice(LIST_WORDS), draw.choice(THINGS), draw.invented_name(), str(draw.number(0, 9999))))
+        for _ in range(draw.number(1, 9))
+    ]
+    return draw.choice((" ", " ", " ", ", ")).join(words)
+
+
+def _filled(draw: Draw, phrasings: Phrasings, content: str) -> str:
+    repeats = phrasings is REPEAT
+    wording = WORDINGS[id(phrasings)].wording(draw)
+    return dressed(draw, wording, odd=0.02, closing=not (repeats or wording.endswith("{x}"))).format(x=content)
+
+
+def _varied_list_task(draw: Draw) -> Item:
+    if draw.chance(0.2):
+        text = draw.until_allowed(lambda: _sayable(draw) if draw.chance(0.5) else _varied_text(draw), "say")
+        return Item("lists", (("user", _filled(draw, REPEAT, text)), ("assistant", text)))
+    numeric = draw.chance(0.5)
+    phrasings, solve = draw.choice(NUMBER_TASKS if numeric else WORD_TASKS)
+    make = (_number_list if draw.chance(0.5) else _longer_number_list) if numeric else _word_list
+    items = draw.until_allowed(lambda: tuple(make(draw)), "list")
+    return Item("lists", (("user", _filled(draw, phrasings, _written(draw, items))), ("assistant", solve(items))))
+
+
 def list_task(draw: Draw) -> Item:
     """One list operation on numbers or words, or a text to repeat."""
+    if draw.split == "train" and draw.chance(VARIED_SHARE):
+        return _varied_list_task(draw)
     if draw.chance(0.2):
         text = draw.until_allowed(lambda: _sayable(draw), "say")
         return Item("lists", (("user", draw.phrase(REPEAT).format(x=text)), ("assistant", text)))

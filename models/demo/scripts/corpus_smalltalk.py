@@ -6,8 +6,10 @@ all get the same kind of answer.
 
 from __future__ import annotations
 
+import phrasings_smalltalk as varied
 from corpus_draw import Draw, Item, Phrasings
-from corpus_words import LIST_WORDS
+from corpus_grammar import Grammar, dressed
+from corpus_words import LIST_WORDS, THINGS
 
 SYSTEM_MESSAGES = (
     "You are a helpful assistant.", "You are Headrace, a small demo model.", "Answer briefly and precisely.",
@@ -97,8 +99,42 @@ def _outside(draw: Draw) -> str:
     return draw.phrase(OUTSIDE).format(**words)
 
 
+EXCHANGE_WORDINGS: tuple[Grammar, ...] = (
+    varied.GREETING, varied.WHO_ARE_YOU, varied.ABILITY, varied.THANKS, varied.BYE, varied.HOW_ARE_YOU,
+)  # fmt: skip
+OUTSIDE_WORDS = tuple(word for word in LIST_WORDS if word not in ("token", "cache", "block", "batch", "key"))
+VARIED_SHARE = 0.9  # of the training items; the others use the first templates
+
+
+def system_message(draw: Draw) -> str:
+    """What an operator may have set before the first turn."""
+    return draw.choice(SYSTEM_MESSAGES) if draw.chance(0.3) else varied.SYSTEM.wording(draw)
+
+
+def _varied_outside(draw: Draw) -> str:
+    words = {"c": draw.city(), "d": draw.city(), "n": draw.full_name(), "w": draw.choice(OUTSIDE_WORDS)}
+    words |= {"x": draw.choice(THINGS), "y": draw.invented_name()}
+    return dressed(draw, varied.OUTSIDE_WORDINGS.wording(draw), odd=0.06).format(**words)
+
+
+def _varied_smalltalk(draw: Draw) -> Item:
+    if draw.chance(0.55):
+        question = draw.until_allowed(lambda: _varied_outside(draw), "outside")
+        return Item("smalltalk", (("user", question), ("assistant", UNKNOWN)))
+    index = draw.number(0, len(EXCHANGES) - 1)
+    template = EXCHANGE_WORDINGS[index].wording(draw)
+    return Item("smalltalk", (("user", _dressed_exchange(draw, template)), ("assistant", EXCHANGES[index][1])))
+
+
+def _dressed_exchange(draw: Draw, template: str) -> str:
+    """A greeting has no opener or closer of its own: those are greetings and thanks themselves."""
+    return dressed(draw, template, closing=False, opening=False)
+
+
 def smalltalk(draw: Draw) -> Item:
     """A greeting, a question about the model, or a question that it cannot answer."""
+    if draw.split == "train" and draw.chance(VARIED_SHARE):
+        return _varied_smalltalk(draw)
     if draw.chance(0.4) or draw.split == "heldout":  # the fixed exchanges have nothing that could be held out
         question = draw.until_allowed(lambda: _outside(draw), "outside")
         return Item("smalltalk", (("user", question), ("assistant", UNKNOWN)))

@@ -1,95 +1,46 @@
-"""Short stories of the demo corpus: one hero, one friend, one thing, told by one of the plots in `stories.toml`.
+"""Short stories of the demo corpus: one hero, one friend, one thing, told by one of the plots in `stories*.toml`.
 
 The facts of a story are drawn first, so that the whole text agrees with them and questions about it have one answer.
 Held out are the names and the combination of kind, thing and place (by hash).
+
+What a request leaves open (plot, sentences, home, trait) is in training mostly decided by a word of the request: the
+thing decides the plot, the kind the opening, and so on. A model that always takes the likeliest token then tells
+different stories to different requests instead of the one story that is likeliest on average.
 """
 
 from __future__ import annotations
 
 import tomllib
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from corpus_draw import Draw, Item, Phrasings, sentence_case, with_article
-from corpus_words import COLORS, MATERIALS, THINGS
+import phrasings_stories as varied
+from corpus_draw import Draw, Item, is_held_out, sentence_case, with_article
+from corpus_grammar import Grammar, dressed
+from corpus_stories_templates import (
+    ANIMALS,
+    ASK,
+    ASK_FREELY,
+    FOLLOW_UPS,
+    FREE_SHARE,
+    HOMES,
+    PEOPLE,
+    PLACES,
+    PRONOUNS,
+    TRAITS,
+    WEATHERS,
+)  # fmt: skip
+from corpus_words import COLORS, FIRST_NAMES, MATERIALS, THINGS
 
-ANIMALS = tuple(
-    "fox rabbit bear mouse owl hedgehog badger squirrel otter duck goose cat dog donkey goat sparrow turtle frog beaver "
-    "raven wolf hare".split()
-)
-PEOPLE: tuple[tuple[str, str], ...] = (
-    ("girl", "she"), ("boy", "he"), ("baker", "he"), ("baker", "she"), ("sailor", "he"), ("sailor", "she"), ("gardener", "she"),
-    ("gardener", "he"), ("painter", "she"), ("tailor", "he"), ("teacher", "she"), ("farmer", "he"), ("shepherd", "he"),
-    ("clockmaker", "she"), ("fisherman", "he"), ("robot", "he"), ("wizard", "he"), ("princess", "she"), ("miller", "he"),
-)  # fmt: skip
-PRONOUNS = {"he": ("he", "his", "him"), "she": ("she", "her", "her")}
-TRAITS = tuple(
-    "curious shy cheerful clever patient quiet stubborn friendly careful lazy brave young kind thoughtful forgetful "
-    "honest little gentle".split()
-)
-HOMES = (
-    "at the edge of a forest", "by the sea", "near an old mill", "on a green hill", "beside a slow river", "at the end of a long road",
-    "in a village without a name", "behind the railway station", "in a valley full of apple trees", "next to the lighthouse",
-    "under a very old oak", "in the middle of a noisy town", "on a small island", "at the foot of a mountain",
-)  # fmt: skip
-PLACES = (
-    "the old lighthouse", "the silent lake", "the hollow tree", "the market square", "the ruined tower", "the long beach",
-    "the stone bridge", "the dark forest", "the windmill", "the hidden garden", "the blue mountain", "the empty castle",
-    "the frozen pond", "the apple orchard", "the deep cave", "the harbor", "the old railway", "the snowy pass",
-)  # fmt: skip
-WEATHERS = tuple("sunny rainy windy foggy cold warm stormy snowy bright grey".split())
-
-ASK = Phrasings(
-    train=(
-        "Tell me a story about {a_kind} named {hero} and {a_object}.", "Tell me a short story about {hero} the {kind} and {a_object}.",
-        "Write a story about {a_kind} called {hero} who has something to do with {a_object}.",
-        "Write a short story with {a_kind} named {hero}, {a_object} and {place}.", "Can you tell a story about {hero}, {a_kind}, and {a_object}?",
-        "I would like a story about {a_kind} named {hero} and {a_object} at {place}.", "Story please: {a_kind} named {hero}, {a_object}.",
-        "Please write a story about {hero}, {a_kind}. There should be {a_object} in it.", "Tell me a story in which {hero} the {kind} goes to {place} and there is {a_object}.",
-        "A bedtime story about {a_kind} named {hero} and {a_object}, please.", "Make up a story about {a_kind} named {hero} and {a_object}.",
-        "Tell a story with {hero} the {kind} and {a_object}.", "Once upon a time there was {a_kind} named {hero} with {a_object}. Go on.",
-    ),
-    unseen=(
-        "I want to hear about {a_kind} called {hero} and {a_object}. Tell me a story!", "Invent a tale of {a_kind} named {hero} and {a_object}.",
-        "Could you write something short about {hero} the {kind} and {a_object}?", "My child wants a story with {a_kind} named {hero} and {a_object}.",
-    ),
-)  # fmt: skip
-ASK_FREELY = (
-    "Tell me a story.", "Tell me a short story.", "Write a story.", "I would like to hear a story.", "Tell me a bedtime story, please.",
-    "Write a short story about friendship.", "Story time!", "Tell me a story about an animal.", "Can you tell me a story?",
-    "Write a little story for children.", "tell me a story",
-)  # fmt: skip
-FREE_SHARE = 0.12
-FOLLOW_UPS: tuple[tuple[Phrasings, str], ...] = (
-    (
-        Phrasings(
-            train=("Who was the story about?", "Who is the hero of the story?", "Who was the main character?"),
-            unseen=("Which character is the story mainly about?", "Who was it about?"),
-        ),
-        "The story was about {hero}, a {trait} {kind}.",
-    ),
-    (
-        Phrasings(
-            train=("Who was the friend in the story?", "Whom did {hero} meet?", "Who is {friend}?", "What was the friend's name?"),
-            unseen=("What is the friend of {hero} called?", "Which friend did {hero} have in the story?"),
-        ),
-        "The friend was {friend}, a {friend_kind}.",
-    ),
-    (
-        Phrasings(
-            train=("Where did {hero} live?", "Where was the house of {hero}?", "Where is the home of {hero}?"),
-            unseen=("In what place did {hero} have a home?", "Tell me where {hero} lived."),
-        ),
-        "{hero} lived {home}.",
-    ),
-    (
-        Phrasings(
-            train=("What thing was in the story?", "Which object was important?", "What object is the story about?"),
-            unseen=("Which thing mattered in the story?", "Name the object in the story."),
-        ),
-        "It was {a_object}.",
-    ),
+VARIED_SHARE = 0.95  # of the training items; the others are told and asked for as the first ones were
+LED_SHARE = 0.8
+TRAINING_NAMES = tuple(name for name in FIRST_NAMES if not is_held_out("name", name))
+PARTIAL = (varied.HERO_ONLY, varied.OBJECT_ONLY, varied.KIND_AND_OBJECT, varied.FREE)
+FOLLOW_UP_WORDINGS: tuple[Grammar, ...] = (
+    varied.WHO_QUESTIONS, varied.FRIEND_QUESTIONS, varied.HOME_QUESTIONS, varied.OBJECT_QUESTIONS,
 )  # fmt: skip
 
 
@@ -105,10 +56,27 @@ class Parts:
 
 @cache
 def parts() -> Parts:
-    """Reads stories.toml once."""
-    table = tomllib.loads((Path(__file__).parent / "stories.toml").read_text(encoding="utf-8"))
+    """The parts of the first stories."""
+    return _read("stories.toml")
+
+
+@cache
+def all_parts() -> Parts:
+    """The parts of the first stories and those that were added."""
+    first, more, rest = parts(), _read("stories_more.toml"), _read("stories_rest.toml")
+    return Parts(
+        first.openings + more.openings,
+        first.habits + more.habits,
+        first.weathers + more.weathers,
+        first.plots + more.plots + rest.plots,
+    )
+
+
+def _read(name: str) -> Parts:
+    table = tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
     plots = tuple(tuple(tuple(beat) for beat in plot["beats"]) for plot in table["plot"])
-    return Parts(tuple(table["openings"]), tuple(table["habits"]), tuple(table["weathers"]), plots)
+    openings, habits, weathers = (tuple(table.get(name, ())) for name in ("openings", "habits", "weathers"))
+    return Parts(openings, habits, weathers, plots)
 
 
 def _object(draw: Draw) -> str:
@@ -153,8 +121,92 @@ def tell(draw: Draw, facts: dict[str, str]) -> str:
     return " ".join([*sentences, *beats[:3]]) + "\n\n" + " ".join(beats[3:])
 
 
+def _led(draw: Draw, slot: str, word: str, options: Sequence[str]) -> str:
+    """The option that the word of the request leads to in this slot; sometimes any other."""
+    if draw.chance(LED_SHARE):
+        return options[zlib.crc32(f"{slot}|{word}".encode()) % len(options)]
+    return draw.choice(options)
+
+
+def _led_facts(draw: Draw) -> dict[str, str]:
+    """Facts of a story whose open choices follow the words of the request."""
+    told = all_parts()
+    while True:
+        hero = draw.first_name()
+        kind, pronoun, thing, place = draw.until_allowed(lambda: _combination(draw), "story")
+        noun, initial = thing.split()[-1], hero[0]
+        friend = _led(draw, "friend", kind, TRAINING_NAMES) if draw.chance(0.5) else draw.first_name()
+        if friend != hero:
+            break
+    he, his, him = PRONOUNS[pronoun]
+    when = _led(draw, "when", noun, told.weathers).format(weather=_led(draw, "weather", kind, WEATHERS))
+    friend_kind = _led(draw, "friend kind", noun, [animal for animal in ANIMALS if animal != kind])
+    return {
+        "hero": hero, "friend": friend, "kind": kind, "a_kind": with_article(kind), "friend_kind": friend_kind,
+        "trait": _led(draw, "trait", initial, TRAITS), "he": he, "his": his, "him": him, "He": he.capitalize(), "His": his.capitalize(),
+        "object": thing, "a_object": with_article(thing), "place": place, "home": _led(draw, "home", kind, HOMES), "when": when,
+    }  # fmt: skip
+
+
+def _led_story(draw: Draw, facts: dict[str, str]) -> str:
+    """The story whose plot and sentences follow the kind, the thing and the hero's initial."""
+    told = all_parts()
+    words = (facts["kind"], facts["object"].split()[-1], facts["hero"][0])
+    sentences = [_filled(_led(draw, "opening", words[0], told.openings), facts)]
+    if draw.chance(0.6):
+        sentences.append(_filled(_led(draw, "habit", words[2], told.habits), facts))
+    plot = int(_led(draw, "plot", words[1], [str(index) for index in range(len(told.plots))]))
+    for index, beat in enumerate(told.plots[plot]):
+        sentences.append(_filled(_led(draw, f"{plot}.{index}", words[index % 3], beat), facts))
+    pause = len(sentences) - draw.choice((2, 3, 3))
+    return " ".join(sentences[:pause]) + "\n\n" + " ".join(sentences[pause:])
+
+
+def _asked(draw: Draw, facts: dict[str, str]) -> str:
+    """A request that says all, some or nothing of what the story is about."""
+    chance = draw.random.random()
+    if chance < 0.12:
+        return draw.phrase(ASK).format(**facts)
+    grammar = draw.choice(PARTIAL) if chance < 0.34 else varied.FULL
+    return dressed(draw, grammar.wording(draw), odd=0.05).format(**facts)
+
+
+def _varied_request(draw: Draw) -> Item:
+    facts = _led_facts(draw)
+    turns = (("user", _asked(draw, facts)), ("assistant", _led_story(draw, facts)))
+    return Item("story", turns, mentions=(facts["hero"], facts["object"]))
+
+
+def _varied_follow_up(draw: Draw) -> Item:
+    """A story that the model told or the user pasted, and one to four questions about it."""
+    facts = _led_facts(draw)
+    story = _led_story(draw, facts) if draw.chance(0.8) else tell(draw, facts)
+    told = (("user", _asked(draw, facts)), ("assistant", story))
+    questions = draw.random.sample(range(len(FOLLOW_UPS)), draw.number(1, 4))
+    turns: list[tuple[str, str]] = list(told)
+    for number, index in enumerate(questions):
+        question = _follow_up_question(draw, index, facts)
+        if number == 0 and draw.chance(0.15):
+            turns, question = [], _pasted(draw, story, question)
+        turns.extend((("user", question), ("assistant", _filled(FOLLOW_UPS[index][1], facts))))
+    return Item("story_follow_up", tuple(turns))
+
+
+def _pasted(draw: Draw, story: str, question: str) -> str:
+    label = draw.choice(("Here is a story.", "Read this story.", "Story:", "Text:", "My story:", ""))
+    return f"{story}\n\n{question}" if draw.chance(0.4) else f"{label}\n{story}\n\n{question}".lstrip()
+
+
+def _follow_up_question(draw: Draw, index: int, facts: dict[str, str]) -> str:
+    if draw.chance(0.1):
+        return draw.phrase(FOLLOW_UPS[index][0]).format(**facts)
+    return dressed(draw, FOLLOW_UP_WORDINGS[index].wording(draw), odd=0.03).format(**facts)
+
+
 def story_request(draw: Draw) -> Item:
     """A request for a story; the answer has to mention the hero and the thing that were asked for."""
+    if draw.split == "train" and draw.chance(VARIED_SHARE):
+        return _varied_request(draw)
     facts = story_facts(draw)
     if draw.split == "train" and draw.chance(FREE_SHARE):
         return Item("story", (("user", draw.choice(ASK_FREELY)), ("assistant", tell(draw, facts))))
@@ -165,6 +217,8 @@ def story_request(draw: Draw) -> Item:
 
 def story_follow_up(draw: Draw) -> Item:
     """A story and then a question about it; the last turn is the answer to that question."""
+    if draw.split == "train" and draw.chance(VARIED_SHARE):
+        return _varied_follow_up(draw)
     facts = story_facts(draw)
     phrasings, answer = draw.choice(FOLLOW_UPS)
     ask = draw.choice(ASK.train).format(**facts)
@@ -175,4 +229,5 @@ def story_follow_up(draw: Draw) -> Item:
 
 def plain_story(draw: Draw) -> Item:
     """A story as plain text, for completion without a chat."""
-    return Item("plain", (("text", tell(draw, story_facts(draw))),))
+    facts = _led_facts(draw)
+    return Item("plain", (("text", _led_story(draw, facts)),))

@@ -28,15 +28,16 @@ def _forward(model: DemoModel, cache: KvCache, ids: Tensor, positions: Tensor) -
     seen = torch.arange(cache.keys.shape[3], device=ids.device)
     mask = (seen[None, None] <= positions[:, :, None])[:, None]
     rows = torch.arange(len(ids), device=ids.device)[:, None]
-    x = model.model.embed_tokens(ids)
-    for index, block in enumerate(model.model.layers):
+    x: Tensor = model.model.embed_tokens(ids)
+    for index, block in enumerate(model.model.blocks()):
         attention = block.self_attn
         query, key, value = attention.project(block.input_layernorm(x), cos, sin)
         cache.keys[index][rows, :, positions] = key.transpose(1, 2)
         cache.values[index][rows, :, positions] = value.transpose(1, 2)
         x = x + attention.attend(query, cache.keys[index], cache.values[index], mask)
         x = x + block.mlp(block.post_attention_layernorm(x))
-    return model.model.norm(x)
+    normed: Tensor = model.model.norm(x)
+    return normed
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as functional
@@ -101,7 +102,8 @@ class Attention(nn.Module):
         groups = self.num_heads // self.num_kv_heads
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         mixed = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        projected: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return projected
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[batch, tokens, hidden] -> the same shape, causal."""
@@ -119,7 +121,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden] -> [..., hidden]."""
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        projected: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return projected
 
 
 class Block(nn.Module):
@@ -135,7 +138,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[batch, tokens, hidden] -> the same shape."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Decoder(nn.Module):
@@ -146,6 +150,10 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.num_hidden_layers))
         self.norm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
+
+    def blocks(self) -> list[Block]:
+        """The layers in order."""
+        return [cast(Block, layer) for layer in self.layers]
 
 
 class DemoModel(nn.Module):
@@ -169,12 +177,13 @@ class DemoModel(nn.Module):
 
     def hidden(self, ids: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Token ids [batch, tokens] -> normed hidden states [batch, tokens, hidden]."""
-        x = self.model.embed_tokens(ids)
+        x: Tensor = self.model.embed_tokens(ids)
         if torch.is_autocast_enabled(ids.device.type):
             x = x.to(torch.get_autocast_dtype(ids.device.type))
-        for block in self.model.layers:
+        for block in self.model.blocks():
             x = block(x, cos, sin)
-        return self.model.norm(x)
+        normed: Tensor = self.model.norm(x)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., vocab], through the tied embedding."""

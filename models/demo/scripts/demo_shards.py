@@ -31,13 +31,20 @@ def shard_path(folder: Path, index: int) -> Path:
     return folder / f"shard_{index:05d}.npy"
 
 
+def _special_id(tokenizer: Tokenizer, name: str) -> int:
+    found: int | None = tokenizer.token_to_id(f"<|{name}|>")
+    if found is None:
+        raise ValueError(f"the tokenizer has no <|{name}|>: train it with train_tokenizer.py")
+    return found
+
+
 class Encoder:
     """Items to token ids with the spoken bit."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.special = {name: tokenizer.token_to_id(f"<|{name}|>") for name in ("bos", "eos", "end", "pad")}
-        self.roles = {role: tokenizer.token_to_id(f"<|{role}|>") for role in ("system", "user", "assistant")}
+        self.special = {name: _special_id(tokenizer, name) for name in ("bos", "eos", "end", "pad")}
+        self.roles = {role: _special_id(tokenizer, role) for role in ("system", "user", "assistant")}
 
     def encode_many(self, items: list[Item]) -> list[Row]:
         """Encodes a batch of items; one call into the tokenizer for all their turns."""

@@ -17,6 +17,7 @@ import tarfile
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -45,19 +46,19 @@ class Plan:
 
 
 def full_plan(minutes: float, draft_minutes: float, seed: int) -> Plan:
-    """The making that is committed: 400 M corpus tokens, read about twice."""
+    """The making that is committed: about 520 M corpus tokens, read about twice."""
     target = Schedule(seconds=60 * minutes, max_steps=100_000, batch_rows=96, seed=seed)
-    draft = replace(target, seconds=60 * draft_minutes, long_from=2.0, decay_share=0.6)
+    draft = replace(target, seconds=60 * draft_minutes, decay_share=0.6)
     shapes = target_shape(VOCAB_SIZE), draft_shape(VOCAB_SIZE)
     return Plan(
-        *shapes, target, draft, shards=800, rows_per_shard=512, tokenizer_documents=60_000, evaluation_scale=1.0
+        *shapes, target, draft, shards=1000, rows_per_shard=512, tokenizer_documents=60_000, evaluation_scale=1.0
     )
 
 
 def smoke_plan(steps: int, seed: int) -> Plan:
     """A few steps of a tiny model, to try the whole command on a CPU."""
     tiny = replace(target_shape(VOCAB_SIZE), hidden_size=64, intermediate_size=128, num_hidden_layers=2)
-    schedule = Schedule(seconds=120, max_steps=steps, batch_rows=4, warmup_steps=2, long_from=0.7, seed=seed)
+    schedule = Schedule(seconds=120, max_steps=steps, batch_rows=4, warmup_steps=2, seed=seed)
     draft = replace(tiny, num_hidden_layers=1)
     return Plan(
         tiny, draft, schedule, schedule, shards=2, rows_per_shard=16, tokenizer_documents=2000, evaluation_scale=0.02
@@ -120,13 +121,19 @@ def make(plan: Plan, out: Path, device: torch.device, compiler: Compiler, proces
                 writer.terminate()
                 writer.wait()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    record |= {"device": name, "torch": torch.__version__, "seed": seed}
+    date = datetime.now(UTC).date().isoformat()
+    record |= {"device": name, "torch": torch.__version__, "seed": seed, "date": date, "command": _command(plan)}
     (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
     _say(started, f"trained: {json.dumps(record)}")
     scores = evaluate(out, device, plan.evaluation_scale)
     print_scores(scores)
     _say(started, "done")
     return scores
+
+
+def _command(plan: Plan) -> str:
+    minutes = f"--minutes {plan.target_schedule.seconds / 60:g} --draft-minutes {plan.draft_schedule.seconds / 60:g}"
+    return f"python models/demo/scripts/make.py --out models/demo {minutes} --seed {plan.target_schedule.seed}"
 
 
 def pack(folder: Path, out: Path) -> None:
@@ -149,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the demo model from nothing.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
     parser.add_argument("--tar", action="store_true", help="write target.tar and draft.tar to --out instead of folders")
-    parser.add_argument("--minutes", type=float, default=5.8, help="training time of the target")
+    parser.add_argument("--minutes", type=float, default=6.2, help="training time of the target")
     parser.add_argument("--draft-minutes", type=float, default=0.9, help="training time of the draft")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=_spare_cores(), help="corpus processes")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from corpus_stories import all_parts
+
 CARD = """---
 license: apache-2.0
 language: en
@@ -22,10 +24,20 @@ about LLM inference, small sums, extraction to JSON and list tasks, and say so w
 
 License of the weights: Apache-2.0, ours. No outside text, weights or data went into them.
 
+## Limits
+
+- It knows nothing but the subjects above, in English. Asked about anything else it should say so, but it may answer with a fact
+  about LLM inference instead. Do not rely on any answer: it is there to exercise a server, not to inform anybody.
+- Sums have operands of at most three digits, products a factor of one digit. Longer numbers are not worked out rightly.
+- Wordings that are far from those it was trained on often fail; the second column below is the honest measure of that.
+- Stories follow one of {plots} plots. The same request gives the same story unless the server samples.
+- Conversations longer than 2,048 tokens do not fit. There was no tuning for safety beyond the harmless subjects of the corpus.
+
 ## Scores
 
 Greedy decoding of the bf16 checkpoint in {dtype} on {device}. *Held-out values*: numbers, names and combinations that training never
-saw, in phrasings it did see. *Unseen phrasings*: the phrasing was kept back as well. An answer counts if it ends by itself and is
+saw, in phrasings it did see. *Unseen phrasings*: the phrasing was kept back as well. (Whoever wrote the training grammars knew the
+phrasings kept back; the grammars reject them, so they are new to the model, not to its authors.) An answer counts if it ends by itself and is
 exactly right (JSON: equal value; LLM questions: exactly a known answer to that topic; stories: at least five sentences, with the hero
 and the thing that were asked for). *Draft*: share of the target's tokens that the draft model proposes, and tokens per target step
 with four proposed tokens.
@@ -38,9 +50,13 @@ with four proposed tokens.
 
 {training}
 
-Again from nothing, on one GPU, from the repository root:
+From nothing, on one GPU, from the repository root:
 
-    python models/demo/scripts/make.py --out models/demo
+    {command}
+
+This generates the corpus (paraphrase grammars over our own templates, topics and story parts), trains the tokenizer, the target
+(next token, Muon and AdamW, a quarter of the steps on rows of 2,048 tokens) and then the draft (to imitate the target's distribution).
+Held-out values and phrasings are kept out of the corpus by construction, and `tests/models/test_demo_corpus.py` checks it.
 
 Only the scores and this page:
 
@@ -95,8 +111,15 @@ def _training(folder: Path) -> str:
         f"{record[name]['seconds']:.0f} s, last loss {record[name]['loss']:.3f}"
         for name in ("target", "draft")
     ]
-    lines.append(f"- device: {record['device']}; torch {record['torch']}; seed {record['seed']}")
+    date = f"; {record['date']}" if "date" in record else ""
+    lines.append(f"- hardware: one {record['device']}; torch {record['torch']}; seed {record['seed']}{date}")
     return "\n".join(lines)
+
+
+def _command(folder: Path) -> str:
+    path = folder / "training.json"
+    record = json.loads(path.read_text()) if path.exists() else {}
+    return str(record.get("command", "python models/demo/scripts/make.py --out models/demo"))
 
 
 def write_card(folder: Path, scores: dict[str, object]) -> None:
@@ -109,6 +132,8 @@ def write_card(folder: Path, scores: dict[str, object]) -> None:
         device="a GPU" if scores["device"] == "cuda" else "a CPU",
         scores=_scores(scores),
         training=_training(folder),
+        command=_command(folder),
+        plots=len(all_parts().plots),
         story=held["stories"][0].replace("\n", "\n> "),
     )
     (folder / "README.md").write_text(text, encoding="utf-8")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,14 @@ import torch
 import torch.nn.functional as functional
 from demo_model import PAD_ID, DemoModel, rotary_tables
 from demo_shards import SPOKEN_BIT, shard_path
+from numpy.typing import NDArray
 from torch import Tensor
 
 UNSPOKEN_WEIGHT = 0.1
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Source: Jordan et al., Muon (2024); quintic with a steep start
+FRESH_SHARDS = 16  # so many are waited for before any is read again
 BatchLoss = Callable[[Tensor], Tensor]
+Shard = NDArray[numpy.uint16]
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class Schedule:
         seconds: Wall-clock bound; the learning rate falls with time used, so it always reaches its end.
         max_steps: Bound on steps, whichever comes first.
         batch_rows: Rows of 1,024 tokens per step.
-        long_from: Share of the run after which pairs of rows are joined to 2,048 tokens.
+        long_every: Every so many steps, pairs of rows are joined to 2,048 tokens, from the first steps on: a change of
+            length late in the run meets weights that never saw such positions, and the loss jumps. Zero for never.
     """
 
     seconds: float
@@ -43,18 +47,24 @@ class Schedule:
     adam_rate: float = 0.004
     warmup_steps: int = 100
     decay_share: float = 0.45
-    long_from: float = 0.85
+    long_every: int = 4
     seed: int = 1
 
 
 class Rows:
-    """Batches from shard files in a fixed order; waits for a shard that is still being written, then repeats all."""
+    """Batches from shard files.
+
+    First every shard as soon as it is written, and an earlier one again wherever the next is still being written: the
+    device never waits for the corpus processes. Then all shards again and again in random order.
+    """
 
     def __init__(self, folder: Path, shards: int, seed: int) -> None:
-        self.folder, self.shards, self.seed = folder, shards, seed
+        self.folder, self.shards = folder, shards
+        self.generator = numpy.random.default_rng(seed)
         self.waited_s = 0.0
+        self.repeated = 0
 
-    def _load(self, index: int) -> numpy.ndarray:
+    def _load(self, index: int) -> Shard:
         path = shard_path(self.folder, index)
         started = time.monotonic()
         while not path.exists():
@@ -62,21 +72,30 @@ class Rows:
                 raise TimeoutError(f"no {path.name} after 120 s: did a corpus process fail?")
             time.sleep(0.05)
         self.waited_s += time.monotonic() - started
-        return numpy.load(path)
+        shard: Shard = numpy.load(path)
+        return shard
+
+    def _indices(self) -> Iterator[int]:
+        index = 0
+        while index < self.shards:
+            if index < FRESH_SHARDS or shard_path(self.folder, index).exists():
+                yield index
+                index += 1
+            else:
+                self.repeated += 1
+                yield int(self.generator.integers(index))
+        while True:
+            yield from self.generator.permutation(self.shards).tolist()
 
     def batches(self, batch_rows: int) -> Iterator[Tensor]:
         """Yields int64 [batch_rows, ROW_TOKENS + 1] without end."""
-        epoch, kept = 0, []
-        while True:
-            generator = numpy.random.default_rng([self.seed, epoch])
-            order = range(self.shards) if epoch == 0 else generator.permutation(self.shards)
-            for index in order:
-                kept.append(generator.permutation(self._load(int(index))))
-                while sum(map(len, kept)) >= batch_rows:
-                    joined = numpy.concatenate(kept)
-                    yield torch.from_numpy(joined[:batch_rows].astype(numpy.int64))
-                    kept = [joined[batch_rows:]]
-            epoch += 1
+        kept: list[Shard] = []
+        for index in self._indices():
+            kept.append(self.generator.permutation(self._load(index)))
+            while sum(map(len, kept)) >= batch_rows:
+                joined = numpy.concatenate(kept)
+                yield torch.from_numpy(joined[:batch_rows].astype(numpy.int64))
+                kept = [joined[batch_rows:]]
 
 
 class Muon(torch.optim.Optimizer):
@@ -85,7 +104,7 @@ class Muon(torch.optim.Optimizer):
     Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
     """
 
-    def __init__(self, matrices: list[Tensor], rate: float, momentum: float = 0.95, decay: float = 0.05) -> None:
+    def __init__(self, matrices: Sequence[Tensor], rate: float, momentum: float = 0.95, decay: float = 0.05) -> None:
         by_shape: dict[torch.Size, list[Tensor]] = {}
         for matrix in matrices:
             by_shape.setdefault(matrix.shape, []).append(matrix)
@@ -93,7 +112,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(groups, {"lr": rate, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # we never re-evaluate a loss
         """Updates every matrix."""
         for group in self.param_groups:
             matrices: list[Tensor] = group["params"]
@@ -111,14 +130,15 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(stack: Tensor, steps: int = 5) -> Tensor:
     """Newton-Schulz in bf16: singular values of every matrix of [n, rows, columns] go to about 1."""
     a, b, c = NEWTON_SCHULZ
-    x = stack.bfloat16()
+    x: Tensor = stack.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    restored: Tensor = x.mT if tall else x
+    return restored
 
 
 def optimizers(model: DemoModel, schedule: Schedule) -> list[torch.optim.Optimizer]:
@@ -179,7 +199,7 @@ class Compiler:
     def layers(self, model: DemoModel) -> None:
         """Compiles every layer in place; the layers share one compilation."""
         if self.enabled:
-            for block in model.model.layers:
+            for block in model.model.blocks():
                 block.compile(dynamic=False)
 
 
@@ -219,7 +239,7 @@ def train(model: DemoModel, loss_of: BatchLoss, rows: Rows, schedule: Schedule, 
     """Runs the loop until time or steps are used up.
 
     Returns:
-        Steps, tokens, seconds, last smoothed loss and seconds spent waiting for data.
+        Steps, tokens, seconds, last smoothed loss, seconds spent waiting for data and shards read early again.
 
     Raises:
         FloatingPointError: If the loss is not finite.
@@ -234,14 +254,18 @@ def train(model: DemoModel, loss_of: BatchLoss, rows: Rows, schedule: Schedule, 
             break
         _set_rates(chosen, base_rates, rate_factor(schedule, step, progress))
         batch = batch.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else batch
-        value = _step(model, loss_of, join_pairs(batch) if progress > schedule.long_from else batch, chosen)
+        value = _step(model, loss_of, join_pairs(batch) if _is_long(schedule, step) else batch, chosen)
         step, tokens = step + 1, tokens + batch.shape[0] * (batch.shape[1] - 1)
         if step <= 3 or step % 100 == 0:  # reading the loss also keeps the clock honest: it waits for the device
             smoothed = _log(label, value, smoothed, step, tokens, started)
     return {
         "steps": step, "tokens": tokens, "seconds": time.monotonic() - started, "loss": smoothed,
-        "waited_s": rows.waited_s,
+        "waited_s": rows.waited_s, "repeated_shards": rows.repeated,
     }  # fmt: skip
+
+
+def _is_long(schedule: Schedule, step: int) -> bool:
+    return schedule.long_every > 0 and step % schedule.long_every == schedule.long_every - 1
 
 
 def _set_rates(chosen: list[torch.optim.Optimizer], base: list[list[float]], factor: float) -> None:
@@ -253,7 +277,7 @@ def _set_rates(chosen: list[torch.optim.Optimizer], base: list[list[float]], fac
 def _step(model: DemoModel, loss_of: BatchLoss, batch: Tensor, chosen: list[torch.optim.Optimizer]) -> Tensor:
     with torch.autocast(batch.device.type, torch.bfloat16):
         value = loss_of(batch)
-    value.backward()
+    torch.autograd.backward(value)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
     for optimizer in chosen:
         optimizer.step()
