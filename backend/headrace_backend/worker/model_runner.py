@@ -7,6 +7,7 @@ the batch on the device, where the next step finds them.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import numpy as np
@@ -96,4 +97,12 @@ def allocate_kv_caches(
     num_layers: int, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
     """One zeroed cache per layer. Zeros, because attention multiplies what lies behind a row's end by 0, and 0 times a NaN is a NaN."""
+    if device.type == "cpu":
+        return [_lazy_zeros(shape, dtype) for _ in range(num_layers)]
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that the kernel hands out page by page as they are touched. torch.zeros writes them all: 4 to 14 s for 4 GiB."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
