@@ -42,11 +42,11 @@ class AttentionMetadata:
     # [num_rows] int32.
     seq_lens_cpu: _Int32Array
     # Made by the first layer that needs it, used by all others of the step.
-    _plans: dict[tuple[int, int | None], GatherPlan] = dataclasses.field(default_factory=dict, repr=False)
+    _plans: dict[tuple[int, int, int | None], GatherPlan] = dataclasses.field(default_factory=dict, repr=False)
 
-    def gather_plan(self, num_kv_heads: int, sliding_window: int | None) -> GatherPlan:
+    def gather_plan(self, num_kv_heads: int, head_dim: int, sliding_window: int | None) -> GatherPlan:
         """How to collect the rows' keys and values for layers with these heads and this window."""
-        key = (num_kv_heads, sliding_window)
+        key = (num_kv_heads, head_dim, sliding_window)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = plan_gathers(
@@ -55,6 +55,7 @@ class AttentionMetadata:
                 self.seq_lens_cpu,
                 self.block_size,
                 num_kv_heads,
+                head_dim,
                 sliding_window,
             )
         return plan
@@ -106,5 +107,5 @@ def paged_attention(
     Returns:
         [num_tokens, num_heads, head_dim] contiguous, in the type of query.
     """
-    plan = metadata.gather_plan(kv_cache.shape[2], sliding_window)
+    plan = metadata.gather_plan(kv_cache.shape[2], kv_cache.shape[4], sliding_window)
     return attend(query, kv_cache, plan, scale)

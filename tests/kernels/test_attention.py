@@ -128,7 +128,7 @@ def test_a_strided_query_is_read_correctly() -> None:
 def test_a_long_chunk_is_cut_into_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace_kernels.attention_gather._MAX_MASK_ENTRIES", 500)
     case = build([(100, 77), (3, 1)], 2, 2, 16, None)
-    assert len(case.metadata.gather_plan(2, None).chunks[0].tiles) > 10
+    assert len(case.metadata.gather_plan(2, 8, None).chunks[0].tiles) > 10
     found = paged_attention(case.query, case.kv_cache, case.metadata, 0.3)
     torch.testing.assert_close(found.double(), case.oracle(), atol=TOLERANCE, rtol=0)
 
@@ -142,7 +142,7 @@ def test_bfloat16_differs_by_its_rounding_only() -> None:
 
 def test_a_windowed_layer_gathers_the_window_only() -> None:
     tables = torch.arange(256, dtype=torch.int32)[None]
-    plan = plan_gathers(tables, np.array([1], np.int32), np.array([4000], np.int32), 16, 1, 40)
+    plan = plan_gathers(tables, np.array([1], np.int32), np.array([4000], np.int32), 16, 1, 8, 40)
     # 40 tokens touch at most 4 blocks of 16; keys and values each.
     assert plan.buckets[0].entries.numel() <= 2 * 4
 
@@ -150,7 +150,19 @@ def test_a_windowed_layer_gathers_the_window_only() -> None:
 def test_padding_of_decode_buckets_is_bounded() -> None:
     lens = np.random.default_rng(0).integers(1, 4000, 64).astype(np.int32)
     tables = torch.zeros(64, 250, dtype=torch.int32)
-    plan = plan_gathers(tables, np.ones(64, np.int32), lens, 16, 1, None)
+    plan = plan_gathers(tables, np.ones(64, np.int32), lens, 16, 1, 8, None)
     gathered = sum(bucket.entries.numel() for bucket in plan.buckets)
     assert gathered < 1.5 * 2 * int((-(-lens // 16)).sum())
     assert len(plan.buckets) < 12
+
+
+def test_buckets_stay_within_the_processors_cache() -> None:
+    lens = np.full(64, 1000, np.int32)
+    plan = plan_gathers(torch.zeros(64, 63, dtype=torch.int32), np.ones(64, np.int32), lens, 16, 4, 32, None)
+    sizes = [bucket.entries.numel() * 16 * 32 for bucket in plan.buckets]
+    assert max(sizes) <= 1 << 20 and sum(bucket.num_rows for bucket in plan.buckets) == 64
+    # A row that is larger by itself stands alone.
+    lone = plan_gathers(
+        torch.zeros(2, 2000, dtype=torch.int32), np.ones(2, np.int32), np.full(2, 32_000, np.int32), 16, 8, 128, None
+    )
+    assert [bucket.num_rows for bucket in lone.buckets] == [1, 1]
