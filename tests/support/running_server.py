@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import psutil
@@ -80,9 +80,8 @@ def alive(pids: list[int]) -> list[int]:
     return found
 
 
-def wait_until(condition: object, timeout_s: float, what: str) -> None:
-    """Polls a callable until it is true; fails with `what` after the timeout."""
-    assert callable(condition)
+def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    """Polls a condition until it is true; fails with `what` after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -112,22 +111,29 @@ def _address(process: subprocess.Popen[str], seen: queue.Queue[str], lines: list
     raise AssertionError(f"server did not start (exit code {process.poll()}):\n{''.join(lines[-30:])}")
 
 
+def environment() -> dict[str, str]:
+    """The environment of a server: this one, without settings of Headrace, and with our packages in reach."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")} | {"PYTHONPATH": _PYTHONPATH}
+
+
+def serve_command(model: pathlib.Path, listen: str, options: Sequence[str]) -> list[str]:
+    """The command line of `headrace serve`; one thread for the worker, because tests share the machine."""
+    fixed = ("--model", str(model), "--listen", listen, "--worker-threads", "1")
+    return [sys.executable, "-m", "headrace_supervisor", "serve", *fixed, *options]
+
+
 @contextmanager
-def running_server(*options: str, model: pathlib.Path = DEMO, timeout_s: float = 60.0) -> Iterator[RunningServer]:
-    """Starts `headrace serve` on a free loopback port and stops it; fails if a process outlives it."""
-    command = [
-        sys.executable,
-        "-m",
-        "headrace_supervisor",
-        "serve",
-        "--model",
-        str(model),
-        "--listen",
-        "127.0.0.1:0",
-        *options,
-    ]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")} | {"PYTHONPATH": _PYTHONPATH}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+def running_server(
+    *options: str, model: pathlib.Path = DEMO, listen: str = "127.0.0.1:0", timeout_s: float = 90.0
+) -> Iterator[RunningServer]:
+    """Starts `headrace serve`, by default on a free loopback port, and stops it; fails if a process outlives it."""
+    process = subprocess.Popen(
+        serve_command(model, listen, options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    )
     lines: list[str] = []
     seen: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_collect, args=(process, lines, seen), daemon=True).start()
@@ -144,3 +150,14 @@ def running_server(*options: str, model: pathlib.Path = DEMO, timeout_s: float =
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def refused(
+    *options: str, model: pathlib.Path = DEMO, listen: str = "127.0.0.1:0"
+) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Runs a `headrace serve` that is expected to end by itself; returns how it ended and after how many seconds."""
+    begun = time.monotonic()
+    ended = subprocess.run(
+        serve_command(model, listen, options), capture_output=True, text=True, env=environment(), timeout=60
+    )
+    return ended, time.monotonic() - begun
