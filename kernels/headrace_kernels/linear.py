@@ -28,7 +28,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         [num_tokens, out] in the type of x, summed in fp32.
     """
-    if _HAS_ONEDNN and x.is_cpu and x.shape[0] > 1:
+    # In lower precision PyTorch takes oneDNN by itself where the processor has the instructions; this call would raise where it has not.
+    if _HAS_ONEDNN and x.is_cpu and x.dtype == torch.float32 and x.shape[0] > 1:
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return result
     return linear_reference(x, weight, bias)

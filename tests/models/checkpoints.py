@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import transformers
 
@@ -77,6 +76,11 @@ class Pair:
     ours: CausalLM
 
 
+def write_pair(path: pathlib.Path, name: str, **options: Any) -> Pair:
+    """Saves a model of CONFIGS and reads it back into ours."""
+    return Pair(name, path, write_checkpoint(path, name, **options), load(path))
+
+
 def ignore_progress(phase: str, done: int, total: int, unit: str) -> None:
     """A progress callback for those who don't care."""
 
@@ -88,6 +92,8 @@ def load(path: pathlib.Path, dtype: torch.dtype = torch.float32) -> CausalLM:
 
 def write_checkpoint(path: pathlib.Path, name: str, **options: Any) -> transformers.PreTrainedModel:
     """Saves a random model of CONFIGS, norms and biases randomized too (transformers starts them at ones and zeros)."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     config = CONFIGS[name]()
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
@@ -97,19 +103,3 @@ def write_checkpoint(path: pathlib.Path, name: str, **options: Any) -> transform
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.save_pretrained(path, **options)
     return model
-
-
-@pytest.fixture(scope="session", autouse=True)
-def two_threads() -> None:
-    torch.set_num_threads(2)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-
-
-@pytest.fixture(scope="module", params=list(CONFIGS))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    path = tmp_path_factory.mktemp(request.param)
-    # Every other folder comes in many shards.
-    shards = {"max_shard_size": "40KB"} if list(CONFIGS).index(request.param) % 2 else {}
-    theirs = write_checkpoint(path, request.param, **shards)
-    return Pair(request.param, path, theirs, load(path))
