@@ -10,7 +10,6 @@ import abc
 from collections.abc import Mapping
 from typing import ClassVar
 
-from headrace_model_folder import ModelConfig
 from torch import Tensor, nn
 
 from headrace_backend.layers.attention import AttentionShape
@@ -21,6 +20,7 @@ from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.layers.sharded_module import ShardedModule
 from headrace_backend.weights.placement import Placement, WeightTarget
+from headrace_model_folder import ModelConfig
 
 # A merged weight of ours -> the checkpoint's projections in it, in order.
 STACKED_PARAMS: Mapping[str, tuple[str, ...]] = {

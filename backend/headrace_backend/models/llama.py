@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from headrace_model_folder import ModelConfig
-
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.models.causal_lm import CausalLM, attention_shape
 from headrace_backend.weights.placement import Placement
+from headrace_model_folder import ModelConfig
 
 
 class LlamaForCausalLM(CausalLM):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, expected_tensors
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.llama import LlamaForCausalLM, MistralForCausalLM
@@ -15,6 +14,7 @@ from headrace_backend.models.qwen3 import Qwen3ForCausalLM
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement
+from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, expected_tensors
 
 MODEL_CLASSES: dict[str, type[CausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from headrace_model_folder import InvalidModelFolder, ModelFolder, TensorRecord
 from torch import Tensor
 
 from headrace_backend.weights.placement import WeightTarget
+from headrace_model_folder import InvalidModelFolder, ModelFolder, TensorRecord
 
 # One read: large enough for full bandwidth, small enough that few buffers are cheap to pin.
 _PIECE_BYTES = 16 << 20
