@@ -1,0 +1,85 @@
+"""What can't be served is refused before anything starts: exit code 2 within five seconds and one line that names what is wrong."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+
+import pytest
+from tests.model_folder.folders import CONFIG, header_of, write_folder, write_safetensors
+from tests.support.running_server import RunningServer, refused
+
+from headrace_model_folder.config import parse_config
+from headrace_model_folder.expected_tensors import expected_tensors
+
+LIMIT_S = 5.0
+WEIGHTS = "model.safetensors"
+NORM = "model.norm.weight"
+
+
+def rewritten(path: pathlib.Path, change: Callable[[dict[str, tuple[int, ...]]], None]) -> None:
+    """Writes the weights anew with changed names or shapes."""
+    shapes = dict(expected_tensors(parse_config(CONFIG)))
+    change(shapes)
+    write_safetensors(path / WEIGHTS, *header_of(shapes))
+
+
+def without_folder(path: pathlib.Path) -> None:
+    for file in path.iterdir():
+        file.unlink()
+    path.rmdir()
+
+
+def truncated(path: pathlib.Path) -> None:
+    with (path / WEIGHTS).open("r+b") as file:
+        file.truncate((path / WEIGHTS).stat().st_size - 100)
+
+
+def unknown_architecture(path: pathlib.Path) -> None:
+    (path / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["MambaForCausalLM"]}))
+
+
+BROKEN: dict[str, tuple[Callable[[pathlib.Path], None], list[str]]] = {
+    "missing folder": (without_folder, ["no such model folder"]),
+    "missing weights": (lambda path: (path / WEIGHTS).unlink(), [WEIGHTS]),
+    "truncated weights": (truncated, [WEIGHTS]),
+    "unknown architecture": (unknown_architecture, ["config.json", "MambaForCausalLM"]),
+    "missing tensor": (lambda path: rewritten(path, lambda shapes: shapes.pop(NORM) and None), [NORM]),
+    "surplus tensor": (lambda path: rewritten(path, lambda s: s.update({"model.extra": (3,)})), [WEIGHTS, "model.extra"]),
+    "misshapen tensor": (lambda path: rewritten(path, lambda s: s.update({NORM: (17,)})), [WEIGHTS, NORM, "17"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_model_folder_is_refused_in_one_line(tmp_path: pathlib.Path, fault: str) -> None:
+    damage, named = BROKEN[fault]
+    folder = write_folder(tmp_path / "model")
+    damage(folder)
+    ended, seconds = refused(model=folder)
+    assert ended.returncode == 2, ended.stderr
+    assert seconds < LIMIT_S
+    assert len(ended.stderr.splitlines()) == 1 and ended.stdout == ""
+    assert all(name in ended.stderr for name in named), ended.stderr
+
+
+def test_a_second_server_on_the_same_port_is_refused(server: RunningServer) -> None:
+    ended, seconds = refused(listen=server.address)
+    assert ended.returncode == 2
+    assert seconds < LIMIT_S
+    assert len(ended.stderr.splitlines()) == 1 and server.address in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--block-size", "17"), "block-size"),
+        (("--max-model-len", "100000"), "max"),
+        (("--num-blok", "3"), "num-blok"),
+        (("--device", "cuda:99"), "cuda:99"),
+    ],
+)
+def test_a_setting_that_can_not_work_is_refused(options: tuple[str, ...], named: str) -> None:
+    ended, _ = refused(*options)
+    assert ended.returncode == 2
+    assert named in ended.stderr and "Traceback" not in ended.stderr
