@@ -243,8 +243,11 @@ def _check_ids(token_ids: Iterable[int], vocabulary_size: int, field: str, found
 def _resolve_sampling(given: generation_pb2.SamplingParameters, model: ModelFacts, found: Violations) -> Sampling:
     defaults, path = model.defaults, "spec.sampling"
     temperature = _given(given, "temperature", defaults.temperature)
-    if temperature != 0:
-        found.in_range(temperature, _MIN_TEMPERATURE, 100, f"{path}.temperature")
+    found.require(
+        temperature == 0 or _float32(_MIN_TEMPERATURE) <= temperature <= 100,
+        f"{path}.temperature",
+        f"must be 0 (greedy), or at least {_MIN_TEMPERATURE:g} and at most 100",
+    )
     top_k = _given(given, "top_k", defaults.top_k)
     found.require(
         -1 <= top_k <= model.vocabulary_size,

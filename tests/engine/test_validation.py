@@ -121,7 +121,7 @@ def test_limits_themselves_are_accepted() -> None:
             10,
             max_tokens=MODEL_LEN - 10,
             request_id="A-z_9" + "x" * 59,
-            temperature=0.01,
+            temperature=float(np.float32(0.01)),
             top_p=1.0,
             top_k=VOCAB_SIZE,
             min_p=1.0,

@@ -29,7 +29,8 @@ MAX_BAD_WORD_TOKENS = 256
 MAX_CACHE_SALT_BYTES = 256
 MAX_IDEMPOTENCY_KEY_BYTES = 256
 MAX_TENANT_BYTES = 256
-MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
+# As float32, which is how it comes over the socket: 0.01 itself is allowed.
+MIN_TEMPERATURE, MAX_TEMPERATURE = float(np.float32(0.01)), 100.0
 MAX_REPETITION_PENALTY = 10.0
 MAX_PENALTY = 2.0
 
@@ -105,7 +106,7 @@ class RequestValidator:
         require(
             temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE,
             "spec.sampling.temperature",
-            f"must be 0, or {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}",
+            f"must be 0 (greedy), or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}",
         )
         require(0 < sampling.top_p <= 1, "spec.sampling.top_p", "must be above 0, and at most 1")
         require(
