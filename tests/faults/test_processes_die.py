@@ -3,78 +3,111 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.support.rpc import CALL_TIMEOUT_S, connected, details, greedy, health, read
 from tests.support.running_server import RunningServer, alive, running_server, wait_until
 
-from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
+from headrace.v1 import inference_pb2, inference_pb2_grpc
 
-STREAMS = 8
-TOKENS = 400
-OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--watchdog-s", "3")
-
-
-def request(index: int) -> inference_pb2.GenerateRequest:
-    """A long greedy generation."""
-    return inference_pb2.GenerateRequest(
-        spec=generation_pb2.GenerationSpec(
-            token_ids=generation_pb2.TokenIds(ids=[20 + index, 30, 40 + index]),
-            sampling=generation_pb2.SamplingParameters(temperature=0),
-            stop=generation_pb2.StopConditions(max_tokens=TOKENS, ignore_eos=True),
-        )
-    )
+STREAMS = 6
+TOKENS = 240
+# Long enough to be still running when another process has been killed and replaced.
+DETACHED_TOKENS = 1500
+WATCHDOG_S = 3.0
+OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512", "--watchdog-s", str(WATCHDOG_S))
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+def prompt(index: int) -> list[int]:
+    return [20 + index, 30, 40 + index]
+
+
+@dataclasses.dataclass
 class Reader:
     """One open stream."""
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.resumed = 0
-        self.code: grpc.StatusCode | None = None
-        self.retry_info = False
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    resumed: int = 0
+    code: grpc.StatusCode | None = None
+    retry_info: bool = False
 
     async def read(self, stub: inference_pb2_grpc.InferenceServiceStub, index: int) -> None:
         """Reads to the end, whatever it is."""
-        stream = stub.Generate(request(index), timeout=120)
+        request = inference_pb2.GenerateRequest(spec=greedy(prompt(index), TOKENS))
+        stream = stub.Generate(request, timeout=CALL_TIMEOUT_S)
         try:
             async for response in stream:
                 self.tokens.extend(response.event.delta.token_ids)
                 self.resumed += response.event.HasField("resumed")
         except grpc.aio.AioRpcError as error:
-            details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
-            self.retry_info = b"google.rpc.RetryInfo" in details
+            self.retry_info = "RetryInfo" in details(error.trailing_metadata())
         self.code = await stream.code()
 
 
-async def read_all(address: str, disturb: object = None) -> list[Reader]:
+async def read_all(address: str, disturb: Callable[[], None] | None = None) -> list[Reader]:
     """Opens the streams; once all have tokens, calls `disturb`."""
     readers = [Reader() for _ in range(STREAMS)]
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         tasks = [asyncio.create_task(reader.read(stub, index)) for index, reader in enumerate(readers)]
         if disturb is not None:
-            assert callable(disturb)
             while not all(len(reader.tokens) >= 5 for reader in readers):
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.005)
             disturb()
         await asyncio.gather(*tasks)
     return readers
 
 
-def health(address: str) -> int:
-    """Serving status of the whole server."""
+class Strike:
+    """Sends a signal to a process, and remembers when."""
+
+    def __init__(self, pid: int, kind: int) -> None:
+        self._pid, self._kind = pid, kind
+        self.at = 0.0
+
+    def __call__(self) -> None:
+        self.at = time.monotonic()
+        os.kill(self._pid, self._kind)
+
+
+@contextmanager
+def watched(address: str) -> Iterator[list[tuple[float, int]]]:
+    """Collects the statuses that one Health.Watch reports, with the times at which they came."""
+    seen: list[tuple[float, int]] = []
     with grpc.insecure_channel(address) as channel:
-        return int(health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2).status)
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+
+        def collect() -> None:
+            try:
+                for response in call:
+                    seen.append((time.monotonic(), response.status))
+            except grpc.RpcError:
+                pass  # cancelled below
+
+        thread = threading.Thread(target=collect)
+        thread.start()
+        yield seen
+        call.cancel()
+        thread.join(10)
 
 
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+def serves(address: str) -> bool:
+    """Whether the server can be reached and says SERVING."""
+    try:
+        return health(address) == SERVING
+    except grpc.RpcError:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -84,95 +117,64 @@ def golden() -> list[list[int]]:
         return [reader.tokens for reader in asyncio.run(read_all(server.address))]
 
 
-def watch(address: str, seen: list[tuple[float, int]]) -> grpc.Call:
-    """Collects the statuses that Health.Watch reports."""
-    channel = grpc.insecure_channel(address)
-    call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-
-    async def collect() -> None:
-        def run() -> None:
-            try:
-                for response in call:
-                    seen.append((time.monotonic(), response.status))
-            except grpc.RpcError:
-                channel.close()
-
-        await asyncio.to_thread(run)
-
-    import threading
-
-    threading.Thread(target=lambda: asyncio.run(collect()), daemon=True).start()
-    return call
+def assert_resumed(server: RunningServer, kind: int, golden: list[list[int]]) -> float:
+    """Strikes the worker under open streams; they must go on where they were. Returns when it struck."""
+    old = server.worker().pid
+    strike = Strike(old, kind)
+    readers = asyncio.run(read_all(server.address, strike))
+    assert {reader.code for reader in readers} == {grpc.StatusCode.OK}
+    assert [reader.tokens for reader in readers] == golden
+    assert all(reader.resumed == 1 for reader in readers)
+    assert not alive([old])
+    wait_until(lambda: serves(server.address), 30, "SERVING again")
+    return strike.at
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
-def test_streams_go_on_after_their_worker_died_or_hung(kind: int, golden: list[list[int]]) -> None:
-    with running_server(*OPTIONS) as server:
-        old = server.worker().pid
-        seen: list[tuple[float, int]] = []
-        call = watch(server.address, seen)
-        struck: list[float] = []
+def test_the_worker_then_the_backend_is_killed_under_one_health_watch(golden: list[list[int]]) -> None:
+    with running_server(*OPTIONS) as server, watched(server.address) as seen:
+        wait_until(lambda: [status for _, status in seen] == [SERVING], 10, "the first status")
+        struck_worker = assert_resumed(server, signal.SIGKILL, golden)
 
-        def strike() -> None:
-            struck.append(time.monotonic())
-            os.kill(old, kind)
-
+        worker = server.worker().pid
+        strike = Strike(server.backend().pid, signal.SIGKILL)
         readers = asyncio.run(read_all(server.address, strike))
-        assert [reader.tokens for reader in readers] == golden
-        assert {reader.code for reader in readers} == {grpc.StatusCode.OK}
-        assert all(reader.resumed == 1 for reader in readers)
-        assert not alive([old])
-        wait_until(lambda: health(server.address) == SERVING, 30, "SERVING again")
-        statuses = [status for _, status in seen]
-        assert NOT_SERVING in statuses
-        noticed = next(at for at, status in seen if status == NOT_SERVING) - struck[0]
-        assert noticed < (1.0 if kind == signal.SIGKILL else 4.5)
-        call.cancel()
-
-
-def test_streams_end_unavailable_when_the_backend_dies_and_it_comes_back(golden: list[list[int]]) -> None:
-    with running_server(*OPTIONS) as server:
-        backend, worker = server.backend().pid, server.worker().pid
-        readers = asyncio.run(read_all(server.address, lambda: os.kill(backend, signal.SIGKILL)))
         assert {reader.code for reader in readers} == {grpc.StatusCode.UNAVAILABLE}
         assert all(reader.retry_info for reader in readers)
-        assert all(
-            reader.tokens == answer[: len(reader.tokens)] for reader, answer in zip(readers, golden, strict=True)
-        )
-        wait_until(lambda: not alive([worker]), 2.0, "the dead backend's worker gone")
-        wait_until(lambda: health(server.address) == SERVING, 30, "SERVING again")
-        again = asyncio.run(read_all(server.address))
-        assert [reader.tokens for reader in again] == golden
+        assert all(r.tokens == answer[: len(r.tokens)] for r, answer in zip(readers, golden, strict=True))
+        wait_until(lambda: not alive([worker]), 5, "the dead backend's worker gone")
+        wait_until(lambda: serves(server.address), 60, "SERVING again")
+        assert [reader.tokens for reader in asyncio.run(read_all(server.address))] == golden
+
+        assert [status for _, status in seen] == [SERVING, NOT_SERVING, SERVING, NOT_SERVING, SERVING]
+        assert 0 <= seen[1][0] - struck_worker < 2
+        assert 0 <= seen[3][0] - strike.at < 2
 
 
-def submit_then(server: RunningServer) -> str:
-    """A detached generation; returns its id."""
-    with grpc.insecure_channel(server.address) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        return str(stub.Submit(inference_pb2.SubmitRequest(spec=request(0).spec)).request_id)
+def test_a_hung_worker_is_noticed_and_replaced(golden: list[list[int]]) -> None:
+    with running_server(*OPTIONS) as server, watched(server.address) as seen:
+        struck = assert_resumed(server, signal.SIGSTOP, golden)
+        statuses = [status for _, status in seen]
+        assert NOT_SERVING in statuses
+        assert seen[statuses.index(NOT_SERVING)][0] - struck < WATCHDOG_S + 2
 
 
-def test_a_detached_generation_survives_the_death_of_the_service(golden: list[list[int]]) -> None:
+def test_a_detached_generation_survives_the_death_of_its_service() -> None:
     with running_server(*OPTIONS) as server:
-        request_id = submit_then(server)
+        with connected(server.address) as stub:
+            spec = greedy(prompt(0), DETACHED_TOKENS)
+            request_id = stub.Submit(inference_pb2.SubmitRequest(spec=spec), timeout=CALL_TIMEOUT_S).request_id
         service = server.services()[0].pid
         os.kill(service, signal.SIGKILL)
-        wait_until(lambda: server.services() and server.services()[0].pid != service, 15, "another service")
-
-        def reachable() -> bool:
-            try:
-                return health(server.address) == SERVING
-            except grpc.RpcError:
-                return False
-
-        wait_until(reachable, 15, "SERVING again")
-        with grpc.insecure_channel(server.address) as channel:
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            events = [
-                r.event for r in stub.Subscribe(inference_pb2.SubscribeRequest(request_id=request_id), timeout=60)
-            ]
-        assert [token for event in events for token in event.delta.token_ids] == golden[0]
-        assert events[-1].HasField("done")
+        wait_until(lambda: service not in [process.pid for process in server.services()], 15, "the service gone")
+        wait_until(lambda: serves(server.address), 30, "SERVING again")
+        with connected(server.address) as stub:
+            again = stub.Submit(inference_pb2.SubmitRequest(spec=spec), timeout=CALL_TIMEOUT_S).request_id
+            request = inference_pb2.SubscribeRequest(request_id=request_id)
+            survivor = read(stub.Subscribe(request, timeout=CALL_TIMEOUT_S))
+            undisturbed = read(stub.Subscribe(inference_pb2.SubscribeRequest(request_id=again), timeout=CALL_TIMEOUT_S))
+        assert len(survivor.tokens[0]) == DETACHED_TOKENS
+        assert survivor.tokens == undisturbed.tokens
+        assert survivor.done is not None
 
 
 def test_nothing_outlives_a_killed_supervisor() -> None:
