@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from concurrent import futures
+from itertools import pairwise
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -21,8 +22,9 @@ from headrace.v1 import inference_pb2_grpc
 
 
 def main(arguments: list[str]) -> None:
-    """Serve --model NAME --listen ADDRESS [anything]."""
-    model, address = arguments[arguments.index("--model") + 1], arguments[arguments.index("--listen") + 1]
+    """Serve --model NAME --listen ADDRESS [--listen ADDRESS] [anything]."""
+    model = arguments[arguments.index("--model") + 1]
+    addresses = [value for flag, value in pairwise(arguments) if flag == "--listen"]
     print(f"serve {' '.join(arguments)}", file=sys.stderr, flush=True)
     if model == "broken":
         print("models/broken/config.json: architecture 'Foo' is not known", file=sys.stderr)
@@ -36,7 +38,7 @@ def main(arguments: list[str]) -> None:
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    server.add_insecure_port(address)
+    ports = [server.add_insecure_port(address) for address in addresses]
     server.start()
     print("loading", file=sys.stderr, flush=True)
     for line in (
@@ -49,7 +51,12 @@ def main(arguments: list[str]) -> None:
     time.sleep(0.2)
     if model != "never":
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)
-    assert pathlib.Path(address.removeprefix("unix:")).is_socket()
+        bound = [
+            address.replace(":0", f":{port}") if address.endswith(":0") else address
+            for address, port in zip(addresses, ports, strict=True)
+        ]
+        print(f"listening on {', '.join(bound)} (ready after 0.2 s; Ctrl-C ends)", flush=True)
+    assert pathlib.Path(addresses[0].removeprefix("unix:")).is_socket()
     signal.pause()
 
 

@@ -181,7 +181,7 @@ def test_the_demo_tells_its_story_and_leaves_nothing(fake_server: pathlib.Path) 
         "loading weights: 7 of 14 MiB",
         "memory plan: kv_cache 128.0 MiB",
         "slow disk",
-        "ready after",
+        "ready on 127.0.0.1:",
         "7.5 M parameters",
         "TTFT",
         "ITL p50",

@@ -34,7 +34,7 @@ NEXT_PROMPTS = (
 # one thread and 155 ms (median) with two, which wait for each other at every operation.
 KV_CACHE_BYTES = 256 * 2**20
 WORKER_THREADS = 1
-ANNOUNCEMENT_SECONDS = 5.0
+ANNOUNCEMENT_SECONDS = 20.0
 _ANNOUNCEMENT = re.compile(r"listening on .*?(127\.0\.0\.1:\d+)")
 
 
