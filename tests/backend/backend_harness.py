@@ -19,6 +19,7 @@ import grpc
 import numpy as np
 from google.rpc import error_details_pb2, status_pb2
 from tests.backend.fake_worker import VOCABULARY
+from tests.support.processes import alive
 
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 
@@ -127,21 +128,13 @@ async def running_backend(*arguments: Any, **options: Any) -> AsyncIterator[Back
         backend.process.terminate()
         exit_code = await backend.wait_exit()
         assert exit_code in (0, -9, 1, 2, 3), backend.log
-        await until(lambda: not any(alive(pid) for pid in children))
+        await until(lambda: not alive(children))
         assert "Traceback" not in backend.log, backend.log
         assert "never retrieved" not in backend.log, backend.log
     finally:
         if backend.process.poll() is None:
             backend.process.kill()
             backend.process.wait()
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = LIMIT_S) -> Any:

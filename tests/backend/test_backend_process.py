@@ -14,7 +14,6 @@ from tests.backend.backend_harness import (
     BackendProcess,
     EngineClient,
     Subscription,
-    alive,
     connected,
     details,
     error_status,
@@ -24,6 +23,7 @@ from tests.backend.backend_harness import (
     until,
 )
 from tests.backend.fake_worker import expected_tokens
+from tests.support.processes import alive
 
 from headrace_model_folder import read_token_table
 from headrace_protos.engine.v1 import engine_pb2
@@ -40,7 +40,7 @@ def backend(model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> It
     workers = started.worker_pids()
     started.process.terminate()
     assert started.process.wait(20) == 0, started.log
-    assert not any(alive(pid) for pid in workers)
+    assert not alive(workers)
     assert "Traceback" not in started.log, started.log
     assert "never retrieved" not in started.log, started.log
 

@@ -13,7 +13,6 @@ import pytest
 from tests.backend.backend_harness import (
     EngineClient,
     Subscription,
-    alive,
     connected,
     details,
     error_status,
@@ -22,6 +21,7 @@ from tests.backend.backend_harness import (
     until,
 )
 from tests.backend.fake_worker import expected_tokens
+from tests.support.processes import alive
 
 
 async def start_requests(client: EngineClient, max_tokens: int, count: int = 8) -> list[tuple[list[int], Subscription]]:
@@ -57,7 +57,7 @@ async def test_killed_worker_is_replaced_and_streams_go_on(model: pathlib.Path, 
             assert after_s < 1.0
             assert reason == "restarting worker"
             await until(lambda n=number: all(request.resumed == n for _, request in requests))
-            assert not alive(worker)
+            assert not alive([worker])
         await check_continued(requests, 300, resumed=2)
         assert client.states[-1][1].serving
         load = await client.load()
@@ -88,7 +88,7 @@ async def test_stopped_worker_is_found_by_the_watchdog_and_shows_its_stacks(
         [worker] = backend.worker_pids()
         moment = time.monotonic()
         os.kill(worker, signal.SIGSTOP)
-        await until(lambda: not alive(worker))
+        await until(lambda: not alive([worker]))
         assert 0.9 < time.monotonic() - moment < 3.5
         await check_continued(requests, 200, resumed=1)
         assert "no step result for 1 s" in backend.log
@@ -138,9 +138,9 @@ async def test_after_too_many_deaths_streams_end_with_a_hint(model: pathlib.Path
         await client.wait_serving()
         requests = await start_requests(client, 2000)
         for _ in range(3):
-            [worker] = await until(lambda: [pid for pid in backend.worker_pids() if alive(pid)])
+            [worker] = await until(lambda: alive(backend.worker_pids()))
             os.kill(worker, signal.SIGKILL)
-            await until(lambda worker=worker: not alive(worker) and worker not in backend.worker_pids())
+            await until(lambda worker=worker: not alive([worker]) and worker not in backend.worker_pids())
             if backend.process.poll() is None and len(backend.log_lines("worker lost")) < 3:
                 await until(lambda: backend.worker_pids())
         assert await backend.wait_exit() == 3
@@ -164,7 +164,7 @@ async def test_workers_die_with_a_killed_backend(
         # The fake worker's tie to its parent is its first act.
         await until(lambda: "memory plan" in backend.log)
         backend.process.kill()
-        await until(lambda: not alive(worker), timeout_s=2)
+        await until(lambda: not alive([worker]), timeout_s=2)
         await until(lambda: client.error)
         assert client.error is not None and client.error.code() is grpc.StatusCode.UNAVAILABLE
         assert await backend.wait_exit() == -9

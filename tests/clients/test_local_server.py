@@ -10,11 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
 from tests.clients.canned_service import answer, canned_server
+from tests.support.processes import alive, wait_until
 
 import headrace
 from headrace import local_server, server_process
@@ -39,20 +39,6 @@ def fake_server(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> path
     return folder
 
 
-def _gone(pid: int) -> bool:
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def _wait(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
-
-
 def _server_pid(local: headrace.LocalServer) -> int:
     server = local._server
     assert server is not None
@@ -69,7 +55,7 @@ def test_a_block_has_a_client_and_leaves_nothing(fake_server: pathlib.Path) -> N
         folders = list(fake_server.iterdir())
         assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700]
         pid = _server_pid(local)
-    assert _gone(pid)
+    assert not alive([pid])
     assert list(fake_server.iterdir()) == []
     assert "--kv-blocks 64 --quiet --no-prefix-cache --listen-also a --listen-also b" in lines[0]
     assert "loading" in lines
@@ -80,7 +66,7 @@ async def test_an_async_block_has_an_async_client_and_leaves_nothing(fake_server
     async with local as client:
         assert (await client.generate("hello").result()).text == answer(5)
         pid = _server_pid(local)
-    assert _gone(pid)
+    assert not alive([pid])
     assert list(fake_server.iterdir()) == []
 
 
@@ -90,7 +76,7 @@ def test_a_callback_that_fails_does_not_stop_the_reading(
     local = headrace.local("demo", on_line=lambda line: 1 / 0)
     with local:
         server = local._server
-        assert server is not None and _wait(lambda: "loading" in server.lines)
+        assert server is not None and wait_until(lambda: "loading" in server.lines)
     assert capfd.readouterr().err.count("ZeroDivisionError") == 1
 
 
@@ -98,7 +84,7 @@ def test_an_exception_in_the_block_stops_the_server_too(fake_server: pathlib.Pat
     local = headrace.local("demo")
     with pytest.raises(ZeroDivisionError), local:
         1 / 0  # noqa: B018
-    assert _gone(_server_pid(local))
+    assert not alive([_server_pid(local)])
     assert list(fake_server.iterdir()) == []
 
 
@@ -115,7 +101,7 @@ def test_a_server_that_is_never_ready_is_an_error(fake_server: pathlib.Path) -> 
     local = headrace.local("never", start_timeout=1.5)
     with pytest.raises(headrace.LocalServerError, match=r"not ready after 1.5 s: .*slow disk"), local:
         pass
-    assert _gone(_server_pid(local))
+    assert not alive([_server_pid(local)])
     assert list(fake_server.iterdir()) == []
 
 
@@ -124,8 +110,8 @@ def test_a_server_that_ignores_sigterm_is_killed_with_its_children(fake_server: 
     local = headrace.local("stubborn", stop_grace=0.3, on_line=lines.append)
     with local:
         child = int(next(line for line in lines if line.startswith("child")).split()[1])
-        assert not _gone(child)
-    assert _gone(_server_pid(local)) and _wait(lambda: _gone(child))
+        assert alive([child])
+    assert not alive([_server_pid(local)]) and wait_until(lambda: not alive([child]))
     assert list(fake_server.iterdir()) == []
 
 
@@ -139,12 +125,12 @@ def test_a_killed_program_leaves_no_server_behind(fake_server: pathlib.Path) -> 
     program = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None
     server = int(program.stdout.readline())
-    assert not _gone(server)
+    assert alive([server])
     program.send_signal(signal.SIGKILL)
     program.wait()
     program.stdout.close()
-    assert _wait(lambda: _gone(server))
-    assert _wait(lambda: list(fake_server.iterdir()) == [])
+    wait_until(lambda: not alive([server]))
+    wait_until(lambda: list(fake_server.iterdir()) == [])
 
 
 def test_a_missing_server_distribution_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

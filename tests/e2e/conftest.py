@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.support.processes import wait_until
 from tests.support.rpc import idle_load
-from tests.support.running_server import RunningServer, running_server, wait_until
+from tests.support.running_server import RunningServer, running_server
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,9 @@ import random
 import grpc
 import psutil
 import pytest
+from tests.support.processes import wait_until
 from tests.support.rpc import connected, details, greedy, idle_load
-from tests.support.running_server import RunningServer, running_server, wait_until
+from tests.support.running_server import RunningServer, running_server
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 

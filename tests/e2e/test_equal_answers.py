@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from google.rpc import error_details_pb2
+from tests.support.processes import wait_until
 from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, details, generate, greedy, idle_load
-from tests.support.running_server import RunningServer, running_server, wait_until
+from tests.support.running_server import RunningServer, running_server
 
 from headrace.v1 import generation_pb2, inference_pb2
 

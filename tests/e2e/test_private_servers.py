@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from tests.support.processes import wait_until
 from tests.support.rpc import generate, greedy, health
-from tests.support.running_server import DEMO, ROOT, environment, running_server, wait_until
+from tests.support.running_server import DEMO, ROOT, environment, running_server
 
 import headrace
 

@@ -9,8 +9,9 @@ import time
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.support.processes import wait_until
 from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, generate, greedy
-from tests.support.running_server import running_server, wait_until
+from tests.support.running_server import running_server
 
 from headrace.v1 import generation_pb2, inference_pb2
 

@@ -8,8 +8,9 @@ import time
 import grpc
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tests.support.processes import wait_until
 from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, generate, greedy, health, read
-from tests.support.running_server import RunningServer, wait_until
+from tests.support.running_server import RunningServer
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 

@@ -14,15 +14,16 @@ from contextlib import contextmanager
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.support.processes import alive, wait_until
 from tests.support.rpc import CALL_TIMEOUT_S, connected, details, greedy, health, read
-from tests.support.running_server import RunningServer, alive, running_server, wait_until
+from tests.support.running_server import RunningServer, running_server
 
 from headrace.v1 import inference_pb2, inference_pb2_grpc
 
 STREAMS = 6
 TOKENS = 240
 # Long enough to be still running when another process has been killed and replaced.
-DETACHED_TOKENS = 1500
+DETACHED_TOKENS = 900
 WATCHDOG_S = 3.0
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512", "--watchdog-s", str(WATCHDOG_S))
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-import psutil
 import pytest
+from tests.support.processes import alive, wait_until
 
 DRIVER = pathlib.Path(__file__).with_name("driver.py")
 RUN_ON = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nwhile True: time.sleep(0.05)"
@@ -21,13 +21,6 @@ SLOW_END = (
     "signal.signal(signal.SIGTERM, end)\nwhile True: time.sleep(0.05)"
 )
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(0.05)"
-
-
-def eventually(condition: Callable[[], object], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 class Run:
@@ -48,7 +41,7 @@ class Run:
         return [int(line.split()[1]) for line in lines if line.startswith(name)]
 
     def started(self) -> None:
-        eventually(lambda: len(self.starts()) >= 3)
+        wait_until(lambda: len(self.starts()) >= 3)
         # The fakes install their handlers right after they say that they started.
         time.sleep(0.2)
 
@@ -57,11 +50,7 @@ class Run:
         return self.process.returncode, out, err
 
     def alive(self) -> list[int]:
-        return [
-            pid
-            for pid in self.starts()
-            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        ]
+        return alive(self.starts())
 
 
 @pytest.fixture
@@ -101,17 +90,17 @@ def test_a_process_that_dies_is_started_again_and_the_others_run_on(run: Callabl
     server = run()
     server.started()
     os.kill(server.starts("service-0")[0], signal.SIGKILL)
-    eventually(lambda: len(server.starts("service-0")) == 2)
+    wait_until(lambda: len(server.starts("service-0")) == 2)
     assert len(server.starts("backend")) == len(server.starts("service-1")) == 1
     os.kill(server.starts("backend")[0], signal.SIGKILL)
-    eventually(lambda: len(server.starts("backend")) == 2)
+    wait_until(lambda: len(server.starts("backend")) == 2)
     assert len(server.starts("service-0")) == 2
 
 
 def test_pauses_between_restarts_double(run: Callable[..., Run]) -> None:
     server = run(backend="open('times', 'a').write(f'{time.monotonic()}\\n'); sys.exit(1)")
     (server.folder / "ready").touch()
-    eventually(
+    wait_until(
         lambda: (server.folder / "times").exists() and len((server.folder / "times").read_text().splitlines()) >= 6
     )
     times = [float(line) for line in (server.folder / "times").read_text().splitlines()]
@@ -168,13 +157,13 @@ def test_a_killed_supervisor_leaves_nothing_within_5_s(run: Callable[..., Run]) 
     server = run(backend=DEAF, service=DEAF)
     server.started()
     server.process.kill()
-    eventually(lambda: server.alive() == [], within_s=5.0)
+    wait_until(lambda: server.alive() == [], timeout_s=5.0)
 
 
 def test_what_a_process_left_in_its_session_ends_with_it(run: Callable[..., Run]) -> None:
     grandchild = "import subprocess\nsubprocess.Popen([sys.executable, '-c', \"import os, time; open('starts', 'a').write(f'helper {os.getpid()}\\\\n'); time.sleep(60)\"])\n"
     server = run(backend=grandchild + RUN_ON)
-    eventually(lambda: server.starts("helper"))
+    wait_until(lambda: server.starts("helper"))
     server.process.terminate()
     assert server.end()[0] == 0
     assert server.alive() == []
@@ -182,7 +171,7 @@ def test_what_a_process_left_in_its_session_ends_with_it(run: Callable[..., Run]
 
 def test_a_signal_while_processes_start_ends_them_too(run: Callable[..., Run]) -> None:
     server = run()
-    eventually(lambda: server.starts())
+    wait_until(lambda: server.starts())
     server.process.terminate()
     assert server.end()[0] == 0
     assert server.alive() == []
@@ -196,6 +185,6 @@ def test_the_ready_line_is_printed_once_and_only_when_ready(run: Callable[..., R
     line = server.process.stdout.readline()
     assert line.startswith("listening on 127.0.0.1:1 ")
     os.kill(server.starts("backend")[0], signal.SIGKILL)
-    eventually(lambda: len(server.starts("backend")) == 2)
+    wait_until(lambda: len(server.starts("backend")) == 2)
     server.process.terminate()
     assert "listening" not in server.end()[1]

@@ -14,10 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import psutil
+from tests.support.processes import alive, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
@@ -66,27 +67,6 @@ class RunningServer:
         """Sends a signal and waits; returns the exit code."""
         self.process.send_signal(sig)
         return self.process.wait(timeout_s)
-
-
-def alive(pids: list[int]) -> list[int]:
-    """Those of the processes that still run (zombies do not)."""
-    found = []
-    for pid in pids:
-        try:
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.append(pid)
-        except psutil.NoSuchProcess:
-            continue
-    return found
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
-    """Polls a condition until it is true; fails with `what` after the timeout."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s} s: {what}")
-        time.sleep(0.02)
 
 
 def _collect(process: subprocess.Popen[str], lines: list[str], seen: queue.Queue[str]) -> None:
