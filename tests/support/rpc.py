@@ -88,7 +88,7 @@ def generate(address: str, spec: generation_pb2.GenerationSpec) -> Transcript:
         return read(stub.Generate(inference_pb2.GenerateRequest(spec=spec), timeout=CALL_TIMEOUT_S))
 
 
-def details(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, Message]:
+def details(metadata: Iterable[Any] | None) -> dict[str, Message]:
     """Error details of a call's trailing metadata, by the name of their type."""
     found: dict[str, Message] = {}
     raw = dict(metadata or ()).get("grpc-status-details-bin", b"")
