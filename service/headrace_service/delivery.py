@@ -23,11 +23,7 @@ async def deliver(stream: GenerationStream, context: Context) -> None:
     """
     stream.writer = asyncio.current_task()
     try:
-        while stream.done is None and stream.failure is None:
-            await _write_pending(stream, context)
-            if stream.done is None and stream.failure is None:
-                await stream.wait()
-        await _write_pending(stream, context)
+        await _write_until_ended(stream, context)
         if stream.failure is not None:
             raise stream.failure
         if stream.hit_deadline and stream.deadline_is_status:
@@ -42,15 +38,20 @@ async def deliver(stream: GenerationStream, context: Context) -> None:
         stream.writer = None
 
 
-async def _write_pending(stream: GenerationStream, context: Context) -> None:
-    while messages := stream.take():
-        for message in messages:
-            await _write(stream, context, message)
+async def _write_until_ended(stream: GenerationStream, context: Context) -> None:
+    while True:
+        if stream.has_news:
+            for message in stream.take():
+                await _write(stream, context, message)
+        elif stream.done is None and stream.failure is None:
+            await stream.news()
+        else:
+            return
 
 
 async def _write(stream: GenerationStream, context: Context, message: bytes) -> None:
-    began_ns = time.monotonic_ns()
-    stream.writing_since_ns = began_ns
+    began_ns = stream.writing_since_ns = time.monotonic_ns()
     await context.write(message)
     stream.writing_since_ns = 0
-    stream.clock.wrote(began_ns, time.monotonic_ns())
+    if stream.done is not None:
+        stream.clock.wrote(began_ns, time.monotonic_ns())

@@ -1,7 +1,7 @@
 """One subscription on its way from the engine to one reader.
 
 Owns what is pending for the reader and the order of events: started, resumed, deltas, output_finished, done. The engine's side (`push`, `note_*`,
-`fail`) is called while a step is dealt out and never waits; the reader's side (`take`, `wait`) is one coroutine. When the reader is behind,
+`fail`) is called while a step is dealt out and never waits; the reader's side (`take`, `news`) is one coroutine. When the reader is behind,
 everything pending goes into one message per output, so that a slow reader costs fewer messages, not more memory; how far behind it may
 fall is watched by `reader_watch`. Knows the engine's messages, not its connection.
 """
@@ -36,13 +36,14 @@ class GenerationStream:
         failure: set when the subscription ended without the request's end.
         hit_deadline: whether the engine ended an output for its time.
         deadline_is_status: whether that time was the call's own deadline, so that the call must end with it.
+        has_news: whether something came since the last `take`.
         pending_bytes: memory that undelivered tokens take.
         writing_since_ns: when the write that the reader has not taken yet began; 0: none.
     """
 
     __slots__ = (
-        "_accepted", "_outputs", "_pauses_ns", "_render", "_started", "_table", "_waiter", "_whole", "clock", "deadline_is_status", "done", "failure", "from_token", "handle", "hit_deadline",
-        "over_cap_since_ns", "pending_bytes", "request_id", "writer", "writing_since_ns",
+        "_accepted", "_outputs", "_pauses_ns", "_render", "_started", "_table", "_waiter", "_whole", "clock", "deadline_is_status", "done", "failure", "from_token", "handle", "has_news",
+        "hit_deadline", "over_cap_since_ns", "pending_bytes", "request_id", "writer", "writing_since_ns",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +61,7 @@ class GenerationStream:
         self.clock = clock
         self.done: engine_pb2.RequestDone | None = None
         self.failure: errors.ServiceError | None = None
+        self.has_news = False
         self.pending_bytes = 0
         self.over_cap_since_ns = 0
         self.writing_since_ns = 0
@@ -79,6 +81,7 @@ class GenerationStream:
     def announce(self, accepted: bytes) -> None:
         """Sets the event that comes before all others."""
         self._accepted = accepted
+        self._wake()
 
     # -- the engine's side
 
@@ -141,6 +144,7 @@ class GenerationStream:
     def take(self) -> list[bytes]:
         """Returns all pending events but Done, in order; empty if there are none."""
         messages: list[bytes] = []
+        self.has_news = False
         self.pending_bytes = 0
         self.over_cap_since_ns = 0
         if self._accepted is not None:
@@ -167,20 +171,21 @@ class GenerationStream:
         assert self.done is not None
         return event_wire.done(self.done, ledger.close(self.done, self.clock, time.monotonic_ns()))
 
-    async def wait(self) -> None:
-        """Returns when something may be pending. One coroutine at a time."""
+    def news(self) -> asyncio.Future[None]:
+        """Returns what the reader awaits for the next news. One coroutine at a time."""
         self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
+        return self._waiter
 
     async def wait_ended(self) -> None:
         """Returns when the request or the subscription has ended; for calls that answer with everything at once."""
         self._whole = True
         while self.done is None and self.failure is None:
-            await self.wait()
+            await self.news()
 
     # -- inside
 
     def _wake(self) -> None:
+        self.has_news = True
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
