@@ -1,13 +1,15 @@
 """Generation events as bytes, ready for `context.write`.
 
 Owns the encoding of every `GenerationEvent`. The answers of Generate, Chat and Subscribe hold their event in field 1, so that one encoding
-serves all three, and streams are registered without a serializer. A token's message is filled into one reused Delta: a third of the cost
-of building one from scratch (1.3 us against 3.4 us).
+serves all three, and streams are registered without a serializer. The message of one token is joined from parts that protobuf encoded before
+(fields may follow each other in pieces, so that position and token can be kept apart): 0.5 us against 1.4 us for filling one reused Delta and
+3.4 us for building it from scratch.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from headrace.v1 import generation_pb2, inference_pb2
@@ -20,6 +22,13 @@ _REASONS = {
     engine_pb2.OUTPUT_END_REASON_DEADLINE: generation_pb2.FINISH_REASON_DEADLINE,
     engine_pb2.OUTPUT_END_REASON_ERROR: generation_pb2.FINISH_REASON_ERROR,
 }
+
+# Parts of one-token messages that are kept, the latest used of each kind; about 100 bytes each.
+_MAX_KEPT_PARTS = 1 << 14
+
+# Field number and wire type of a field that begins with its length.
+_EVENT_TAG = bytes([inference_pb2.GenerateResponse.EVENT_FIELD_NUMBER << 3 | 2])
+_DELTA_TAG = bytes([generation_pb2.GenerationEvent.DELTA_FIELD_NUMBER << 3 | 2])
 
 _delta_response = inference_pb2.GenerateResponse()
 _delta = _delta_response.event.delta
@@ -72,6 +81,8 @@ def delta(
         text: the text of these tokens; may be empty.
         logprobs: one per token, or None if not asked for.
     """
+    if logprobs is None and len(token_ids) == 1:
+        return _framed(_position(output_index, first_token_index) + _token(token_ids[0], text))
     _delta.Clear()
     _delta.output_index = output_index
     _delta.first_token_index = first_token_index
@@ -103,6 +114,39 @@ def done(engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> 
         cached_tokens=engine_done.cached_tokens,
     )
     return _response(generation_pb2.GenerationEvent(done=generation_pb2.Done(usage=usage, ledger=ledger)))
+
+
+@functools.lru_cache(_MAX_KEPT_PARTS)
+def _position(output_index: int, first_token_index: int) -> bytes:
+    return generation_pb2.Delta(output_index=output_index, first_token_index=first_token_index).SerializeToString()
+
+
+@functools.lru_cache(_MAX_KEPT_PARTS)
+def _token(token_id: int, text: str) -> bytes:
+    content = [generation_pb2.Content(text=text)] if text else []
+    return generation_pb2.Delta(token_ids=[token_id], content=content).SerializeToString()
+
+
+def _framed(delta: bytes) -> bytes:
+    """Returns an encoded Delta as the whole answer that holds it."""
+    return _frame(len(delta)) + delta
+
+
+@functools.lru_cache(_MAX_KEPT_PARTS)
+def _frame(size: int) -> bytes:
+    """Returns the bytes before a Delta of `size` bytes: tag and length of the event within the answer, and of the delta within the event."""
+    inner = _DELTA_TAG + _varint(size)
+    return _EVENT_TAG + _varint(len(inner) + size) + inner
+
+
+def _varint(number: int) -> bytes:
+    """Returns protobuf's encoding of a length: seven bits a byte, lowest first, the top bit set on all but the last."""
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def _fill_logprobs(columns: generation_pb2.Logprobs, logprobs: Sequence[TokenLogprobs]) -> None:

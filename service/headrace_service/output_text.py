@@ -69,7 +69,8 @@ class OutputText:
             self._release(num_tokens)
 
     def _release(self, num_tokens: int) -> _Run:
-        batch, self.tokens = self.tokens[:num_tokens], self.tokens[num_tokens:]
+        batch = self.tokens[:num_tokens]
+        del self.tokens[:num_tokens]
         logprobs_batch = self._take_logprobs(num_tokens)
         token_ids, text = self._detokenizer.feed(batch)
         return self._advance(token_ids, text, logprobs_batch)
