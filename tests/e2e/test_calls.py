@@ -92,7 +92,6 @@ def test_the_command_line_speaks_to_a_real_server(server: RunningServer) -> None
 
 
 def test_any_service_process_gives_the_same_answers() -> None:
-
     key = uuid.uuid4().hex
     with running_server("--services", str(SERVICES), "--dtype", "fp32", "--num-blocks", "256") as server:
         submitted = inference_pb2.SubmitRequest(spec=greedy(STORY, 200), idempotency_key=key)
