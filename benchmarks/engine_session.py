@@ -31,7 +31,9 @@ class Answer:
     token_ids: list[int] = dataclasses.field(default_factory=list)
     arrivals_s: list[float] = dataclasses.field(default_factory=list)
     done: engine_pb2.RequestDone | None = None
-    finished: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    finished: asyncio.Future[None] = dataclasses.field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
     @property
     def ttft_s(self) -> float:
@@ -51,15 +53,24 @@ class EngineSession:
         self.model: engine_pb2.EngineModel | None = None
 
     async def read(self) -> None:
-        """Deals messages until the stream ends."""
-        async for message in self._stream:
-            kind = message.WhichOneof("message")
-            if kind == "step":
-                self._deal(message.step)
-            elif kind == "load":
-                self._loads.pop(message.load.query_id).set_result(message.load)
-            elif kind == "refused":
-                raise RuntimeError(f"refused: {message.refused.status}")
+        """Deals messages until the stream ends; whoever waits for one that will not come is told why."""
+        try:
+            while (message := await self._stream.read()) is not grpc.aio.EOF:
+                self._take(message)
+        except Exception as error:
+            for waiting in [*self._loads.values(), *(answer.finished for answer in self._answers.values())]:
+                if not waiting.done():
+                    waiting.set_exception(error)
+            raise
+
+    def _take(self, message: engine_pb2.FromEngine) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "step":
+            self._deal(message.step)
+        elif kind == "load":
+            self._loads.pop(message.load.query_id).set_result(message.load)
+        elif kind == "refused":
+            raise RuntimeError(f"refused: {message.refused.status}")
 
     def _deal(self, step: engine_pb2.StepOutputs) -> None:
         now = time.perf_counter()
@@ -72,14 +83,16 @@ class EngineSession:
             if event.WhichOneof("event") == "done":
                 answer = self._answers.pop(event.handle)
                 answer.done = event.done
-                answer.finished.set()
+                answer.finished.set_result(None)
 
     async def hello(self) -> None:
-        """Opens the conversation; afterwards `model` tells what is served."""
+        """Opens the conversation and waits until the engine serves; afterwards `model` tells what."""
         hello = engine_pb2.Hello(protocol_version=1, service_name="benchmark")
         await self._stream.write(engine_pb2.ToEngine(hello=hello))
-        welcome = await self._stream.read()
-        self.model = welcome.welcome.model
+        while self.model is None:
+            message = await self._stream.read()
+            if message.WhichOneof("message") == "welcome" and message.welcome.model.kv_blocks:
+                self.model = message.welcome.model
 
     async def generate(self, prompt: list[int], max_tokens: int, stop_ids: tuple[int, ...] = ()) -> Answer:
         """Greedy generation. Exactly `max_tokens` tokens unless one of `stop_ids` comes first. Returns when it has ended."""
@@ -95,7 +108,7 @@ class EngineSession:
             spec_digest=bytes(32),
         )
         await self._stream.write(engine_pb2.ToEngine(add=add))
-        await answer.finished.wait()
+        await answer.finished
         return answer
 
     async def load(self) -> engine_pb2.Load:
@@ -118,22 +131,6 @@ async def _connect(address: str, process: subprocess.Popen[bytes], timeout_s: fl
     return channel
 
 
-async def _wait_serving(stream_factory: Any, timeout_s: float) -> EngineSession:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        session = EngineSession(stream_factory())
-        try:
-            await session.hello()
-            if session.model is not None and session.model.kv_blocks:
-                return session
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                raise
-        if time.monotonic() > deadline:
-            raise RuntimeError("the backend did not become ready")
-        await asyncio.sleep(0.1)
-
-
 @asynccontextmanager
 async def engine_session(engine: dict[str, Any], timeout_s: float = 120.0) -> AsyncIterator[EngineSession]:
     """Starts a backend with the given EngineConfig fields, yields a session, and stops the backend."""
@@ -145,8 +142,8 @@ async def engine_session(engine: dict[str, Any], timeout_s: float = 120.0) -> As
         process = subprocess.Popen([sys.executable, "-m", "headrace_backend", "--config-json", str(config)])
         try:
             channel = await _connect(address, process, timeout_s)
-            stub = engine_pb2_grpc.EngineServiceStub(channel)
-            session = await _wait_serving(stub.Connect, timeout_s)
+            session = EngineSession(engine_pb2_grpc.EngineServiceStub(channel).Connect())
+            await asyncio.wait_for(session.hello(), timeout_s)
             reader = asyncio.create_task(session.read())
             yield session
             reader.cancel()
