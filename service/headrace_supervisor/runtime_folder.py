@@ -40,8 +40,7 @@ def runtime_folder(base: pathlib.Path) -> Iterator[pathlib.Path]:
     _sweep(base)
     try:
         folder = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = _new_lock(folder)
     except OSError as error:
         raise RuntimeFolderError(f"runtime folder in {base}: {error.strerror}") from None
     try:
@@ -49,6 +48,15 @@ def runtime_folder(base: pathlib.Path) -> Iterator[pathlib.Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def _new_lock(folder: pathlib.Path) -> int:
+    """A locked file in the folder; its descriptor holds the lock. It gets its name only once it is locked, or a sweep could lock it first."""
+    nameless = folder / f"{_LOCK}.new"
+    lock = os.open(nameless, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    nameless.rename(folder / _LOCK)
+    return lock
 
 
 def _sweep(base: pathlib.Path) -> None:

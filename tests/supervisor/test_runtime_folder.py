@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import pathlib
 import stat
 import tempfile
@@ -35,6 +36,17 @@ def test_a_dead_servers_folder_is_removed_and_a_living_ones_kept(base: pathlib.P
     with runtime_folder(base) as first, runtime_folder(base) as second:
         assert first.exists() and second.exists() and others.exists()
         assert not dead.exists()
+
+
+def test_servers_that_start_at_once_leave_each_others_folders_alone(base: pathlib.Path) -> None:
+    def start_often(_: int) -> None:
+        for _ in range(100):
+            with runtime_folder(base) as folder:
+                assert (folder / "lock").exists()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(start_often, range(8)))
+    assert list(base.iterdir()) == []
 
 
 def test_a_base_that_is_missing_or_too_long_is_refused_by_name(base: pathlib.Path) -> None:
