@@ -2,7 +2,8 @@
 
 Three parties on cores of their own: an instant fake backend, the service, and several client processes (one would be the bottleneck). Two runs:
 `instant` gives the service more than it can carry, so that messages/s is its limit and coalescing shows in tokens per message; `paced` offers a
-set rate of tokens one by one, and must deliver them one per message.
+set rate of tokens one by one, and must deliver them one per message. On a machine with other work the wall clock tells little; the service's own
+CPU time per message then says what one whole core would carry.
 
     python -m benchmarks.bench_service --json benchmarks/results/service.json
 """
@@ -197,14 +198,19 @@ def _measure(
     results = [json.loads(client.communicate(timeout=60)[0]) for client in clients]
     messages, tokens = (sum(result[key] for result in results) for key in ("messages", "tokens"))
     gaps = [gap for result in results for gap in result["gaps_ms"]]
+    cpu_s = after.user + after.system - before.user - before.system
     return {
         "tokens_per_s": round(tokens / options.seconds),
         "messages_per_s": round(messages / options.seconds),
         "tokens_per_message": round(tokens / max(messages, 1), 3),
-        "service_cpu_share": round((after.user + after.system - before.user - before.system) / options.seconds, 3),
+        "tokens_per_cpu_s": round(tokens / cpu_s),
+        "cpu_us_per_message": round(cpu_s * 1e6 / max(messages, 1), 1),
+        "system_share_of_cpu": round((after.system - before.system) / cpu_s, 2),
+        "service_cpu_share": round(cpu_s / options.seconds, 3),
         "message_gap_ms_p50": round(figures.percentile(gaps, 0.5), 2),
         "message_gap_ms_p99": round(figures.percentile(gaps, 0.99), 2),
         "rss_mib": round(rss_bytes / 2**20, 1),
+        "load_average": round(os.getloadavg()[0], 1),
     }
 
 
