@@ -1,8 +1,9 @@
 """In-flight against static batching: same engine, same kernels, same batch limit, the lengths of mix1000.
 
-Static batching sends a batch and waits until its longest answer has ended before it sends the next; rows whose answers ended early
-stand idle meanwhile. In-flight batching sends everything and lets the scheduler fill each row as it falls free. The benchmark prints the
-tokens per second of both and the reason for the difference: the share of row-steps that did no work.
+`static`: a batch of fixed shape runs until its longest answer has ended; rows whose answers ended early are computed on as padding, which is
+what an engine without in-flight batching does, and what they generate is thrown away. `static_dropped`: the same, but ended rows leave the batch and stand empty;
+a kinder rival, which only an engine that could also refill them can be. `in_flight`: everything is sent at once and the scheduler fills each row
+as it falls free. Printed: useful output tokens per second, and the reason for the difference, the share of row-steps without a useful token.
 """
 
 from __future__ import annotations
@@ -19,56 +20,63 @@ from benchmarks.figures import report
 from benchmarks.workloads import mix1000
 
 Trace = list[tuple[list[int], int]]
+MODES = ("static", "static_dropped", "in_flight")
 
 
 def fitted(trace: Trace, vocab_size: int, max_context: int) -> Trace:
-    """The trace's lengths with prompts cut to what the context leaves and ids drawn below the vocabulary size."""
+    """The trace's lengths with prompts cut so that any output of the trace fits behind them, and ids below the vocabulary size."""
     rng = random.Random(0)
-    return [
-        ([rng.randrange(10, vocab_size) for _ in range(min(len(prompt), max_context - output))], output)
-        for prompt, output in trace
-    ]
+    room = max_context - max(output for _, output in trace)
+    return [([rng.randrange(10, vocab_size) for _ in range(min(len(p), room))], output) for p, output in trace]
 
 
-async def _in_flight(session: EngineSession, trace: Trace) -> list[Answer]:
+async def _send(session: EngineSession, trace: Trace) -> list[Answer]:
     return list(await asyncio.gather(*(session.generate(prompt, output) for prompt, output in trace)))
 
 
-async def _static(session: EngineSession, trace: Trace, rows: int) -> list[Answer]:
+async def _serve(session: EngineSession, trace: Trace, rows: int, mode: str) -> list[Answer]:
+    """Serves the trace in one of MODES."""
+    if mode == "in_flight":
+        return await _send(session, trace)
     answers: list[Answer] = []
     for first in range(0, len(trace), rows):
-        answers += await _in_flight(session, trace[first : first + rows])
+        batch = trace[first : first + rows]
+        longest = max(output for _, output in batch)
+        padded = [(prompt, longest) for prompt, _ in batch] if mode == "static" else batch
+        answers += await _send(session, padded)
     return answers
 
 
-async def _measure(session: EngineSession, trace: Trace, rows: int, static: bool) -> dict[str, float]:
+async def _measure(session: EngineSession, trace: Trace, rows: int, mode: str) -> dict[str, float]:
     before = (await session.load()).step_count
     begin = time.perf_counter()
-    answers = await (_static(session, trace, rows) if static else _in_flight(session, trace))
+    await _serve(session, trace, rows, mode)
     wall = time.perf_counter() - begin
     steps = (await session.load()).step_count - before
-    tokens = sum(len(a.token_ids) for a in answers)
-    worked = sum(a.done.step_count for a in answers if a.done)
+    useful = sum(output for _, output in trace)
     return {
-        "output_tok_s": round(tokens / wall, 1),
+        "output_tok_s": round(useful / wall, 1),
         "wall_s": round(wall, 2),
-        "output_tokens": tokens,
+        "output_tokens": useful,
         "steps": steps,
-        "idle_row_steps_share": round(1 - worked / (steps * rows), 4),
+        "ms_per_step": round(wall / steps * 1e3, 2),
+        "idle_row_steps_share": round(1 - useful / (steps * rows), 4),
     }
 
 
-async def run(model: pathlib.Path, requests: int, rows: int, seed: int, threads: int) -> dict[str, Any]:
-    """Both ways on fresh engines, so that neither inherits the other's cache."""
-    figures: dict[str, Any] = {"requests": requests, "rows": rows, "seed": seed}
-    for name in ("static", "in_flight"):
+async def run(model: pathlib.Path, requests: int, rows: int, seed: int, threads: int, device: str) -> dict[str, Any]:
+    """All modes on fresh engines, so that none inherits another's cache."""
+    figures: dict[str, Any] = {"requests": requests, "rows": rows, "seed": seed, "threads": threads}
+    for mode in MODES:
         engine = {"model": str(model), "max_num_seqs": rows, "enable_prefix_cache": False, "worker_threads": threads}
-        async with engine_session(engine | {"max_waiting_requests": requests + 1}) as session:
+        async with engine_session(engine | {"max_waiting_requests": requests + 1, "device": device}) as session:
             assert session.model is not None
+            figures["device"] = session.model.device
             trace = fitted(mix1000(requests, seed), session.model.vocabulary_size, session.model.max_context_tokens)
-            await session.generate(trace[0][0], 8)
-            figures[name] = await _measure(session, trace, rows, name == "static")
-    figures["ratio"] = round(figures["in_flight"]["output_tok_s"] / figures["static"]["output_tok_s"], 3)
+            await _send(session, trace[:rows])
+            figures[mode] = await _measure(session, trace, rows, mode)
+    for mode in MODES[:2]:
+        figures[f"ratio_to_{mode}"] = round(figures["in_flight"]["output_tok_s"] / figures[mode]["output_tok_s"], 3)
     return figures
 
 
@@ -80,13 +88,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    report(
-        "batching",
-        asyncio.run(run(options.model, options.requests, options.rows, options.seed, options.threads)),
-        options.json,
-    )
+    sizes = (options.requests, options.rows, options.seed, options.threads)
+    report("batching", asyncio.run(run(options.model, *sizes, options.device)), options.json)
 
 
 if __name__ == "__main__":

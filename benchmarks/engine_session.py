@@ -46,11 +46,17 @@ class EngineSession:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        # A grpc.aio call takes one write at a time.
+        self._writing = asyncio.Lock()
         self._answers: dict[int, Answer] = {}
         self._loads: dict[int, asyncio.Future[engine_pb2.Load]] = {}
         self._next = 1
         self._run = f"{time.time_ns():x}"
         self.model: engine_pb2.EngineModel | None = None
+
+    async def _write(self, message: engine_pb2.ToEngine) -> None:
+        async with self._writing:
+            await self._stream.write(message)
 
     async def read(self) -> None:
         """Deals messages until the stream ends; whoever waits for one that will not come is told why."""
@@ -107,7 +113,7 @@ class EngineSession:
             n=1,
             spec_digest=bytes(32),
         )
-        await self._stream.write(engine_pb2.ToEngine(add=add))
+        await self._write(engine_pb2.ToEngine(add=add))
         await answer.finished
         return answer
 
@@ -115,7 +121,7 @@ class EngineSession:
         """The backend's counters now."""
         query, self._next = self._next, self._next + 1
         future = self._loads[query] = asyncio.get_running_loop().create_future()
-        await self._stream.write(engine_pb2.ToEngine(load=engine_pb2.LoadQuery(query_id=query)))
+        await self._write(engine_pb2.ToEngine(load=engine_pb2.LoadQuery(query_id=query)))
         return await future
 
 
