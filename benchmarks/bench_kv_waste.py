@@ -25,19 +25,6 @@ from headrace_backend.engine.requests import EngineRequest, ModelLimits, Samplin
 from headrace_backend.step_plan import StepPlan, StepResult
 
 CONTEXT = 4096
-GREEDY = SamplingSpec(
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    seed=0,
-    logit_bias_ids=b"",
-    logit_bias_values=b"",
-    bad_words=(),
-)
 
 
 @dataclasses.dataclass(slots=True)
@@ -97,26 +84,8 @@ class Ledger:
 
 def request(index: int, prompt: list[int], output: int) -> EngineRequest:
     """A greedy request of fixed length. Its seed tells the ledger which request a row belongs to."""
-    stop = StopSpec(strings=(), token_ids=frozenset(), max_tokens=output, min_tokens=0, include_stop_string=False)
-    return EngineRequest(
-        request_id=f"r{index}",
-        tenant="",
-        prompt_ids=np.asarray(prompt, np.int32),
-        sampling=dataclasses.replace(GREEDY, seed=index),
-        stop=stop,
-        n=1,
-        num_logprobs=-1,
-        priority=0,
-        deadline_ns=None,
-        service_ns=0,
-        cache_salt=b"",
-        detached=True,
-        idempotency_key="",
-        spec_digest=bytes(32),
-        service_state=b"",
-        traceparent="",
-        emitted=(),
-    )
+    sampling = SamplingSpec(temperature=0.0, seed=index)
+    return EngineRequest(f"r{index}", np.asarray(prompt, np.int32), StopSpec(output), sampling=sampling, detached=True)
 
 
 def answer(plan: StepPlan) -> StepResult:

@@ -10,16 +10,15 @@ batch is filled first, then steps are timed with two in flight, as the backend r
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pathlib
-import platform
 import statistics
 import time
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from benchmarks import figures
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber
@@ -167,13 +166,7 @@ def main() -> None:
             f"{result['cpu_p50_us']:7.1f}  {result['cpu_p99_us']:7.1f}  "
             f"{'-' if limit is None else limit}"
         )
-    if arguments.json is not None:
-        report = {
-            "benchmark": "scheduler",
-            "machine": platform.processor() or platform.machine(),
-            "python": platform.python_version(),
-        }
-        arguments.json.write_text(json.dumps({**report, "steps": arguments.steps, "results": results}, indent=2) + "\n")
+    figures.report("scheduler", {"steps": arguments.steps, "results": results}, arguments.json)
 
 
 if __name__ == "__main__":
