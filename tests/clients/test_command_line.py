@@ -244,7 +244,10 @@ def test_chat_in_a_terminal_ctrl_c_stops_the_answer_and_not_the_loop(server: Can
     os.write(terminal, b"invalid\n")
     until("INVALID_ARGUMENT")
     until("> ")
+    # Readline shows its prompt a moment before it waits, and a signal in between is not looked at until the next key.
     os.write(terminal, b"\x03")
+    while not select.select([terminal], [], [], 1)[0]:
+        os.write(terminal, b"\x03")
     until("Ctrl-D leaves")
     os.write(terminal, b"hello\n")
     until("w4 ")
