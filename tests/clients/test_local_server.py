@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
@@ -24,8 +25,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
-def fake_server(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Puts the fake headrace_supervisor first on the path of child processes; returns the folder for temporary files."""
+def fake_server(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
+    """Puts the fake headrace_supervisor first on the path of child processes; gives the folder for temporary files."""
     package = tmp_path / "path" / "headrace_supervisor"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -34,9 +35,9 @@ def fake_server(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> path
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.syspath_prepend(str(package.parent))
     # Short, because a socket's path must be.
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="hr-", dir="/tmp"))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
+    with tempfile.TemporaryDirectory(prefix="hr-", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield pathlib.Path(folder)
 
 
 def _server_pid(local: headrace.LocalServer) -> int:
