@@ -93,7 +93,8 @@ async def _client(address: str, streams: int, seconds: float, start_s: float) ->
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(str(_ROOT / package) for package in _PACKAGES)}
+    path = [*(str(_ROOT / package) for package in _PACKAGES), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 @contextlib.contextmanager

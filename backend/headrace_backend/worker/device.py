@@ -66,6 +66,8 @@ def prepare_torch(config: EngineConfig, device: torch.device) -> None:
     torch.set_num_interop_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        # cuDNN's attention builds a plan for each new context length: 40 ms for every token of a growing row.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     else:
         _keep_freed_memory()
 
