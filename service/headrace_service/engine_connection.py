@@ -7,6 +7,7 @@ given up like one that closed the connection. What the messages mean is `engine_
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -45,6 +46,7 @@ class EngineConnection:
         self._client = client
         self._prepare = prepare
         self._metadata = _secret_metadata(config)
+        self._was_connected = False
 
     async def run(self) -> None:
         """Connects, again and again, until cancelled.
@@ -68,7 +70,9 @@ class EngineConnection:
             try:
                 await self._converse(stream)
             except grpc.aio.AioRpcError as error:
-                _log.warning("engine.disconnected", engine=self._config.engine, code=error.code().name)
+                # A service often starts before its backend listens; only the loss of a connection is worth a warning.
+                level = logging.WARNING if self._was_connected else logging.INFO
+                _log.log(level, "engine.disconnected", engine=self._config.engine, code=error.code().name)
             except asyncio.CancelledError:
                 # grpc.aio raises it in readers of a call that was cancelled here; only a cancelled task must end.
                 if _task_is_cancelled():
@@ -102,6 +106,7 @@ class EngineConnection:
     async def _welcomed(self, welcome: engine_pb2.Welcome) -> None:
         await self._prepare(welcome.model)
         self._client.connection_opened(welcome)
+        self._was_connected = True
 
     async def _read(self, stream: _Stream) -> None:
         received = self._client.received
