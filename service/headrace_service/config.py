@@ -6,11 +6,23 @@ business; here is one frozen object per process, which arrives as JSON.
 
 from __future__ import annotations
 
+import ipaddress
 import pathlib
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import pydantic
 from pydantic import Field
+
+
+def exposed(address: str) -> bool:
+    """Whether other machines may reach what listens on this address: on TCP, anything but loopback."""
+    if address.startswith("unix:"):
+        return False
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
 
 
 class ServiceConfig(pydantic.BaseModel):
@@ -21,6 +33,12 @@ class ServiceConfig(pydantic.BaseModel):
     listen: Annotated[
         tuple[str, ...], Field(min_length=1, description="addresses to listen on: HOST:PORT or unix:PATH")
     ]
+    insecure: Annotated[
+        bool,
+        Field(
+            description="serve on addresses that other machines reach, though this version knows neither TLS nor keys"
+        ),
+    ] = False
     engine: Annotated[str, Field(min_length=1, description="the backend's address: unix:PATH or HOST:PORT")]
     engine_token_file: Annotated[
         pathlib.Path | None, Field(description="file with the shared secret that the backend asks for on HOST:PORT")
@@ -104,3 +122,12 @@ class ServiceConfig(pydantic.BaseModel):
     ] = False
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @pydantic.model_validator(mode="after")
+    def _refuse_exposure(self) -> Self:
+        for address in self.listen:
+            if exposed(address) and not self.insecure:
+                raise ValueError(
+                    f"listen: {address} is no loopback address, and there is no TLS yet; --insecure serves there all the same"
+                )
+        return self

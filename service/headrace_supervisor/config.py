@@ -98,13 +98,13 @@ def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> Server
     backend = BackendConfig(
         engine=engine, listen=private, max_message_bytes=values["max_engine_message_bytes"], **_part(SERVE[3], values)
     )
-    service = ServiceConfig(listen=supervisor.listen, engine=private, **_part(SERVE[2], values))
+    service = _service(listen=supervisor.listen, engine=private, **_part(SERVE[2], values))
     return ServerConfig(supervisor=supervisor, service=service, backend=backend)
 
 
 def load_service(flags: Mapping[str, Any], config: pathlib.Path | None) -> ServiceConfig:
     """Configuration of `headrace service`. Raises ConfigError."""
-    return ServiceConfig(**settings.merge(SERVICE, flags, config, _KNOWN))
+    return _service(**settings.merge(SERVICE, flags, config, _KNOWN))
 
 
 def load_backend(flags: Mapping[str, Any], config: pathlib.Path | None) -> BackendConfig:
@@ -129,6 +129,14 @@ def runtime_base(config: SupervisorConfig) -> pathlib.Path:
     session = pathlib.Path(os.environ.get("XDG_RUNTIME_DIR", ""))
     base = session if session.is_absolute() and os.access(session, os.W_OK) else pathlib.Path(tempfile.gettempdir())
     return base if len(os.fsencode(base)) <= MAX_BASE_BYTES else pathlib.Path("/tmp")
+
+
+def _service(**values: Any) -> ServiceConfig:
+    """The service's part. Raises ConfigError where its settings do not go together."""
+    try:
+        return ServiceConfig(**values)
+    except pydantic.ValidationError as error:
+        raise ConfigError(error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")) from None
 
 
 def _part(group: Group, values: Mapping[str, Any]) -> dict[str, Any]:

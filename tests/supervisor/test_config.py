@@ -148,3 +148,15 @@ def test_the_processes_get_private_addresses() -> None:
     assert config.service.reuse_port
     # launch.py ties processes to the supervisor by SIGKILL; the service would replace it by SIGTERM and its whole grace.
     assert not config.service.exit_with_parent
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "192.168.1.5:1", "example.org:1", ":1"])
+def test_an_address_that_other_machines_reach_must_be_meant(address: str) -> None:
+    with pytest.raises(ConfigError, match="insecure"):
+        configs.load_server({**MODEL, "listen": (address,)}, None)
+    assert configs.load_server({**MODEL, "listen": (address,), "insecure": True}, None).service.insecure
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.8.8:1", "[::1]:1", "localhost:1", "unix:/tmp/x"])
+def test_loopback_and_unix_addresses_need_no_leave(address: str) -> None:
+    assert configs.load_server({**MODEL, "listen": (address,)}, None).supervisor.listen == (address,)
