@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import pathlib
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -95,7 +95,7 @@ def answer(plan: StepPlan) -> StepResult:
     return StepResult(plan.step_id, now, now, np.full(samples, 7, np.int32), np.ones(samples, np.uint8))
 
 
-def run(requests: int, rows: int, block_size: int, seed: int) -> dict[str, Any]:
+def run(requests: int, rows: int, block_size: Literal[16, 32, 64], seed: int) -> dict[str, Any]:
     """Serves the whole trace and returns shares of allocated slots that are not used, averaged over steps."""
     trace = mix1000(requests, seed)
     config = EngineConfig(
@@ -137,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--block-size", type=int, choices=(16, 32, 64), default=16)
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()

@@ -61,10 +61,12 @@ class EngineSession:
     async def read(self) -> None:
         """Deals messages until the stream ends; whoever waits for one that will not come is told why."""
         try:
-            while (message := await self._stream.read()) is not grpc.aio.EOF:
+            while isinstance(message := await self._stream.read(), engine_pb2.FromEngine):
                 self._take(message)
         except Exception as error:
-            for waiting in [*self._loads.values(), *(answer.finished for answer in self._answers.values())]:
+            unanswered: list[asyncio.Future[Any]] = [*self._loads.values()]
+            unanswered += [answer.finished for answer in self._answers.values()]
+            for waiting in unanswered:
                 if not waiting.done():
                     waiting.set_exception(error)
             raise
@@ -120,7 +122,8 @@ class EngineSession:
     async def load(self) -> engine_pb2.Load:
         """The backend's counters now."""
         query, self._next = self._next, self._next + 1
-        future = self._loads[query] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[engine_pb2.Load] = asyncio.get_running_loop().create_future()
+        self._loads[query] = future
         await self._write(engine_pb2.ToEngine(load=engine_pb2.LoadQuery(query_id=query)))
         return await future
 
@@ -153,7 +156,7 @@ async def engine_session(engine: dict[str, Any], timeout_s: float = 120.0) -> As
             reader = asyncio.create_task(session.read())
             yield session
             reader.cancel()
-            await channel.close()
+            await channel.close(None)
         finally:
             process.terminate()
             process.wait(30)
