@@ -2,7 +2,7 @@
 
 Owns the token -> bytes table as the service uses it, and the state of one output's text. The text of an output is
 `b"".join(pieces).decode("utf-8", errors="replace")`, however its tokens arrive: a token whose bytes end within a character is held back, ids and
-text together, until a later token completes the character (or the output ends). Knows nothing of streams or messages.
+text together, until a later token completes the character or shows it to be broken (or the output ends). Knows nothing of streams or messages.
 
 Outputs continue their prompt, so that a leading space (which SentencePiece tokenizers give to the first word) is kept: prompt and output put
 together are the whole text. A text that stands alone (`PieceTable.text`) loses it, as the tokenizer's own decoder does.
@@ -102,7 +102,10 @@ class IncrementalDetokenizer:
         rows = self._held + token_ids if self._held else token_ids
         first_new, boundary, tail = len(self._held), 0, self._tail
         for row in range(first_new, len(rows)):
-            tail += self._pieces[rows[row]]
+            piece = self._pieces[rows[row]]
+            if tail and piece and not _continues(tail, piece[:1]):
+                boundary = row  # what waited is no character's beginning after all
+            tail += piece
             _, consumed = codecs.utf_8_decode(tail, "replace", False)
             tail = tail[consumed:]
             if not tail:
@@ -124,6 +127,12 @@ class IncrementalDetokenizer:
             pieces[row] = pieces[row][: max(0, num_bytes - trim_bytes)]
             trim_bytes -= num_bytes
         return pieces
+
+
+def _continues(tail: bytes, byte: bytes) -> bool:
+    """Whether a byte adds to the character that the non-empty `tail` begins, rather than showing that it never ends."""
+    text, consumed = codecs.utf_8_decode(tail + byte, "replace", False)
+    return consumed == 0 or (consumed > len(tail) and len(text) == 1)
 
 
 def _whole_texts(pieces: Sequence[bytes]) -> list[str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,6 +82,19 @@ def test_only_tokens_within_a_character_are_held_back(tokens: list[int], splits:
         # The last one to three bytes begin a character that is longer than they are.
         begins = [held[-size:] for size in (1, 2, 3) if len(held) >= size and held[-size] >= 0xC2]
         assert any(len(begin) < (2 if begin[0] < 0xE0 else 3 if begin[0] < 0xF0 else 4) for begin in begins)
+
+
+@pytest.mark.parametrize("begin", ["é".encode()[:1], "東".encode()[:2], "🙂".encode()[:3]])
+def test_characters_that_never_end_hold_nothing_back_but_the_last(begin: bytes) -> None:
+    detokenizer = IncrementalDetokenizer(_TABLE, True)
+    released: list[int] = []
+    for _ in range(50):
+        for byte in begin:
+            ids, text = detokenizer.feed([byte])
+            assert text == whole(ids, True)
+            released += ids
+        assert detokenizer.num_held == len(begin)
+    assert released == list(begin) * 49
 
 
 @given(_tokens, st.integers(0, 20), st.integers(0, 12))
