@@ -18,6 +18,8 @@ STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _MAX_STATUS_BYTES = 1024
 _MAX_MESSAGE_CHARS = 300
 _MAX_FIELD_CHARS = 120
+# More of them never fit the status; a request of some KiB can break rules by the thousand.
+MAX_VIOLATIONS = 32
 _MAX_ECHO_CHARS = 64
 _ERROR_DOMAIN = "headrace"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -63,7 +65,7 @@ def invalid(violations: Sequence[Violation]) -> ServiceError:
         error_details_pb2.BadRequest.FieldViolation(
             field=violation.field[:_MAX_FIELD_CHARS], description=violation.description[:_MAX_MESSAGE_CHARS]
         )
-        for violation in violations
+        for violation in violations[:MAX_VIOLATIONS]
     ]
     first = violations[0]
     more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""

@@ -6,6 +6,7 @@ Python class name), and a field that this server's .proto does not have is refus
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
@@ -16,6 +17,9 @@ from headrace_service import errors
 
 Request = TypeVar("Request", bound=message.Message)
 _MAX_DEPTH = 32
+# What is looked through in a few dozen milliseconds, during which no other call is served.
+_MAX_MESSAGES = 16_384
+_MAX_UNKNOWN_BYTES = 64 << 10
 
 
 class Unparsed(Generic[Request]):
@@ -31,16 +35,29 @@ class Unparsed(Generic[Request]):
         """Returns the message.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT; the bytes are no such message, or hold fields that the message does not have.
+            ServiceError: INVALID_ARGUMENT; the bytes are no such message, hold fields that the message does not have, or more
+                messages or unknown bytes than are looked through.
         """
         try:
             request = self._message_type.FromString(self._data)
         except message.DecodeError:
             raise errors.malformed() from None
-        violations = list(_unknown_fields(request, "", 0))
+        if len(self._data) > _MAX_UNKNOWN_BYTES:
+            self._check_unknown_bytes(request)
+        violations = list(itertools.islice(_unknown_fields(request, "", 0, itertools.count(1)), errors.MAX_VIOLATIONS))
         if violations:
             raise errors.invalid(violations)
         return request
+
+    def _check_unknown_bytes(self, request: Request) -> None:
+        """Refuses a mass of unknown fields unseen: UnknownFieldSet makes an object of each, seconds for a large request."""
+        known = self._message_type.FromString(self._data)
+        known.DiscardUnknownFields()
+        num_bytes = request.ByteSize() - known.ByteSize()
+        if num_bytes > _MAX_UNKNOWN_BYTES:
+            raise errors.invalid_field(
+                "request", f"has {num_bytes} bytes of fields that are not known to this server; must have none"
+            )
 
 
 def deserializer(message_type: type[Request]) -> Callable[[bytes], Unparsed[Request]]:
@@ -48,7 +65,9 @@ def deserializer(message_type: type[Request]) -> Callable[[bytes], Unparsed[Requ
     return lambda data: Unparsed(message_type, data)
 
 
-def _unknown_fields(parent: message.Message, path: str, depth: int) -> Iterator[errors.Violation]:
+def _unknown_fields(parent: message.Message, path: str, depth: int, seen: Iterator[int]) -> Iterator[errors.Violation]:
+    if next(seen) > _MAX_MESSAGES:
+        raise errors.invalid_field(path, f"a request may have at most {_MAX_MESSAGES} messages in all")
     if depth > _MAX_DEPTH:
         raise errors.invalid_field(path, f"messages may nest at most {_MAX_DEPTH} deep")
     for unknown in UnknownFieldSet(parent):  # type: ignore[attr-defined]
@@ -59,12 +78,12 @@ def _unknown_fields(parent: message.Message, path: str, depth: int) -> Iterator[
     for field, value in parent.ListFields():
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:
             name = f"{path}.{field.name}" if path else field.name
-            yield from _unknown_in_field(value, name, depth + 1)
+            yield from _unknown_in_field(value, name, depth + 1, seen)
 
 
-def _unknown_in_field(value: object, name: str, depth: int) -> Iterator[errors.Violation]:
+def _unknown_in_field(value: object, name: str, depth: int, seen: Iterator[int]) -> Iterator[errors.Violation]:
     if isinstance(value, message.Message):
-        yield from _unknown_fields(value, name, depth)
+        yield from _unknown_fields(value, name, depth, seen)
         return
     for index, item in enumerate(value):  # type: ignore[var-annotated,arg-type]
-        yield from _unknown_fields(item, f"{name}[{index}]", depth)
+        yield from _unknown_fields(item, f"{name}[{index}]", depth, seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +67,8 @@ CASES: dict[str, tuple[Callable[[int], Spec], str, str]] = {
     "min_p 2": (sampling(min_p=2), "spec.sampling.min_p", "at most 1"),
     "presence nan": (sampling(presence_penalty=math.nan), "spec.sampling.presence_penalty", "at most 2"),
     "frequency 1e39": (sampling(frequency_penalty=1e39), "spec.sampling.frequency_penalty", "at most 2"),
-    "repetition 0": (sampling(repetition_penalty=0), "spec.sampling.repetition_penalty", "above 0"),
+    "repetition 0": (sampling(repetition_penalty=0), "spec.sampling.repetition_penalty", "at least 0.01"),
+    "repetition 1e-40": (sampling(repetition_penalty=1e-40), "spec.sampling.repetition_penalty", "at least 0.01"),
     "repetition 1e39": (sampling(repetition_penalty=1e39), "spec.sampling.repetition_penalty", "at most 10"),
     "bias key": (lambda v: Spec(text="a", sampling=Sampling(logit_bias={v: 1.0})), "spec.sampling.logit_bias[", "vocabulary"),
     "bias nan": (sampling(logit_bias={5: math.nan}), "spec.sampling.logit_bias[5]", "at most 100"),
@@ -123,7 +125,7 @@ async def test_every_broken_rule_is_named_with_its_field_and_limit(running: Runn
         Spec(text="a\0b"),
         Spec(text="hi", sampling=Sampling(temperature=0)),
         Spec(text="hi", sampling=Sampling(temperature=0.01, top_p=1, top_k=-1, min_p=1, repetition_penalty=10)),
-        Spec(text="hi", sampling=Sampling(temperature=100, top_k=400, seed=2**64 - 1)),
+        Spec(text="hi", sampling=Sampling(temperature=100, top_k=400, repetition_penalty=0.01, seed=2**64 - 1)),
         Spec(text="hi", stop=Stop(max_tokens=1, min_tokens=1)),
         Spec(text="hi", n=16, priority=-100, logprobs=20),
         Spec(token_ids=Ids(ids=[5] * 511)),
@@ -180,6 +182,28 @@ async def test_fields_that_this_server_does_not_know_are_refused_by_number(
     error = await raw_error(running, method, data)
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "field number 99" in violations_of(error)[field]
+
+
+# A message may hold millions of two-byte mistakes; looking at each of them would stop the event loop for minutes.
+MASSES = {
+    "unknown fields": ("Generate", b"\x98\x06\x01" * 4_000, "99"),
+    "megabytes of unknown fields": ("Generate", b"\x98\x06\x01" * 1_000_000, "request"),
+    "parts without text": ("Chat", inference_pb2.ChatMessage(role=2, parts=[inference_pb2.Part()] * 16_000), "messages[0].parts[0]"),
+    "parts": ("Chat", inference_pb2.ChatMessage(role=2, parts=[inference_pb2.Part()] * 500_000), "messages[0].parts[16382]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MASSES)
+async def test_masses_of_mistakes_cost_no_time(running: Running, case: str) -> None:
+    method, content, field = MASSES[case]
+    data = content if isinstance(content, bytes) else inference_pb2.ChatRequest(messages=[content]).SerializeToString()
+    began_s = time.monotonic()
+    error = await raw_error(running, method, data)
+    # Tens of milliseconds; it was quadratic, and 4,000 mistakes took 0.2 s, 16,000 took 3 s.
+    assert time.monotonic() - began_s < 1.0
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert next(iter(violations_of(error))) == field
+    assert len(status_of(error).SerializeToString()) <= 1024
 
 
 async def test_unknown_fields_inside_repeated_messages_are_found(running: Running) -> None:
