@@ -138,7 +138,7 @@ def _default_sampling(folder: GenerationDefaults) -> Sampling:
         top_p=1.0 if folder.top_p is None else folder.top_p,
         top_k=folder.top_k or 0,
         min_p=folder.min_p or 0.0,
-        repetition_penalty=min(repetition, 10.0),
+        repetition_penalty=min(max(repetition, 0.01), 10.0),
         presence_penalty=0.0,
         frequency_penalty=0.0,
         seed=None,

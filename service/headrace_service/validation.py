@@ -36,6 +36,8 @@ MAX_MESSAGES = 1024
 MAX_PAGE_SIZE = 1000
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MIN_TEMPERATURE = 0.01
+# Below, logits that it divides leave the range of float32.
+_MIN_REPETITION_PENALTY = 0.01
 _MAX_REPORTED_IDS = 4
 _ROLES = {
     inference_pb2.ROLE_SYSTEM: "system",
@@ -259,7 +261,7 @@ def _resolve_sampling(given: generation_pb2.SamplingParameters, model: ModelFact
     min_p = _given(given, "min_p", defaults.min_p)
     found.in_range(min_p, 0, 1, f"{path}.min_p")
     repetition = _given(given, "repetition_penalty", defaults.repetition_penalty)
-    found.in_range(repetition, 0, 10, f"{path}.repetition_penalty", low_is_open=True)
+    found.in_range(repetition, _MIN_REPETITION_PENALTY, 10, f"{path}.repetition_penalty")
     found.in_range(given.presence_penalty, -2, 2, f"{path}.presence_penalty")
     found.in_range(given.frequency_penalty, -2, 2, f"{path}.frequency_penalty")
     return Sampling(

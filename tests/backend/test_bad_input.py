@@ -119,6 +119,7 @@ BAD_ADDS: list[tuple[str, str, Change]] = [
     ("top_k above the vocabulary", "top_k", setting("sampling.top_k", 301)),
     ("min_p 2", "min_p", setting("sampling.min_p", 2.0)),
     ("repetition 0", "repetition_penalty", setting("sampling.repetition_penalty", 0.0)),
+    ("repetition that makes logits infinite", "repetition_penalty", setting("sampling.repetition_penalty", 1e-40)),
     ("presence NaN", "sampling.presence_penalty", setting("sampling.presence_penalty", math.nan)),
     ("frequency beyond its range", "frequency_penalty", setting("sampling.frequency_penalty", 1e30)),
     ("ragged bias ids", "sampling.logit_bias_ids", setting("sampling.logit_bias_ids", b"12345")),

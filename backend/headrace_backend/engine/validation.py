@@ -31,7 +31,8 @@ MAX_IDEMPOTENCY_KEY_BYTES = 256
 MAX_TENANT_BYTES = 256
 # As float32, which is how it comes over the socket: 0.01 itself is allowed.
 MIN_TEMPERATURE, MAX_TEMPERATURE = float(np.float32(0.01)), 100.0
-MAX_REPETITION_PENALTY = 10.0
+# A much smaller one divides logits to infinity.
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = float(np.float32(0.01)), 10.0
 MAX_PENALTY = 2.0
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
@@ -116,9 +117,9 @@ class RequestValidator:
         )
         require(0 <= sampling.min_p <= 1, "spec.sampling.min_p", "must be 0 to 1")
         require(
-            0 < sampling.repetition_penalty <= MAX_REPETITION_PENALTY,
+            MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY,
             "spec.sampling.repetition_penalty",
-            f"must be above 0, and at most {MAX_REPETITION_PENALTY:g}",
+            f"must be {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}",
         )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(sampling, name)

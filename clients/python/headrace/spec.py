@@ -30,7 +30,7 @@ class GenerationOptions(TypedDict, total=False):
         top_p: Keeps the most likely tokens whose probabilities reach this sum. Above 0, to 1.
         top_k: Keeps this many of the most likely tokens; 0 and -1 keep all.
         min_p: Keeps tokens at least this likely relative to the most likely one. 0 to 1.
-        repetition_penalty: Divides positive and multiplies negative logits of tokens seen. Above 0, to 10.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens seen. 0.01 to 10.
         presence_penalty: Subtracted from the logits of tokens in the output. -2 to 2.
         frequency_penalty: Subtracted once for each time the output contains the token. -2 to 2.
         seed: Of the sampling noise; any unsigned 64-bit value.
