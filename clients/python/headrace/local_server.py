@@ -130,7 +130,7 @@ def local(
         start_timeout: Seconds until the server must be ready; loading a large model takes minutes.
         stop_grace: Seconds between SIGTERM and SIGKILL.
         on_line: Called, in a thread of its own, with each line that the server prints.
-        **options: Flags of `headrace serve`: kv_blocks=64 is `--kv-blocks 64`, True a bare flag, False `--no-...`, a list repeats it.
+        **options: Flags of `headrace serve`: num_blocks=64 is `--num-blocks 64`, True a bare flag, False `--no-...`, a list repeats it.
 
     Raises (on entering):
         LocalServerError: headrace-server is not installed, or the server ended before it was ready (with its last line).
