@@ -51,8 +51,16 @@ class PieceTable:
 
     def text(self, token_ids: Sequence[int], skip_special: bool) -> str:
         """Returns the text of token ids that stand alone."""
+        return self.decode_alone(self.join(token_ids, skip_special))
+
+    def join(self, token_ids: Sequence[int], skip_special: bool) -> bytes:
+        """Returns the bytes of token ids."""
         pieces, _ = self.columns(skip_special)
-        text = b"".join([pieces[token] for token in token_ids]).decode("utf-8", errors="replace")
+        return b"".join([pieces[token] for token in token_ids])
+
+    def decode_alone(self, joined: bytes | bytearray) -> str:
+        """Returns the text of all the bytes of token ids that stand alone."""
+        text = joined.decode("utf-8", errors="replace")
         return text[1:] if self._strips_leading_space and text.startswith(" ") else text
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from google.protobuf import message
@@ -150,10 +150,10 @@ def resolve_max_tokens(spec: ResolvedSpec, num_prompt_tokens: int, model: ModelF
     return max_tokens
 
 
-def check_token_ids(token_ids: Iterable[int], vocabulary_size: int, field: str) -> None:
-    """Raises INVALID_ARGUMENT if an id is none of the vocabulary's."""
+def check_token_ids(token_ids: Iterable[int], vocabulary_size: int, field: str, first_index: int = 0) -> None:
+    """Raises INVALID_ARGUMENT if an id, the first being number `first_index` of its field, is none of the vocabulary's."""
     found = Violations()
-    _check_ids(token_ids, vocabulary_size, field, found)
+    _check_ids(token_ids, vocabulary_size, field, found, first_index)
     found.raise_if_any()
 
 
@@ -236,8 +236,10 @@ def _check_text_size(text: str, max_bytes: int, field: str, found: Violations) -
     found.require(num_bytes <= max_bytes, field, f"has {num_bytes} bytes; must have at most {max_bytes}")
 
 
-def _check_ids(token_ids: Iterable[int], vocabulary_size: int, field: str, found: Violations) -> None:
-    wrong = [index for index, token in enumerate(token_ids) if token >= vocabulary_size]
+def _check_ids(
+    token_ids: Iterable[int], vocabulary_size: int, field: str, found: Violations, first_index: int = 0
+) -> None:
+    wrong = [index for index, token in enumerate(token_ids, first_index) if token >= vocabulary_size]
     for index in wrong[:_MAX_REPORTED_IDS]:
         found.add(f"{field}[{index}]", f"must be below the vocabulary size, {vocabulary_size}")
 
@@ -319,12 +321,11 @@ def _resolve_stop(given: generation_pb2.StopConditions, model: ModelFacts, found
     )
 
 
-def _check_strings(strings: Iterable[str], max_entries: int, field: str, found: Violations) -> None:
-    entries = list(strings)
-    if len(entries) > max_entries:
+def _check_strings(strings: Sequence[str], max_entries: int, field: str, found: Violations) -> None:
+    if len(strings) > max_entries:
         found.add(field, f"must have at most {max_entries} entries")
         return
-    for index, entry in enumerate(entries):
+    for index, entry in enumerate(strings):
         num_bytes = len(entry.encode())
         found.require(
             1 <= num_bytes <= MAX_STOP_BYTES,
