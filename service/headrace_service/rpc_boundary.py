@@ -25,7 +25,8 @@ Response = TypeVar("Response", bound=message.Message)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _log = structlog.get_logger("headrace.service")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+# Version ff and ids of zeros only are invalid by the W3C recommendation.
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _NO_DEADLINE_S = 10 * 365 * 86_400.0
 
 
