@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 
 import pytest
 
+from headrace import local
 from headrace_supervisor import config as configs
 from headrace_supervisor import settings
 from headrace_supervisor.bench import percentiles_ms
@@ -43,6 +45,14 @@ def test_help_lists_every_setting_under_its_group(command: str, groups: tuple[se
     for group in groups:
         assert f"\n{group.title}" in shown
         assert all(settings.flag_name(name) in flat for name in group.fields())
+
+
+def test_the_client_shows_flags_that_serve_has() -> None:
+    flags = {settings.flag_name(name) for group in configs.SERVE for name in group.fields()}
+    readme = pathlib.Path(__file__).parents[2] / "clients" / "python" / "README.md"
+    for text in (readme.read_text(), local.__doc__ or ""):
+        shown = re.findall(r"is `(--[a-z-]+) \d", text)
+        assert shown and flags.issuperset(shown), shown
 
 
 def test_help_states_range_and_default() -> None:
