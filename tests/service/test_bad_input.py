@@ -187,7 +187,7 @@ async def test_fields_that_this_server_does_not_know_are_refused_by_number(
 
 # A message may hold millions of two-byte mistakes; looking at each of them would stop the event loop for minutes.
 MASSES = {
-    "unknown fields": ("Generate", b"\x98\x06\x01" * 4_000, "99"),
+    "unknown fields": ("Generate", b"\x98\x06\x01" * 16_000, "99"),
     "megabytes of unknown fields": ("Generate", b"\x98\x06\x01" * 1_000_000, "request"),
     "parts without text": ("Chat", inference_pb2.ChatMessage(role=2, parts=[inference_pb2.Part()] * 16_000), "messages[0].parts[0]"),
     "parts": ("Chat", inference_pb2.ChatMessage(role=2, parts=[inference_pb2.Part()] * 500_000), "messages[0].parts[16382]"),
@@ -200,7 +200,7 @@ async def test_masses_of_mistakes_cost_no_time(running: Running, case: str) -> N
     data = content if isinstance(content, bytes) else inference_pb2.ChatRequest(messages=[content]).SerializeToString()
     began_s = time.monotonic()
     error = await raw_error(running, method, data)
-    # Tens of milliseconds; it was quadratic, and 4,000 mistakes took 0.2 s, 16,000 took 3 s.
+    # Tens of milliseconds; it was quadratic, 1.3 s for 10,000 mistakes.
     assert time.monotonic() - began_s < 1.0
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert next(iter(violations_of(error))) == field
@@ -305,7 +305,7 @@ async def test_token_ids_by_the_million_are_checked_and_joined_without_stopping_
             await asyncio.sleep(0.001)
             gap_s, began_s = max(gap_s, time.monotonic() - began_s), time.monotonic()
         assert await call.code() is code
-        # The service runs on this loop; all of it at once took 0.4 s.
+        # The service runs on this loop.
         assert gap_s < 0.3
         message = await call.details()
         assert message.startswith("token_ids[1000000]" if code is grpc.StatusCode.INVALID_ARGUMENT else "token_ids")
