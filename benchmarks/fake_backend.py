@@ -204,7 +204,7 @@ class FakeBackend(engine_pb2_grpc.EngineServiceServicer):
         )
         return engine_pb2.FromEngine(welcome=engine_pb2.Welcome(protocol_version=1, model=model, state=self._state()))
 
-    async def Connect(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the RPC's name
+    async def Connect(self, request_iterator: Any, context: Any) -> None:  # the RPC's name
         """One service's stream."""
         stream = _Stream(context, self._tokens, self._rate)
         tasks = [asyncio.ensure_future(self._heartbeat(stream)), asyncio.ensure_future(stream.run_writer())]

@@ -44,11 +44,11 @@ _MAX_READERS = _HEADER_BYTES // _CACHE_LINE - 2
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-class RingFull(Exception):  # noqa: N818 - the state has a name, as queue.Full does
+class RingFull(Exception):  # the state has a name, as queue.Full does
     """The readers left no space within the time allowed."""
 
 
-class RingCorrupt(Exception):  # noqa: N818
+class RingCorrupt(Exception):
     """A record's length can't be right: something else wrote into the memory."""
 
 

@@ -27,7 +27,7 @@ _START_ALLOWANCE_S = 5.0
 _MAX_BYTES_PER_CHAR = 12
 
 
-class _HelperLost(Exception):  # noqa: N818
+class _HelperLost(Exception):
     """The helper ended, or had to be ended, before it answered; the text says why."""
 
 

@@ -31,13 +31,13 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._is_serving = is_serving
         self._known = {"", *service_names}
 
-    async def Check(self, request: health_pb2.HealthCheckRequest, context: _Context) -> Any:  # noqa: N802
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: _Context) -> Any:
         """Answers the status of one service, or NOT_FOUND."""
         if request.service not in self._known:
             await context.abort(grpc.StatusCode.NOT_FOUND, "this server has no service of that name")
         return HealthCheckResponse(status=self._status(request.service))
 
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:  # noqa: N802
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:
         """Sends the status now, and whenever it has changed."""
         sent = None
         while True:

@@ -26,7 +26,7 @@ _HEALTH_NAME = "grpc.health.v1.Health"
 _log = structlog.get_logger("headrace.service")
 
 
-class CannotListen(Exception):  # noqa: N818
+class CannotListen(Exception):
     """An address is taken or not ours; the text names it."""
 
 

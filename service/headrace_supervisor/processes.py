@@ -43,7 +43,7 @@ class RestartRule(NamedTuple):
     start_attempts: int
 
 
-class ProcessGaveUp(Exception):  # noqa: N818 - an outcome
+class ProcessGaveUp(Exception):  # an outcome
     """A process can't be kept running; the server ends with this exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:

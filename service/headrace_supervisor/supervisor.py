@@ -31,7 +31,7 @@ _SERVICE_MARGIN_S = 5.0
 _BACKEND_GRACE_S = 10.0
 
 
-class StartRefused(Exception):  # noqa: N818 - an outcome
+class StartRefused(Exception):  # an outcome
     """The server does not start: model folder, address or runtime folder. One line; exit code 2."""
 
 

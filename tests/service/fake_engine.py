@@ -109,7 +109,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
     # -- the protocol
 
-    async def Connect(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+    async def Connect(self, request_iterator: Any, context: Any) -> None:
         hello = await context.read()
         assert hello.hello.protocol_version == 1
         connection = Connection()

@@ -29,7 +29,7 @@ class Violation(NamedTuple):
     description: str
 
 
-class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a fault
+class RequestRefused(Exception):  # a refusal is an answer, not a fault
     """The engine refuses a request.
 
     Attributes:

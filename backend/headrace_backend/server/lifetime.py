@@ -32,7 +32,7 @@ class ExitCode(enum.IntEnum):
     WORKERS_LOST = 3
 
 
-class StartRefused(Exception):  # noqa: N818 - the reason why the process does not start, in one line
+class StartRefused(Exception):  # the reason why the process does not start, in one line
     """Configuration, model folder or socket can't be used; exit code 2."""
 
 

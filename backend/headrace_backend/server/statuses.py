@@ -71,7 +71,7 @@ def internal_status(error_id: str) -> status_pb2.Status:
     return make_status(grpc.StatusCode.INTERNAL, f"internal error {error_id}")
 
 
-class StreamEnded(Exception):  # noqa: N818 - how a stream ends, not always an error
+class StreamEnded(Exception):  # how a stream ends, not always an error
     """Ends a stream with a status."""
 
     def __init__(self, status: status_pb2.Status) -> None:

@@ -38,7 +38,7 @@ _KILL_S = 5.0
 _PROGRESS_LOG_S = 2.0
 
 
-class WorkersLost(Exception):  # noqa: N818 - what happened, not a mistake of ours
+class WorkersLost(Exception):  # what happened, not a mistake of ours
     """The group can't go on."""
 
     def __init__(self, reason: str, *, invalid_model: bool = False, hung: bool = False) -> None:

@@ -29,15 +29,15 @@ _MAX_BACKOFF_S = 5.0
 _SHUTDOWN_GRACE_S = 3.0
 
 
-class ModelRefused(Exception):  # noqa: N818
+class ModelRefused(Exception):
     """The workers can't use the model folder or the configuration; a restart can't help."""
 
 
-class WorkersGivenUp(Exception):  # noqa: N818
+class WorkersGivenUp(Exception):
     """Workers died too often within a minute."""
 
 
-class EngineStuck(Exception):  # noqa: N818
+class EngineStuck(Exception):
     """The engine has work, nothing is in flight, and it plans nothing."""
 
 

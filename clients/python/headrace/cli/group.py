@@ -65,7 +65,7 @@ def _load(name: str, point: EntryPoint) -> click.Command:
     """The command behind an entry point; a broken installation costs this command only."""
     try:
         command = point.load()
-    except Exception as error:  # noqa: BLE001 - whatever an installed package raises while it is imported
+    except Exception as error:  # whatever an installed package raises while it is imported
         return _refusal(name, f"headrace {name} cannot be loaded: {type(error).__name__}: {error}")
     if not isinstance(command, click.Command):
         return _refusal(name, f"headrace {name} cannot be loaded: {point.value} is no click command")
