@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from headrace_kernels.sampling_parameters import FREQUENCY, PRESENCE, REPETITION, read_floats
+
 
 class Penalties(NamedTuple):
     """Strengths per row, all float32 [num_rows]."""
@@ -42,8 +44,39 @@ def apply_penalties_reference(
     return logits - penalties.presence[:, None] * in_output - penalties.frequency[:, None] * output_counts
 
 
-def apply_penalties(
-    logits: torch.Tensor, prompt_mask: torch.Tensor, output_counts: torch.Tensor, penalties: Penalties
-) -> torch.Tensor:
-    """`apply_penalties_reference`, by the best implementation for the device."""
-    return apply_penalties_reference(logits, prompt_mask, output_counts, penalties)
+def penalize_rows_reference(
+    logits: torch.Tensor,
+    samples: torch.Tensor,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    prompt_masks: torch.Tensor,
+    output_counts: torch.Tensor,
+    parameters: torch.Tensor,
+) -> None:
+    """Penalizes some rows of a batch, in place.
+
+    Args:
+        logits: float32 [num_samples, vocab_size].
+        samples: int64 [num_penalized], which rows of `logits`, each at most once.
+        slots: int64 [num_penalized], which row of the masks and counts belongs to each.
+        rows: int64 [num_penalized], which row of the parameters.
+        prompt_masks: bool [num_slots, vocab_size], see `apply_penalties_reference`.
+        output_counts: int32 [num_slots, vocab_size], likewise.
+        parameters: int32 [num_rows + 1, 16], see `sampling_parameters`.
+    """
+    chosen = parameters.index_select(0, rows)
+    penalties = Penalties(*(read_floats(chosen, column) for column in (REPETITION, PRESENCE, FREQUENCY)))
+    logits[samples] = apply_penalties_reference(logits[samples], prompt_masks[slots], output_counts[slots], penalties)
+
+
+def penalize_rows(
+    logits: torch.Tensor,
+    samples: torch.Tensor,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    prompt_masks: torch.Tensor,
+    output_counts: torch.Tensor,
+    parameters: torch.Tensor,
+) -> None:
+    """`penalize_rows_reference`, by the best implementation for the device."""
+    penalize_rows_reference(logits, samples, slots, rows, prompt_masks, output_counts, parameters)

@@ -19,6 +19,7 @@ import torch
 
 from headrace_kernels.ordering import top_tokens_reference
 from headrace_kernels.philox import NoiseKeys, gumbel_noise_at_reference, gumbel_noise_reference
+from headrace_kernels.sampling_parameters import MIN_P, TEMPERATURE, TOP_K, TOP_P, read_floats, read_noise_keys
 
 _FIRST_CANDIDATES = 128
 _MORE_CANDIDATES = 16
@@ -183,3 +184,52 @@ def draw_truncated(
 ) -> torch.Tensor:
     """`draw_truncated_reference`, by the best implementation for the device."""
     return draw_truncated_reference(logits, temperature, truncation, keys)
+
+
+def sample_rows_reference(
+    logits: torch.Tensor, rows: torch.Tensor, output_positions: torch.Tensor, parameters: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token per row, as the row's parameters say.
+
+    Args:
+        logits: bf16, fp16 or fp32 [num_samples, vocab_size].
+        rows: int32 or int64 [num_samples], rows of the matrix.
+        output_positions: int32 or int64 [num_samples], positions of the drawn tokens in their outputs.
+        parameters: int32 [num_rows + 1, 16], see `sampling_parameters`.
+
+    Returns:
+        Tokens, int64 [num_samples]: 0 where the row is not sound. Soundness, bool [num_samples]: false where a logit is NaN or +inf, or all are -inf.
+    """
+    logits = logits.float()
+    tokens, sound = choose_greedy(logits)
+    chosen = parameters.index_select(0, rows)
+    temperature = read_floats(chosen, TEMPERATURE)
+    truncation = _truncation_of(chosen, logits.shape[1])
+    random = temperature > 0
+    truncates = random & ((truncation.top_k > 0) | (truncation.min_p > 0) | (truncation.top_p < 1))
+    keys = read_noise_keys(chosen, output_positions)
+    for mask in (random & ~truncates, truncates):
+        samples = mask.nonzero()[:, 0]
+        if not samples.numel():
+            continue
+        some_logits = logits if samples.numel() == logits.shape[0] else logits[samples]
+        if mask is truncates:
+            tokens[samples] = draw_truncated(
+                some_logits, temperature[samples], truncation.select(samples), keys.select(samples)
+            )
+        else:
+            tokens[samples] = draw(some_logits, temperature[samples], keys.select(samples))
+    return tokens.masked_fill_(~sound, 0), sound
+
+
+def _truncation_of(rows: torch.Tensor, vocab_size: int) -> Truncation:
+    """What rows of the parameter matrix keep."""
+    top_k = rows[:, TOP_K].to(torch.int64)
+    return Truncation(top_k.masked_fill_(top_k >= vocab_size, 0), read_floats(rows, MIN_P), read_floats(rows, TOP_P))
+
+
+def sample_rows(
+    logits: torch.Tensor, rows: torch.Tensor, output_positions: torch.Tensor, parameters: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sample_rows_reference`, by the best implementation for the device."""
+    return sample_rows_reference(logits, rows, output_positions, parameters)

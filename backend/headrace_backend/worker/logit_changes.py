@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from headrace_backend.step_plan import Float32Column, Int32Column, RowAdmission
+from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
 
 # Stands in a bad word's prefix where the word is shorter than the longest: equals anything.
 _ANY = -1
@@ -30,10 +31,10 @@ class BadWords:
         latest = np.full(length, _NONE, np.int64)
         known = output_ids[max(0, output_ids.size - length) :]
         latest[length - known.size :] = known
-        self._prefixes = torch.from_numpy(prefixes).to(device)
+        self._prefixes = copy_to_device(prefixes, device)
         self._wildcards = self._prefixes == _ANY
-        self._latest = torch.from_numpy(latest).to(device)
-        self._last_tokens = torch.tensor([int(word[-1]) for word in words], device=device)
+        self._latest = copy_to_device(latest, device)
+        self._last_tokens = indices_on_device(np.array([word[-1] for word in words]), device)
 
     def ban(self, logits: torch.Tensor) -> None:
         """Bans, in one row's logits float32 [vocab_size], each token that would complete a word."""
@@ -98,11 +99,9 @@ class LogitChanges:
             values += (changes.bias_values, np.full(banned.size, -np.inf, np.float32))
             counts.append(changes.bias_ids.size + banned.size)
         if any(counts):
-            indices = np.repeat(samples, counts), np.concatenate(places).astype(np.int64)
-            sample_index, token_index = (torch.from_numpy(index).to(self._device) for index in indices)
-            logits.index_put_(
-                (sample_index, token_index), torch.from_numpy(np.concatenate(values)).to(self._device), accumulate=True
-            )
+            indices = np.stack((np.repeat(samples, counts), np.concatenate(places)))
+            additions = copy_to_device(np.concatenate(values), self._device)
+            logits.index_put_(tuple(indices_on_device(indices, self._device)), additions, accumulate=True)
         for sample, row in zip(samples, rows, strict=True):
             if (bad_words := self._rows[row].bad_words) is not None:
                 bad_words.ban(logits[sample])

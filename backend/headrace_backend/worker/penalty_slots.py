@@ -7,10 +7,12 @@ Rows without penalties cost nothing here. The arithmetic on logits is `headrace_
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from headrace_backend.step_plan import RowAdmission
-from headrace_kernels.penalties import Penalties, apply_penalties
+from headrace_backend.step_plan import Int32Column, RowAdmission
+from headrace_backend.worker.device_copies import indices_on_device
+from headrace_kernels.penalties import penalize_rows
 
 # Bytes per slot and token: a bool for the prompt, an int32 for the output.
 BYTES_PER_TOKEN = 5
@@ -37,11 +39,11 @@ class PenaltySlots:
         if not self._free:
             self._grow()
         slot = self._slots[admission.row] = self._free.pop()
-        self._prompt_masks[slot] = False
-        self._output_counts[slot] = 0
-        self._prompt_masks[slot, self._ids(admission.prompt_ids)] = True
+        prompt_mask = self._prompt_masks[slot].zero_()
+        prompt_mask.index_fill_(0, self._ids(admission.prompt_ids), True)
         output_ids = self._ids(admission.output_ids)
-        self._output_counts[slot].index_add_(0, output_ids, torch.ones_like(output_ids, dtype=torch.int32))
+        ones = torch.ones_like(output_ids, dtype=torch.int32)
+        self._output_counts[slot].zero_().index_add_(0, output_ids, ones)
 
     def release(self, row: int) -> None:
         """Gives back the row's slot, if it has one."""
@@ -49,21 +51,31 @@ class PenaltySlots:
         if slot is not None:
             self._free.append(slot)
 
-    def apply(self, logits: torch.Tensor, rows: list[int], penalties: Penalties) -> torch.Tensor:
-        """Penalized logits: float32 [num_rows, vocab_size] from the same shape."""
-        slots = self._slots_of(rows)
-        return apply_penalties(logits, self._prompt_masks[slots], self._output_counts[slots], penalties)
+    def apply(
+        self, logits: torch.Tensor, samples: npt.NDArray[np.int64], rows: Int32Column, parameters: torch.Tensor
+    ) -> None:
+        """Penalizes logits in place.
 
-    def count(self, rows: list[int], tokens: torch.Tensor) -> None:
+        Args:
+            logits: float32 [num_samples, vocab_size] of the whole batch.
+            samples: Which of them are penalized.
+            rows: The row of each of those.
+            parameters: The matrix of all rows.
+        """
+        columns = np.stack((samples, self._slots_of(rows), rows))
+        samples_there, slots, rows_there = indices_on_device(columns, self._device)
+        penalize_rows(logits, samples_there, slots, rows_there, self._prompt_masks, self._output_counts, parameters)
+
+    def count(self, rows: Int32Column, tokens: torch.Tensor) -> None:
         """Counts one drawn token of each row, int64 [num_rows]. A row appears once."""
-        slots = self._slots_of(rows)
+        slots = indices_on_device(self._slots_of(rows), self._device)
         self._output_counts[slots, tokens] += 1
 
-    def _slots_of(self, rows: list[int]) -> torch.Tensor:
-        return torch.tensor([self._slots[row] for row in rows], device=self._device)
+    def _slots_of(self, rows: Int32Column) -> npt.NDArray[np.int64]:
+        return np.array([self._slots[row] for row in rows.tolist()], np.int64)
 
     def _ids(self, data: bytes) -> torch.Tensor:
-        return torch.from_numpy(np.frombuffer(data, np.int32).astype(np.int64)).to(self._device)
+        return indices_on_device(np.frombuffer(data, np.int32), self._device)
 
     def _grow(self) -> None:
         old = self._prompt_masks.shape[0]

@@ -1,7 +1,10 @@
-"""Sampling parameters per row, as columns.
+"""Sampling parameters per row, as one matrix.
 
-Owns how a row's parameters are stored and which *traits* they give it: what the row costs beyond its most likely token. Does not own what grows while the
-row generates (`penalty_slots`, `logit_changes`).
+Owns the values of the matrix that `headrace_kernels.sampling_parameters` describes, its way to the device, and which *traits* a row's parameters give it: what the row costs beyond its
+most likely token. Does not own what grows while the row generates (`penalty_slots`, `logit_changes`).
+
+The host writes its own copy, then sends the rows that changed: one packed copy and one scatter per step with admissions, behind the steps that were launched before. On a CPU both are the
+same memory.
 """
 
 from __future__ import annotations
@@ -13,9 +16,8 @@ import numpy.typing as npt
 import torch
 
 from headrace_backend.step_plan import Int32Column, RowAdmission, UInt8Column
-from headrace_kernels.penalties import Penalties
-from headrace_kernels.philox import NoiseKeys
-from headrace_kernels.sampling import Truncation
+from headrace_backend.worker.device_copies import copy_to_device
+from headrace_kernels import sampling_parameters as columns
 
 
 class Trait(enum.IntFlag):
@@ -46,74 +48,51 @@ def traits_of(admission: RowAdmission) -> Trait:
     return traits
 
 
-class _Column:
-    """One value per row, on the host and on the device (on a CPU the same memory)."""
-
-    def __init__(self, num_rows: int, dtype: type[np.generic], device: torch.device) -> None:
-        self._host: npt.NDArray[np.generic] = np.zeros(num_rows, dtype)
-        self._tensor = torch.from_numpy(self._host).to(device)
-        self._is_shared = device.type == "cpu"
-
-    def write(self, rows: npt.NDArray[np.int64], values: list[float] | list[int]) -> None:
-        self._host[rows] = values
-        if not self._is_shared:
-            device = self._tensor.device
-            self._tensor[torch.from_numpy(rows).to(device)] = torch.from_numpy(self._host[rows]).to(device)
-
-    def read(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._tensor.index_select(0, rows)
-
-
 class RowParameters:
-    """The columns of all rows. `rows` are int64 tensors on the device where values are read, numpy where they are written."""
+    """The matrix, on the host and on the device, and the traits of all rows."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Starts with greedy rows.
+
+        Args:
+            num_rows: Rows that can be admitted; one more stays greedy, for padding.
+            vocab_size: A top_k from here on keeps all tokens.
+            device: Where the matrix is read.
+        """
         self._vocab_size = vocab_size
-        self._temperature = _Column(num_rows, np.float32, device)
-        self._min_p = _Column(num_rows, np.float32, device)
-        self._top_p = _Column(num_rows, np.float32, device)
-        self._top_k = _Column(num_rows, np.int64, device)
-        self._repetition = _Column(num_rows, np.float32, device)
-        self._presence = _Column(num_rows, np.float32, device)
-        self._frequency = _Column(num_rows, np.float32, device)
-        self._seed = _Column(num_rows, np.int64, device)
-        self._output_index = _Column(num_rows, np.int64, device)
-        self.traits: UInt8Column = np.zeros(num_rows, np.uint8)
+        self._device = device
+        # int64 pairs: what indexes a scatter on the device travels beside the values it scatters.
+        self._host: npt.NDArray[np.int64] = np.zeros((num_rows + 1, columns.NUM_COLUMNS // 2), np.int64)
+        self._target = torch.from_numpy(self._host).to(device)
+        # int32 [num_rows + 1, 16] on the device. Its address never changes: captured graphs read it.
+        self.matrix: torch.Tensor = self._target.view(torch.int32)
+        self.traits: UInt8Column = np.zeros(num_rows + 1, np.uint8)
         # Number of top tokens to report, -1 for no log probabilities.
-        self.num_logprobs: Int32Column = np.full(num_rows, -1, np.int32)
+        self.num_logprobs: Int32Column = np.full(num_rows + 1, -1, np.int32)
 
     def admit(self, admissions: list[RowAdmission]) -> None:
         """Takes the parameters of new rows."""
         rows = np.array([admission.row for admission in admissions], np.int64)
-        self._temperature.write(rows, [a.temperature for a in admissions])
-        self._min_p.write(rows, [a.min_p for a in admissions])
-        self._top_p.write(rows, [a.top_p for a in admissions])
-        self._top_k.write(rows, [a.top_k if 0 < a.top_k < self._vocab_size else 0 for a in admissions])
-        self._repetition.write(rows, [a.repetition_penalty for a in admissions])
-        self._presence.write(rows, [a.presence_penalty for a in admissions])
-        self._frequency.write(rows, [a.frequency_penalty for a in admissions])
-        self._seed.write(rows, [_signed(a.seed) for a in admissions])
-        self._output_index.write(rows, [a.output_index for a in admissions])
+        values = self._pack(admissions)
+        self._host[rows] = values
         self.traits[rows] = [traits_of(a) for a in admissions]
         self.num_logprobs[rows] = [a.num_logprobs for a in admissions]
+        if self._device.type != "cpu":
+            packed = copy_to_device(np.concatenate((rows[:, None], values), axis=1), self._device)
+            self._target.index_copy_(0, packed[:, 0], packed[:, 1:])
 
-    def temperature(self, rows: torch.Tensor) -> torch.Tensor:
-        """float32 [num_rows]."""
-        return self._temperature.read(rows)
-
-    def truncation(self, rows: torch.Tensor) -> Truncation:
-        """Which tokens the rows may draw."""
-        return Truncation(self._top_k.read(rows), self._min_p.read(rows), self._top_p.read(rows))
-
-    def penalties(self, rows: torch.Tensor) -> Penalties:
-        """Strengths of the rows' penalties."""
-        return Penalties(self._repetition.read(rows), self._presence.read(rows), self._frequency.read(rows))
-
-    def noise_keys(self, rows: torch.Tensor, positions: torch.Tensor) -> NoiseKeys:
-        """Keys of the rows' noise at positions of their outputs, int64 [num_rows]."""
-        return NoiseKeys(self._seed.read(rows), self._output_index.read(rows), positions)
-
-
-def _signed(seed: int) -> int:
-    """The int64 of the same 64 bits."""
-    return seed - (1 << 64) if seed >= 1 << 63 else seed
+    def _pack(self, admissions: list[RowAdmission]) -> npt.NDArray[np.int64]:
+        """Rows of the matrix, as int64 pairs [num_admissions, 8]."""
+        packed = np.zeros((len(admissions), columns.NUM_COLUMNS // 2), np.int64)
+        floats, ints, words = packed.view(np.float32), packed.view(np.int32), packed.view(np.uint32)
+        floats[:, columns.TEMPERATURE] = [a.temperature for a in admissions]
+        floats[:, columns.TOP_P] = [a.top_p for a in admissions]
+        floats[:, columns.MIN_P] = [a.min_p for a in admissions]
+        ints[:, columns.TOP_K] = [a.top_k if 0 < a.top_k < self._vocab_size else 0 for a in admissions]
+        words[:, columns.SEED_LOW] = [a.seed & 0xFFFFFFFF for a in admissions]
+        words[:, columns.SEED_HIGH] = [a.seed >> 32 & 0xFFFFFFFF for a in admissions]
+        ints[:, columns.OUTPUT_INDEX] = [a.output_index for a in admissions]
+        floats[:, columns.REPETITION] = [a.repetition_penalty for a in admissions]
+        floats[:, columns.PRESENCE] = [a.presence_penalty for a in admissions]
+        floats[:, columns.FREQUENCY] = [a.frequency_penalty for a in admissions]
+        return packed

@@ -2,6 +2,9 @@
 
 Owns the order: changes to single logits, penalties, then the choice (`headrace_kernels.sampling`), log probabilities of the changed logits, and the notes that later
 steps of the row need. Rows that need none of it cost an argmax. Does not own logits (`model_runner`) nor any decision about when an output ends.
+
+On a GPU nothing here waits for the device: what the host must know of a row, its traits, it knows since the row's admission. A *plain* step (`is_plain`) is the choice alone, the same few
+kernels whatever its rows ask for, so that it can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ import numpy.typing as npt
 import torch
 
 from headrace_backend.step_plan import Int32Column, RowAdmission, SamplePlan, StepResult, UInt8Column
+from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.logit_changes import LogitChanges
 from headrace_backend.worker.penalty_slots import PenaltySlots
 from headrace_backend.worker.row_parameters import RowParameters, Trait
 from headrace_kernels.logprobs import TokenLogprobs, token_logprobs
-from headrace_kernels.sampling import choose_greedy, draw, draw_truncated
+from headrace_kernels.sampling import choose_greedy, sample_rows
+from headrace_kernels.triton_runtime import uses_triton
 
 Indices = npt.NDArray[np.int64]
+
+_CHANGED = Trait.CHANGED_LOGITS | Trait.PENALIZED
 
 
 @dataclasses.dataclass(slots=True)
@@ -77,22 +84,44 @@ class Sampler:
             if traits & Trait.PENALIZED:
                 self._penalties.admit(admission)
 
+    def is_plain(self, plan: SamplePlan) -> bool:
+        """Whether `sample_plain` is all that the plan's rows need: no changed logits, no penalties, no log probabilities."""
+        return not (np.bitwise_or.reduce(self._parameters.traits[plan.rows]) & (_CHANGED | Trait.LOGPROBS))
+
+    def sample_plain(
+        self, logits: torch.Tensor, rows: torch.Tensor, output_positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draws one token per sample of a plain plan. Can be captured in a CUDA graph: parameters are read when it runs.
+
+        Args:
+            logits: bf16, fp16 or fp32 [num_samples, vocab_size].
+            rows: int32 [num_samples] on the device; num_rows, which is greedy, for padding.
+            output_positions: int32 [num_samples] on the device.
+
+        Returns:
+            Tokens, int64 [num_samples], 0 where the row is not sound; soundness, bool [num_samples].
+        """
+        return sample_rows(logits, rows, output_positions, self._parameters.matrix)
+
     def sample(self, plan: SamplePlan, logits: torch.Tensor) -> SampledTokens:
-        """Draws one token per sample.
+        """Draws one token per sample, whatever its row needs.
 
         Args:
             plan: Rows and positions, num_samples of each.
-            logits: float32 [num_samples, vocab_size]. May be changed in place.
+            logits: float32 [num_samples, vocab_size], on a GPU also bf16 or fp16. May be changed in place.
         """
         traits = self._parameters.traits[plan.rows]
         present = int(np.bitwise_or.reduce(traits))
-        if present & (Trait.CHANGED_LOGITS | Trait.PENALIZED):
+        if present & _CHANGED:
+            logits = logits.float()
             self._change(plan, traits, logits)
-        tokens, sound = choose_greedy(logits)
-        if present & Trait.RANDOM:
-            self._draw(plan, traits, logits, tokens)
-        tokens.masked_fill_(~sound, 0)
-        if present & (Trait.CHANGED_LOGITS | Trait.PENALIZED):
+        if present & Trait.RANDOM or uses_triton(logits):
+            rows, positions = self._to_device(np.stack((plan.rows, plan.output_positions)))
+            tokens, sound = self.sample_plain(logits, rows, positions)
+        else:
+            tokens, sound = choose_greedy(logits)
+            tokens.masked_fill_(~sound, 0)
+        if present & _CHANGED:
             self._note(plan, traits, tokens)
         logprobs = self._logprobs(plan, traits, logits, tokens) if present & Trait.LOGPROBS else None
         return SampledTokens(tokens, sound, logprobs)
@@ -104,25 +133,7 @@ class Sampler:
         )
         penalized = np.flatnonzero(traits & Trait.PENALIZED)
         if penalized.size:
-            rows = plan.rows[penalized]
-            samples, strengths = self._to_device(penalized), self._parameters.penalties(self._to_device(rows))
-            logits[samples] = self._penalties.apply(logits[samples], rows.tolist(), strengths)
-
-    def _draw(self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Replaces the most likely token of random rows by a drawn one."""
-        kinds = traits & (Trait.RANDOM | Trait.TRUNCATED)
-        for kind in (Trait.RANDOM, Trait.RANDOM | Trait.TRUNCATED):
-            chosen = np.flatnonzero(kinds == kind)
-            if not chosen.size:
-                continue
-            samples, rows = self._to_device(chosen), self._to_device(plan.rows[chosen])
-            keys = self._parameters.noise_keys(rows, self._to_device(plan.output_positions[chosen]))
-            some_logits = logits if chosen.size == traits.size else logits[samples]
-            temperature = self._parameters.temperature(rows)
-            if kind & Trait.TRUNCATED:
-                tokens[samples] = draw_truncated(some_logits, temperature, self._parameters.truncation(rows), keys)
-            else:
-                tokens[samples] = draw(some_logits, temperature, keys)
+            self._penalties.apply(logits, penalized, plan.rows[penalized], self._parameters.matrix)
 
     def _note(self, plan: SamplePlan, traits: UInt8Column, tokens: torch.Tensor) -> None:
         """Keeps what the rows' next draws depend on."""
@@ -130,7 +141,7 @@ class Sampler:
         self._changes.append(changed.tolist(), plan.rows[changed].tolist(), tokens)
         penalized = np.flatnonzero(traits & Trait.PENALIZED)
         if penalized.size:
-            self._penalties.count(plan.rows[penalized].tolist(), tokens[self._to_device(penalized)])
+            self._penalties.count(plan.rows[penalized], tokens[self._to_device(penalized)])
 
     def _logprobs(
         self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, tokens: torch.Tensor
@@ -141,8 +152,7 @@ class Sampler:
         return SampledLogprobs(samples, num_top, token_logprobs(logits[chosen], tokens[chosen], int(num_top.max())))
 
     def _to_device(self, column: npt.NDArray[np.integer]) -> torch.Tensor:
-        """Indices as int64 on the device."""
-        return torch.from_numpy(column.astype(np.int64)).to(self._device)
+        return indices_on_device(column, self._device)
 
 
 def _fill_logprobs(result: StepResult, logprobs: SampledLogprobs) -> None:
