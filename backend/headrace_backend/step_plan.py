@@ -167,6 +167,8 @@ class StepResult:
     tokens: Int32Column
     # [num_samples] 1 where the logits were sound.
     ok: UInt8Column
+    # Kernels that the worker compiled and graphs that it captured since it was ready: a warm worker has none.
+    late_work: int = 0
     # Log probabilities, for those samples whose row asked for them, in order: the sampled token's, its rank (1 is the most likely) and how
     # many of the flat top entries are its own.
     logprob_samples: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
@@ -185,7 +187,7 @@ class StepResult:
             self.tokens.size,
             self.logprob_samples.size,
             self.top_token_ids.size,
-            0,
+            self.late_work,
         )
         columns = (
             self.tokens,
@@ -202,7 +204,7 @@ class StepResult:
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
         """Reads what `encode` wrote. The columns are views of `data`, which must outlive them."""
-        step_id, started, finished, samples, logprobs, tops, _ = _RESULT_HEADER.unpack_from(data)
+        step_id, started, finished, samples, logprobs, tops, late_work = _RESULT_HEADER.unpack_from(data)
         offset = _RESULT_HEADER.size
 
         def column(dtype: type[np.generic], length: int) -> npt.NDArray[np.generic]:
@@ -222,4 +224,4 @@ class StepResult:
             column(f32, tops),
         )
         ok = column(np.uint8, samples)
-        return cls(step_id, started, finished, tokens, ok, *flat)  # type: ignore[arg-type]  # dtypes are as written above
+        return cls(step_id, started, finished, tokens, ok, late_work, *flat)  # type: ignore[arg-type]  # dtypes are as written above

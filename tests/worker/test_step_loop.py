@@ -11,8 +11,10 @@ from tests.worker.driver import Entry, admission, make_runner, step
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.ring import RingReader, RingWriter, create_ring
 from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.worker import step_loop
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed
+from headrace_backend.worker.host_copy import HostCopy
 from headrace_backend.worker.sampler import SampledTokens
 from headrace_backend.worker.step_loop import StepLoop
 from headrace_backend.worker_messages import RecordKind
@@ -59,7 +61,7 @@ def test_every_plan_before_shutdown_is_answered_in_order(llama: CausalLM, runs_a
 
 
 class SpyRunner:
-    """Notes when a step is launched and when its result is read."""
+    """Notes when a step is launched."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
@@ -69,23 +71,42 @@ class SpyRunner:
         return torch.empty(0)
 
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        events = self.events
-
-        class Spied(SampledTokens):
-            def fill(self, result: StepResult) -> None:
-                events.append(("read", plan.step_id))
-                super().fill(result)
-
-        return Spied(torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool), None)
+        return SampledTokens(torch.full((1,), plan.step_id), torch.ones(1, dtype=torch.bool), None)
 
 
-def test_running_ahead_launches_a_waiting_plan_before_it_reads() -> None:
+class SlowDevice(HostCopy):
+    """A step that is done once the step after it was launched, or somebody waits for it."""
+
+    spy: SpyRunner
+
+    def __init__(self, sampled: SampledTokens) -> None:
+        super().__init__(sampled)
+        self.step_id = int(sampled.tokens)
+
+    def is_there(self) -> bool:
+        return ("launch", self.step_id + 1) in self.spy.events
+
+    def fill(self, result: StepResult) -> None:
+        self.spy.events.append(("read", self.step_id))
+        super().fill(result)
+
+
+def test_running_ahead_launches_a_waiting_plan_before_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     rings, spy = Rings(), SpyRunner()
+    monkeypatch.setattr(SlowDevice, "spy", spy, raising=False)
+    monkeypatch.setattr(step_loop, "HostCopy", SlowDevice)
     rings.send(*plans_of_one_row(3))
-    StepLoop(spy, rings.channel, runs_ahead=True).run()  # type: ignore[arg-type]
+    StepLoop(spy, rings.channel, runs_ahead=True).run()
     order = [("launch", 1), ("launch", 2), ("read", 1), ("launch", 3), ("read", 2), ("read", 3)]
     assert spy.events == order
     assert [answer.step_id for answer in rings.answers()] == [1, 2, 3]
+
+
+def test_work_that_came_too_late_is_counted_in_every_result() -> None:
+    rings, late = Rings(), iter([5, 5, 7, 7])
+    rings.send(*plans_of_one_row(3))
+    StepLoop(SpyRunner(), rings.channel, runs_ahead=False, count_late_work=lambda: next(late)).run()
+    assert [answer.late_work for answer in rings.answers()] == [0, 2, 2]
 
 
 def test_a_failing_step_keeps_the_answers_before_it(llama: CausalLM) -> None:

@@ -1,22 +1,39 @@
 """The loop of the worker's life: plan in, step, result out.
 
-Owns the order: plans are executed as they come, results are written in the same order, one per plan. On a GPU a plan that is already there is launched before
-the result of the plan before it is read, so that the device never waits for the host.
+Owns the order: plans are executed as they come, results are written in the same order, one per plan. On a GPU a plan is launched as soon as it is there, whether or not the steps before it are
+done, so that the device never waits for the host; a result is sent as soon as its step is done.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
+import torch
 
 from headrace_backend.step_plan import StepPlan, StepResult
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed
-from headrace_backend.worker.model_runner import ModelRunner
+from headrace_backend.worker.host_copy import HostCopy
 from headrace_backend.worker.sampler import SampledTokens
 from headrace_backend.worker_messages import RecordKind
+
+# While the device works the loop looks this often for the next plan and the next result. Sleeping on the ring's event would be no better: poll() counts in milliseconds.
+_LOOK_INTERVAL_S = 50e-6
+
+
+class Runner(Protocol):
+    """What the loop needs of a runner (`model_runner`, `gpu_runner`)."""
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Rows taken and given back, and the pass over the plan's tokens."""
+
+    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+        """The plan's draws."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -25,13 +42,17 @@ class _LaunchedStep:
 
     step_id: int
     started_at_ns: int
-    sampled: SampledTokens | None
+    samples: HostCopy | None
+
+    def is_done(self) -> bool:
+        """Whether its result can be read without waiting."""
+        return self.samples is None or self.samples.is_there()
 
     def result(self) -> StepResult:
         """Waits for the device."""
         result = StepResult(self.step_id, self.started_at_ns, 0, np.empty(0, np.int32), np.empty(0, np.uint8))
-        if self.sampled is not None:
-            self.sampled.fill(result)
+        if self.samples is not None:
+            self.samples.fill(result)
         result.finished_at_ns = time.monotonic_ns()
         return result
 
@@ -39,17 +60,23 @@ class _LaunchedStep:
 class StepLoop:
     """Executes plans until SHUTDOWN."""
 
-    def __init__(self, runner: ModelRunner, channel: Channel, runs_ahead: bool) -> None:
+    def __init__(
+        self, runner: Runner, channel: Channel, runs_ahead: bool, count_late_work: Callable[[], int] = lambda: 0
+    ) -> None:
         """Joins its parts.
 
         Args:
             runner: Computes steps.
             channel: Where plans come from and results go.
             runs_ahead: Whether steps are computed elsewhere while this thread goes on (a GPU).
+            count_late_work: Kernels compiled and graphs captured so far. What is added after this call should not have happened; every result tells.
         """
         self._runner = runner
         self._channel = channel
         self._runs_ahead = runs_ahead
+        self._count_late_work = count_late_work
+        self._warm_count = count_late_work()
+        self._launched: deque[_LaunchedStep] = deque()
 
     def run(self) -> None:
         """Returns after SHUTDOWN, when all that was planned before is answered.
@@ -57,32 +84,39 @@ class StepLoop:
         Raises:
             StepFailed: See there.
         """
-        unanswered: _LaunchedStep | None = None
         while True:
-            record = self._channel.poll() if unanswered else self._channel.wait()
+            record = self._channel.poll() if self._launched else self._channel.wait()
             kind, payload = record if record is not None else (None, b"")
-            launched = self._launch(StepPlan.decode(payload)) if kind == RecordKind.STEP_PLAN else None
-            if unanswered is not None:
-                self._answer(unanswered)
-            unanswered = launched
-            if launched is not None and not self._runs_ahead:
-                self._answer(launched)
-                unanswered = None
+            if kind == RecordKind.STEP_PLAN:
+                self._launch(StepPlan.decode(payload))
+            self._answer_done(wait=kind == RecordKind.SHUTDOWN or not self._runs_ahead)
             if kind == RecordKind.SHUTDOWN:
                 return
+            if kind is None:
+                time.sleep(_LOOK_INTERVAL_S)
 
-    def _launch(self, plan: StepPlan) -> _LaunchedStep:
+    def _launch(self, plan: StepPlan) -> None:
         started_at_ns = time.monotonic_ns()
         try:
             sampled = self._runner.sample(plan, self._runner.forward(plan))
+            samples = None if sampled is None else HostCopy(sampled)
         except Exception as error:
+            # The steps before it are sound.
+            self._answer_done(wait=True)
             raise StepFailed(plan.step_id) from error
-        return _LaunchedStep(plan.step_id, started_at_ns, sampled)
+        self._launched.append(_LaunchedStep(plan.step_id, started_at_ns, samples))
 
-    def _answer(self, step: _LaunchedStep) -> None:
-        try:
-            result = step.result()
-        except Exception as error:
-            # A GPU reports what went wrong in a kernel only here.
-            raise StepFailed(step.step_id) from error
-        self._channel.send_result(result)
+    def _answer_done(self, wait: bool) -> None:
+        """Sends the results that are there, or all of them."""
+        while self._launched:
+            step = self._launched[0]
+            try:
+                if not wait and not step.is_done():
+                    return
+                result = step.result()
+            except Exception as error:
+                # A GPU reports what went wrong in a kernel only here.
+                raise StepFailed(step.step_id) from error
+            result.late_work = self._count_late_work() - self._warm_count
+            self._launched.popleft()
+            self._channel.send_result(result)

@@ -1,0 +1,52 @@
+"""Sampled tokens on their way from the card to the host, while the next step is already launched.
+
+Owns the copies of one step and the event that says they have arrived. Reading a tensor in the ordinary way would wait for everything launched since.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from headrace_backend.step_plan import StepResult
+from headrace_backend.worker.sampler import SampledLogprobs, SampledTokens
+from headrace_kernels.logprobs import TokenLogprobs
+
+
+class HostCopy:
+    """One step's samples. On a CPU they are there at once."""
+
+    def __init__(self, sampled: SampledTokens) -> None:
+        """Starts the copies, behind what has been launched so far."""
+        if sampled.tokens.device.type == "cpu":
+            self._sampled, self._arrived = sampled, None
+            return
+        # Pinned by torch, as they are asked for without waiting.
+        logprobs = sampled.logprobs
+        self._sampled = SampledTokens(
+            tokens=_to_host(sampled.tokens),
+            sound=_to_host(sampled.sound),
+            logprobs=None if logprobs is None else _logprobs_to_host(logprobs),
+        )
+        # Blocking: who waits sleeps instead of spinning.
+        self._arrived = torch.cuda.Event(blocking=True)
+        self._arrived.record()
+
+    def is_there(self) -> bool:
+        """Whether `fill` would not wait."""
+        return self._arrived is None or self._arrived.query()
+
+    def fill(self, result: StepResult) -> None:
+        """Waits for the copies and writes the columns of a result."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        self._sampled.fill(result)
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", non_blocking=True)
+
+
+def _logprobs_to_host(logprobs: SampledLogprobs) -> SampledLogprobs:
+    return dataclasses.replace(logprobs, values=TokenLogprobs(*(_to_host(tensor) for tensor in logprobs.values)))
