@@ -1,7 +1,7 @@
 """Causal attention of a step's tokens over the paged KV cache, grouped-query heads and sliding windows included.
 
-Owns the step's description (`AttentionMetadata`), the specification (`paged_attention_reference`) and the choice of implementation. Keys and values of the step's
-own tokens are in the cache before attention runs (`kv_cache.write_kv`).
+Owns the choice of implementation, the specification (`paged_attention_reference`) and the CPU path's description of a step (`AttentionMetadata`); the Triton kernels read
+a `PagedAttentionStep`. Keys and values of the step's own tokens are in the cache before attention runs (`kv_cache.write_kv`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,26 @@ import torch
 from torch import Tensor
 
 from headrace_kernels.attention_gather import GatherPlan, attend, plan_gathers
+from headrace_kernels.attention_step import (
+    DecodeScratch,
+    DecodeWork,
+    GatheredContext,
+    GatherScratch,
+    PagedAttentionStep,
+    PrefillWork,
+)
+
+__all__ = [
+    "AttentionMetadata",
+    "DecodeScratch",
+    "DecodeWork",
+    "GatherScratch",
+    "GatheredContext",
+    "PagedAttentionStep",
+    "PrefillWork",
+    "paged_attention",
+    "paged_attention_reference",
+]
 
 _Int32Array = npt.NDArray[np.int32]
 

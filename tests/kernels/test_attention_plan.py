@@ -1,0 +1,175 @@
+"""How a step's attention is cut: every visible token is covered once, sizes stay within what graphs fix, and programs get similar shares."""
+
+import hypothesis
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import strategies
+
+from headrace_kernels.attention_plan import (
+    GATHER_MULTIPLE,
+    SPLIT_MULTIPLE,
+    DecodeColumns,
+    decode_sizes,
+    max_prefill_tiles,
+    plan_decode,
+    plan_prefill,
+    prefill_tile_tokens,
+    query_len_class,
+)
+
+
+def column(*values: int) -> npt.NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
+def split_lengths(columns: DecodeColumns, seq_lens: npt.NDArray[np.int32]) -> list[int]:
+    """Tokens of each split in launch order, without windows, by the kernel's rule."""
+    lengths = []
+    for entry, number, count, _ in columns.splits[columns.splits[:, 0] >= 0].tolist():
+        seq_len = int(seq_lens[entry])
+        tokens = -(-seq_len // (count * SPLIT_MULTIPLE)) * SPLIT_MULTIPLE
+        lengths.append(min(tokens, seq_len - number * tokens))
+    return lengths
+
+
+_STEP = strategies.lists(
+    strategies.tuples(strategies.integers(0, 150_000), strategies.sampled_from([0, 1, 1, 1, 2, 5, 8, 9, 300])),
+    min_size=1,
+    max_size=40,
+)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    step=_STEP, num_kv_heads=strategies.sampled_from([1, 2, 3, 8, 32]), window=strategies.sampled_from([None, 1, 4096])
+)
+def test_any_decode_is_covered_once_within_the_fixed_sizes(
+    step: list[tuple[int, int]], num_kv_heads: int, window: int | None
+) -> None:
+    query_lens = column(*(count for _, count in step))
+    seq_lens = column(*(computed + count for computed, count in step))
+    columns = plan_decode(query_lens, seq_lens, num_kv_heads, len(step) + 3, sliding_window=window)
+    sizes = decode_sizes(len(step) + 3, num_kv_heads)
+    assert columns.splits.shape == (sizes.num_splits, 4) and columns.merges.shape == (sizes.num_merges, 3)
+    used = columns.splits[columns.splits[:, 0] >= 0]
+    decodes = set(np.flatnonzero((query_lens >= 1) & (query_lens <= 8)).tolist())
+    assert set(used[:, 0].tolist()) == decodes
+    merges = {entry: (first, count) for entry, first, count in columns.merges.tolist() if entry >= 0}
+    assert columns.needs_merge == bool(merges)
+    places = used[used[:, 3] >= 0, 3]
+    assert np.unique(places).size == places.size and (places.size == 0 or places.max() < sizes.num_partials)
+    for entry in decodes:
+        numbers = sorted(used[used[:, 0] == entry][:, 1].tolist())
+        assert numbers == list(range(len(numbers)))
+        first, count = merges.get(entry, (-1, 1))
+        assert count == len(numbers)
+        for _, number, total, place in used[used[:, 0] == entry].tolist():
+            assert total == count and place == (first + number if count > 1 else -1)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "seq_len", "splits_per_row"),
+    [(256, 640, 1), (32, 8192, 2), (1, 131_072, 64), (1, 60, 1), (8, 32_768, 8)],
+)
+def test_splits_are_those_that_filled_the_card(num_rows: int, seq_len: int, splits_per_row: int) -> None:
+    columns = plan_decode(np.ones(num_rows, np.int32), np.full(num_rows, seq_len, np.int32), 8, num_rows)
+    assert (columns.splits[:, 0] >= 0).sum() == num_rows * splits_per_row
+
+
+def test_rows_of_nearly_equal_length_get_equally_many_splits() -> None:
+    seq_lens = np.arange(8000, 8128, 4, dtype=np.int32)
+    columns = plan_decode(np.ones(32, np.int32), seq_lens, 8, 32)
+    assert set(columns.splits[columns.splits[:, 0] >= 0, 2].tolist()) == {2}
+
+
+def test_one_long_row_among_short_ones_does_not_keep_the_card_waiting() -> None:
+    seq_lens = column(100_000, *([500] * 63))
+    lengths = split_lengths(plan_decode(np.ones(64, np.int32), seq_lens, 8, 64), seq_lens)
+    assert sum(lengths) == int(seq_lens.sum()) and lengths == sorted(lengths, reverse=True)
+    assert max(lengths) < 1.3 * int(seq_lens.sum()) * 8 / 512 + SPLIT_MULTIPLE
+
+
+def test_a_windowed_decode_counts_what_is_seen() -> None:
+    columns = plan_decode(column(1), column(1_000_000), 8, 1, sliding_window=4096)
+    # 4,096 tokens are one split each of 64, and one more where the window does not begin at a multiple.
+    assert columns.splits[0, 2] in (64, 65)
+
+
+def test_the_class_holds_all_rows_that_decode() -> None:
+    assert query_len_class(column(1, 1, 9, 700)) == 1
+    assert query_len_class(column(1, 3)) == 4
+    assert query_len_class(column(5)) == 8
+    assert query_len_class(column(20)) == 1
+
+
+def test_a_class_given_by_the_caller_leaves_longer_rows_to_prefill() -> None:
+    query_lens, seq_lens = column(1, 2, 1), column(5, 6, 7)
+    columns = plan_decode(query_lens, seq_lens, 2, 3, max_query_len=1)
+    assert set(columns.splits[:, 0].tolist()) == {0, 2, -1}
+    assert plan_prefill(query_lens, seq_lens, 4, 2, 64, max_query_len=1).tiles.tolist() == [[1, 0]]
+
+
+def test_a_decode_larger_than_its_graph_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_entries_padded is 2, and 3 entries decode"):
+        plan_decode(np.ones(3, np.int32), np.ones(3, np.int32), 8, 2)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    step=_STEP, tile_tokens=strategies.sampled_from([1, 18, 32, 128]), window=strategies.sampled_from([None, 1, 4096])
+)
+def test_any_prefill_is_covered_once_longest_first(
+    step: list[tuple[int, int]], tile_tokens: int, window: int | None
+) -> None:
+    query_lens = column(*(count for _, count in step))
+    seq_lens = column(*(computed + count for computed, count in step))
+    room = max_prefill_tiles(int(query_lens.sum()), len(step), tile_tokens)
+    tiles = plan_prefill(query_lens, seq_lens, 8, 2, tile_tokens, num_tiles_padded=room, sliding_window=window).tiles
+    assert tiles.shape == (room, 2)
+    used = tiles[tiles[:, 0] >= 0]
+    expected = {
+        (e, t) for e, count in enumerate(query_lens.tolist()) if count > 8 for t in range(0, count, tile_tokens)
+    }
+    assert {(e, t) for e, t in used.tolist()} == expected and len(used) == len(expected)
+    ends = np.minimum(seq_lens[used[:, 0]] - query_lens[used[:, 0]] + used[:, 1] + tile_tokens, seq_lens[used[:, 0]])
+    work = np.minimum(ends, (window or 10**9) + tile_tokens)
+    assert (np.diff(work) <= 0).all()
+
+
+def test_tiles_hold_whole_tokens_of_a_group() -> None:
+    assert prefill_tile_tokens(32, 8, 128) == 32
+    assert prefill_tile_tokens(28, 4, 128) == 18
+    assert prefill_tile_tokens(8, 8, 64) == 128
+    assert prefill_tile_tokens(8, 4, 256) == 32
+
+
+def test_gathered_contexts_lie_side_by_side_at_multiples() -> None:
+    query_lens, seq_lens = column(1, 1000, 1, 700), column(400, 1000, 9, 2100)
+    gather = plan_prefill(query_lens, seq_lens, 32, 8, 32, gather_capacity=1 << 16).gather
+    assert gather is not None
+    # 1,000 tokens take 8 chunks, 2,100 take 17.
+    assert gather.chunks.shape == (25, 2)
+    slots = np.arange(25) * GATHER_MULTIPLE
+    assert (gather.offsets[gather.chunks[:, 0]] + gather.chunks[:, 1] == slots).all()
+
+
+def test_a_window_gathers_what_is_seen() -> None:
+    gather = plan_prefill(column(2048), column(100_000), 32, 8, 32, gather_capacity=1 << 13, sliding_window=4096).gather
+    assert gather is not None
+    first = int(gather.chunks[0, 1])
+    assert first <= 100_000 - 2048 - 4096 + 1 < first + GATHER_MULTIPLE and gather.offsets[0] == -first
+
+
+@pytest.mark.parametrize(
+    ("query_len", "seq_len", "capacity"), [(2048, 9000, 0), (2048, 9000, 8960), (100, 9000, 1 << 16)]
+)
+def test_contexts_are_not_gathered_where_they_do_not_fit_or_it_does_not_pay(
+    query_len: int, seq_len: int, capacity: int
+) -> None:
+    assert plan_prefill(column(query_len), column(seq_len), 32, 8, 32, gather_capacity=capacity).gather is None
+
+
+def test_a_prefill_larger_than_its_graph_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_tiles_padded is 1, and there are 2 tiles"):
+        plan_prefill(column(40), column(40), 32, 8, 32, num_tiles_padded=1)
