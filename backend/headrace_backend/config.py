@@ -7,18 +7,28 @@ here is one frozen object per process. It reaches a worker as JSON in its argume
 from __future__ import annotations
 
 import pathlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import Field
+
+from headrace_backend.device_defaults import checked_graph_sizes, step_sizes
+
+# A step of fewer could not hold a block.
+_LEAST_TOKENS = 16
 
 
 class _Frozen(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
 
+def _with_commas(sizes: Any) -> Any:
+    """Numbers as a TOML list has them, as text."""
+    return ",".join(map(str, sizes)) if isinstance(sizes, (list, tuple)) else sizes
+
+
 class EngineConfig(_Frozen):
-    """What the engine and its workers must agree on."""
+    """What the engine and its workers must agree on. What was left to the device (0) is decided when it is made (`device_defaults`)."""
 
     model: Annotated[pathlib.Path, Field(description="Hugging Face model folder")]
     model_name: Annotated[str, Field(description="name in requests; the folder's name if empty")] = ""
@@ -32,19 +42,38 @@ class EngineConfig(_Frozen):
     )
     seed: Annotated[int, Field(ge=0, lt=2**63, description="seed of dummy weights")] = 0
     block_size: Annotated[Literal[16, 32, 64], Field(description="tokens per KV cache block")] = 16
-    kv_cache_bytes: Annotated[
-        int,
+    kv_memory: Annotated[
+        pydantic.ByteSize,
+        Field(
+            description="memory of the KV cache, as in 20GiB; 0: what the GPU leaves (on a CPU: a quarter of free memory, at most 4 GiB)",
+        ),
+    ] = pydantic.ByteSize(0)
+    num_blocks: Annotated[int, Field(ge=0, description="KV cache blocks; overrides kv_memory; 0: from the memory")] = 0
+    max_model_len: Annotated[int, Field(ge=0, description="tokens of prompt and output; 0: the model's context")] = 0
+    # Never 0 in a configuration: the device's default takes its place.
+    max_num_seqs: Annotated[int, Field(ge=0, le=4096, description="rows of the batch; 0: 64, on a GPU 512")] = 0
+    max_num_batched_tokens: Annotated[
+        int, Field(ge=0, le=1 << 20, description="token budget of one step, 16 or more; 0: 2048, on a GPU 8192")
+    ] = 0
+    graph_sizes: Annotated[
+        str,
+        pydantic.BeforeValidator(_with_commas),
+        Field(
+            description="batch sizes of decode steps captured as CUDA graphs, as in 1,2,4,8; auto: up to max_num_seqs; off: none"
+        ),
+    ] = "auto"
+    kernel_cache: Annotated[
+        pathlib.Path | None,
+        Field(description="folder for compiled GPU kernels; default: headrace/kernels in XDG_CACHE_HOME or ~/.cache"),
+    ] = None
+    step_time_target_ms: Annotated[
+        float,
         Field(
             ge=0,
-            description="bytes of KV cache; 0: what the device leaves (on a CPU: a quarter of free memory, at most 4 GiB)",
+            le=10_000,
+            description="milliseconds that a step should take while answers are being written: prompts come in chunks that fit; 0: 15 on a GPU, no limit on a CPU",
         ),
-    ] = 0
-    num_blocks: Annotated[
-        int, Field(ge=0, description="KV cache blocks; overrides kv_cache_bytes; 0: from the bytes")
-    ] = 0
-    max_model_len: Annotated[int, Field(ge=0, description="tokens of prompt and output; 0: the model's context")] = 0
-    max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="rows of the batch")] = 64
-    max_num_batched_tokens: Annotated[int, Field(ge=16, le=1 << 20, description="token budget of one step")] = 2048
+    ] = 0.0
     enable_prefix_cache: Annotated[bool, Field(description="reuse the blocks of shared prefixes")] = True
     ageing_s: Annotated[
         float, Field(gt=0, description="seconds of waiting that weigh as much as one step of priority")
@@ -70,6 +99,27 @@ class EngineConfig(_Frozen):
     max_worker_restarts: Annotated[
         int, Field(ge=0, description="worker deaths within a minute at which the backend gives up")
     ] = 3
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _choose_step_sizes(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        chosen = step_sizes(str(values.get("device", "auto")))
+        return {**values, **{name: size for name, size in chosen.items() if values.get(name, 0) in (0, "0")}}
+
+    @pydantic.model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if self.max_num_batched_tokens < _LEAST_TOKENS:
+            raise ValueError(
+                f"max_num_batched_tokens should be {_LEAST_TOKENS} or more, is {self.max_num_batched_tokens}"
+            )
+        checked_graph_sizes(self.graph_sizes, self.max_num_seqs)
+        return self
+
+    def captured_batch_sizes(self) -> tuple[int, ...]:
+        """Batch sizes of decode steps to capture as CUDA graphs, ascending; none if they are off."""
+        return checked_graph_sizes(self.graph_sizes, self.max_num_seqs)
 
 
 class BackendConfig(_Frozen):

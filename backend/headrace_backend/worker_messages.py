@@ -1,4 +1,4 @@
-"""Messages between the backend and a worker that are not steps: start-up progress, the memory plan, readiness, failure.
+"""Messages between the backend and a worker that are not steps: start-up progress, the memory plan, notices, readiness, failure.
 
 Owns their fields and byte form (msgpack with a tag). They are rare; steps go as columns (`step_plan`). Every ring record starts with one byte, its
 kind, so that both travel in one ordered channel.
@@ -21,7 +21,7 @@ class RecordKind(enum.IntEnum):
 
 
 class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
-    """What the worker is about to allocate, in bytes, before anything is allocated."""
+    """How the device's memory is divided, in bytes: estimated before anything is allocated, and on a GPU once more when all of it was measured."""
 
     device: str
     # Memory the worker may use in all.
@@ -33,6 +33,16 @@ class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
     kv_block_bytes: int
     num_blocks: int
     block_size: int
+    # Whether weights, activations, graphs and the rest were measured.
+    is_measured: bool = False
+    # All of the device's memory, whoever uses it; 0: not told (a CPU).
+    device_bytes: int = 0
+    # The driver's and libraries' own memory on the device.
+    other_bytes: int = 0
+    # What stays free.
+    reserve_bytes: int = 0
+    # Most host memory that is pinned while weights are read.
+    pinned_host_bytes: int = 0
 
 
 class LoadProgress(msgspec.Struct, tag="load_progress", frozen=True):
@@ -53,6 +63,16 @@ class WorkerReady(msgspec.Struct, tag="worker_ready", frozen=True):
     parameter_count: int
     # Seconds per start-up phase.
     phases_s: dict[str, float]
+    # Weights read per second, in 10^9 bytes; 0 if none were read.
+    load_gb_s: float = 0.0
+    # The plan that is in force.
+    memory: MemoryPlan | None = None
+
+
+class Notice(msgspec.Struct, tag="notice", frozen=True):
+    """One line that the operator should see: the worker goes on, but not as it might."""
+
+    text: str
 
 
 class WorkerFailed(msgspec.Struct, tag="worker_failed", frozen=True):
@@ -64,7 +84,7 @@ class WorkerFailed(msgspec.Struct, tag="worker_failed", frozen=True):
     step_id: int = 0
 
 
-WorkerMessage = MemoryPlan | LoadProgress | WorkerReady | WorkerFailed
+WorkerMessage = MemoryPlan | LoadProgress | WorkerReady | Notice | WorkerFailed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(WorkerMessage)

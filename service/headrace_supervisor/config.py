@@ -94,7 +94,7 @@ def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> Server
             f"services is {supervisor.services}; processes can share a HOST:PORT only, a unix: address takes 1"
         )
     private = "unix:to-be-chosen"
-    engine = EngineConfig(**_part(SERVE[1], values))
+    engine = _engine(_part(SERVE[1], values))
     backend = BackendConfig(
         engine=engine, listen=private, max_message_bytes=values["max_engine_message_bytes"], **_part(SERVE[3], values)
     )
@@ -110,7 +110,7 @@ def load_service(flags: Mapping[str, Any], config: pathlib.Path | None) -> Servi
 def load_backend(flags: Mapping[str, Any], config: pathlib.Path | None) -> BackendConfig:
     """Configuration of `headrace backend`. Raises ConfigError."""
     values = settings.merge(BACKEND, flags, config, _KNOWN)
-    return BackendConfig(engine=EngineConfig(**_part(BACKEND[0], values)), **_part(BACKEND[1], values))
+    return BackendConfig(engine=_engine(_part(BACKEND[0], values)), **_part(BACKEND[1], values))
 
 
 def addressed(config: ServerConfig, listen: tuple[str, ...], engine: str) -> ServerConfig:
@@ -131,12 +131,24 @@ def runtime_base(config: SupervisorConfig) -> pathlib.Path:
     return base if len(os.fsencode(base)) <= MAX_BASE_BYTES else pathlib.Path("/tmp")
 
 
+def _engine(values: Mapping[str, Any]) -> EngineConfig:
+    """The engine's part. Raises ConfigError where its settings do not go together."""
+    try:
+        return EngineConfig(**values)
+    except pydantic.ValidationError as error:
+        raise _contradiction(error) from None
+
+
 def _service(**values: Any) -> ServiceConfig:
     """The service's part. Raises ConfigError where its settings do not go together."""
     try:
         return ServiceConfig(**values)
     except pydantic.ValidationError as error:
-        raise ConfigError(error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")) from None
+        raise _contradiction(error) from None
+
+
+def _contradiction(error: pydantic.ValidationError) -> ConfigError:
+    return ConfigError(error.errors(include_url=False)[0]["msg"].removeprefix("Value error, "))
 
 
 def _part(group: Group, values: Mapping[str, Any]) -> dict[str, Any]:

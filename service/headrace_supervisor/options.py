@@ -18,12 +18,15 @@ import rich.box
 import rich.console
 import rich.table
 import rich.text
+from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from headrace_supervisor.settings import PREFIX, Group, flag_name
 
-_KINDS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT"}
+_KINDS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT", ByteSize: "SIZE"}
+# Names of the field's other places for the same option.
+_ALIASES = {"max_model_len": ("--max-seq-len",)}
 
 
 class GroupedCommand(click.Command):
@@ -74,7 +77,8 @@ def _option(name: str, field: FieldInfo) -> click.Option:
     if field.annotation is bool:
         return click.Option([f"{flag}/--no-{flag[2:]}"], default=None, help=field.description)
     multiple = typing.get_origin(field.annotation) is tuple
-    return click.Option([flag], default=None, multiple=multiple, metavar=_kind(field), help=field.description)
+    names = [flag, *_ALIASES.get(name, ()), name]
+    return click.Option(names, default=None, multiple=multiple, metavar=_kind(field), help=field.description)
 
 
 def _kind(field: FieldInfo) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 
 import pytest
+from hypothesis import given, strategies
 
+from headrace_backend import device_defaults
+from headrace_backend.config import EngineConfig
 from headrace_supervisor import config as configs
 from headrace_supervisor import settings
 from headrace_supervisor.settings import ConfigError
@@ -47,7 +51,53 @@ def test_flags_beat_environment_beats_file_beats_defaults(
         64,
         9,
     )
-    assert engine.max_num_batched_tokens == 2048
+    assert configs.load_server({**MODEL, "device": "cpu"}, None).backend.engine.max_num_batched_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "has_driver", "rows"),
+    [
+        ("cpu", "all", True, 64),
+        ("cuda:1", "all", False, 512),
+        ("auto", "all", True, 512),
+        ("auto", "", True, 64),
+        ("auto", "all", False, 64),
+    ],
+)
+def test_step_sizes_that_are_left_open_are_the_devices(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, device: str, visible: str, has_driver: bool, rows: int
+) -> None:
+    driver = tmp_path / "nvidiactl"
+    if has_driver:
+        driver.touch()
+    monkeypatch.setattr(device_defaults, "_DRIVER", driver)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    engine = configs.load_server({**MODEL, "device": device, "max_num_batched_tokens": "0"}, None).backend.engine
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (rows, 2048 if rows == 64 else 8192)
+    # The processes that read the configuration as JSON, wherever they run, have the same numbers.
+    monkeypatch.setattr(device_defaults, "_DRIVER", tmp_path / "none")
+    assert EngineConfig.model_validate_json(engine.model_dump_json()) == engine
+    assert configs.load_server({**MODEL, "device": device, "max_num_seqs": "7"}, None).backend.engine.max_num_seqs == 7
+
+
+@pytest.mark.parametrize("value", ["3GiB", str(3 << 30), 3 << 30])
+def test_memory_is_given_with_or_without_a_unit(value: object) -> None:
+    assert configs.load_server({**MODEL, "kv_memory": value}, None).backend.engine.kv_memory == 3 << 30
+
+
+@given(rows=strategies.integers(1, 4096))
+def test_graphs_reach_from_one_row_to_all(rows: int) -> None:
+    sizes = device_defaults.default_graph_sizes(rows)
+    assert sizes[0] == 1 and sizes[-1] == rows and list(sizes) == sorted(set(sizes))
+    assert device_defaults.checked_graph_sizes(",".join(map(str, sizes)), rows) == sizes
+    assert all(after <= 1.26 * before for before, after in itertools.pairwise(sizes) if before >= 64)
+
+
+def test_graph_sizes_come_as_text_or_as_a_list(tmp_path: pathlib.Path) -> None:
+    for text in ('"1,2,8"', "[1, 2, 8]"):
+        engine = configs.load_server(MODEL, toml(tmp_path, f"graph_sizes = {text}")).backend.engine
+        assert engine.captured_batch_sizes() == (1, 2, 8)
+    assert configs.load_server({**MODEL, "graph_sizes": "off"}, None).backend.engine.captured_batch_sizes() == ()
 
 
 def test_file_is_also_named_by_the_environment(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +151,11 @@ def test_settings_that_serve_decides_are_unknown_to_it() -> None:
     [
         ({}, "model is needed: --model, HEADRACE_MODEL"),
         ({**MODEL, "block_size": "17"}, "--block-size: input should be 16, 32 or 64, not '17'"),
-        ({**MODEL, "max_num_seqs": "0"}, "--max-num-seqs: input should be greater than or equal to 1"),
+        ({**MODEL, "max_num_seqs": "-1"}, "--max-num-seqs: input should be greater than or equal to 0"),
+        ({**MODEL, "max_num_batched_tokens": "15"}, "max_num_batched_tokens should be 16 or more"),
+        ({**MODEL, "kv_memory": "2 XB"}, "--kv-memory: could not interpret byte unit: XB"),
+        ({**MODEL, "graph_sizes": "some"}, "graph_sizes should be auto, off, or batch sizes"),
+        ({**MODEL, "graph_sizes": "8,4,0", "max_num_seqs": "6"}, "the nearest that works is 1,4,6"),
         ({**MODEL, "ageing_s": "often"}, "--ageing-s: input should be a valid number"),
         ({**MODEL, "services": "2", "listen": "unix:/x"}, "services is 2"),
     ],

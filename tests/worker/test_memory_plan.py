@@ -36,9 +36,9 @@ def test_a_gpu_cache_gets_what_the_model_leaves() -> None:
 
 
 def test_configured_sizes_hold_whatever_is_free() -> None:
-    by_bytes = plan_memory(config_of(kv_cache_bytes=10 * MIB + 5), MEMORY, 10**6, CPU, GIB)
+    by_bytes = plan_memory(config_of(kv_memory=10 * MIB + 5), MEMORY, 10**6, CPU, GIB)
     assert (by_bytes.num_blocks, by_bytes.kv_cache_bytes) == (10, 10 * MIB)
-    assert plan_memory(config_of(kv_cache_bytes=MIB, num_blocks=3), MEMORY, 10**6, CPU, GIB).num_blocks == 3
+    assert plan_memory(config_of(kv_memory=MIB, num_blocks=3), MEMORY, 10**6, CPU, GIB).num_blocks == 3
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_configured_sizes_hold_whatever_is_free() -> None:
     [
         ({}, 16 * 600, GIB, r"600 blocks of 16 tokens.*= 750.0 MiB; 1,024.0 MiB are free on cpu.*a quarter"),
         ({"num_blocks": 1000}, 16, GIB, r"= 1,150.0 MiB; 1,024.0 MiB are free on cpu, num_blocks is 1000"),
-        ({"kv_cache_bytes": 5}, 16, GIB, r"kv_cache_bytes is 5"),
+        ({"kv_memory": 5}, 16, GIB, r"kv_memory is 5"),
         ({}, 16, 100 * MIB, r"weights 100.0 MiB \+ activations 50.0 MiB"),
     ],
 )

@@ -54,7 +54,7 @@ def demo(prompt: str, model: str, max_tokens: int, worker_threads: int) -> None:
         model,
         listen="127.0.0.1:0",
         log_format="json",
-        kv_cache_bytes=KV_CACHE_BYTES,
+        kv_memory=KV_CACHE_BYTES,
         worker_threads=worker_threads,
         on_line=progress.show,
     )

@@ -1,0 +1,68 @@
+"""What a configuration leaves to the device, decided before any process has loaded torch.
+
+Owns the defaults that differ between a CPU and a GPU, and the guess which of the two a configuration means. `EngineConfig` asks here while it is made, so that the engine, which plans steps
+before any worker is ready, and the workers, which allocate for them, read the same numbers in the same object. Whether the GPU can really be used is seen by the worker; where it can't and the
+device is "auto", the CPU gets the larger numbers, which costs memory and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping
+
+# Exists wherever an NVIDIA driver runs, in containers too.
+_DRIVER = pathlib.Path("/dev/nvidiactl")
+_NO_GPU = ("", "-1")
+
+_ON_CPU = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
+_ON_GPU = {"max_num_seqs": 512, "max_num_batched_tokens": 8192}
+
+
+def expects_gpu(device: str) -> bool:
+    """Whether a configured device ("auto", "cpu", "cuda" or "cuda:<index>") means a GPU on this machine."""
+    if device != "auto":
+        return device.startswith("cuda")
+    return _DRIVER.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in _NO_GPU
+
+
+def step_sizes(device: str) -> Mapping[str, int]:
+    """Rows of the batch and token budget of a step, by their names in the configuration."""
+    return _ON_GPU if expects_gpu(device) else _ON_CPU
+
+
+def default_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Batch sizes that decode steps are captured for.
+
+    Every capture costs start-up time and memory, so that they are few (23 for 512 rows). Up to 64 rows a step's time is that of the weights, whatever is padded; above, at most a fifth
+    of a batch is padding.
+    """
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 4097, 64)]
+    return tuple(size for size in sizes if size < max_num_seqs) + (max_num_seqs,)
+
+
+def checked_graph_sizes(sizes: str, max_num_seqs: int) -> tuple[int, ...]:
+    """The batch sizes that a setting means: none for "off".
+
+    Args:
+        sizes: "auto", "off", or numbers with commas between.
+        max_num_seqs: The largest batch there is.
+
+    Raises:
+        ValueError: It is none of these, or a number is out of range or out of order. The message names the nearest value that works.
+    """
+    if sizes == "auto":
+        return default_graph_sizes(max_num_seqs)
+    if sizes == "off":
+        return ()
+    try:
+        wanted = [int(size) for size in sizes.split(",")]
+    except ValueError:
+        raise ValueError("graph_sizes should be auto, off, or batch sizes with commas between, as in 1,2,4,8") from None
+    working = sorted({min(max(size, 1), max_num_seqs) for size in wanted})
+    if wanted != working:
+        nearest = ",".join(map(str, working))
+        raise ValueError(
+            f"graph_sizes should ascend from 1 or more to max_num_seqs ({max_num_seqs}) or less; the nearest that works is {nearest}"
+        )
+    return tuple(wanted)
