@@ -1,0 +1,177 @@
+"""The columns of one step on a GPU: filled on the host from a plan, copied to the card in one piece, read there by kernels.
+
+Owns the order of the columns in that piece and how a plan fills them, padding included. Does not own what lives longer than a step (`device_rows`). All of it is numpy over
+the whole batch, never a loop over rows. Token ids that the plan does not know are -1: a kernel looks them up where the step before left them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace_backend.step_plan import ForwardPlan, Int32Column, StepPlan
+from headrace_backend.worker.step_shape import AttentionSizes, StepShape
+from headrace_kernels.attention_plan import GatherColumns, plan_decode, plan_prefill
+
+# Columns start at multiples of this many entries (16 bytes), so that kernels may read them in wide words.
+_ALIGNMENT = 4
+
+Column = TypeVar("Column", Int32Column, torch.Tensor)
+
+
+@dataclasses.dataclass(slots=True)
+class AttentionChoices:
+    """What the host decides about attention from a step's lengths. A graph can't: it is captured with the first answer and no gathering."""
+
+    # Whether any context is shared by several programs.
+    needs_merge: bool = True
+    # Contexts that are copied side by side before attention.
+    gather: GatherColumns | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class StepColumns(Generic[Column]):
+    """One step's columns, int32, on the host (numpy) or on the card (tensors): the same fields at the same places."""
+
+    # [num_tokens] -1: the row's last sampled token.
+    token_ids: Column
+    # [num_tokens] which entry a token belongs to; -1: padding.
+    token_entries: Column
+    # [num_tokens]
+    positions: Column
+    # [num_entries] the row of each entry.
+    rows: Column
+    # [num_entries] tokens of context, this step's included; 0: padding.
+    seq_lens: Column
+    # [num_entries + 1]
+    query_start_loc: Column
+    # See `attention_plan.DecodeColumns`: [num_splits * 4], [num_merges * 3].
+    splits: Column
+    merges: Column
+    # See `attention_plan.PrefillColumns`: [num_tiles * 2].
+    tiles: Column
+    # [num_samples] the row that receives the token, the index of its hidden state, and the token's position in the output.
+    sample_rows: Column
+    sample_tokens: Column
+    output_positions: Column
+
+
+def _lengths(shape: StepShape) -> tuple[int, ...]:
+    tokens, entries, samples = shape.num_tokens, shape.num_entries, shape.num_samples
+    attention = (4 * shape.num_splits, 3 * shape.num_merges, 2 * shape.num_tiles)
+    return (*(tokens,) * 3, *(entries,) * 2, entries + 1, *attention, *(samples,) * 3)
+
+
+def _starts(shape: StepShape) -> list[int]:
+    sizes = (-(-length // _ALIGNMENT) * _ALIGNMENT for length in _lengths(shape))
+    return [0, *itertools.accumulate(sizes)]
+
+
+def columns_size(shape: StepShape) -> int:
+    """Entries of the whole piece."""
+    return _starts(shape)[-1]
+
+
+def split_columns(piece: Column, shape: StepShape) -> StepColumns[Column]:
+    """The columns of a shape in a piece, as views."""
+    places = zip(_starts(shape), _lengths(shape), strict=False)
+    return StepColumns(*(piece[start : start + length] for start, length in places))
+
+
+def fill_columns(
+    columns: StepColumns[Int32Column],
+    plan: StepPlan,
+    shape: StepShape,
+    sizes: AttentionSizes,
+    scratch_row: int,
+    gather_capacity: int,
+) -> AttentionChoices:
+    """Writes a plan into the columns of a shape that holds it.
+
+    Args:
+        columns: Where to.
+        plan: A plan with at least one row.
+        shape: Sizes of the columns.
+        sizes: What attention's work is divided by.
+        scratch_row: The row that padding uses.
+        gather_capacity: Tokens of context that may be gathered, 0 for none.
+    """
+    forward = plan.forward
+    ends = np.cumsum(forward.counts)
+    seq_lens = forward.starts + forward.counts
+    _fill_tokens(columns, forward, ends)
+    _fill(columns.rows, forward.rows, scratch_row)
+    _fill(columns.seq_lens, seq_lens, 0)
+    columns.query_start_loc[0] = 0
+    _fill(columns.query_start_loc[1:], ends, int(ends[-1]))
+    _fill(columns.sample_rows, plan.sample.rows, scratch_row)
+    _fill(columns.sample_tokens, plan.sample.token_indices, 0)
+    _fill(columns.output_positions, plan.sample.output_positions, 0)
+    return _fill_attention(columns, forward.counts, seq_lens, shape, sizes, gather_capacity)
+
+
+def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
+    """Writes columns in which nothing takes part."""
+    for field in dataclasses.fields(columns):
+        getattr(columns, field.name)[:] = 0
+    for column in (columns.token_entries, columns.splits, columns.merges, columns.tiles):
+        column[:] = -1
+    for column in (columns.rows, columns.sample_rows):
+        column[:] = scratch_row
+
+
+def _fill(column: Int32Column, values: npt.NDArray[np.integer], padding: int) -> None:
+    column[: values.size] = values
+    column[values.size :] = padding
+
+
+def _fill_tokens(columns: StepColumns[Int32Column], plan: ForwardPlan, ends: npt.NDArray[np.int64]) -> None:
+    counts = plan.counts
+    num_tokens = int(ends[-1])
+    entries = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+    _fill(columns.token_entries, entries, -1)
+    # Position of an entry's first token minus that token's index.
+    shifts = plan.starts - (ends - counts)
+    _fill(columns.positions, np.arange(num_tokens) + shifts[entries], 0)
+    is_known = np.ones(num_tokens, bool)
+    is_known[ends[plan.known_counts < counts] - 1] = False
+    ids = np.full(num_tokens, -1, np.int32)
+    ids[is_known] = plan.token_ids
+    _fill(columns.token_ids, ids, 0)
+
+
+def _fill_attention(
+    columns: StepColumns[Int32Column],
+    query_lens: Int32Column,
+    seq_lens: Int32Column,
+    shape: StepShape,
+    sizes: AttentionSizes,
+    gather_capacity: int,
+) -> AttentionChoices:
+    choices = AttentionChoices(needs_merge=False, gather=None)
+    if shape.decode_query_len:
+        decode = plan_decode(
+            query_lens, seq_lens, sizes.num_kv_heads, shape.num_entries, max_query_len=shape.decode_query_len
+        )
+        columns.splits[:] = decode.splits.reshape(-1)
+        columns.merges[:] = decode.merges.reshape(-1)
+        choices.needs_merge = decode.needs_merge
+    if shape.num_tiles:
+        prefill = plan_prefill(
+            query_lens,
+            seq_lens,
+            sizes.num_heads,
+            sizes.num_kv_heads,
+            sizes.tile_tokens,
+            max_query_len=shape.decode_query_len,
+            num_tiles_padded=shape.num_tiles,
+            gather_capacity=gather_capacity,
+        )
+        columns.tiles[:] = prefill.tiles.reshape(-1)
+        choices.gather = prefill.gather
+    return choices

@@ -1,0 +1,104 @@
+"""How many entries each column of a step has: exactly as many as its plan needs, or as many as a graph was captured for.
+
+Owns the sizes, nothing else; the columns are `step_columns`. A plan *fits* a larger shape: what is left over is padding, for which nothing is computed that anybody reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Self
+
+from headrace_backend.step_plan import StepPlan
+from headrace_kernels.attention_plan import MAX_DECODE_QUERY_LEN, decode_sizes, max_prefill_tiles, query_len_class
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """What attention's division of work depends on, of one layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    # Query tokens of a prefill tile.
+    tile_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepShape:
+    """Sizes of one step's columns."""
+
+    num_tokens: int
+    # Rows that take part.
+    num_entries: int
+    num_samples: int
+    # Most query tokens of entries that the decode kernel takes: 1, 2, 4 or 8; 0 if it has none.
+    decode_query_len: int
+    # Work of the decode kernel and of what merges its partial results.
+    num_splits: int
+    num_merges: int
+    # Work of the prefill kernel.
+    num_tiles: int
+
+    @classmethod
+    def of(cls, plan: StepPlan, sizes: AttentionSizes) -> Self:
+        """The sizes that a plan needs."""
+        counts = plan.forward.counts
+        is_decode = counts <= MAX_DECODE_QUERY_LEN
+        decode_query_len = query_len_class(counts) if is_decode.any() else 0
+        num_tiles = int((-(-counts[~is_decode] // sizes.tile_tokens)).sum())
+        return cls._sized(int(counts.sum()), counts.size, plan.sample.rows.size, decode_query_len, num_tiles, sizes)
+
+    @classmethod
+    def decode(cls, num_rows: int, sizes: AttentionSizes) -> Self:
+        """A step in which up to `num_rows` rows compute one token each."""
+        return cls._sized(num_rows, num_rows, num_rows, 1, 0, sizes)
+
+    @classmethod
+    def mixed(cls, num_tokens: int, max_rows: int, sizes: AttentionSizes) -> Self:
+        """A step of up to `num_tokens` tokens of any rows."""
+        rows = min(num_tokens, max_rows)
+        num_tiles = max_prefill_tiles(num_tokens, rows, sizes.tile_tokens)
+        return cls._sized(num_tokens, rows, rows, MAX_DECODE_QUERY_LEN, num_tiles, sizes)
+
+    @classmethod
+    def _sized(
+        cls,
+        num_tokens: int,
+        num_entries: int,
+        num_samples: int,
+        decode_query_len: int,
+        num_tiles: int,
+        sizes: AttentionSizes,
+    ) -> Self:
+        if not decode_query_len:
+            return cls(num_tokens, num_entries, num_samples, 0, 0, 0, num_tiles)
+        decode = decode_sizes(num_entries, sizes.num_kv_heads)
+        return cls(
+            num_tokens, num_entries, num_samples, decode_query_len, decode.num_splits, decode.num_merges, num_tiles
+        )
+
+    def holds(self, other: StepShape) -> bool:
+        """Whether a step of the other shape can be padded to this one."""
+        return (
+            self.num_tokens >= other.num_tokens
+            and self.num_entries >= other.num_entries
+            and self.num_samples >= other.num_samples
+            and self.decode_query_len >= other.decode_query_len
+            and self.num_tiles >= other.num_tiles
+        )
+
+
+def smallest_holding(shapes: Iterable[StepShape], needed: StepShape) -> StepShape | None:
+    """The first of the shapes, given smallest first, that holds what is needed."""
+    return next((shape for shape in shapes if shape.holds(needed)), None)
+
+
+def decode_graph_sizes(max_num_seqs: int) -> list[int]:
+    """Numbers of rows to capture decode steps for: dense where a padded row costs most, and `max_num_seqs` itself."""
+    sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32), *range(576, 4097, 64)]
+    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
+
+
+def mixed_graph_sizes(max_num_batched_tokens: int) -> list[int]:
+    """Numbers of tokens to capture mixed steps for: steps too short to hide the launches of their kernels."""
+    return [size for size in (16, 32, 64, 96, 128, 192, 256) if size <= max_num_batched_tokens]

@@ -1,0 +1,99 @@
+"""Columns of a step: what a plan says, and padding behind it, in every shape that holds the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.worker.driver import Entry, step
+
+from headrace_backend.worker.step_columns import StepColumns, columns_size, fill_columns, fill_padding, split_columns
+from headrace_backend.worker.step_shape import (
+    AttentionSizes,
+    StepShape,
+    decode_graph_sizes,
+    mixed_graph_sizes,
+    smallest_holding,
+)
+
+SIZES = AttentionSizes(num_heads=8, num_kv_heads=2, tile_tokens=32)
+SCRATCH = 99
+
+
+def filled(entries: list[Entry], shape: StepShape | None = None) -> StepColumns:
+    plan = step(entries)
+    shape = shape or StepShape.of(plan, SIZES)
+    piece = np.full(columns_size(shape), -77, np.int32)
+    fill_columns(split_columns(piece, shape), plan, shape, SIZES, SCRATCH, 0)
+    return split_columns(piece, shape)
+
+
+def test_tokens_positions_and_entries_follow_the_plan() -> None:
+    columns = filled([Entry(3, 10, [5, 6]), Entry(1, 7, None, (1,), 4), Entry(0, 0, [9, 8, 7], (0, 2))])
+    assert columns.token_ids.tolist() == [5, 6, -1, 9, 8, 7]
+    assert columns.token_entries.tolist() == [0, 0, 1, 2, 2, 2]
+    assert columns.positions.tolist() == [10, 11, 7, 0, 1, 2]
+    assert columns.rows.tolist() == [3, 1, 0]
+    assert columns.seq_lens.tolist() == [12, 8, 3]
+    assert columns.query_start_loc.tolist() == [0, 2, 3, 6]
+    assert columns.sample_rows.tolist() == [1, 0, 2]
+    assert columns.sample_tokens.tolist() == [2, 5, 5]
+    assert columns.output_positions.tolist() == [4, 0, 0]
+
+
+def test_padding_takes_part_in_nothing() -> None:
+    columns = filled([Entry(3, 10, None, (3,), 5), Entry(1, 7, None, (1,), 4)], StepShape.decode(4, SIZES))
+    assert columns.token_ids.tolist() == [-1, -1, 0, 0]
+    assert columns.token_entries.tolist() == [0, 1, -1, -1]
+    assert columns.rows.tolist() == [3, 1, SCRATCH, SCRATCH]
+    assert columns.seq_lens.tolist() == [11, 8, 0, 0]
+    assert columns.query_start_loc.tolist() == [0, 1, 2, 2, 2]
+    assert columns.sample_rows.tolist() == [3, 1, SCRATCH, SCRATCH]
+    assert columns.splits.reshape(-1, 4)[:, 0].tolist()[2:] == [-1] * (columns.splits.size // 4 - 2)
+
+
+def test_columns_without_a_plan_are_padding_only() -> None:
+    shape = StepShape.mixed(16, 8, SIZES)
+    columns = split_columns(np.full(columns_size(shape), -77, np.int32), shape)
+    fill_padding(columns, SCRATCH)
+    assert set(columns.rows.tolist()) == set(columns.sample_rows.tolist()) == {SCRATCH}
+    assert set(columns.token_entries.tolist()) == {-1}
+    assert not columns.seq_lens.any() and not columns.query_start_loc.any()
+
+
+entries = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60), st.booleans()), min_size=1, max_size=8).map(
+    lambda drawn: [
+        Entry(row, start, list(range(3, 3 + count)), (row,))
+        if count > 1 or known
+        else Entry(row, start, None, (row,), 1)
+        for row, (start, count, known) in enumerate(drawn)
+    ]
+)
+
+
+@given(entries)
+def test_a_captured_shape_says_the_same_as_the_exact_one(entries: list[Entry]) -> None:
+    shapes = [StepShape.decode(n, SIZES) for n in decode_graph_sizes(8)]
+    shapes += [StepShape.mixed(n, 8, SIZES) for n in (*mixed_graph_sizes(512), 480)]
+    shape = smallest_holding(
+        sorted(shapes, key=lambda s: (s.num_tokens, s.num_tiles)), StepShape.of(step(entries), SIZES)
+    )
+    assert shape is not None
+    exact, larger = filled(entries), filled(entries, shape)
+    for field in dataclasses.fields(StepColumns):
+        one, other = getattr(exact, field.name), getattr(larger, field.name)
+        if field.name not in ("splits", "merges", "tiles"):
+            assert other[: one.size].tolist() == one.tolist(), field.name
+    assert np.all(larger.splits != -77) and np.all(larger.merges != -77) and np.all(larger.tiles != -77)
+    decodes = {i for i, e in enumerate(entries) if e.ids is None or len(e.ids) <= 8}
+    assert set(larger.splits.reshape(-1, 4)[:, 0].tolist()) - {-1} == decodes
+    assert set(larger.tiles.reshape(-1, 2)[:, 0].tolist()) - {-1} == set(range(len(entries))) - decodes
+
+
+def test_captured_sizes_end_with_the_whole_batch() -> None:
+    assert decode_graph_sizes(1) == [1]
+    assert decode_graph_sizes(12) == [1, 2, 4, 8, 12]
+    assert decode_graph_sizes(512)[-2:] == [480, 512]
+    assert all(sizes == sorted(set(sizes)) for sizes in map(decode_graph_sizes, range(1, 700)))
