@@ -13,8 +13,7 @@ from headrace_backend.worker.step_columns import StepColumns, columns_size, fill
 from headrace_backend.worker.step_shape import (
     AttentionSizes,
     StepShape,
-    decode_graph_sizes,
-    mixed_graph_sizes,
+    captured_shapes,
     smallest_holding,
 )
 
@@ -75,11 +74,8 @@ entries = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60), st.boolean
 
 @given(entries)
 def test_a_captured_shape_says_the_same_as_the_exact_one(entries: list[Entry]) -> None:
-    shapes = [StepShape.decode(n, SIZES) for n in decode_graph_sizes(8)]
-    shapes += [StepShape.mixed(n, 8, SIZES) for n in (*mixed_graph_sizes(512), 480)]
-    shape = smallest_holding(
-        sorted(shapes, key=lambda s: (s.num_tokens, s.num_tiles)), StepShape.of(step(entries), SIZES)
-    )
+    shapes = [*captured_shapes([1, 2, 4, 8], 256, 8, SIZES), StepShape.mixed(480, 8, SIZES)]
+    shape = smallest_holding(shapes, StepShape.of(step(entries), SIZES))
     assert shape is not None
     exact, larger = filled(entries), filled(entries, shape)
     for field in dataclasses.fields(StepColumns):
@@ -92,8 +88,9 @@ def test_a_captured_shape_says_the_same_as_the_exact_one(entries: list[Entry]) -
     assert set(larger.tiles.reshape(-1, 2)[:, 0].tolist()) - {-1} == set(range(len(entries))) - decodes
 
 
-def test_captured_sizes_end_with_the_whole_batch() -> None:
-    assert decode_graph_sizes(1) == [1]
-    assert decode_graph_sizes(12) == [1, 2, 4, 8, 12]
-    assert decode_graph_sizes(512)[-2:] == [480, 512]
-    assert all(sizes == sorted(set(sizes)) for sizes in map(decode_graph_sizes, range(1, 700)))
+def test_shapes_are_tried_from_the_smallest() -> None:
+    shapes = captured_shapes([1, 2, 8, 64], 64, 64, SIZES)
+    assert [(s.num_tokens, bool(s.num_tiles)) for s in shapes] == [
+        (1, False), (2, False), (8, False), (16, True), (32, True), (64, False), (64, True),
+    ]  # fmt: skip
+    assert captured_shapes([], 64, 64, SIZES) == []

@@ -12,6 +12,8 @@ from typing import Self
 from headrace_backend.step_plan import StepPlan
 from headrace_kernels.attention_plan import MAX_DECODE_QUERY_LEN, decode_sizes, max_prefill_tiles, query_len_class
 
+_MIXED_TOKENS = (16, 32, 64, 96, 128, 192, 256)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionSizes:
@@ -93,12 +95,19 @@ def smallest_holding(shapes: Iterable[StepShape], needed: StepShape) -> StepShap
     return next((shape for shape in shapes if shape.holds(needed)), None)
 
 
-def decode_graph_sizes(max_num_seqs: int) -> list[int]:
-    """Numbers of rows to capture decode steps for: dense where a padded row costs most, and `max_num_seqs` itself."""
-    sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32), *range(576, 4097, 64)]
-    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
+def captured_shapes(
+    batch_sizes: Iterable[int], max_num_batched_tokens: int, max_num_seqs: int, sizes: AttentionSizes
+) -> list[StepShape]:
+    """What graphs are captured for, smallest first: decode steps of the batch sizes, and mixed steps too short to hide the launches of their kernels.
 
-
-def mixed_graph_sizes(max_num_batched_tokens: int) -> list[int]:
-    """Numbers of tokens to capture mixed steps for: steps too short to hide the launches of their kernels."""
-    return [size for size in (16, 32, 64, 96, 128, 192, 256) if size <= max_num_batched_tokens]
+    Args:
+        batch_sizes: Numbers of rows; none if graphs are off.
+        max_num_batched_tokens: Of a step.
+        max_num_seqs: Of a step.
+        sizes: Of a layer's attention.
+    """
+    decode = [StepShape.decode(size, sizes) for size in batch_sizes]
+    if not decode:
+        return []
+    mixed = [StepShape.mixed(size, max_num_seqs, sizes) for size in _MIXED_TOKENS if size <= max_num_batched_tokens]
+    return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.num_tiles))
