@@ -70,7 +70,6 @@ async def run(model: pathlib.Path, requests: int, rows: int, seed: int, threads:
     for mode in MODES:
         engine = {"model": str(model), "max_num_seqs": rows, "enable_prefix_cache": False, "worker_threads": threads}
         async with engine_session(engine | {"max_waiting_requests": requests + 1, "device": device}) as session:
-            assert session.model is not None
             figures["device"] = session.model.device
             trace = fitted(mix1000(requests, seed), session.model.vocabulary_size, session.model.max_context_tokens)
             await _send(session, trace[:rows])

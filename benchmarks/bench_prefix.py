@@ -33,7 +33,6 @@ async def _pair(
 async def run(model: pathlib.Path, shared: int, own: int, pairs: int, threads: int) -> dict[str, Any]:
     """Alternates cold and warm requests."""
     async with engine_session({"model": str(model), "worker_threads": threads}) as session:
-        assert session.model is not None
         rng = random.Random(5)
         vocab = session.model.vocabulary_size
         await _pair(session, rng, vocab, shared, own)

@@ -32,8 +32,6 @@ from benchmarks import figures
 from headrace.v1 import inference_pb2
 from headrace_service.config import ServiceConfig
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-_PACKAGES = ("service", "backend", "kernels", "protos/python", "clients/python", ".")
 _GENERATE = "/headrace.v1.InferenceService/Generate"
 _START_TIMEOUT_S = 20.0
 _WARM_UP_S = 1.0
@@ -92,17 +90,12 @@ async def _client(address: str, streams: int, seconds: float, start_s: float) ->
     print(json.dumps({"messages": meter.messages, "tokens": meter.tokens, "gaps_ms": meter.gaps_ms}))
 
 
-def _environment() -> dict[str, str]:
-    path = [*(str(_ROOT / package) for package in _PACKAGES), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-
-
 @contextlib.contextmanager
 def _process(core: int, *arguments: str, stdin: str | None = None) -> Iterator[subprocess.Popen[str]]:
     """A Python process on one core, ended at the end."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
-        env=_environment(),
+        env=figures.environment(),
         text=True,
         stdin=subprocess.PIPE if stdin is not None else None,
         stderr=subprocess.DEVNULL,
@@ -184,7 +177,7 @@ def _measure(
                 str(options.seconds),
                 str(start_s),
             ],
-            env=_environment(),
+            env=figures.environment(),
             stdout=subprocess.PIPE,
             text=True,
             preexec_fn=lambda: os.sched_setaffinity(0, set(client_cores)),
@@ -218,7 +211,9 @@ def _measure(
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=pathlib.Path, help="where the figures go")
-    parser.add_argument("--model", type=pathlib.Path, default=_ROOT / "models" / "demo", help="folder with a tokenizer")
+    parser.add_argument(
+        "--model", type=pathlib.Path, default=figures.ROOT / "models" / "demo", help="folder with a tokenizer"
+    )
     parser.add_argument("--streams", type=int, default=64, help="concurrent generations")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
     parser.add_argument("--clients", type=int, default=2, help="client processes")

@@ -85,7 +85,6 @@ async def run(model: pathlib.Path, requests: int, threads: int, repeats: int) ->
     """Both cases."""
     engine = {"model": str(model), "dtype": "fp32", "max_num_seqs": ROWS, "enable_prefix_cache": False}
     async with engine_session(engine | {"worker_threads": threads, "device": "cpu"}) as session:
-        assert session.model is not None
         rival = Rival(model, threads)
         trace = fitted(mix1000(requests, 3), session.model.vocabulary_size, session.model.max_context_tokens)
         single = fitted([(list(range(64)), 256)], session.model.vocabulary_size, session.model.max_context_tokens)

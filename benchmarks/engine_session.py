@@ -1,39 +1,55 @@
 """A backend process and one stream to it, for benchmarks that measure the engine without the text service in front.
 
-Owns starting and stopping the process, and turning `StepOutputs` columns into per-request arrival times. Does not own workloads or figures.
+Owns the conversation: requests as token ids in, columns of `StepOutputs` into a `TokenLog`. Per message it does no work that grows with the tokens, so that it stays out of the way of the engine that it
+measures. Does not own the process (`backend_process`), workloads or figures.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-import pathlib
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import numpy as np
 
+from benchmarks.backend_process import BackendProcess, backend_process
+from benchmarks.token_log import Seconds, TokenLog
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 
+_PROGRESS_S = 0.1
 
-@dataclasses.dataclass(slots=True)
+
 class Answer:
     """What one request brought back, and when (perf_counter seconds)."""
 
-    start_s: float
-    token_ids: list[int] = dataclasses.field(default_factory=list)
-    arrivals_s: list[float] = dataclasses.field(default_factory=list)
-    done: engine_pb2.RequestDone | None = None
-    finished: asyncio.Future[None] = dataclasses.field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    def __init__(self, log: TokenLog, handle: int) -> None:
+        """Nothing has come yet."""
+        self._log = log
+        self._handle = handle
+        self.start_s = time.perf_counter()
+        self.done: engine_pb2.RequestDone | None = None
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Its tokens."""
+        ids: list[int] = self._log.of(self._handle)[0].tolist()
+        return ids
+
+    @property
+    def arrivals_array(self) -> Seconds:
+        """[tokens] when each of them arrived."""
+        return self._log.of(self._handle)[1]
+
+    @property
+    def arrivals_s(self) -> list[float]:
+        """When each of them arrived."""
+        times: list[float] = self.arrivals_array.tolist()
+        return times
 
     @property
     def ttft_s(self) -> float:
@@ -41,18 +57,44 @@ class Answer:
         return self.arrivals_s[0] - self.start_s
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request that is ready to be sent: its encoding is no part of a measurement."""
+
+    token_ids: bytes
+    num_tokens: int
+    max_tokens: int
+    # Requests with different salts find nothing of each other in the prefix cache.
+    salt: bytes = b""
+    stop_ids: bytes = b""
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], max_tokens: int, salt: bytes = b"", stop_ids: Sequence[int] = ()) -> Prompt:
+        """Packs the ids."""
+        packed = np.asarray(prompt, "<u4").tobytes()
+        return cls(packed, len(prompt), max_tokens, salt, np.asarray(stop_ids, "<u4").tobytes())
+
+
 class EngineSession:
     """Sends requests as token ids and collects their tokens. One reader task deals all answers."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, process: BackendProcess) -> None:
         self._stream = stream
+        self.process = process
         # A grpc.aio call takes one write at a time.
         self._writing = asyncio.Lock()
+        self._log = TokenLog()
         self._answers: dict[int, Answer] = {}
         self._loads: dict[int, asyncio.Future[engine_pb2.Load]] = {}
         self._next = 1
         self._run = f"{time.time_ns():x}"
-        self.model: engine_pb2.EngineModel | None = None
+        self._model: engine_pb2.EngineModel | None = None
+
+    @property
+    def model(self) -> engine_pb2.EngineModel:
+        """What the engine serves."""
+        assert self._model is not None, "not greeted yet"
+        return self._model
 
     async def _write(self, message: engine_pb2.ToEngine) -> None:
         async with self._writing:
@@ -63,6 +105,7 @@ class EngineSession:
         try:
             while isinstance(message := await self._stream.read(), engine_pb2.FromEngine):
                 self._take(message)
+            raise RuntimeError(f"the backend ended its stream: {self.process.log_tail()}")
         except Exception as error:
             unanswered: list[asyncio.Future[Any]] = [*self._loads.values()]
             unanswered += [answer.finished for answer in self._answers.values()]
@@ -81,12 +124,7 @@ class EngineSession:
             raise RuntimeError(f"refused: {message.refused.status}")
 
     def _deal(self, step: engine_pb2.StepOutputs) -> None:
-        now = time.perf_counter()
-        handles = np.frombuffer(step.handles, "<u4").tolist()
-        for handle, token in zip(handles, np.frombuffer(step.tokens, "<u4").tolist(), strict=True):
-            answer = self._answers[handle]
-            answer.token_ids.append(token)
-            answer.arrivals_s.append(now)
+        self._log.append(time.perf_counter(), step.handles, step.tokens)
         for event in step.events:
             if event.WhichOneof("event") == "done":
                 answer = self._answers.pop(event.handle)
@@ -97,27 +135,39 @@ class EngineSession:
         """Opens the conversation and waits until the engine serves; afterwards `model` tells what."""
         hello = engine_pb2.Hello(protocol_version=1, service_name="benchmark")
         await self._stream.write(engine_pb2.ToEngine(hello=hello))
-        while self.model is None:
+        while self._model is None:
             message = await self._stream.read()
+            if not isinstance(message, engine_pb2.FromEngine):
+                raise RuntimeError(f"the backend ended while it started: {self.process.log_tail()}")
             if message.WhichOneof("message") == "welcome" and message.welcome.model.kv_blocks:
-                self.model = message.welcome.model
+                self._model = message.welcome.model
 
-    async def generate(self, prompt: list[int], max_tokens: int, stop_ids: tuple[int, ...] = ()) -> Answer:
-        """Greedy generation. Exactly `max_tokens` tokens unless one of `stop_ids` comes first. Returns when it has ended."""
+    async def send(self, prompt: Prompt) -> Answer:
+        """Sends a greedy request of exactly `max_tokens` tokens, unless one of its stop ids comes first. Returns when it is written."""
         handle, self._next = self._next, self._next + 1
-        answer = self._answers[handle] = Answer(time.perf_counter())
+        answer = self._answers[handle] = Answer(self._log, handle)
         add = engine_pb2.AddRequest(
             handle=handle,
             request_id=f"bench-{self._run}-{handle}",
-            prompt_token_ids=np.asarray(prompt, "<u4").tobytes(),
+            prompt_token_ids=prompt.token_ids,
             sampling=engine_pb2.EngineSampling(top_p=1.0, repetition_penalty=1.0),
-            stop=engine_pb2.EngineStop(max_tokens=max_tokens, token_ids=np.asarray(stop_ids, "<u4").tobytes()),
+            stop=engine_pb2.EngineStop(max_tokens=prompt.max_tokens, token_ids=prompt.stop_ids),
             n=1,
             spec_digest=bytes(32),
+            cache_salt=prompt.salt,
         )
         await self._write(engine_pb2.ToEngine(add=add))
+        return answer
+
+    async def ask(self, prompt: Prompt) -> Answer:
+        """Sends a request and returns when it has ended."""
+        answer = await self.send(prompt)
         await answer.finished
         return answer
+
+    async def generate(self, prompt: Sequence[int], max_tokens: int, stop_ids: Sequence[int] = ()) -> Answer:
+        """`ask` with ids that are not packed yet."""
+        return await self.ask(Prompt.of(prompt, max_tokens, stop_ids=stop_ids))
 
     async def load(self) -> engine_pb2.Load:
         """The backend's counters now."""
@@ -128,35 +178,33 @@ class EngineSession:
         return await future
 
 
-async def _connect(address: str, process: subprocess.Popen[bytes], timeout_s: float) -> grpc.aio.Channel:
-    channel = grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", 64 << 20)])
-    ready = asyncio.create_task(channel.channel_ready())
-    deadline = time.monotonic() + timeout_s
-    while not ready.done():
-        if process.poll() is not None or time.monotonic() > deadline:
-            ready.cancel()
-            raise RuntimeError(f"the backend did not start (exit code {process.poll()})")
-        await asyncio.wait([ready], timeout=0.1)
-    return channel
+async def _while_it_lives(process: BackendProcess, step: Any, deadline_s: float) -> None:
+    """Waits for a step of the start; the backend's end, or the deadline, ends the waiting."""
+    task = asyncio.ensure_future(step)
+    while not task.done():
+        if process.exit_code is not None or time.monotonic() > deadline_s:
+            task.cancel()
+            raise RuntimeError(f"the backend did not start (exit code {process.exit_code}): {process.log_tail()}")
+        await asyncio.wait([task], timeout=_PROGRESS_S)
+    try:
+        await task
+    except grpc.aio.AioRpcError as error:
+        raise RuntimeError(f"the backend did not start: {process.log_tail()}") from error
 
 
 @asynccontextmanager
 async def engine_session(engine: dict[str, Any], timeout_s: float = 120.0) -> AsyncIterator[EngineSession]:
     """Starts a backend with the given EngineConfig fields, yields a session, and stops the backend."""
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
-        folder = pathlib.Path(name)
-        address = f"unix:{folder / 'engine.sock'}"
-        config = folder / "backend.json"
-        config.write_text(json.dumps({"engine": engine, "listen": address, "log_level": "warning"}))
-        process = subprocess.Popen([sys.executable, "-m", "headrace_backend", "--config-json", str(config)])
-        try:
-            channel = await _connect(address, process, timeout_s)
-            session = EngineSession(engine_pb2_grpc.EngineServiceStub(channel).Connect())
-            await asyncio.wait_for(session.hello(), timeout_s)
+    with backend_process(engine) as process:
+        deadline_s = time.monotonic() + timeout_s
+        options = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
+        async with grpc.aio.insecure_channel(process.address, options=options) as channel:
+            await _while_it_lives(process, channel.channel_ready(), deadline_s)
+            session = EngineSession(engine_pb2_grpc.EngineServiceStub(channel).Connect(), process)
+            await _while_it_lives(process, session.hello(), deadline_s)
             reader = asyncio.create_task(session.read())
-            yield session
-            reader.cancel()
-            await channel.close(None)
-        finally:
-            process.terminate()
-            process.wait(30)
+            try:
+                yield session
+            finally:
+                reader.cancel()
+                await asyncio.wait([reader])

@@ -11,8 +11,12 @@ import subprocess
 import sys
 from typing import Any
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+_PACKAGES = ("service", "backend", "kernels", "protos/python", "clients/python", ".")
 
-def _cpu_name() -> str:
+
+def cpu_name() -> str:
+    """The processor as it calls itself."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -23,22 +27,28 @@ def _cpu_name() -> str:
 def _commit() -> str:
     try:
         return subprocess.run(
-            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
+            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
-def provenance() -> dict[str, Any]:
-    """Machine, software and command of this run."""
+def provenance(git: str = "") -> dict[str, Any]:
+    """Machine, software and command of this run. `git` names the commit where the tree has no history."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "git": _commit(),
-        "cpu": _cpu_name(),
+        "git": git or _commit(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "command": " ".join([f"python -m benchmarks.{pathlib.Path(sys.argv[0]).stem}", *sys.argv[1:]]),
     }
+
+
+def environment() -> dict[str, str]:
+    """The environment of processes that a benchmark starts: ours, and our packages can be imported from the tree."""
+    path = [*(str(ROOT / package) for package in _PACKAGES), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -47,10 +57,15 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
+def write_json(value: object, path: pathlib.Path | None) -> None:
+    """Writes a result where it is wanted."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value, indent=2) + "\n")
+
+
 def report(name: str, figures: dict[str, Any], path: pathlib.Path | None) -> None:
     """Prints one JSON line, and writes it with its provenance to `path` if given."""
     record = {"name": name, **figures, **provenance()}
     print(json.dumps(record), flush=True)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=2) + "\n")
+    write_json(record, path)

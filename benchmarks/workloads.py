@@ -1,12 +1,27 @@
-"""Request traces used for every engine under comparison: lists of (prompt token ids, output tokens)."""
+"""Request traces used for every engine under comparison, and when their requests are sent.
 
+Owns lengths, token ids and arrival times; with seed 0 they are the same, id for id, for every engine that was ever measured with them (`tests/benchmarks` holds their hashes), and `--seed N`
+adds N to each trace's own seed. Who sends them, and through what, is not known here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
 import random
+from collections.abc import Callable, Mapping
 
 Trace = list[tuple[list[int], int]]
 
+POISSON_RATE = 15.0
+LONG_PROMPT_TOKENS = 100_000
+# The long prompt comes when the load that it disturbs has settled.
+LONG_PROMPT_AT_S = 1.0
+_FIRST_ID = 10
+
 
 def _prompt(rng: random.Random, length: int) -> list[int]:
-    return [rng.randrange(10, 120_000) for _ in range(length)]
+    return [rng.randrange(_FIRST_ID, 120_000) for _ in range(length)]
 
 
 def _uniform(count: int, prompt: int, output: int, seed: int) -> Trace:
@@ -45,4 +60,100 @@ def longctx(count: int = 32, seed: int = 5) -> Trace:
     return _uniform(count, 8000, 128, seed)
 
 
-# poisson15: mix1000(300, seed=7) sent at 15 requests/s, random.Random(0).expovariate
+def longprompt(count: int = 1, seed: int = 6) -> Trace:
+    """One prompt of 100,000 tokens, 128 tokens of answer."""
+    return _uniform(count, LONG_PROMPT_TOKENS, 128, seed)
+
+
+def poisson_arrivals(count: int, rate: float, seed: int = 0) -> tuple[float, ...]:
+    """Seconds from the beginning to each of `count` arrivals at `rate` per second."""
+    rng = random.Random(seed)
+    return tuple(itertools.accumulate(rng.expovariate(rate) for _ in range(count)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Workload:
+    """A trace with its timing."""
+
+    name: str
+    trace: Trace
+    # Open loop: seconds from the beginning to each request, ascending. None: closed loop, all at once or `concurrency` at a time.
+    arrivals_s: tuple[float, ...] | None = None
+    # Closed loop: requests open at once; None: all of them.
+    concurrency: int | None = None
+    # Indices of requests whose figures are kept apart from the others'.
+    apart: frozenset[int] = frozenset()
+    # Whether prompts, outputs or ids were changed to fit a small model.
+    cut: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(len(prompt) + output for prompt, output in self.trace)
+
+
+def _single(seed: int) -> Workload:
+    return Workload("single", single(seed=1 + seed), concurrency=1)
+
+
+def _poisson15(seed: int) -> Workload:
+    return Workload("poisson15", mix1000(300, 7 + seed), poisson_arrivals(300, POISSON_RATE, seed))
+
+
+def _longprompt_poisson15(seed: int) -> Workload:
+    """poisson15 with the long prompt between; the long one's figures are apart."""
+    base = _poisson15(seed)
+    assert base.arrivals_s is not None
+    place = sum(arrival < LONG_PROMPT_AT_S for arrival in base.arrivals_s)
+    trace = [*base.trace[:place], *longprompt(seed=6 + seed), *base.trace[place:]]
+    arrivals = (*base.arrivals_s[:place], LONG_PROMPT_AT_S, *base.arrivals_s[place:])
+    return Workload("longprompt_poisson15", trace, arrivals, apart=frozenset({place}))
+
+
+WORKLOADS: Mapping[str, Callable[[int], Workload]] = {
+    "single": _single,
+    "burst256": lambda seed: Workload("burst256", burst256(seed=2 + seed)),
+    "mix1000": lambda seed: Workload("mix1000", mix1000(seed=3 + seed)),
+    "prefill8k": lambda seed: Workload("prefill8k", prefill8k(seed=4 + seed)),
+    "longctx": lambda seed: Workload("longctx", longctx(seed=5 + seed)),
+    "poisson15": _poisson15,
+    "longprompt": lambda seed: Workload("longprompt", longprompt(seed=6 + seed)),
+    "longprompt_poisson15": _longprompt_poisson15,
+}
+
+
+def build(name: str, seed: int = 0, requests: int = 0) -> Workload:
+    """A workload by its name.
+
+    Args:
+        name: One of WORKLOADS.
+        seed: Added to the trace's own seed; 0 gives the traces that every engine was measured with.
+        requests: Only the first so many; 0: all.
+
+    Raises:
+        ValueError: There is no such workload.
+    """
+    if name not in WORKLOADS:
+        raise ValueError(f"no workload {name!r}; there are {', '.join(WORKLOADS)}")
+    whole = WORKLOADS[name](seed)
+    return first_of(whole, requests) if requests else whole
+
+
+def first_of(whole: Workload, count: int) -> Workload:
+    """The workload's first `count` requests; requests kept apart stay."""
+    kept = sorted({*range(min(count, len(whole.trace))), *whole.apart})
+    arrivals = None if whole.arrivals_s is None else tuple(whole.arrivals_s[index] for index in kept)
+    apart = frozenset(kept.index(index) for index in whole.apart)
+    return dataclasses.replace(whole, trace=[whole.trace[index] for index in kept], arrivals_s=arrivals, apart=apart)
+
+
+def fitted(whole: Workload, vocab_size: int, max_context: int) -> Workload:
+    """The workload for a small model: outputs of at most half the context, prompts cut to fit before them, ids folded into the vocabulary. Nothing changes where all fits."""
+    if all(len(prompt) + output <= max_context for prompt, output in whole.trace) and vocab_size >= 120_000:
+        return whole
+    trace = []
+    for prompt, output in whole.trace:
+        kept_output = min(output, max_context // 2)
+        kept = prompt[: max_context - kept_output]
+        trace.append(([_FIRST_ID + (token - _FIRST_ID) % (vocab_size - _FIRST_ID) for token in kept], kept_output))
+    return dataclasses.replace(whole, trace=trace, cut=True)

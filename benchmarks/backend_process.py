@@ -1,0 +1,149 @@
+"""A backend process for benchmarks: started with the given engine settings, watched, and stopped.
+
+Owns the process, its socket and its log, from which start-up phases are read; and the peak of the memory that its worker takes. Does not speak with it (`engine_session`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+from benchmarks import figures
+
+_GIB = 1 << 30
+_SAMPLE_S = 0.05
+_NVML_NAMES = ("libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1")
+
+
+class BackendProcess:
+    """One running backend."""
+
+    def __init__(self, engine: dict[str, Any], folder: pathlib.Path) -> None:
+        """Starts it. `folder` takes its socket, configuration and log."""
+        self.address = f"unix:{folder / 'engine.sock'}"
+        self._log = folder / "backend.log"
+        config = folder / "backend.json"
+        config.write_text(json.dumps({"engine": engine, "listen": self.address, "log_format": "json"}))
+        self.started_s = time.perf_counter()
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "headrace_backend", "--config-json", str(config)],
+                stderr=log,
+                env=figures.environment(),
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def log_tail(self, characters: int = 2000) -> str:
+        """The end of its log."""
+        return self._log.read_text(errors="replace")[-characters:]
+
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of its log that are records."""
+        records = []
+        for line in self._log.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                records += [record] if isinstance(record, dict) else []
+        return records
+
+    def phases_s(self) -> dict[str, float]:
+        """Seconds per phase of the worker's start-up, if the backend says them."""
+        for record in self.records():
+            phases = record.get("phases_s") or record.get("phases")
+            if isinstance(phases, dict):
+                return {str(name): float(seconds) for name, seconds in phases.items()}
+        return {}
+
+    def resident_peak_gib(self) -> float:
+        """Largest resident memory that its workers had so far."""
+        peaks = []
+        for child in psutil.Process(self._process.pid).children(recursive=True):
+            with contextlib.suppress(OSError):
+                lines = pathlib.Path(f"/proc/{child.pid}/status").read_text().splitlines()
+                peaks += [int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")]
+        return sum(peaks) / _GIB
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def backend_process(engine: dict[str, Any]) -> Iterator[BackendProcess]:
+    """Starts a backend with the given EngineConfig fields, and stops it."""
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
+        process = BackendProcess(engine, pathlib.Path(name))
+        try:
+            yield process
+        finally:
+            process.stop()
+
+
+class _NvmlMemory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class GpuMemory:
+    """Peak of the memory in use on a GPU, by NVML, which needs no CUDA context; beyond what was in use at the beginning."""
+
+    def __init__(self, index: int = 0) -> None:
+        """Watches from now on. Without NVML there are no figures."""
+        self._nvml = _load_nvml()
+        self._handle = ctypes.c_void_p()
+        if self._nvml is not None:
+            self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self._handle))
+        self._ended = threading.Event()
+        self._before = self._peak = self._used()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _used(self) -> int:
+        if self._nvml is None:
+            return 0
+        memory = _NvmlMemory()
+        self._nvml.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory))
+        return int(memory.used)
+
+    def _watch(self) -> None:
+        while self._nvml is not None and not self._ended.wait(_SAMPLE_S):
+            self._peak = max(self._peak, self._used())
+
+    @property
+    def peak_gib(self) -> float | None:
+        """So far; None without NVML."""
+        return None if self._nvml is None else (self._peak - self._before) / _GIB
+
+    def close(self) -> None:
+        """Ends the watching."""
+        self._ended.set()
+        self._thread.join()
+
+
+def _load_nvml() -> Any:
+    for name in _NVML_NAMES:
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(name)
+            return library if library.nvmlInit_v2() == 0 else None
+    return None

@@ -1,0 +1,118 @@
+"""The floor: a workload served by a perfect engine on a device that reaches its measured ceilings in everything that it does.
+
+Owns the time of a step and a schedule: in-flight batching with a token budget, prompts after running rows, first come first served. A step reads all matrices at copy bandwidth or multiplies at the matrix rate,
+whichever takes longer; so does the output layer for sampled tokens; then the KV cache of the rows that decode is read, and the prompt tokens' attention is computed. Launches, sampling,
+norms and the host cost nothing. (A small model's weights may lie in caches that beat the copy bandwidth; then the floor is none.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+import numpy as np
+
+from benchmarks.ceilings import Ceilings
+from benchmarks.measurements import Request
+from benchmarks.shapes import Shape
+from benchmarks.workloads import Workload
+
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step at the ceilings."""
+
+    shape: Shape
+    ceilings: Ceilings
+    bytes_per_element: int
+
+    def seconds(self, tokens: int, samples: int, decode_context: int, prefill_pairs: float) -> float:
+        """Of one step.
+
+        Args:
+            tokens: Tokens computed.
+            samples: Tokens sampled.
+            decode_context: Tokens of KV cache that the decoding rows read, summed.
+            prefill_pairs: Pairs of a prompt token and a token that it sees, summed.
+        """
+        shape, width = self.shape, self.bytes_per_element
+        bandwidth, rate = self.ceilings.copy_bytes_s, self.ceilings.best_flop_s
+        layers = max(shape.layer_parameters * width / bandwidth, 2 * shape.layer_parameters * tokens / rate)
+        head = max(shape.head_parameters * width / bandwidth, 2 * shape.head_parameters * samples / rate)
+        cache = decode_context * shape.kv_elements * width / bandwidth
+        attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim * prefill_pairs / rate
+        return layers + (head if samples else 0.0) + cache + attention
+
+
+@dataclasses.dataclass(slots=True)
+class _Row:
+    """A request in the made-up run."""
+
+    prompt: int
+    output: int
+    start_s: float
+    computed: int = 0
+    arrivals_s: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def decoding(self) -> bool:
+        return self.computed >= self.prompt
+
+    @property
+    def ended(self) -> bool:
+        return len(self.arrivals_s) >= self.output
+
+
+class PerfectEngine:
+    """Serves one workload."""
+
+    def __init__(self, time: StepTime, rows: int, budget: int) -> None:
+        """`rows` sequences at most run at once, `budget` tokens at most are in a step."""
+        self._time = time
+        self._rows = rows
+        self._budget = budget
+
+    def serve(self, workload: Workload) -> list[Request]:
+        """When each token would arrive; the run begins at 0."""
+        waiting, running, ended = deque(self._requests(workload)), list[_Row](), list[_Row]()
+        limit = min(self._rows, workload.concurrency or self._rows)
+        closed_loop = workload.concurrency is not None
+        now_s = 0.0
+        while waiting or running:
+            if not running:
+                now_s = max(now_s, waiting[0].start_s)
+            while waiting and len(running) < limit and waiting[0].start_s <= now_s:
+                row = waiting.popleft()
+                row.start_s = now_s if closed_loop else row.start_s
+                running.append(row)
+            now_s = self._step(running, now_s)
+            ended += [row for row in running if row.ended]
+            running = [row for row in running if not row.ended]
+        return [Request(row.start_s, row.prompt, np.asarray(row.arrivals_s)) for row in ended]
+
+    @staticmethod
+    def _requests(workload: Workload) -> list[_Row]:
+        starts = workload.arrivals_s or (0.0,) * len(workload.trace)
+        return [
+            _Row(len(prompt), output, start) for (prompt, output), start in zip(workload.trace, starts, strict=True)
+        ]
+
+    def _step(self, running: list[_Row], now_s: float) -> float:
+        """One step: a token for each decoding row, prompts with what the budget leaves. Returns its end."""
+        decoding = [row for row in running if row.decoding]
+        sampled, left, pairs = list(decoding), self._budget - len(decoding), 0.0
+        for row in running:
+            chunk = min(left, row.prompt - row.computed)
+            if chunk <= 0:
+                continue
+            pairs += chunk * (row.computed + chunk / 2)
+            row.computed += chunk
+            left -= chunk
+            sampled += [row] if row.decoding else []
+        context = sum(row.prompt + len(row.arrivals_s) for row in decoding)
+        end_s = now_s + self._time.seconds(self._budget - left, len(sampled), context, pairs)
+        for row in sampled:
+            row.arrivals_s.append(end_s)
+        return end_s

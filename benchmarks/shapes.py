@@ -1,0 +1,134 @@
+"""Model folders without weights: the architecture of a published model as config.json, for `--load dummy`.
+
+Owns the architectures' numbers, which are public, and the folder. The text in it is our own, and so is the tokenizer (`synthetic_tokenizer`), which only benchmarks with text need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.synthetic_tokenizer import write_tokenizer
+from headrace_model_folder import ModelFolder
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder-only transformer. Sizes in elements, positions in tokens."""
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    rope_theta: float
+    rms_norm_eps: float = 1e-5
+    tied: bool = False
+    rope_scaling: Mapping[str, Any] | None = None
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of all layers' matrices: what every step reads, whatever the batch."""
+        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the output layer."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements of one token's keys and values over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.architecture.removesuffix("ForCausalLM").lower(),
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "rope_scaling": None if self.rope_scaling is None else dict(self.rope_scaling),
+            "tie_word_embeddings": self.tied,
+            "hidden_act": "silu",
+            "torch_dtype": "bfloat16",
+            # The last 256 ids are the synthetic tokenizer's special ones.
+            "bos_token_id": self.vocab_size - 256,
+            "eos_token_id": self.vocab_size - 255,
+        }
+
+
+_LLAMA31_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+SHAPES: Mapping[str, Shape] = {
+    "llama-3.1-8b": Shape(
+        "LlamaForCausalLM", 4096, 32, 32, 8, 128, 14336, 128_256, 131_072, 500_000.0, rope_scaling=_LLAMA31_SCALING
+    ),
+    "llama-3.1-70b": Shape(
+        "LlamaForCausalLM", 8192, 80, 64, 8, 128, 28672, 128_256, 131_072, 500_000.0, rope_scaling=_LLAMA31_SCALING
+    ),
+    "qwen3-8b": Shape("Qwen3ForCausalLM", 4096, 36, 32, 8, 128, 12288, 151_936, 40_960, 1e6, rms_norm_eps=1e-6),
+    # models/demo's own numbers.
+    "demo": Shape("LlamaForCausalLM", 256, 8, 8, 4, 32, 704, 4096, 2048, 10_000.0, tied=True),
+}
+
+
+def write_model_folder(name: str, parent: pathlib.Path, *, tokenizer: bool = False) -> pathlib.Path:
+    """Writes the folder of a shape.
+
+    Args:
+        name: One of SHAPES.
+        parent: Where the folder is made, under the shape's name.
+        tokenizer: Whether text is wanted too: a BPE with as many entries as the vocabulary; takes about a second.
+
+    Returns:
+        The folder.
+    """
+    shape = SHAPES[name]
+    folder = parent / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape.config(), indent=2))
+    if tokenizer:
+        write_tokenizer(folder / "tokenizer.json", shape.vocab_size)
+    return folder
+
+
+def shape_of(folder: pathlib.Path) -> Shape:
+    """The shape of a model folder's config.json. Raises InvalidModelFolder for one that is no model."""
+    config = ModelFolder.open(folder, require_weights=False).config
+    return Shape(
+        config.architecture,
+        config.hidden_size,
+        config.num_layers,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.intermediate_size,
+        config.vocab_size,
+        config.max_position_embeddings,
+        config.rope.theta,
+        config.rms_norm_eps,
+        config.tie_word_embeddings,
+    )

@@ -1,0 +1,95 @@
+"""Arrival times become the right figures, and the roofline's engine is a floor with the arithmetic that it states."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from benchmarks.ceilings import Ceilings
+from benchmarks.measurements import Request, itl_over_time, medians, summary
+from benchmarks.results_table import share_of_floor
+from benchmarks.roofline import PerfectEngine, StepTime
+from benchmarks.shapes import SHAPES
+from benchmarks.token_log import TokenLog
+from benchmarks.workloads import WORKLOADS, build
+
+# The assumptions behind the published table of floors.
+TABLE = Ceilings("cuda", "as in the table", 4.3e12, {2048: 7.9e14})
+LLAMA_8B = StepTime(SHAPES["llama-3.1-8b"], TABLE, 2)
+
+
+def column(*values: int) -> bytes:
+    return np.asarray(values, "<u4").tobytes()
+
+
+def test_tokens_are_dealt_to_their_requests_in_order() -> None:
+    log = TokenLog()
+    log.append(1.0, column(1, 2, 1), column(10, 20, 11))
+    assert log.of(1)[0].tolist() == [10, 11]
+    log.append(2.0, column(2, 1), column(21, 12))
+    tokens, times = log.of(1)
+    assert (tokens.tolist(), times.tolist()) == ([10, 11, 12], [1.0, 1.0, 2.0])
+    assert log.of(2)[0].tolist() == [20, 21]
+    assert log.of(3)[0].size == 0
+
+
+def test_figures_of_two_requests() -> None:
+    requests = [
+        Request(10.0, 5, np.asarray([10.1, 10.2, 10.4])),
+        Request(10.5, 7, np.asarray([11.5])),
+    ]
+    figures = summary(requests, 10.0)
+    assert figures["requests"] == 2
+    assert figures["wall_s"] == pytest.approx(1.5)
+    assert figures["output_tok_s"] == pytest.approx(4 / 1.5, abs=0.05)
+    assert figures["input_tok_s"] == pytest.approx(12 / 1.5)
+    assert figures["ttft_p95"] == pytest.approx(1000.0)
+    assert figures["itl_p50"] == pytest.approx(200.0)
+    assert figures["tpot_p50"] == pytest.approx(150.0)
+    assert figures["e2e_p50"] == pytest.approx(1000.0)
+    # The first has its first token in time but 150 ms a token, the second none in time.
+    assert figures["goodput"] == 0.0
+    assert [row[1] for row in itl_over_time(requests, 10.0, bins=2)] == [100.0, 200.0]
+
+
+def test_single_tokens_have_no_inter_token_latency() -> None:
+    figures = summary([Request(0.0, 1, np.asarray([0.1]))], 0.0)
+    assert figures["itl_p50"] is None and figures["tpot_p50"] is None and figures["goodput"] == 1.0
+
+
+def test_repeats_give_medians_and_their_spread() -> None:
+    middle, spread = medians([{"a": 1, "b": 5}, {"a": 3, "b": 5}, {"a": 2, "b": 5}])
+    assert (middle, spread) == ({"a": 2, "b": 5}, {"a": [1, 3]})
+
+
+@pytest.mark.parametrize(("rows", "milliseconds"), [(1, 3.52), (8, 3.74), (32, 4.49), (128, 7.49), (256, 12.9)])
+def test_step_times_are_those_of_the_published_table(rows: int, milliseconds: float) -> None:
+    seconds = LLAMA_8B.seconds(rows, rows, 1024 * rows, 0.0)
+    assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.01)
+
+
+def test_the_time_of_a_prompt_is_that_of_the_published_table() -> None:
+    assert LLAMA_8B.seconds(8192, 1, 0, 8192**2 / 2) * 1e3 == pytest.approx(167, rel=0.01)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_perfect_engine_gives_every_token_once_and_in_order(name: str) -> None:
+    workload = build(name, requests=40)
+    requests = PerfectEngine(LLAMA_8B, 16, 2048).serve(workload)
+    assert sorted(len(request.arrivals_s) for request in requests) == sorted(output for _, output in workload.trace)
+    assert all((np.diff(request.arrivals_s) > 0).all() and request.ttft_s > 0 for request in requests)
+    # Nothing is faster than its own steps alone.
+    fastest = LLAMA_8B.seconds(1, 1, 16, 0.0)
+    assert all(gap >= fastest * 0.99 for request in requests for gap in np.diff(request.arrivals_s))
+
+
+def test_single_requests_do_not_overlap() -> None:
+    requests = PerfectEngine(LLAMA_8B, 256, 2048).serve(build("single"))
+    starts = [request.start_s for request in requests]
+    ends = [float(request.arrivals_s[-1]) for request in requests]
+    assert starts[1:] == ends[:-1]
+
+
+@pytest.mark.parametrize(("better", "share"), [(True, 0.5), (False, 2.0)])
+def test_shares_of_the_floor_are_one_at_the_floor(better: bool, share: float) -> None:
+    assert share_of_floor(1.0, 2.0, better) == share
+    assert share_of_floor(None, 2.0, better) is None

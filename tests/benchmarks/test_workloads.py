@@ -1,0 +1,103 @@
+"""The traces are those that every engine was measured with, and shapes and tokenizer are what they say."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+import random
+
+import pytest
+from benchmarks.shapes import SHAPES, shape_of, write_model_folder
+from benchmarks.synthetic_tokenizer import FIRST_WORD, NUM_SPECIAL, as_words
+from benchmarks.workloads import LONG_PROMPT_TOKENS, WORKLOADS, Trace, build, fitted
+from tokenizers import Tokenizer
+
+from headrace_model_folder import ModelFolder
+
+# Of the traces that the rival engines were measured with: they must never change.
+HASHES = {
+    ("single", 0): "83bc19127544e187",
+    ("burst256", 0): "1686f0921a39b164",
+    ("mix1000", 0): "697c80ac3d9065ab",
+    ("prefill8k", 0): "4205aacd913cfc7d",
+    ("longctx", 0): "94b83bdf0cc8f04d",
+    ("poisson15", 0): "64a28005996b001f",
+    ("single", 5): "226bcef1f04afc34",
+    ("mix1000", 5): "85225d8fbe5c20e4",
+}
+# Parameters as the models' makers state them.
+PARAMETERS = {
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "qwen3-8b": 8_190_735_360,
+    "demo": 6_951_168,
+}
+
+
+def digest(trace: Trace) -> str:
+    return hashlib.sha256(repr([(list(prompt), output) for prompt, output in trace]).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(("name", "seed"), HASHES)
+def test_traces_are_those_of_every_comparison(name: str, seed: int) -> None:
+    assert digest(build(name, seed).trace) == HASHES[name, seed]
+
+
+def test_poisson_arrivals_are_those_of_every_comparison() -> None:
+    rng, arrivals = random.Random(0), build("poisson15").arrivals_s
+    assert arrivals is not None and len(arrivals) == 300
+    assert arrivals[0] == pytest.approx(0.12404047407101489)
+    assert arrivals[-1] == pytest.approx(sum(rng.expovariate(15.0) for _ in range(300)))
+
+
+def test_the_long_prompt_comes_between_the_others() -> None:
+    workload, base = build("longprompt_poisson15"), build("poisson15")
+    (place,) = workload.apart
+    assert workload.arrivals_s is not None
+    assert len(workload.trace[place][0]) == LONG_PROMPT_TOKENS
+    assert [entry for index, entry in enumerate(workload.trace) if index != place] == base.trace
+    assert list(workload.arrivals_s) == sorted(workload.arrivals_s)
+    short = build("longprompt_poisson15", requests=4)
+    assert len(short.trace) == 5 and {len(short.trace[index][0]) for index in short.apart} == {LONG_PROMPT_TOKENS}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads_are_unchanged_for_large_models_and_fit_small_ones(name: str) -> None:
+    workload = build(name, requests=3)
+    assert fitted(workload, 128_256, 131_072) is workload
+    small = fitted(workload, 4096, 2048)
+    assert small.cut and small.longest <= 2048
+    assert all(10 <= token < 4096 for prompt, _ in small.trace for token in prompt)
+
+
+def test_an_unknown_workload_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="burst257.*single, burst256"):
+        build("burst257")
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_are_model_folders_of_the_stated_size(name: str, tmp_path: pathlib.Path) -> None:
+    folder = write_model_folder(name, tmp_path)
+    opened = ModelFolder.open(folder, require_weights=False)
+    assert opened.parameter_count == PARAMETERS[name]
+    assert opened.token_table is None
+    assert shape_of(folder).layer_parameters == SHAPES[name].layer_parameters
+    assert shape_of(folder).kv_elements == SHAPES[name].kv_elements
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "demo"])
+def test_the_synthetic_tokenizer_gives_back_ids_and_text(name: str, tmp_path: pathlib.Path) -> None:
+    vocab_size = SHAPES[name].vocab_size
+    folder = write_model_folder(name, tmp_path, tokenizer=True)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == vocab_size
+    words = list(range(FIRST_WORD, vocab_size - NUM_SPECIAL))
+    assert tokenizer.encode(tokenizer.decode(words)).ids == words
+    prompt = as_words(build("single").trace[0][0], vocab_size)
+    assert len(prompt) == 512 and tokenizer.encode(tokenizer.decode(prompt)).ids == prompt
+    text = "Hé ça\n\t日本語 badogu bado ba xyz 123"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    table = ModelFolder.open(folder, require_weights=False).token_table
+    assert table is not None and b"".join(table.token_bytes[token] or b"" for token in prompt).decode() == (
+        tokenizer.decode(prompt)
+    )
