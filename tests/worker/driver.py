@@ -9,7 +9,8 @@ import torch
 
 from headrace_backend.step_plan import ForwardPlan, RowAdmission, SamplePlan, StepPlan, StepResult
 from headrace_backend.worker.input_batch import InputBatch
-from headrace_backend.worker.model_runner import CausalModel, ModelRunner, allocate_kv_caches
+from headrace_backend.worker.model_runner import ModelRunner, allocate_kv_caches
+from headrace_backend.worker.runner import CausalModel
 from headrace_backend.worker.sampler import Sampler
 
 BLOCK_SIZE = 16

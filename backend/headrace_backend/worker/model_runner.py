@@ -8,34 +8,15 @@ the batch on the device, where the next step finds them.
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from headrace_backend.step_plan import ForwardPlan, StepPlan
 from headrace_backend.worker.input_batch import InputBatch
+from headrace_backend.worker.runner import CausalModel
 from headrace_backend.worker.sampler import SampledTokens, Sampler
-from headrace_kernels.attention import AttentionMetadata
 from headrace_kernels.kv_cache import copy_blocks
-
-
-class CausalModel(Protocol):
-    """What the runner needs of a model (see `headrace_backend.models`)."""
-
-    vocab_size: int
-
-    def __call__(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv_caches: list[torch.Tensor],
-        metadata: AttentionMetadata,
-    ) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size] of tokens int64 [num_tokens] at positions int64 [num_tokens]."""
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [num_samples, vocab_size] from [num_samples, hidden_size]."""
 
 
 class ModelRunner:

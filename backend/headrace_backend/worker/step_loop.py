@@ -10,30 +10,18 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
-import torch
 
 from headrace_backend.step_plan import StepPlan, StepResult
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed
 from headrace_backend.worker.host_copy import HostCopy
-from headrace_backend.worker.sampler import SampledTokens
+from headrace_backend.worker.runner import Runner
 from headrace_backend.worker_messages import RecordKind
 
 # While the device works the loop looks this often for the next plan and the next result. Sleeping on the ring's event would be no better: poll() counts in milliseconds.
 _LOOK_INTERVAL_S = 50e-6
-
-
-class Runner(Protocol):
-    """What the loop needs of a runner (`model_runner`, `gpu_runner`)."""
-
-    def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Rows taken and given back, and the pass over the plan's tokens."""
-
-    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """The plan's draws."""
 
 
 @dataclasses.dataclass(slots=True)

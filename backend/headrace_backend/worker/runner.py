@@ -1,0 +1,44 @@
+"""What the rooms of the worker need of each other where a CPU's parts and a GPU's stand in for one another.
+
+Owns the two interfaces: a model, as runners call it, and a runner, as start-up and the step loop call it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from headrace_backend.step_plan import StepPlan
+from headrace_backend.worker.sampler import SampledTokens
+from headrace_kernels.attention import AttentionMetadata
+from headrace_kernels.attention_step import PagedAttentionStep
+
+
+class CausalModel(Protocol):
+    """What a runner needs of a model (see `headrace_backend.models`)."""
+
+    vocab_size: int
+    hidden_size: int
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: list[torch.Tensor],
+        metadata: AttentionMetadata | PagedAttentionStep,
+    ) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden_size] of tokens int64 [num_tokens] at positions int64 [num_tokens]."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[num_samples, vocab_size] from [num_samples, hidden_size]: float32, on a GPU also the model's type."""
+
+
+class Runner(Protocol):
+    """Computes steps, strictly in the order in which they are given (`model_runner`, `gpu_runner`)."""
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Takes and gives back rows, then computes the plan's tokens; hidden states of the sampled ones, [num_samples, hidden_size]."""
+
+    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+        """Draws the plan's tokens from what `forward` returned; None if it samples nothing."""
