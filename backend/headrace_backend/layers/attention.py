@@ -61,12 +61,22 @@ class Attention(nn.Module):
         Returns:
             [num_tokens, hidden_size].
         """
-        qkv = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        out: Tensor = self.o_proj(self._attended(self.qkv_proj(x), rotations, kv_cache, metadata))
+        return out
+
+    def add_to(
+        self, residual: Tensor, norm: RmsNorm, rotations: Tensor, kv_cache: Tensor, metadata: AttentionMetadata
+    ) -> None:
+        """`residual += forward(norm(residual))` with norm and addition inside the projections, for steps that fuse."""
+        qkv = self.qkv_proj.after_norm(norm, residual)
+        self.o_proj.add_to(residual, self._attended(qkv, rotations, kv_cache, metadata))
+
+    def _attended(self, qkv: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """What lies between the projections, [num_tokens, all heads' outputs]."""
+        qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         query, key = self._rotated(qkv, rotations)
         write_kv(key, qkv[:, -self.num_kv_heads :], kv_cache, metadata.slot_mapping)
-        attended = paged_attention(query, kv_cache, metadata, self.scale, self.sliding_window)
-        out: Tensor = self.o_proj(attended.flatten(1))
-        return out
+        return paged_attention(query, kv_cache, metadata, self.scale, self.sliding_window).flatten(1)
 
     def _rotated(self, qkv: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, normalized where the model does that, and turned to their positions."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
 from headrace_backend.layers.attention import Attention, AttentionShape
@@ -9,6 +11,7 @@ from headrace_backend.layers.attention_metadata import AttentionMetadata
 from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.weights.placement import Placement
+from headrace_kernels.small_linear import fuses
 
 
 class DecoderLayer(nn.Module):
@@ -23,6 +26,8 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(attention, placement)
         self.post_attention_layernorm = RmsNorm(hidden_size, norm_eps, placement)
         self.mlp = GatedMlp(hidden_size, intermediate_size, mlp_bias, placement)
+        # Partial sums of several ranks have to be added up before they reach the residual stream.
+        self._is_whole = placement.shard.world_size == 1
 
     def forward(
         self, pending: Tensor | None, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: AttentionMetadata
@@ -43,3 +48,20 @@ class DecoderLayer(nn.Module):
         attended = self.self_attn(normed, rotations, kv_cache, metadata)
         out: Tensor = self.mlp(self.post_attention_layernorm.add(attended, residual))
         return out
+
+    def fuses(self, num_tokens: int) -> bool:
+        """Whether a step of so many tokens takes `forward_fused`. Decided by sizes alone, so alike for all layers of a model."""
+        return self._is_whole and all(fuses(num_tokens, weight) for weight in self._weights())
+
+    def forward_fused(self, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> None:
+        """As `forward` with nothing pending before or after: norms, SwiGLU and additions ride along in the four products.
+
+        A few tokens' products take as long as their weights take to read, and each operation beside them a launch.
+        """
+        self.self_attn.add_to(residual, self.input_layernorm, rotations, kv_cache, metadata)
+        self.mlp.add_to(residual, self.post_attention_layernorm)
+
+    def _weights(self) -> Iterator[Tensor]:
+        attention, mlp = self.self_attn, self.mlp
+        for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj):
+            yield linear.weight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
@@ -41,7 +42,7 @@ class OutputHead(ShardedModule):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, size] -> [num_tokens, this rank's part of the vocabulary] fp32."""
-        return linear(hidden, self.weight).float()
+        return linear(hidden, self.weight, out_dtype=torch.float32)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight; nothing if it is the embedding's."""

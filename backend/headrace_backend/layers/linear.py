@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
+from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.linear import empty_weight, linear
+from headrace_kernels.small_linear import linear_add, norm_linear, norm_swiglu
 
 
 class ColumnLinear(ShardedModule):
@@ -32,6 +34,14 @@ class ColumnLinear(ShardedModule):
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, input_size] -> [num_tokens, the projections' outputs side by side]."""
         return linear(x, self.weight, self.bias)
+
+    def after_norm(self, norm: RmsNorm, x: Tensor) -> Tensor:
+        """forward(norm(x)) in one operation, for steps that fuse."""
+        return norm_linear(x, norm.weight, norm.eps, self.weight, self.bias)
+
+    def swiglu_after_norm(self, norm: RmsNorm, x: Tensor) -> Tensor:
+        """SwiGLU of the two projections of norm(x) in one operation, for steps that fuse."""
+        return norm_swiglu(x, norm.weight, norm.eps, self.weight, self.bias)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The projections in order, each with its bias."""
@@ -64,6 +74,10 @@ class RowLinear(ShardedModule):
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, len(inputs)] -> [num_tokens, output_size]."""
         return linear(x, self.weight, self.bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """`residual += forward(x)` in one operation, for steps that fuse; one rank only, as the ranks' parts are not added up."""
+        linear_add(x, self.weight, self.bias, residual)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight, and the bias where this rank has it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from headrace_backend.layers.linear import ColumnLinear, RowLinear
+from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.swiglu import swiglu
 
@@ -22,3 +23,7 @@ class GatedMlp(nn.Module):
         """[num_tokens, hidden_size] -> the same shape."""
         out: Tensor = self.down_proj(swiglu(self.gate_up_proj(x)))
         return out
+
+    def add_to(self, residual: Tensor, norm: RmsNorm) -> None:
+        """`residual += forward(norm(residual))` in two operations, for steps that fuse."""
+        self.down_proj.add_to(residual, self.gate_up_proj.swiglu_after_norm(norm, residual))

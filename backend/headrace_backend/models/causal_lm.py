@@ -39,6 +39,8 @@ class Decoder(nn.Module):
         self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size, placement)
         self.rotary = RotaryTable(config.rope, config.head_dim, max_position, placement.device)
         self.layers = nn.ModuleList(layers)
+        # The same, with their type.
+        self._layers = tuple(layers)
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, placement)
 
     def forward(
@@ -47,11 +49,21 @@ class Decoder(nn.Module):
         """See `CausalLM.forward`."""
         residual: Tensor = self.embed_tokens(token_ids)
         rotations = self.rotary(positions)
+        if self._layers[0].fuses(len(token_ids)):
+            return self._forward_fused(residual, rotations, kv_caches, metadata)
         pending: Tensor | None = None
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
             pending = layer(pending, residual, rotations, kv_cache, metadata)
         assert pending is not None
         return self.norm.add(pending, residual)
+
+    def _forward_fused(
+        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: AttentionMetadata
+    ) -> Tensor:
+        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
+            layer.forward_fused(residual, rotations, kv_cache, metadata)
+        hidden: Tensor = self.norm(residual)
+        return hidden
 
 
 class CausalLM(nn.Module, abc.ABC):
@@ -73,7 +85,8 @@ class CausalLM(nn.Module, abc.ABC):
         tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = OutputHead(config.vocab_size, config.hidden_size, placement, tied_to)
         self.num_layers = config.num_layers
-        # Of this rank: what the KV cache needs.
+        # Of this rank: what attention and the KV cache need.
+        self.num_heads = layers[0].self_attn.num_heads
         self.num_kv_heads = layers[0].self_attn.num_kv_heads
         self.head_dim = config.head_dim
         self.hidden_size = config.hidden_size

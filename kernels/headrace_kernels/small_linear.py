@@ -1,0 +1,136 @@
+"""Products of few rows, with what stands before and after them in a decoder layer: norm, bias, SwiGLU, residual addition.
+
+Such a product reads a whole weight to compute a row or a few; its time is the weight's way from memory. The operations around it would each cost a launch and a trip of their rows through
+memory, so they ride along. Owns the rule of when that pays (`fuses`) and which tile runs; the kernels are `small_linear_kernels`'s. Each operation is its reference where Triton does not run.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
+from headrace_kernels.small_linear_kernels import Tile, multiply
+from headrace_kernels.swiglu import swiglu_reference
+from headrace_kernels.triton_runtime import uses_triton
+
+# Up to so many rows the kernels replace cuBLAS and the separate operations. All linear layers of an 8B Llama at one row, bf16, on an H200, in one CUDA graph: 3.69 ms fused in this way against
+# 4.33 ms of cuBLAS alone (memory bandwidth: 3.52). Two rows and more are not measured yet. No server runs fp32 on a card; there it serves tests that want exact sums.
+_MOST_ROWS = {torch.bfloat16: 1, torch.float16: 1, torch.float32: 1}
+
+
+def _tile(num_rows: int) -> Tile:
+    """The launch rule. One row: measured best or within 0.03 ms of it for all shapes of an 8B Llama. More rows: not measured yet."""
+    if num_rows == 1:
+        return Tile("vector", block_n=1, block_k=2048, num_warps=4)
+    return Tile("tile", block_n=32, block_k=256, num_warps=4, num_stages=3, slices=4)
+
+
+def fuses(num_rows: int, weight: Tensor) -> bool:
+    """Whether products of so many rows with this weight are faster here than one by one with the operations around them. Decided on the host, by sizes alone.
+
+    Args:
+        num_rows: Rows of the step, padding included.
+        weight: [out, in].
+    """
+    if not uses_triton(weight) or not 1 <= num_rows <= _MOST_ROWS.get(weight.dtype, 0):
+        return False
+    # The kernels read 16 bytes at a time.
+    return weight.is_contiguous() and weight.shape[1] % 8 == 0
+
+
+def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+    """X W^T + b by Triton, for `linear`, whose description holds here too.
+
+    Args:
+        x: [num_rows, in], such that `fuses(num_rows, weight)`.
+        weight: [out, in].
+        bias: [out].
+        out_dtype: Of the result; None: the type of x.
+    """
+    out = x.new_empty(x.shape[0], weight.shape[0], dtype=out_dtype)
+    multiply(x, weight, bias, out, _tile(x.shape[0]))
+    return out
+
+
+def norm_linear_reference(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `norm_linear`."""
+    return functional.linear(rms_norm_reference(x, norm_weight, eps), weight, bias)
+
+
+def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A product of the RMS norm of x.
+
+    Args:
+        x: [num_rows, in].
+        norm_weight: [in].
+        eps: Added to the mean square.
+        weight: [out, in].
+        bias: [out].
+
+    Returns:
+        [num_rows, out] in the type of x.
+    """
+    if not uses_triton(weight):
+        return norm_linear_reference(x, norm_weight, eps, weight, bias)
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    _multiply_normed(x, norm_weight, eps, weight, bias, out, gated=False)
+    return out
+
+
+def linear_add_reference(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
+    """See `linear_add`."""
+    residual.add_(functional.linear(x, weight, bias))
+
+
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
+    """Adds a product to the residual stream.
+
+    Args:
+        x: [num_rows, in].
+        weight: [out, in].
+        bias: [out].
+        residual: [num_rows, out] changed in place, in the type of x. The sum is rounded once.
+    """
+    if not uses_triton(weight):
+        return linear_add_reference(x, weight, bias, residual)
+    multiply(x, weight, bias, residual, _tile(x.shape[0]), add=True)
+
+
+def norm_swiglu_reference(
+    x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """See `norm_swiglu`."""
+    return swiglu_reference(norm_linear_reference(x, norm_weight, eps, gate_up_weight, bias))
+
+
+def norm_swiglu(x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The first half of a gated MLP: norm, gate and up projections, silu(gate) * up.
+
+    Args:
+        x: [num_rows, in].
+        norm_weight: [in].
+        eps: Added to the mean square.
+        gate_up_weight: [2 * size, in], the gate in the first half.
+        bias: [2 * size].
+
+    Returns:
+        [num_rows, size] in the type of x.
+    """
+    if not uses_triton(gate_up_weight):
+        return norm_swiglu_reference(x, norm_weight, eps, gate_up_weight, bias)
+    out = x.new_empty(x.shape[0], gate_up_weight.shape[0] // 2)
+    _multiply_normed(x, norm_weight, eps, gate_up_weight, bias, out, gated=True)
+    return out
+
+
+def _multiply_normed(
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None, out: Tensor, gated: bool
+) -> None:
+    """Norm and product: one kernel where each program passes over x anyway, two where x goes to the tensor cores as it lies in memory."""
+    tile = _tile(x.shape[0])
+    if tile.kernel == "vector":
+        multiply(x, weight, bias, out, tile, norm=(norm_weight, eps), gated=gated)
+    else:
+        multiply(rms_norm(x, norm_weight, eps), weight, bias, out, tile, gated=gated)

@@ -1,0 +1,196 @@
+"""The two Triton kernels behind `small_linear`: a product of a few rows with a weight that is read from memory once.
+
+Owns the kernels, their launch, and the list of tile sizes that are worth trying; which of them runs when is `small_linear`'s. Weights are [out, in] with `in` contiguous.
+
+`_vector_kernel` multiplies on the ordinary cores: each thread keeps its own products of every row in registers and the sum over them comes last. It is for one row, and for two or four.
+`_tile_kernel` uses the tensor cores with the rows padded to 16, so that up to 16 rows cost the same. Both end in `_finish`: bias, SwiGLU or residual stream, one rounding, store. Sums are in
+fp32 and in an order that depends on the tile alone: no atomics, the same bits every time.
+"""
+
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace_kernels.triton_runtime import INTERPRETED
+
+# Rows of the tensor cores' tile. More rows than this are not small.
+MAX_ROWS = 16
+
+
+class Tile(NamedTuple):
+    """How a product is cut: which kernel, and the sizes of a program's part."""
+
+    # `vector` or `tile`.
+    kernel: str
+    # Outputs of one program (with SwiGLU as many again, for the gate).
+    block_n: int
+    # Inputs that are multiplied at a time.
+    block_k: int
+    num_warps: int
+    # Tiles that are loaded ahead; `tile` only.
+    num_stages: int = 1
+    # Parts of block_k that are summed apart, by different warps, and added at the end; `tile` only.
+    slices: int = 1
+
+
+@triton.jit
+def _finish(y, up, m, n, bias_ptr, out_ptr, M, N, GATED: tl.constexpr, ADD: tl.constexpr):
+    """Turns the sums y (and up) at rows m and outputs n, which broadcast to their shape, into the result."""
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+    if GATED:
+        if bias_ptr is not None:
+            up += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)
+        y = y * tl.sigmoid(y) * up
+    places = out_ptr + m * N + n
+    mask = (m < M) & (n < N)
+    if ADD:
+        y += tl.load(places, mask=mask, other=0.0).to(tl.float32)
+    tl.store(places, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["M", "N"])
+def _vector_kernel(
+    x_ptr, norm_ptr, weight_ptr, bias_ptr, out_ptr,
+    M, N, eps,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """y[m, n] = sum_k x[m, k] w[n, k] for BLOCK_N outputs and all rows; with norm_ptr = g, x is x g / rms(x).
+
+    The norm needs no pass of its own: y = (sum_k x g w) / sqrt(sum_k x^2 / K + eps), both sums over the same loads of x.
+    """
+    # Outputs and rows beyond the end repeat the last one, and are not stored.
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, ROWS)
+    offs_k = tl.arange(0, BLOCK_K)[None, None, :]
+    offs_w = tl.minimum(n, N - 1).to(tl.int64)[None, :, None] * K + offs_k
+    offs_x = tl.minimum(m, M - 1)[:, None, None] * K + offs_k
+    products = tl.zeros([ROWS, BLOCK_N, BLOCK_K], tl.float32)
+    up_products = tl.zeros([ROWS, BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([ROWS, 1, BLOCK_K], tl.float32)
+    gate_size = N.to(tl.int64) * K
+    # Unrolled, so that the loads of several tiles are under way at once.
+    for k in tl.static_range(0, K, BLOCK_K):
+        mask = k + offs_k < K
+        w = tl.load(weight_ptr + offs_w + k, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        x = tl.load(x_ptr + offs_x + k, mask=mask, other=0.0).to(tl.float32)
+        if norm_ptr is not None:
+            squares += x * x
+            x = x * tl.load(norm_ptr + offs_k + k, mask=mask, other=0.0).to(tl.float32)
+        products += x * w
+        if GATED:
+            up_places = weight_ptr + gate_size + offs_w + k
+            up_products += x * tl.load(up_places, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    y, up = tl.sum(products, 2), tl.sum(up_products, 2)
+    if norm_ptr is not None:
+        rstd = tl.rsqrt(tl.sum(squares, 2) / K + eps)
+        y, up = y * rstd, up * rstd
+    _finish(y, up, m[:, None], n[None, :], bias_ptr, out_ptr, M, N, GATED, ADD)
+
+
+@triton.jit
+def _sliced_dot(w, x, total, FP32_DOT: tl.constexpr):
+    if FP32_DOT:
+        return total + tl.dot(w.to(tl.float32), x.to(tl.float32))
+    return tl.dot(w, x, total)
+
+
+@triton.jit(do_not_specialize=["M", "N"])
+def _tile_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr,
+    M, N,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICES: tl.constexpr,
+    GATED: tl.constexpr, ADD: tl.constexpr, FP32_DOT: tl.constexpr,
+):  # fmt: skip
+    """Y^T = W X^T for BLOCK_N outputs and ROWS rows. Slice s of a tile holds its inputs s BLOCK_K / SLICES and on; each slice has sums of its own."""
+    SLICE_K: tl.constexpr = BLOCK_K // SLICES
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, ROWS)
+    slices = tl.arange(0, SLICES)[:, None, None] * SLICE_K
+    ks = tl.arange(0, SLICE_K)
+    k_of_w, k_of_x = (
+        slices + ks[None, None, :],
+        slices + ks[None, :, None],
+    )  # [SLICES, 1, SLICE_K], [SLICES, SLICE_K, 1]
+    w_ptrs = weight_ptr + tl.minimum(n, N - 1).to(tl.int64)[None, :, None] * K + k_of_w
+    x_ptrs = x_ptr + m[None, None, :] * K + k_of_x
+    gate_size = N.to(tl.int64) * K
+    total = tl.zeros([SLICES, BLOCK_N, ROWS], tl.float32)
+    up_total = tl.zeros([SLICES, BLOCK_N, ROWS], tl.float32)
+    for k in tl.range(0, K, BLOCK_K):
+        mask_w = k + k_of_w < K
+        # Rows that only fill the tile are not read: every program reads all of x, which adds up in the cache.
+        x = tl.load(x_ptrs + k, mask=(k + k_of_x < K) & (m < M)[None, None, :], other=0.0)
+        w = tl.load(w_ptrs + k, mask=mask_w, other=0.0, eviction_policy="evict_first")
+        total = _sliced_dot(w, x, total, FP32_DOT)
+        if GATED:
+            w_up = tl.load(w_ptrs + gate_size + k, mask=mask_w, other=0.0, eviction_policy="evict_first")
+            up_total = _sliced_dot(w_up, x, up_total, FP32_DOT)
+    _finish(tl.sum(total, 0), tl.sum(up_total, 0), m[None, :], n[:, None], bias_ptr, out_ptr, M, N, GATED, ADD)
+
+
+def multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    tile: Tile,
+    norm: tuple[Tensor, float] | None = None,
+    gated: bool = False,
+    add: bool = False,
+) -> None:
+    """Runs one of the kernels.
+
+    Args:
+        x: [num_rows, K].
+        weight: [N, K], or [2 N, K] with the gate first. K is a multiple of 8, rows are contiguous.
+        bias: One per row of weight.
+        out: [num_rows, N], written, or with `add` added to.
+        tile: The kernel and its sizes.
+        norm: Weight and epsilon of an RMS norm of x; `vector` kernel only.
+        gated: SwiGLU of the two halves.
+        add: The result is added to `out`.
+    """
+    (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
+    assert num_rows <= MAX_ROWS and weight.shape == (num_outputs * (2 if gated else 1), num_inputs)
+    assert weight.is_contiguous() and out.is_contiguous()
+    x = x.contiguous()
+    block_k = min(tile.block_k, triton.next_power_of_2(num_inputs))
+    grid = (triton.cdiv(num_outputs, tile.block_n),)
+    if tile.kernel == "vector":
+        norm_weight, eps = norm or (None, 0.0)
+        _vector_kernel[grid](
+            x, norm_weight, weight, bias, out, num_rows, num_outputs, eps,
+            num_inputs, triton.next_power_of_2(num_rows), tile.block_n, block_k, gated, add,
+            num_warps=tile.num_warps,
+        )  # fmt: skip
+    else:
+        assert norm is None
+        _tile_kernel[grid](
+            x, weight, bias, out, num_rows, num_outputs,
+            num_inputs, 8 if num_rows <= 8 else 16, tile.block_n, block_k, tile.slices, gated, add, INTERPRETED,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+
+
+def variants(num_rows: int, num_outputs: int, gated: bool) -> list[Tile]:
+    """Tiles that are worth timing for a product of that size: those that keep a card busy and its registers free."""
+    if num_rows == 1:
+        vector = [(1, 1024, 2), (1, 1024, 4), (1, 2048, 2), (1, 2048, 4), (1, 4096, 4), (2, 1024, 4), (2, 2048, 4)]
+    elif num_rows <= 4:
+        vector = [(1, 1024, 4), (2, 1024, 4), (1, 512, 2)] + ([] if gated else [(4, 512, 2), (4, 1024, 4)])
+    else:
+        vector = []
+    # (outputs, inputs, warps, stages, slices). A program's tiles under way are stages x outputs x inputs x 2 bytes, and some programs share a multiprocessor's 200 KB.
+    tiles = [(16, 256, 4, 4, 4), (16, 512, 4, 3, 4), (32, 256, 4, 3, 4), (32, 256, 4, 4, 2), (64, 128, 4, 4, 1)]
+    tiles += [] if gated else [(32, 256, 2, 4, 2), (64, 256, 4, 3, 2), (128, 64, 4, 5, 1)]
+    # At least half a wave of programs on 132 multiprocessors.
+    tiles = [sizes for sizes in tiles if num_outputs // sizes[0] >= 66 or sizes[0] == 16]
+    return [Tile("vector", *sizes) for sizes in vector] + [Tile("tile", *sizes) for sizes in tiles if num_rows > 1]
