@@ -117,7 +117,7 @@ def main() -> int:
     results = RingWriter(RingDescriptors(memory, (data,), space))
 
     def send(message: object) -> None:
-        results.write(RecordKind.MESSAGE, encode_message(message), timeout_s=1.0)
+        results.write(RecordKind.MESSAGE, encode_message(message), timeout_s=30.0)
 
     if options.die_at_start:
         return 1
@@ -142,7 +142,7 @@ def main() -> int:
             send(WorkerFailed("forward pass failed", invalid_model=False, step_id=plan.step_id))
             return 1
         time.sleep(options.step_ms / 1000)
-        results.write(RecordKind.STEP_RESULT, model.run(plan).encode(), timeout_s=5.0)
+        results.write(RecordKind.STEP_RESULT, model.run(plan).encode(), timeout_s=30.0)
 
 
 if __name__ == "__main__":

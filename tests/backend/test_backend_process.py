@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
+import itertools
 import pathlib
 from collections.abc import AsyncIterator, Iterator
 
@@ -17,6 +17,7 @@ from tests.backend.backend_harness import (
     connected,
     details,
     error_status,
+    idle,
     running_backend,
     settled,
     start_backend,
@@ -39,7 +40,7 @@ def backend(model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> It
     assert started.process.poll() is None, started.log
     workers = started.worker_pids()
     started.process.terminate()
-    assert started.process.wait(20) == 0, started.log
+    assert started.process.wait(90) == 0, started.log
     assert not alive(workers)
     assert "Traceback" not in started.log, started.log
     assert "never retrieved" not in started.log, started.log
@@ -51,17 +52,6 @@ async def client(backend: BackendProcess) -> AsyncIterator[EngineClient]:
         await connection.wait_serving()
         yield connection
         await idle(connection)
-
-
-async def idle(client: EngineClient) -> None:
-    """Nothing runs, nothing waits, and no block is held: within a moment of the last request's end."""
-    for _ in range(200):
-        load = await client.load()
-        if load.running_sequences == load.waiting_requests == load.used_blocks == 0:
-            break
-        await asyncio.sleep(0.02)
-    assert (load.running_sequences, load.waiting_requests, load.used_blocks) == (0, 0, 0)
-    assert load.free_blocks + load.cached_blocks == load.kv_blocks
 
 
 async def has_tokens(subscription: Subscription, count: int) -> None:
@@ -90,8 +80,8 @@ async def test_request_gets_its_tokens_and_its_ledger(client: EngineClient) -> N
     assert (done.prompt_tokens, done.output_tokens) == (len(PROMPT), 40)
     assert done.queued_ns >= 1_000_000
     assert done.decode_ns >= 39 * 2_000_000
-    # Streamed: a message per step, not one at the end.
-    assert request.num_messages >= 35
+    # Streamed: a message per step, not one at the end. A backend that is held up merges steps.
+    assert request.num_messages >= 10
 
 
 async def test_many_requests_at_once_do_not_disturb_each_other(client: EngineClient) -> None:
@@ -111,21 +101,21 @@ async def test_outputs_and_logprobs_arrive_by_index(client: EngineClient) -> Non
 
 
 async def test_readers_from_any_offset_get_the_same_stream(backend: BackendProcess, client: EngineClient) -> None:
-    owner = await client.add(PROMPT, 60, detached=True, service_state=b"state", logprobs=1)
+    owner = await client.add(PROMPT, 1000, detached=True, service_state=b"state", logprobs=1)
     await has_tokens(owner, 20)
     async with connected(backend.address) as other:
         from_start = await other.attach(owner.request_id)
         from_middle = await client.attach(owner.request_id, from_token=10)
         for reader in (owner, from_start, from_middle):
             await settled(reader)
-            assert reader.tokens == expected_tokens(PROMPT, 60)
-        late = await settled(await other.attach(owner.request_id, from_token=60))
+            assert reader.tokens == expected_tokens(PROMPT, 1000)
+        late = await settled(await other.attach(owner.request_id, from_token=1000))
     for reader in (from_start, from_middle, late):
         assert reader.attached is not None
         assert reader.attached.service_state == b"state"
         assert reader.attached.prompt_tokens == len(PROMPT)
         assert reader.attached.started
-    assert late.done is not None and late.done.output_tokens == 60
+    assert late.done is not None and late.done.output_tokens == 1000
     assert late.ends[0].reason == engine_pb2.OUTPUT_END_REASON_LENGTH
     assert late.tokens == owner.tokens
 
@@ -146,7 +136,7 @@ async def test_abort_ends_the_request_with_its_cause(client: EngineClient) -> No
         (engine_pb2.ABORT_CAUSE_CANCELLED, engine_pb2.OUTPUT_END_REASON_CANCELLED),
         (engine_pb2.ABORT_CAUSE_DEADLINE, engine_pb2.OUTPUT_END_REASON_DEADLINE),
     ):
-        request = await client.add(PROMPT, 500)
+        request = await client.add(PROMPT, 1900)
         await has_tokens(request, 3)
         aborted = await client.abort(request.request_id, cause)
         assert (aborted.found, aborted.was_active) == (True, True)
@@ -159,9 +149,10 @@ async def test_abort_ends_the_request_with_its_cause(client: EngineClient) -> No
 
 
 async def test_deadline_ends_the_request(client: EngineClient) -> None:
-    request = await settled(await client.add(PROMPT, 1000, remaining_ns=100_000_000))
+    request = await settled(await client.add(PROMPT, 1900, remaining_ns=1_500_000_000))
     assert request.ends[0].reason == engine_pb2.OUTPUT_END_REASON_DEADLINE
-    assert 10 < len(request.tokens) < 60
+    # A step takes 2 ms at least: all tokens would take 3.8 s.
+    assert 0 < len(request.tokens) < 1900
     assert request.tokens == expected_tokens(PROMPT, len(request.tokens))
 
 
@@ -169,23 +160,23 @@ async def test_lost_stream_ends_attached_requests_and_keeps_detached_ones(
     backend: BackendProcess, client: EngineClient
 ) -> None:
     async with connected(backend.address) as other:
-        attached = await other.add(PROMPT, 1000)
-        detached = await other.add(PROMPT, 100, detached=True)
+        attached = await other.add(PROMPT, 1900)
+        detached = await other.add(PROMPT, 600, detached=True)
         await has_tokens(attached, 3)
         await has_tokens(detached, 3)
     reader = await settled(await client.attach(detached.request_id))
-    assert reader.tokens == expected_tokens(PROMPT, 100)
+    assert reader.tokens == expected_tokens(PROMPT, 600)
     aborted = await client.abort(attached.request_id)
     assert not aborted.was_active
 
 
 async def test_detach_ends_a_subscription_only(client: EngineClient) -> None:
-    request = await client.add(PROMPT, 60, detached=True)
+    request = await client.add(PROMPT, 1000, detached=True)
     reader = await client.attach(request.request_id)
     await has_tokens(reader, 3)
     await client.send(detach=engine_pb2.DetachRequest(handle=reader.handle))
     await settled(request)
-    assert request.tokens == expected_tokens(PROMPT, 60)
+    assert request.tokens == expected_tokens(PROMPT, 1000)
     assert not reader.settled.is_set()
     # The handle is free again.
     await client.send(attach=engine_pb2.AttachRequest(handle=reader.handle, request_id=request.request_id))
@@ -215,9 +206,11 @@ async def test_listing_shows_ones_own_requests(client: EngineClient) -> None:
 
 
 async def test_heartbeat_comes_every_second(client: EngineClient) -> None:
-    await asyncio.sleep(2.3)
-    times = [moment for moment, _ in client.states[-2:]]
-    assert 0.7 < times[1] - times[0] < 1.4
+    known = len(client.states)
+    await until(lambda: len(client.states) >= known + 4)
+    times = [moment for moment, _ in client.states[known : known + 4]]
+    # The middle one of three gaps: one that is held up makes its own gap longer and the next one shorter.
+    assert 0.5 < sorted(later - earlier for earlier, later in itertools.pairwise(times))[1] < 2.5
 
 
 async def test_stop_string_ends_the_output_and_says_what_to_cut(client: EngineClient, model: pathlib.Path) -> None:
@@ -251,16 +244,20 @@ async def test_full_queue_is_refused_with_a_hint(model: pathlib.Path, tmp_path: 
 
 
 async def test_sigterm_lets_requests_finish_and_refuses_new_ones(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    async with running_backend(tmp_path, model, "--step-ms", "10") as backend, connected(backend.address) as client:
+    grace = {"drain_grace_s": 600.0}
+    async with (
+        running_backend(tmp_path, model, "--step-ms", "10", backend=grace) as backend,
+        connected(backend.address) as client,
+    ):
         await client.wait_serving()
-        running = await client.add(PROMPT, 50)
+        running = await client.add(PROMPT, 400)
         await has_tokens(running, 5)
         backend.process.terminate()
         await until(lambda: client.states[-1][1].reason == "draining")
         late = await settled(await client.add(PROMPT, 5))
         assert late.refused is not None and late.refused.code == grpc.StatusCode.UNAVAILABLE.value[0]
         await settled(running)
-        assert running.tokens == expected_tokens(PROMPT, 50)
+        assert running.tokens == expected_tokens(PROMPT, 400)
         assert await backend.wait_exit() == 0
         await until(lambda: client.error)
         assert client.error is not None and client.error.code() is grpc.StatusCode.UNAVAILABLE
@@ -269,7 +266,7 @@ async def test_sigterm_lets_requests_finish_and_refuses_new_ones(model: pathlib.
 
 
 async def test_grace_is_not_endless_and_a_second_signal_ends_it(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    for grace_s, signals in ((0.3, 1), (60.0, 2)):
+    for grace_s, signals in ((0.3, 1), (600.0, 2)):
         async with (
             running_backend(tmp_path, model, "--step-ms", "10", backend={"drain_grace_s": grace_s}) as backend,
             connected(backend.address) as client,
@@ -277,10 +274,12 @@ async def test_grace_is_not_endless_and_a_second_signal_ends_it(model: pathlib.P
             await client.wait_serving()
             running = await client.add(PROMPT, 2000)
             await has_tokens(running, 1)
-            for _ in range(signals):
+            backend.process.terminate()
+            if signals == 2:
+                # Two signals at once would be one.
+                await until(lambda client=client: client.states[-1][1].reason == "draining")
                 backend.process.terminate()
-                await asyncio.sleep(0.2)
-            assert await backend.wait_exit(5) == 0
+            assert await backend.wait_exit() == 0
             await settled(running)
             assert running.done is None
             assert client.error is not None and client.error.code() is grpc.StatusCode.UNAVAILABLE

@@ -18,6 +18,7 @@ from tests.backend.backend_harness import (
     add_message,
     connected,
     details,
+    idle,
     settled,
     start_backend,
 )
@@ -32,11 +33,11 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 @pytest.fixture(scope="module")
 def backend(model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackendProcess]:
-    started = start_backend(tmp_path_factory.mktemp("backend"), model)
+    started = start_backend(tmp_path_factory.mktemp("backend"), model, "--step-ms", "2")
     started.wait_listening()
     yield started
     started.process.terminate()
-    assert started.process.wait(20) == 0, started.log
+    assert started.process.wait(90) == 0, started.log
     assert "Traceback" not in started.log, started.log
 
 
@@ -48,8 +49,7 @@ async def client(backend: BackendProcess) -> AsyncIterator[EngineClient]:
         # Whatever was sent: the next request works, and no block is held.
         request = await settled(await connection.add(PROMPT, 5))
         assert request.tokens == expected_tokens(PROMPT, 5)
-        load = await connection.load()
-        assert (load.running_sequences, load.waiting_requests, load.used_blocks) == (0, 0, 0)
+        await idle(connection)
 
 
 def ids(*tokens: int) -> bytes:
@@ -192,19 +192,19 @@ async def test_every_broken_rule_is_named(client: EngineClient) -> None:
 
 
 async def test_handle_in_use_is_refused_and_its_subscription_goes_on(client: EngineClient) -> None:
-    request = await client.add(PROMPT, 200, detached=True)
+    request = await client.add(PROMPT, 1000, detached=True)
     await client.send(add=add_message(PROMPT, 5, handle=request.handle))
     await settled(request)
     assert request.refused is not None and "handle" in request.refused.message
     request.settled.clear()
-    assert (await settled(request)).tokens == expected_tokens(PROMPT, 200)
+    assert (await settled(request)).tokens == expected_tokens(PROMPT, 1000)
 
 
 async def test_request_id_in_use_is_refused(client: EngineClient) -> None:
-    request = await client.add(PROMPT, 200)
+    request = await client.add(PROMPT, 1000)
     again = await settled(await client.add(PROMPT, 5, request_id=request.request_id))
     assert again.refused is not None and again.refused.code == grpc.StatusCode.ALREADY_EXISTS.value[0]
-    assert (await settled(request)).tokens == expected_tokens(PROMPT, 200)
+    assert (await settled(request)).tokens == expected_tokens(PROMPT, 1000)
 
 
 async def test_expired_on_arrival_costs_nothing(client: EngineClient) -> None:
@@ -242,7 +242,7 @@ async def converse(address: str, *messages: bytes, metadata: Any = None) -> grpc
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             for message in messages:
                 await call.write(message)
-            while (await asyncio.wait_for(call.read(), 10)) is not grpc.aio.EOF:
+            while (await asyncio.wait_for(call.read(), 60)) is not grpc.aio.EOF:
                 pass
         return ended.value
 
@@ -285,7 +285,7 @@ async def test_message_beyond_the_limit_ends_the_stream_only(model: pathlib.Path
             assert (await settled(await client.add(PROMPT, 5))).tokens == expected_tokens(PROMPT, 5)
     finally:
         backend.process.terminate()
-        assert backend.process.wait(20) == 0
+        assert backend.process.wait(90) == 0
 
 
 async def test_silence_instead_of_hello_ends(backend: BackendProcess) -> None:
@@ -322,7 +322,7 @@ async def test_port_is_open_to_the_secret_only(model: pathlib.Path, tmp_path: pa
         assert secret not in backend.log
     finally:
         backend.process.terminate()
-        assert backend.process.wait(20) == 0
+        assert backend.process.wait(90) == 0
 
 
 async def test_other_methods_are_unimplemented(backend: BackendProcess) -> None:

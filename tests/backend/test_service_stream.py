@@ -46,7 +46,7 @@ def added(handle: int) -> engine_pb2.FromEngine:
 async def run(stream: ServiceStream, reader: Reader) -> None:
     reader.open.set()
     writer = asyncio.ensure_future(stream.run_writer(reader.write))
-    await stream.wait_idle(5)
+    await stream.wait_idle(60)
     writer.cancel()
 
 

@@ -45,8 +45,9 @@ def test_process_refuses_a_model_folder_quickly(model: pathlib.Path, tmp_path: p
     started = time.monotonic()
     command = [sys.executable, "-m", "headrace_backend", "--config-json", "-"]
     with (tmp_path / "config.json").open() as config:
-        process = subprocess.run(command, env=ENVIRONMENT, stdin=config, capture_output=True, text=True, timeout=20)
-    assert time.monotonic() - started < 5
+        process = subprocess.run(command, env=ENVIRONMENT, stdin=config, capture_output=True, text=True, timeout=120)
+    # Below 2 s on a quiet machine.
+    assert time.monotonic() - started < 30
     assert process.returncode == 2
     assert process.stdout == ""
     [line] = process.stderr.splitlines()
@@ -95,7 +96,7 @@ async def test_second_backend_on_the_socket_is_refused_and_the_first_goes_on(
     async with running_backend(tmp_path, model) as backend, connected(backend.address) as client:
         await client.wait_serving()
         second = start_backend(tmp_path, model)
-        assert await second.wait_exit(5) == 2
+        assert await second.wait_exit() == 2
         assert str(backend.socket) in second.log
         assert f"process {backend.process.pid}" in second.log
         assert (await client.load()).kv_blocks == 256
@@ -121,9 +122,9 @@ async def test_worker_that_always_dies_is_given_up(model: pathlib.Path, tmp_path
 
 
 async def test_worker_that_does_not_start_in_time_is_given_up(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    backend = start_backend(tmp_path, model, "--start-s", "60", max_worker_restarts=1, start_timeout_s=2.5)
+    backend = start_backend(tmp_path, model, "--start-s", "600", max_worker_restarts=1, start_timeout_s=6.0)
     assert await backend.wait_exit() == 3
     [lost] = backend.log_lines("worker lost")
-    assert "no start-up progress for 2.5 s" in lost["reason"]
+    assert "no start-up progress for 6 s" in lost["reason"]
     # The stacks say where it hung.
     assert "fake_worker.py" in backend.log

@@ -45,20 +45,24 @@ def states_since(client: EngineClient, moment: float) -> list[tuple[float, bool,
 
 
 async def test_killed_worker_is_replaced_and_streams_go_on(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    async with running_backend(tmp_path, model, "--step-ms", "5") as backend, connected(backend.address) as client:
+    # Its death is to be seen, not found by the watchdog.
+    async with (
+        running_backend(tmp_path, model, "--step-ms", "10", watchdog_s=120.0) as backend,
+        connected(backend.address) as client,
+    ):
         await client.wait_serving()
-        requests = await start_requests(client, 300)
+        requests = await start_requests(client, 400)
         for number in (1, 2):
             [worker] = backend.worker_pids()
             moment = time.monotonic()
             os.kill(worker, signal.SIGKILL)
             await until(lambda moment=moment: any(not serving for _, serving, _ in states_since(client, moment)))
             after_s, _, reason = next(state for state in states_since(client, moment) if not state[1])
-            assert after_s < 1.0
+            assert after_s < 30.0
             assert reason == "restarting worker"
             await until(lambda n=number: all(request.resumed == n for _, request in requests))
             assert not alive([worker])
-        await check_continued(requests, 300, resumed=2)
+        await check_continued(requests, 400, resumed=2)
         assert client.states[-1][1].serving
         load = await client.load()
         assert load.used_blocks == 0
@@ -80,56 +84,57 @@ async def test_stopped_worker_is_found_by_the_watchdog_and_shows_its_stacks(
     model: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     async with (
-        running_backend(tmp_path, model, "--step-ms", "5", watchdog_s=1.0) as backend,
+        running_backend(tmp_path, model, "--step-ms", "10", watchdog_s=3.0) as backend,
         connected(backend.address) as client,
     ):
         await client.wait_serving()
-        requests = await start_requests(client, 200)
+        requests = await start_requests(client, 400)
         [worker] = backend.worker_pids()
         moment = time.monotonic()
         os.kill(worker, signal.SIGSTOP)
         await until(lambda: not alive([worker]))
-        assert 0.9 < time.monotonic() - moment < 3.5
-        await check_continued(requests, 200, resumed=1)
-        assert "no step result for 1 s" in backend.log
+        # The last result may have come a moment before the signal.
+        assert 1.5 < time.monotonic() - moment < 60
+        await check_continued(requests, 400, resumed=1)
+        assert "no step result for 3 s" in backend.log
         assert "fake_worker.py" in backend.log and "most recent call first" in backend.log
 
 
 async def test_idle_worker_is_left_alone_by_the_watchdog(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    async with running_backend(tmp_path, model, watchdog_s=0.3) as backend, connected(backend.address) as client:
+    async with running_backend(tmp_path, model, watchdog_s=2.0) as backend, connected(backend.address) as client:
         await client.wait_serving()
         await settled(await client.add([5, 6, 7], 5))
         moment = time.monotonic()
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(4.5)
         assert all(serving for _, serving, _ in states_since(client, moment))
         assert backend.log_lines("worker lost") == []
 
 
 async def test_time_in_which_the_backend_was_stopped_is_no_hang(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     async with (
-        running_backend(tmp_path, model, "--step-ms", "5", watchdog_s=1.0) as backend,
+        running_backend(tmp_path, model, "--step-ms", "5", watchdog_s=2.0) as backend,
         connected(backend.address) as client,
     ):
         await client.wait_serving()
-        requests = await start_requests(client, 100)
+        requests = await start_requests(client, 300)
         os.kill(backend.process.pid, signal.SIGSTOP)
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(4.5)
         os.kill(backend.process.pid, signal.SIGCONT)
         for prompt, request in requests:
-            assert (await settled(request)).tokens == expected_tokens(prompt, 100)
+            assert (await settled(request)).tokens == expected_tokens(prompt, 300)
         assert backend.log_lines("worker lost") == []
 
 
 async def test_failing_step_restarts_the_worker(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     fail_file = tmp_path / "fail"
-    arguments = ("--step-ms", "5", "--fail-file", str(fail_file))
+    arguments = ("--step-ms", "10", "--fail-file", str(fail_file))
     async with running_backend(tmp_path, model, *arguments) as backend, connected(backend.address) as client:
         await client.wait_serving()
-        requests = await start_requests(client, 200)
+        requests = await start_requests(client, 400)
         fail_file.touch()
         await until(lambda: backend.log_lines("worker lost"))
         fail_file.unlink()
-        await check_continued(requests, 200, resumed=1)
+        await check_continued(requests, 400, resumed=1)
         assert "forward pass failed" in backend.log_lines("worker lost")[0]["reason"]
 
 
@@ -137,12 +142,11 @@ async def test_after_too_many_deaths_streams_end_with_a_hint(model: pathlib.Path
     async with running_backend(tmp_path, model, "--step-ms", "5") as backend, connected(backend.address) as client:
         await client.wait_serving()
         requests = await start_requests(client, 2000)
-        for _ in range(3):
+        for number in (1, 2, 3):
             [worker] = await until(lambda: alive(backend.worker_pids()))
             os.kill(worker, signal.SIGKILL)
-            await until(lambda worker=worker: not alive([worker]) and worker not in backend.worker_pids())
-            if backend.process.poll() is None and len(backend.log_lines("worker lost")) < 3:
-                await until(lambda: backend.worker_pids())
+            await until(lambda number=number: len(backend.log_lines("worker lost")) >= number)
+            assert not alive([worker])
         assert await backend.wait_exit() == 3
         for prompt, request in requests:
             await settled(request)
@@ -156,7 +160,7 @@ async def test_after_too_many_deaths_streams_end_with_a_hint(model: pathlib.Path
 async def test_workers_die_with_a_killed_backend(
     model: pathlib.Path, tmp_path: pathlib.Path, during_load: bool
 ) -> None:
-    arguments = ("--start-s", "30") if during_load else ()
+    arguments = ("--start-s", "600") if during_load else ()
     async with running_backend(tmp_path, model, *arguments) as backend, connected(backend.address) as client:
         if not during_load:
             await client.wait_serving()
@@ -164,7 +168,7 @@ async def test_workers_die_with_a_killed_backend(
         # The fake worker's tie to its parent is its first act.
         await until(lambda: "memory plan" in backend.log)
         backend.process.kill()
-        await until(lambda: not alive([worker]), timeout_s=2)
+        await until(lambda: not alive([worker]), timeout_s=30)
         await until(lambda: client.error)
         assert client.error is not None and client.error.code() is grpc.StatusCode.UNAVAILABLE
         assert await backend.wait_exit() == -9
@@ -180,7 +184,7 @@ async def test_engine_that_fails_ends_the_process_and_not_in_silence(
         await client.wait_serving()
         requests = await start_requests(client, 2000)
         (tmp_path / "raise").touch()
-        assert await backend.wait_exit(5) == 1
+        assert await backend.wait_exit() == 1
         await until(lambda: client.error)
         assert client.error is not None and client.error.code() is grpc.StatusCode.UNAVAILABLE
         assert "RetryInfo" in details(error_status(client.error))
@@ -193,22 +197,25 @@ async def test_engine_that_fails_ends_the_process_and_not_in_silence(
 
 async def test_engine_that_plans_nothing_is_found(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     async with (
-        running_backend(tmp_path, model, "--step-ms", "5", watchdog_s=0.5) as backend,
+        running_backend(tmp_path, model, "--step-ms", "5", watchdog_s=2.0) as backend,
         connected(backend.address) as client,
     ):
         await client.wait_serving()
         await start_requests(client, 2000)
         (tmp_path / "stuck").touch()
-        assert await backend.wait_exit(5) == 1
+        assert await backend.wait_exit() == 1
         await until(lambda: client.error)
         assert client.error is not None and client.error.code() is grpc.StatusCode.UNAVAILABLE
-        assert "planned nothing for 0.5 s" in backend.log
+        assert "planned nothing for 2 s" in backend.log
 
 
 async def test_sigterm_while_loading_ends_at_once(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    async with running_backend(tmp_path, model, "--start-s", "60") as backend, connected(backend.address) as client:
+    arguments, grace = ("--start-s", "600"), {"drain_grace_s": 600.0}
+    async with (
+        running_backend(tmp_path, model, *arguments, backend=grace) as backend,
+        connected(backend.address) as client,
+    ):
         assert client.states[-1][1].reason == "loading"
-        moment = time.monotonic()
         backend.process.terminate()
-        assert await backend.wait_exit(5) == 0
-        assert time.monotonic() - moment < 3
+        # The worker would take ten minutes to start, and the grace is 600 s.
+        assert await backend.wait_exit() == 0

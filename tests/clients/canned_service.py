@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,8 +138,9 @@ class CannedService(inference_pb2_grpc.InferenceServiceServicer):
         self.breaks: list[int] = []
         self.outputs = 1
         self.tokens = 12
-        # For Subscribe: seconds between events.
-        self.pace = 0.0
+        # For Subscribe: after how many events each attempt calls `on_stall` and sends nothing more until its connection is gone.
+        self.stalls: list[int] = []
+        self.on_stall: Callable[[], object] = lambda: None
 
     def _see(self, rpc: str, request: Any, context: grpc.ServicerContext) -> None:
         self.seen.attempts[rpc] += 1
@@ -163,8 +164,9 @@ class CannedService(inference_pb2_grpc.InferenceServiceServicer):
             refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "invalid request", bad)
         if prompt == "overloaded":
             refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full", retry_info(1.5))
-        if prompt == "endless":
-            context.add_callback(self.seen.cancelled.set)
+        if prompt == "endless" and not context.add_callback(self.seen.cancelled.set):
+            # It ended before it began.
+            self.seen.cancelled.set()
         yield accepted()
         yield pb.GenerationEvent(started=pb.Started(cached_tokens=1))
         if prompt == "endless":
@@ -243,11 +245,21 @@ class CannedService(inference_pb2_grpc.InferenceServiceServicer):
             refuse(context, grpc.StatusCode.NOT_FOUND, f"no request {request.request_id}")
         attempt = self.seen.attempts["Subscribe"] - 1
         limit = self.breaks[attempt] if attempt < len(self.breaks) else None
+        stall = self.stalls[attempt] if attempt < len(self.stalls) else None
         for index, event in enumerate(self._log(request, attempt)):
             if index == limit:
                 refuse(context, grpc.StatusCode.UNAVAILABLE, "connection lost", retry_info(0.01))
+            if index == stall:
+                self._stall(context)
+                return
             yield api.SubscribeResponse(event=event)
-            time.sleep(self.pace)
+
+    def _stall(self, context: grpc.ServicerContext) -> None:
+        # What was sent has time to arrive; what did not arrive is asked for again.
+        time.sleep(0.2)
+        self.on_stall()
+        while context.is_active():
+            time.sleep(0.01)
 
     def _log(self, request: api.SubscribeRequest, attempt: int) -> Iterator[pb.GenerationEvent]:
         """The whole log from `from_token` on. Each attempt cuts it into deltas of another size, output by output at another pace."""
@@ -310,7 +322,7 @@ class CannedService(inference_pb2_grpc.InferenceServiceServicer):
     def GetLoad(self, request: api.GetLoadRequest, context: grpc.ServicerContext) -> api.GetLoadResponse:
         self._see("GetLoad", request, context)
         if request.model == "sleep":
-            time.sleep(1)
+            time.sleep(3)
         return api.GetLoadResponse(running_sequences=4, kv_cache_usage=0.5, kv_blocks=64, serving=True)
 
 

@@ -33,7 +33,7 @@ def test_example_runs(server: CannedServer, name: str) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT / "clients/python")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert process.returncode == 0, process.stderr
     assert PRINTED[name] in process.stdout

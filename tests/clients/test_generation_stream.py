@@ -83,7 +83,7 @@ def test_leaving_the_block_cancels_the_call(client: Client, server: CannedServer
         for event in stream:
             if isinstance(event, Delta):
                 break
-    assert server.seen.cancelled.wait(2)
+    assert server.seen.cancelled.wait(30)
 
 
 def test_dropping_the_stream_cancels_the_call(client: Client, server: CannedServer) -> None:
@@ -91,25 +91,29 @@ def test_dropping_the_stream_cancels_the_call(client: Client, server: CannedServ
     next(stream)
     del stream
     gc.collect()
-    assert server.seen.cancelled.wait(2)
+    assert server.seen.cancelled.wait(30)
 
 
 def test_close_from_another_thread_ends_the_iteration_without_an_error(client: Client, server: CannedServer) -> None:
     stream = client.generate("endless")
-    threading.Timer(0.2, stream.close).start()
-    pieces = list(stream.text())
+    pieces: list[str] = []
+    for piece in stream.text():
+        if not pieces:
+            threading.Timer(0.2, stream.close).start()
+        pieces.append(piece)
     assert pieces and pieces[0] == "w0 "
-    assert server.seen.cancelled.wait(2)
+    assert server.seen.cancelled.wait(30)
     assert list(stream) == []
 
 
 def test_timeout_is_the_deadline_on_the_server_and_raises(client: Client, server: CannedServer) -> None:
     begun = time.monotonic()
     with pytest.raises(headrace.DeadlineExceeded):
-        client.generate("endless", timeout=0.5).result()
-    assert 0.4 < time.monotonic() - begun < 2
-    assert server.seen.time_remaining[0] == pytest.approx(0.5, abs=0.3)
-    assert server.seen.cancelled.wait(2)
+        client.generate("endless", timeout=3).result()
+    assert 2.5 < time.monotonic() - begun < 60
+    remaining = server.seen.time_remaining[0]
+    assert remaining is not None and 0 < remaining <= 3
+    assert server.seen.cancelled.wait(30)
 
 
 def test_a_failed_output_is_never_returned_as_an_answer(client: Client) -> None:
@@ -138,26 +142,31 @@ async def test_async_leaving_the_block_cancels_the_call(server: CannedServer) ->
         async with client.generate("endless") as stream:
             async for _ in stream:
                 break
-        assert await asyncio.to_thread(server.seen.cancelled.wait, 2)
+        assert await asyncio.to_thread(server.seen.cancelled.wait, 30)
 
 
 async def test_async_aclose_ends_another_tasks_iteration_without_an_error(server: CannedServer) -> None:
     async with AsyncClient(server.address) as client:
         stream = client.generate("endless")
-        asyncio.get_running_loop().call_later(0.2, lambda: asyncio.ensure_future(stream.aclose()))
-        pieces = [piece async for piece in stream.text()]
+        pieces: list[str] = []
+        async for piece in stream.text():
+            if not pieces:
+                asyncio.get_running_loop().call_later(0.2, lambda: asyncio.ensure_future(stream.aclose()))
+            pieces.append(piece)
         assert pieces and pieces[0] == "w0 "
-        assert await asyncio.to_thread(server.seen.cancelled.wait, 2)
+        assert await asyncio.to_thread(server.seen.cancelled.wait, 30)
 
 
 async def test_async_cancelling_the_reading_task_cancels_the_call_and_the_task(server: CannedServer) -> None:
     async with AsyncClient(server.address) as client:
         task = asyncio.create_task(client.generate("endless").result())
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(60):
+            while not server.seen.attempts["Generate"]:
+                await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await asyncio.to_thread(server.seen.cancelled.wait, 2)
+        assert await asyncio.to_thread(server.seen.cancelled.wait, 30)
 
 
 async def test_async_timeout_raises(server: CannedServer) -> None:

@@ -94,13 +94,14 @@ def test_a_server_that_ends_early_is_an_error_with_its_last_line(fake_server: pa
     with pytest.raises(headrace.LocalServerError, match=r"exit code 2: models/broken/config.json: architecture 'Foo'"):
         with headrace.local("broken"):
             pass
-    assert time.monotonic() - begun < 5
+    # It would wait ten minutes for a server to be ready.
+    assert time.monotonic() - begun < 60
     assert list(fake_server.iterdir()) == []
 
 
 def test_a_server_that_is_never_ready_is_an_error(fake_server: pathlib.Path) -> None:
-    local = headrace.local("never", start_timeout=1.5)
-    with pytest.raises(headrace.LocalServerError, match=r"not ready after 1.5 s: .*slow disk"), local:
+    local = headrace.local("never", start_timeout=6.0)
+    with pytest.raises(headrace.LocalServerError, match=r"not ready after 6 s: .*slow disk"), local:
         pass
     assert not alive([_server_pid(local)])
     assert list(fake_server.iterdir()) == []
@@ -121,7 +122,7 @@ def test_a_killed_program_leaves_no_server_behind(fake_server: pathlib.Path) -> 
         "import tempfile, time, headrace; "
         f"tempfile.tempdir = {str(fake_server)!r}\n"
         "local = headrace.local('demo')\n"
-        "with local:\n    print(local._server._process.pid, flush=True)\n    time.sleep(60)"
+        "with local:\n    print(local._server._process.pid, flush=True)\n    time.sleep(300)"
     )
     program = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None

@@ -71,7 +71,7 @@ def test_no_server_is_unavailable_within_the_retries() -> None:
     begun = time.monotonic()
     with Client(_free_address(), retry=FAST) as client, pytest.raises(headrace.Unavailable):
         client.load()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
 
 
 def test_a_policy_that_makes_no_sense_is_refused() -> None:
@@ -81,7 +81,11 @@ def test_a_policy_that_makes_no_sense_is_refused() -> None:
         RetryPolicy(initial_backoff=0)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     breaks=st.lists(st.integers(0, 25), max_size=4),
     outputs=st.integers(1, 3),
@@ -111,27 +115,25 @@ def test_a_broken_subscription_says_so_and_asks_for_the_next_token(server: Canne
 
 
 def test_a_subscription_survives_connections_that_are_cut(server: CannedServer) -> None:
-    server.service.pace, server.service.outputs = 0.02, 2
-    events: list[Event] = []
+    server.service.stalls, server.service.outputs = [6, 8], 2
+    cut: list[int] = []
     with tcp_proxy(server.address) as proxy, Client(proxy.address, retry=FAST) as client:
-        for event in client.subscribe(REQUEST_ID):
-            events.append(event)
-            if len(events) in (6, 14):
-                assert proxy.cut() == 1
+        server.service.on_stall = lambda: cut.append(proxy.cut())
+        events = list(client.subscribe(REQUEST_ID))
+    assert cut == [1, 1]
     assert sum(isinstance(event, Reconnecting) for event in events) >= 2
     assert server.seen.attempts["Subscribe"] == 3
     _check_no_token_lost_or_doubled(events, [0, 1], 0, 12)
 
 
 async def test_async_subscription_survives_connections_that_are_cut(server: CannedServer) -> None:
-    server.service.pace = 0.02
-    events: list[Event] = []
+    server.service.stalls = [5, 6]
+    cut: list[int] = []
     with tcp_proxy(server.address) as proxy:
         async with AsyncClient(proxy.address, retry=FAST) as client:
-            async for event in client.subscribe(REQUEST_ID):
-                events.append(event)
-                if len(events) in (5, 9):
-                    assert proxy.cut() == 1
+            server.service.on_stall = lambda: cut.append(proxy.cut())
+            events = [event async for event in client.subscribe(REQUEST_ID)]
+    assert cut == [1, 1]
     assert server.seen.attempts["Subscribe"] == 3
     _check_no_token_lost_or_doubled(events, [0], 0, 12)
 
@@ -145,14 +147,14 @@ def test_a_cut_generation_fails_and_is_not_started_again(server: CannedServer) -
             stream.result()
     assert caught.value.request_id == REQUEST_ID
     assert server.seen.attempts["Generate"] == 1
-    assert server.seen.cancelled.wait(2)
+    assert server.seen.cancelled.wait(30)
 
 
 def test_a_subscription_waits_for_a_server_that_comes_back() -> None:
     """Refused connections in the middle: the first server is gone before the second one listens on its port."""
     address = _free_address()
     events: list[Event] = []
-    with Client(address, retry=RetryPolicy(max_attempts=30, initial_backoff=0.05, max_backoff=0.2)) as client:
+    with Client(address, retry=RetryPolicy(max_attempts=1000, initial_backoff=0.05, max_backoff=0.2)) as client:
         with canned_server(address) as first:
             first.service.breaks = [5]
             stream = client.subscribe(REQUEST_ID)
@@ -166,28 +168,29 @@ def test_a_subscription_waits_for_a_server_that_comes_back() -> None:
 
 
 def test_a_subscription_gives_up_after_its_attempts_and_at_its_timeout(server: CannedServer) -> None:
-    server.service.breaks = [0] * 50
+    server.service.breaks = [0] * 5000
     with Client(server.address, retry=RetryPolicy(max_attempts=3, initial_backoff=0.01)) as client:
         stream = client.subscribe(REQUEST_ID)
         with pytest.raises(headrace.Unavailable):
             stream.result()
         assert server.seen.attempts["Subscribe"] == 3
-    with Client(server.address, retry=RetryPolicy(max_attempts=50, initial_backoff=0.1, multiplier=1.0)) as client:
+    with Client(server.address, retry=RetryPolicy(max_attempts=4000, initial_backoff=0.1, multiplier=1.0)) as client:
         begun = time.monotonic()
         with pytest.raises(headrace.HeadraceError):
             client.subscribe(REQUEST_ID, timeout=0.5).result()
-        assert time.monotonic() - begun < 1.5
+        # Its attempts alone would take minutes.
+        assert time.monotonic() - begun < 30
 
 
 def test_closing_while_it_waits_to_reconnect_ends_the_stream(server: CannedServer) -> None:
     server.service.breaks = [0] * 50
-    with Client(server.address, retry=RetryPolicy(initial_backoff=30, max_backoff=30)) as client:
+    with Client(server.address, retry=RetryPolicy(initial_backoff=200, max_backoff=200)) as client:
         stream = client.subscribe(REQUEST_ID)
         assert isinstance(next(stream), Reconnecting)
         threading.Timer(0.1, stream.close).start()
         begun = time.monotonic()
         assert list(stream) == []
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 60
 
 
 async def test_async_subscription_loses_and_doubles_nothing(server: CannedServer) -> None:

@@ -64,14 +64,14 @@ def test_tokenize_detokenize_models_and_load(client: Client, server: CannedServe
 
 
 def test_quick_calls_have_the_clients_timeout_and_generating_ones_have_none(server: CannedServer) -> None:
-    with Client(server.address, timeout=0.3) as client:
+    with Client(server.address, timeout=1.5) as client:
         with pytest.raises(headrace.DeadlineExceeded):
             client.load("sleep")
-        client.load("sleep", timeout=3)
+        client.load("sleep", timeout=60)
         client.complete("hello")
         client.generate("hello").result()
     remaining = server.seen.time_remaining
-    assert remaining[0] is not None and remaining[0] < 0.4
+    assert remaining[0] is not None and remaining[0] < 1.6
     assert remaining[2] is None or remaining[2] > 1e6
     assert remaining[3] is None or remaining[3] > 1e6
 

@@ -21,4 +21,4 @@ def shared_server() -> Iterator[RunningServer]:
 def server(shared_server: RunningServer) -> Iterator[RunningServer]:
     """The shared server; fails the test if it leaves a request or a block behind."""
     yield shared_server
-    wait_until(lambda: idle_load(shared_server.address), 10, "no request and no block left")
+    wait_until(lambda: idle_load(shared_server.address), 60, "no request and no block left")

@@ -58,7 +58,7 @@ def shapes(rng: random.Random, vocab: int) -> list[tuple[list[int], int]]:
 
 async def read(stub: inference_pb2_grpc.InferenceServiceStub, shape: tuple[list[int], int], call: Call) -> None:
     """Makes the call and behaves as told."""
-    timeout = random.Random(call.stop_after).uniform(0.01, 0.5) if call.behaviour == "deadline" else 120
+    timeout = random.Random(call.stop_after).uniform(0.01, 0.5) if call.behaviour == "deadline" else 600
     stream = stub.Generate(inference_pb2.GenerateRequest(spec=greedy(*shape)), timeout=timeout)
     try:
         async for response in stream:
@@ -110,7 +110,7 @@ def settled(server: RunningServer, baseline: list[int]) -> bool:
     return all(now <= before + 4 for now, before in zip(descriptors(server), baseline, strict=True))
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_every_call_ends_once_and_no_answer_depends_on_the_others() -> None:
     rng = random.Random(11)
     with running_server("--dtype", "fp32", "--device", "cpu", *TINY) as server:
@@ -119,15 +119,15 @@ def test_every_call_ends_once_and_no_answer_depends_on_the_others() -> None:
         made = shapes(rng, vocab)
         golden = [Call(index, "read", 0) for index in range(SHAPES)]
         asyncio.run(storm(server.address, made, golden, 1))
-        wait_until(lambda: idle_load(server.address), 10, "idle after the golden run")
+        wait_until(lambda: idle_load(server.address), 60, "idle after the golden run")
         baseline = descriptors(server)
 
         behaviours = ["read"] * 5 + ["cancel", "deadline", "stall"]
         calls = [Call(rng.randrange(SHAPES), rng.choice(behaviours), rng.randrange(0, 24)) for _ in range(REQUESTS)]
         asyncio.run(storm_with_a_death(server, made, calls))
 
-        wait_until(lambda: idle_load(server.address), 10, "no request and no block left after the storm")
-        wait_until(lambda: settled(server, baseline), 10, "descriptors at baseline")
+        wait_until(lambda: idle_load(server.address), 60, "no request and no block left after the storm")
+        wait_until(lambda: settled(server, baseline), 60, "descriptors at baseline")
 
     for call in calls:
         reference = golden[call.shape].tokens

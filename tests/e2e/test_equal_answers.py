@@ -63,7 +63,7 @@ def test_small_steps_and_preemption_change_nothing(cramped_server: RunningServer
     answers = all_at_once(cramped_server.address, everything())
     assert [transcript.tokens[0] for transcript in answers] == golden
     assert sum(preemptions(transcript) for transcript in answers) > 0
-    wait_until(lambda: idle_load(cramped_server.address), 10, "no request and no block left")
+    wait_until(lambda: idle_load(cramped_server.address), 60, "no request and no block left")
 
 
 def test_a_prefix_hit_changes_nothing(server: RunningServer) -> None:
@@ -101,6 +101,6 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(cramped_server: Running
         assert len(accepted) >= 4
         for request_id in accepted:
             stub.Cancel(inference_pb2.CancelRequest(request_id=request_id), timeout=CALL_TIMEOUT_S)
-    wait_until(lambda: idle_load(cramped_server.address), 10, "no request and no block left")
+    wait_until(lambda: idle_load(cramped_server.address), 60, "no request and no block left")
     after = generate(cramped_server.address, greedy(PROMPTS[0], 4))
     assert after.reason() == generation_pb2.FINISH_REASON_LENGTH

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import time
 
 import grpc
 import pytest
@@ -29,16 +28,16 @@ def submit(stub: inference_pb2_grpc.InferenceServiceStub, max_tokens: int = LONG
     return str(stub.Submit(request, timeout=CALL_TIMEOUT_S).request_id)
 
 
-def output_tokens(stub: inference_pb2_grpc.InferenceServiceStub, request_id: str) -> int:
-    listed = stub.ListRequests(inference_pb2.ListRequestsRequest(), timeout=CALL_TIMEOUT_S).requests
-    return next(row.output_tokens for row in listed if row.request_id == request_id)
+def listed(stub: inference_pb2_grpc.InferenceServiceStub, request_id: str) -> inference_pb2.RequestSummary:
+    rows = stub.ListRequests(inference_pb2.ListRequestsRequest(), timeout=CALL_TIMEOUT_S).requests
+    return next(row for row in rows if row.request_id == request_id)
 
 
 def test_readers_from_the_start_and_from_the_middle_get_the_same_stream(server: RunningServer) -> None:
     with connected(server.address) as stub, concurrent.futures.ThreadPoolExecutor() as pool:
         request_id = submit(stub)
         whole = pool.submit(subscribe, server.address, request_id)
-        wait_until(lambda: output_tokens(stub, request_id) >= LONG // 2, 60, "half of the tokens")
+        wait_until(lambda: listed(stub, request_id).output_tokens >= LONG // 2, 120, "half of the tokens")
         middle = pool.submit(subscribe, server.address, request_id, LONG // 2).result()
         late = subscribe(server.address, request_id)
     assert len(whole.result().tokens[0]) == LONG
@@ -82,14 +81,18 @@ def test_dropping_a_generate_call_frees_its_blocks(server: RunningServer) -> Non
 
 def test_several_greedy_outputs_are_equal_and_share_the_prompts_blocks(server: RunningServer) -> None:
     prompt = [100 + index % 900 for index in range(500)]  # 31 full blocks and a part of one
-    load = None
-    transcript = Transcript()
-    with connected(server.address) as stub:
-        request = inference_pb2.GenerateRequest(spec=greedy(prompt, 60, n=4))
-        for response in stub.Generate(request, timeout=CALL_TIMEOUT_S):
-            transcript.take(response.event)
-            if load is None and len(transcript.tokens) == 4:
-                load = stub.GetLoad(inference_pb2.GetLoadRequest())
+    # A reader that was held up asks too late for the load; with another salt, what it ran before is no help.
+    for attempt in range(10):
+        load = None
+        transcript = Transcript()
+        with connected(server.address) as stub:
+            request = inference_pb2.GenerateRequest(spec=greedy(prompt, 60, n=4, cache_salt=str(attempt)))
+            for response in stub.Generate(request, timeout=CALL_TIMEOUT_S):
+                transcript.take(response.event)
+                if load is None and len(transcript.tokens) == 4:
+                    load = stub.GetLoad(inference_pb2.GetLoadRequest())
+        if load is not None and load.running_sequences:
+            break
     assert load is not None and load.kv_cache_usage > 0
     # Shared: 31, and per output the copied part with up to 60 tokens after it. Unshared: 4 x 32 at least.
     assert load.kv_cache_usage * load.kv_blocks <= 31 + 4 * 5 + 0.5
@@ -142,11 +145,16 @@ def test_deadline_and_time_limit_end_a_generation(server: RunningServer) -> None
     spec.time_limit.FromMilliseconds(300)
     assert generate(server.address, spec).reason() == generation_pb2.FINISH_REASON_DEADLINE
     with connected(server.address) as stub:
-        begun = time.monotonic()
+        # The connection is not the call's time.
+        stub.GetLoad(inference_pb2.GetLoadRequest())
+        transcript = Transcript()
         with pytest.raises(grpc.RpcError) as error:
-            read(stub.Generate(inference_pb2.GenerateRequest(spec=greedy(STORY, 1500)), timeout=0.5))
+            for response in stub.Generate(inference_pb2.GenerateRequest(spec=greedy(STORY, 1500)), timeout=1.5):
+                transcript.take(response.event)
         assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        assert time.monotonic() - begun < 5
+        request_id = transcript.events[0].accepted.request_id
+        wait_until(lambda: listed(stub, request_id).state == inference_pb2.REQUEST_STATE_FINISHED)
+        assert listed(stub, request_id).output_tokens < 1500
 
 
 def test_one_port_has_all_services_and_reflection_lists_them(server: RunningServer) -> None:

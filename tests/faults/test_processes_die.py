@@ -21,11 +21,14 @@ from tests.support.running_server import RunningServer, running_server
 from headrace.v1 import inference_pb2, inference_pb2_grpc
 
 STREAMS = 6
-TOKENS = 240
+# Enough to be still running when a reader that was held up for a second strikes.
+TOKENS = 600
 # Long enough to be still running when another process has been killed and replaced.
-DETACHED_TOKENS = 900
-WATCHDOG_S = 3.0
-OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512", "--watchdog-s", str(WATCHDOG_S))
+DETACHED_TOKENS = 1200
+WATCHDOG_S = 5.0
+OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512")
+# Whose death must be seen is not to be found by the watchdog.
+PATIENT = (*OPTIONS, "--watchdog-s", "120")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -114,7 +117,7 @@ def serves(address: str) -> bool:
 @pytest.fixture(scope="module")
 def golden() -> list[list[int]]:
     """The undisturbed answers."""
-    with running_server(*OPTIONS) as server:
+    with running_server(*PATIENT) as server:
         return [reader.tokens for reader in asyncio.run(read_all(server.address))]
 
 
@@ -127,13 +130,13 @@ def assert_resumed(server: RunningServer, kind: int, golden: list[list[int]]) ->
     assert [reader.tokens for reader in readers] == golden
     assert all(reader.resumed == 1 for reader in readers)
     assert not alive([old])
-    wait_until(lambda: serves(server.address), 30, "SERVING again")
+    wait_until(lambda: serves(server.address), 120, "SERVING again")
     return strike.at
 
 
 def test_the_worker_then_the_backend_is_killed_under_one_health_watch(golden: list[list[int]]) -> None:
-    with running_server(*OPTIONS) as server, watched(server.address) as seen:
-        wait_until(lambda: [status for _, status in seen] == [SERVING], 10, "the first status")
+    with running_server(*PATIENT) as server, watched(server.address) as seen:
+        wait_until(lambda: [status for _, status in seen] == [SERVING], 60, "the first status")
         struck_worker = assert_resumed(server, signal.SIGKILL, golden)
 
         worker = server.worker().pid
@@ -142,32 +145,33 @@ def test_the_worker_then_the_backend_is_killed_under_one_health_watch(golden: li
         assert {reader.code for reader in readers} == {grpc.StatusCode.UNAVAILABLE}
         assert all(reader.retry_info for reader in readers)
         assert all(r.tokens == answer[: len(r.tokens)] for r, answer in zip(readers, golden, strict=True))
-        wait_until(lambda: not alive([worker]), 5, "the dead backend's worker gone")
-        wait_until(lambda: serves(server.address), 60, "SERVING again")
+        wait_until(lambda: not alive([worker]), 30, "the dead backend's worker gone")
+        wait_until(lambda: serves(server.address), 120, "SERVING again")
         assert [reader.tokens for reader in asyncio.run(read_all(server.address))] == golden
 
         assert [status for _, status in seen] == [SERVING, NOT_SERVING, SERVING, NOT_SERVING, SERVING]
-        assert 0 <= seen[1][0] - struck_worker < 2
-        assert 0 <= seen[3][0] - strike.at < 2
+        # Said long before it was over, and not when it was.
+        for down, struck in ((1, struck_worker), (3, strike.at)):
+            assert 0 <= seen[down][0] - struck < max(2.0, (seen[down + 1][0] - struck) / 2)
 
 
 def test_a_hung_worker_is_noticed_and_replaced(golden: list[list[int]]) -> None:
-    with running_server(*OPTIONS) as server, watched(server.address) as seen:
+    with running_server(*OPTIONS, "--watchdog-s", str(WATCHDOG_S)) as server, watched(server.address) as seen:
         struck = assert_resumed(server, signal.SIGSTOP, golden)
         statuses = [status for _, status in seen]
         assert NOT_SERVING in statuses
-        assert seen[statuses.index(NOT_SERVING)][0] - struck < WATCHDOG_S + 2
+        assert seen[statuses.index(NOT_SERVING)][0] - struck < WATCHDOG_S + 30
 
 
 def test_a_detached_generation_survives_the_death_of_its_service() -> None:
-    with running_server(*OPTIONS) as server:
+    with running_server(*PATIENT) as server:
         with connected(server.address) as stub:
             spec = greedy(prompt(0), DETACHED_TOKENS)
             request_id = stub.Submit(inference_pb2.SubmitRequest(spec=spec), timeout=CALL_TIMEOUT_S).request_id
         service = server.services()[0].pid
         os.kill(service, signal.SIGKILL)
-        wait_until(lambda: service not in [process.pid for process in server.services()], 15, "the service gone")
-        wait_until(lambda: serves(server.address), 30, "SERVING again")
+        wait_until(lambda: service not in [process.pid for process in server.services()], 60, "the service gone")
+        wait_until(lambda: serves(server.address), 120, "SERVING again")
         with connected(server.address) as stub:
             again = stub.Submit(inference_pb2.SubmitRequest(spec=spec), timeout=CALL_TIMEOUT_S).request_id
             request = inference_pb2.SubscribeRequest(request_id=request_id)
@@ -179,8 +183,8 @@ def test_a_detached_generation_survives_the_death_of_its_service() -> None:
 
 
 def test_nothing_outlives_a_killed_supervisor() -> None:
-    with running_server(*OPTIONS) as server:
+    with running_server(*PATIENT) as server:
         pids = server.all_pids()
         server.process.kill()
         server.process.wait()
-        wait_until(lambda: not alive(pids), 5.0, "all descendants gone")
+        wait_until(lambda: not alive(pids), 30.0, "all descendants gone")

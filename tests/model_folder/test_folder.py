@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -170,9 +171,13 @@ def test_special_and_huge_files_are_refused_at_once(tmp_path: pathlib.Path) -> N
     (path / "config.json").unlink()
     (path / "config.json").touch()
     os.truncate(path / "config.json", 1 << 30)
-    started = time.monotonic()
-    assert "config.json" in refused(path)
-    assert time.monotonic() - started < 1.0
+    tracemalloc.start()
+    try:
+        assert "config.json" in refused(path)
+        # Not read: it has a gigabyte.
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("make", ["missing", "file", "empty"])
@@ -197,7 +202,8 @@ def test_a_large_folder_opens_within_seconds_since_only_headers_are_read(tmp_pat
     started = time.monotonic()
     folder = ModelFolder.open(write_folder(tmp_path, large))
     assert folder.weight_bytes("fp32") > 1 << 40
-    assert time.monotonic() - started < 2.0
+    # Reading the terabyte would take minutes.
+    assert time.monotonic() - started < 30.0
 
 
 def test_the_revision_follows_config_tokenizer_and_headers(tmp_path: pathlib.Path) -> None:

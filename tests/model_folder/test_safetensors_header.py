@@ -99,7 +99,9 @@ def test_hostile_names_can_not_break_the_line(tmp_path: pathlib.Path) -> None:
 
 
 @hypothesis.settings(
-    max_examples=200, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )
 @hypothesis.given(data=strategies.data())
 def test_a_mutated_file_is_read_or_refused_but_never_out_of_bounds(

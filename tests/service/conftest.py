@@ -11,6 +11,8 @@ import pytest_asyncio
 from tests.service.harness import Running, running_service
 from tests.service.model_folder import write_model_folder
 
+from headrace_service import chat_template
+
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
@@ -22,6 +24,12 @@ def sockets() -> Iterator[pathlib.Path]:
     """A folder whose path is short enough for unix sockets."""
     with tempfile.TemporaryDirectory(prefix="hr-") as folder:
         yield pathlib.Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def _patient_helper_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter may take longer to start on a busy machine than a server should wait for it."""
+    monkeypatch.setattr(chat_template, "_START_ALLOWANCE_S", 60.0)
 
 
 @pytest_asyncio.fixture

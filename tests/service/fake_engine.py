@@ -79,7 +79,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.aborts: list[engine_pb2.AbortRequest] = []
         self.detached: list[int] = []
         self.refusal: status_pb2.Status | None = None
-        self.state = engine_pb2.EngineState(serving=True, reason="serving", stale_after_ns=2_000_000_000)
+        self.state = engine_pb2.EngineState(serving=True, reason="serving", stale_after_ns=60_000_000_000)
         self.heartbeat_s = 0.2
         self.logprobs = 0
         self.hold_tokens = 0

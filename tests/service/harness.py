@@ -42,7 +42,7 @@ class Running:
         encoded: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return encoded
 
-    async def until(self, condition: Any, timeout_s: float = 5.0) -> None:
+    async def until(self, condition: Any, timeout_s: float = 60.0) -> None:
         """Waits until a condition of the test holds."""
         async with asyncio.timeout(timeout_s):
             while not condition():
@@ -79,7 +79,13 @@ async def running_service(
     answer = tokenizer.encode(ANSWER, add_special_tokens=False).ids
     engine = FakeEngine(engine_model(folder, context), script or (lambda add, index: answer))
     await engine.start(f"unix:{sockets}/engine.sock")
-    values = {"listen": ("127.0.0.1:0",), "engine": engine.address, "shutdown_grace_s": 1.0, **config}
+    values = {
+        "listen": ("127.0.0.1:0",),
+        "engine": engine.address,
+        "shutdown_grace_s": 1.0,
+        "template_timeout_s": 30.0,
+        **config,
+    }
     service = Service(ServiceConfig(**values))
     (address,) = await service.start()
     channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])

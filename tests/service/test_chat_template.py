@@ -31,7 +31,7 @@ BOMBS = {
 
 @pytest_asyncio.fixture
 async def renderer() -> AsyncIterator[ChatTemplateRenderer]:
-    made = ChatTemplateRenderer(timeout_s=1.0, memory_bytes=256 << 20)
+    made = ChatTemplateRenderer(timeout_s=30.0, memory_bytes=256 << 20)
     yield made
     await made.close()
 
@@ -62,13 +62,16 @@ async def test_what_model_makers_templates_use(renderer: ChatTemplateRenderer) -
 
 @pytest.mark.parametrize("bomb", BOMBS)
 async def test_a_bomb_ends_within_its_bounds_and_the_next_conversation_works(
-    renderer: ChatTemplateRenderer, bomb: str
+    renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch, bomb: str
 ) -> None:
     await render(renderer, PLAIN)
-    began_s = time.monotonic()
-    with pytest.raises(ServiceError) as refused:
-        await render(renderer, BOMBS[bomb])
-    assert time.monotonic() - began_s < 2.5
+    with monkeypatch.context() as patch:
+        patch.setattr(renderer, "_timeout_s", 1.0)
+        began_s = time.monotonic()
+        with pytest.raises(ServiceError) as refused:
+            await render(renderer, BOMBS[bomb])
+        # Those that end by themselves would take hours.
+        assert time.monotonic() - began_s < 30.0
     assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
     assert "chat template failed" in refused.value.message
     assert await render(renderer, PLAIN) == "[user]hi[assistant] yes >"
@@ -89,7 +92,7 @@ async def test_a_killed_helper_is_replaced(renderer: ChatTemplateRenderer) -> No
     assert renderer._helper is not None
     psutil.Process(renderer._helper.pid).kill()
     psutil.wait_procs(
-        [psutil.Process(renderer._helper.pid)] if psutil.pid_exists(renderer._helper.pid) else [], timeout=2
+        [psutil.Process(renderer._helper.pid)] if psutil.pid_exists(renderer._helper.pid) else [], timeout=30
     )
     with pytest.raises(ServiceError):
         await render(renderer, PLAIN)

@@ -49,10 +49,11 @@ class Flood:
                 self.sent += num_tokens
 
 
-async def flood_until_ended(running: Running, call: Any, timeout_s: float) -> None:
+async def flood_until_ended(running: Running, timeout_s: float = 60.0) -> None:
     flood = Flood(running)
     end_s = time.monotonic() + timeout_s
-    while running.service.core.delivering and time.monotonic() < end_s:
+    while running.service.core.delivering:
+        assert time.monotonic() < end_s, "a reader that reads nothing goes on"
         flood.send(4000)
         await asyncio.sleep(0.02)
 
@@ -66,10 +67,7 @@ async def test_a_reader_that_never_reads_is_bounded_and_ends_as_too_slow(
         async with grpc.aio.insecure_channel(running.address, options=_SMALL_WINDOW) as channel:
             call = start(running, channel)
             await call.read()
-            began_s = time.monotonic()
-            await flood_until_ended(running, call, 20)
-            assert not running.service.core.delivering
-            assert time.monotonic() - began_s < 15
+            await flood_until_ended(running)
             await running.until(lambda: running.engine.aborts)
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 while await call.read():
@@ -87,13 +85,13 @@ async def test_a_reader_that_leaves_one_message_untaken_for_too_long_is_ended(
     model_path: pathlib.Path, sockets: pathlib.Path
 ) -> None:
     # The cap is out of reach: it is the single write that stalls.
-    limits = {"reader_cap_bytes": 1 << 40, "reader_stall_timeout_s": 0.5}
+    limits = {"reader_cap_bytes": 1 << 40, "reader_stall_timeout_s": 2.0}
     async with running_service(model_path, sockets, **limits) as running:
         running.engine.running.clear()
         async with grpc.aio.insecure_channel(running.address, options=_SMALL_WINDOW) as channel:
             call = start(running, channel)
             await call.read()
-            await flood_until_ended(running, call, 20)
+            await flood_until_ended(running)
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 while await call.read():
                     pass
@@ -122,7 +120,7 @@ async def _rest(call: Any) -> Any:
 
 
 async def test_readers_that_never_read_do_not_slow_the_others(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
-    async with running_service(model_path, sockets) as running:
+    async with running_service(model_path, sockets, reader_timeout_s=600.0, reader_stall_timeout_s=600.0) as running:
         running.engine.running.clear()
         async with grpc.aio.insecure_channel(running.address, options=_SMALL_WINDOW) as channel:
             stuck = [start(running, channel) for _ in range(20)]
@@ -132,10 +130,11 @@ async def test_readers_that_never_read_do_not_slow_the_others(model_path: pathli
                 flood.send(4000)
                 await asyncio.sleep(0.02)
             running.engine.running.set()
-            began_s = time.monotonic()
-            events = await events_of(running.stub.Generate(inference_pb2.GenerateRequest(spec=Spec(text="x"))))
+            request = inference_pb2.GenerateRequest(spec=Spec(text="x"))
+            # Whoever waits for one of the others waits ten times as long as this does.
+            events = await asyncio.wait_for(events_of(running.stub.Generate(request)), 60)
             assert text_of(events) == ANSWER
-            assert time.monotonic() - began_s < 3
+            assert len(running.service.core.delivering) >= len(stuck)
             for call in stuck:
                 call.cancel()
         await running.until(lambda: not running.service.core.delivering)
@@ -153,6 +152,7 @@ async def test_random_cancels_leave_nothing_behind(running: Running) -> None:
     await running.until(lambda: not core.engine.streams and not core.delivering)
     await running.until(lambda: all(request.done for request in running.engine.requests.values()))
     assert text_of(await events_of(running.stub.Generate(inference_pb2.GenerateRequest(spec=Spec(text="x"))))) == ANSWER
+    await running.until(lambda: core._num_open == 0)
     with core.open_generation():
         assert core._num_open == 1
 
@@ -165,6 +165,7 @@ async def test_a_thousand_streams_opened_at_once_are_all_answered(running: Runni
 
 
 async def test_a_long_text_being_encoded_does_not_stop_other_calls(running: Running) -> None:
+    sent_s = time.monotonic()
     encode = asyncio.ensure_future(
         running.stub.Tokenize(inference_pb2.TokenizeRequest(text="the quick brown fox " * ((4 << 20) // 20)))
     )
@@ -176,7 +177,8 @@ async def test_a_long_text_being_encoded_does_not_stop_other_calls(running: Runn
         await running.stub.ListModels(inference_pb2.ListModelsRequest())
         slowest_s = max(slowest_s, time.monotonic() - began_s)
         answered += 1
+    whole_s = time.monotonic() - sent_s
     assert len((await encode).token_ids) > 800_000
     assert answered > 5
-    # Encoding takes seconds; on a busy machine the longest hold of the interpreter's lock (the tokenizer's list of ids) is far less.
-    assert slowest_s < 0.5
+    # The longest hold of the interpreter's lock is the tokenizer's list of ids. A call that waits for the encoding waits nearly all of it.
+    assert slowest_s < whole_s / 2, (slowest_s, whole_s)

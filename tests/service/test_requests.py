@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
+import time
 from typing import Any
 
 import grpc
@@ -123,7 +124,7 @@ async def test_an_idempotency_key_names_one_request_whatever_seed_was_drawn(runn
 
 async def test_a_submitted_requests_life_is_bounded_by_its_time_limit_not_by_its_call(running: Running) -> None:
     request = inference_pb2.SubmitRequest(spec=Spec(text="hello"))
-    submitted = await running.stub.Submit(request, timeout=5)
+    submitted = await running.stub.Submit(request, timeout=60)
     add = running.engine.requests[submitted.request_id].add
     assert (add.detached, add.handle, add.remaining_ns) == (True, 0, 3600 * 10**9)
 
@@ -165,10 +166,12 @@ async def test_a_subscriptions_ledger_leaves_out_the_time_before_it(running: Run
     submitted = await submit(running)
     await running.until(lambda: running.engine.requests[submitted.request_id].done)
     await asyncio.sleep(0.3)
+    began_ns = time.monotonic_ns()
     ledger = (await events_of(subscribe(running, submitted.request_id)))[-1].done.ledger
+    took_ns = time.monotonic_ns() - began_ns
     parts = ledger.queued_ns + ledger.decode_ns + ledger.detokenize_and_send_ns + ledger.blocked_on_reader_ns
     assert abs(parts - ledger.end_to_end_ns) < 1_000_000
-    assert ledger.detokenize_and_send_ns + ledger.blocked_on_reader_ns < 250_000_000
+    assert ledger.detokenize_and_send_ns + ledger.blocked_on_reader_ns <= took_ns
 
 
 def _bytes(running: Running, token_ids: list[int]) -> bytes:

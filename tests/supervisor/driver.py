@@ -1,7 +1,8 @@
 """A supervisor over fake processes, as a program: tests send it signals and look at what it leaves behind.
 
-Usage: driver.py FOLDER BACKEND_SCRIPT SERVICE_SCRIPT. A fake is a Python script (text) that finds FOLDER in its working directory. Every start
-appends "NAME PID" to FOLDER/starts. The server counts as ready when FOLDER/ready exists.
+Usage: driver.py FOLDER BACKEND_SCRIPT SERVICE_SCRIPT GRACE_S. A fake is a Python script (text) that finds FOLDER in its working directory. Every start
+appends "NAME PID" to FOLDER/starts, and a fake whose signal handlers are in place calls `up`, which appends NAME to FOLDER/up. The server counts
+as ready when FOLDER/ready exists. GRACE_S is the services' grace.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from headrace_supervisor.config import SupervisorConfig
 from headrace_supervisor.processes import ProcessSpec
 from headrace_supervisor.supervisor import Supervisor
 
-_PREFIX = "import os, signal, sys, time\nopen('starts', 'a').write(f'{NAME} {os.getpid()}\\n')\n"
+_PREFIX = """import os, signal, sys, time
+open('starts', 'a').write(f'{NAME} {os.getpid()}\\n')
+def up(): open('up', 'a').write(f'{NAME}\\n')
+"""
 
 
 def spec(name: str, script: str) -> ProcessSpec:
@@ -27,14 +31,14 @@ async def ready(_: str) -> None:
         await asyncio.sleep(0.01)
 
 
-async def main(backend: str, service: str) -> int:
+async def main(backend: str, service: str, grace_s: float) -> int:
     config = SupervisorConfig(restart_backoff_s=0.05, start_attempts=4)
     services = [spec("service-0", service), spec("service-1", service)]
     return await Supervisor(
-        config, spec("backend", backend), services, addresses=["127.0.0.1:1"], grace_s=1.0, ready=ready
+        config, spec("backend", backend), services, addresses=["127.0.0.1:1"], grace_s=grace_s, ready=ready
     ).run()
 
 
 if __name__ == "__main__":
     os.chdir(sys.argv[1])
-    sys.exit(asyncio.run(main(*sys.argv[2:4])))
+    sys.exit(asyncio.run(main(sys.argv[2], sys.argv[3], float(sys.argv[4]))))

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 
 # Of every call that must end by itself; generous, because the machine may be busy.
-CALL_TIMEOUT_S = 120.0
+CALL_TIMEOUT_S = 240.0
 
 
 @contextmanager
@@ -104,11 +104,11 @@ def details(metadata: Iterable[Any] | None) -> dict[str, Message]:
 def health(address: str) -> int:
     """Serving status of the whole server."""
     with grpc.insecure_channel(address) as channel:
-        return int(health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5).status)
+        return int(health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60).status)
 
 
 def idle_load(address: str) -> inference_pb2.GetLoadResponse | None:
     """The load once nothing runs or waits and no block is held, else None."""
     with connected(address) as stub:
-        load = stub.GetLoad(inference_pb2.GetLoadRequest(), timeout=5)
+        load = stub.GetLoad(inference_pb2.GetLoadRequest(), timeout=60)
     return None if load.running_sequences or load.waiting_requests or load.kv_cache_usage else load

@@ -63,7 +63,7 @@ class RunningServer:
         """The supervisor and all below it."""
         return [self.process.pid, *(c.pid for c in psutil.Process(self.process.pid).children(recursive=True))]
 
-    def stop(self, sig: int = signal.SIGTERM, timeout_s: float = 30.0) -> int:
+    def stop(self, sig: int = signal.SIGTERM, timeout_s: float = 120.0) -> int:
         """Sends a signal and waits; returns the exit code."""
         self.process.send_signal(sig)
         return self.process.wait(timeout_s)
@@ -104,7 +104,7 @@ def serve_command(model: pathlib.Path, listen: str, options: Sequence[str]) -> l
 
 @contextmanager
 def running_server(
-    *options: str, model: pathlib.Path = DEMO, listen: str = "127.0.0.1:0", timeout_s: float = 90.0
+    *options: str, model: pathlib.Path = DEMO, listen: str = "127.0.0.1:0", timeout_s: float = 240.0
 ) -> Iterator[RunningServer]:
     """Starts `headrace serve`, by default on a free loopback port, and stops it; fails if a process outlives it."""
     process = subprocess.Popen(
@@ -125,7 +125,7 @@ def running_server(
         if process.poll() is None:
             pids = sorted({*pids, *server.all_pids()})
             assert server.stop() == 0, "".join(lines[-30:])
-        wait_until(lambda: not alive(pids), 5.0, f"processes left behind: {alive(pids)}")
+        wait_until(lambda: not alive(pids), 30.0, f"processes left behind: {alive(pids)}")
     finally:
         if process.poll() is None:
             process.kill()
@@ -138,6 +138,6 @@ def refused(
     """Runs a `headrace serve` that is expected to end by itself; returns how it ended and after how many seconds."""
     begun = time.monotonic()
     ended = subprocess.run(
-        serve_command(model, listen, options), capture_output=True, text=True, env=environment(), timeout=60
+        serve_command(model, listen, options), capture_output=True, text=True, env=environment(), timeout=240
     )
     return ended, time.monotonic() - begun
