@@ -13,7 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headrace_kernels.attention_decode import decode_attention
 from headrace_kernels.attention_gather import GatherPlan, attend, plan_gathers
+from headrace_kernels.attention_gathered import gathered_attention
+from headrace_kernels.attention_prefill import prefill_attention
 from headrace_kernels.attention_step import (
     DecodeScratch,
     DecodeWork,
@@ -22,6 +25,8 @@ from headrace_kernels.attention_step import (
     PagedAttentionStep,
     PrefillWork,
 )
+from headrace_kernels.attention_tiles import heads_in_line
+from headrace_kernels.triton_runtime import INTERPRETED
 
 __all__ = [
     "AttentionMetadata",
@@ -112,7 +117,11 @@ def _visible(count: int, seq_len: int, sliding_window: int | None, device: torch
 
 
 def paged_attention(
-    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale: float, sliding_window: int | None = None
+    query: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata | PagedAttentionStep,
+    scale: float,
+    sliding_window: int | None = None,
 ) -> Tensor:
     """Attention of every token of the step over its row's context up to itself.
 
@@ -120,12 +129,37 @@ def paged_attention(
         query: [num_tokens, num_heads, head_dim], rotated; may be a view with strides.
         kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim]; num_kv_heads divides num_heads, and query head h reads key/value head
             h // (num_heads / num_kv_heads). Slots that a row has not written may hold anything, NaN included.
-        metadata: The step.
-        scale: Multiplies the scores before the softmax, which is fp32.
+        metadata: The step. A `PagedAttentionStep` runs the Triton kernels, an `AttentionMetadata` PyTorch's attention over gathered blocks.
+        scale: Multiplies the scores before the softmax, which is fp32. Positive.
         sliding_window: Tokens that a token sees, itself included; None: all before it.
 
     Returns:
-        [num_tokens, num_heads, head_dim] contiguous, in the type of query.
+        [num_tokens, num_heads, head_dim] contiguous, in the type of query. Tokens that no entry of a `PagedAttentionStep` owns (padding) are not written.
+
+    Raises:
+        ValueError: The kernels were asked for what they cannot read: tensors on a CPU, or a cache that is not contiguous.
     """
-    plan = metadata.gather_plan(kv_cache.shape[2], kv_cache.shape[4], sliding_window)
-    return attend(query, kv_cache, plan, scale)
+    if isinstance(metadata, AttentionMetadata):
+        plan = metadata.gather_plan(kv_cache.shape[2], kv_cache.shape[4], sliding_window)
+        return attend(query, kv_cache, plan, scale)
+    if not (query.is_cuda or INTERPRETED):
+        raise ValueError(f"a PagedAttentionStep needs a CUDA device, and query is on {query.device}")
+    if not kv_cache.is_contiguous():
+        raise ValueError(f"kv_cache must be contiguous, and has strides {kv_cache.stride()}")
+    return _run_kernels(heads_in_line(query), kv_cache, metadata, scale, sliding_window)
+
+
+def _run_kernels(
+    query: Tensor, kv_cache: Tensor, step: PagedAttentionStep, scale: float, sliding_window: int | None
+) -> Tensor:
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if step.decode is not None:
+        decode_attention(query, kv_cache, step, step.decode, scale, sliding_window, output)
+    if step.prefill is None:
+        return output
+    tiles, gathered = step.prefill.tiles, step.prefill.gathered
+    if gathered is None:
+        prefill_attention(query, kv_cache, step, tiles, scale, sliding_window, output)
+    else:
+        gathered_attention(query, kv_cache, step, tiles, gathered, scale, sliding_window, output)
+    return output

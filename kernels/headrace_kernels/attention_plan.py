@@ -125,6 +125,9 @@ def _split_counts(visible: _Int64Array, num_kv_heads: int) -> _Int64Array:
     share = -(-int(visible.sum()) * num_kv_heads // _TARGET_PROGRAMS)
     tokens = max(-(-share // SPLIT_MULTIPLE), 1) * SPLIT_MULTIPLE
     counts = np.maximum(np.ceil(visible / tokens - _SLACK).astype(np.int64), 1)
+    # Short splits have no room for the slack: the next multiple is much more.
+    most = int(tokens * (1 + _SLACK)) // SPLIT_MULTIPLE * SPLIT_MULTIPLE
+    counts += (_split_tokens(visible, counts) > most) & (visible > tokens * counts)
     # Rounding a split up to its multiple may leave nothing for the last ones.
     return -(-visible // _split_tokens(visible, counts))
 

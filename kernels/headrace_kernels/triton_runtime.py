@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.runtime import interpreter
 
 # Kernels run in Triton's interpreter, on CPU tensors (TRITON_INTERPRET=1). Its tl.dot is wrong for bf16, so kernels take fp32 operands there.
 INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -45,3 +46,17 @@ def _count(*_: Any, **__: Any) -> None:
 
 
 triton.knobs.runtime.jit_post_compile_hook = _count
+
+
+def _index_scalars(patch: Any) -> Any:
+    """The interpreter's loops turn bounds into Python numbers with int(array), which NumPy from 2.4 on refuses for arrays of one entry."""
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patched
+
+
+if INTERPRETED:
+    interpreter._patch_lang_tensor = _index_scalars(interpreter._patch_lang_tensor)

@@ -83,6 +83,11 @@ def test_rows_of_nearly_equal_length_get_equally_many_splits() -> None:
     assert set(columns.splits[columns.splits[:, 0] >= 0, 2].tolist()) == {2}
 
 
+def test_a_short_row_is_not_cut_into_half_as_many_splits_for_a_token_more() -> None:
+    columns = plan_decode(column(1), column(1030), 8, 1)
+    assert columns.splits[0, 2] == 17
+
+
 def test_one_long_row_among_short_ones_does_not_keep_the_card_waiting() -> None:
     seq_lens = column(100_000, *([500] * 63))
     lengths = split_lengths(plan_decode(np.ones(64, np.int32), seq_lens, 8, 64), seq_lens)

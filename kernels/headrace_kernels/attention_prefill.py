@@ -1,0 +1,212 @@
+"""Attention of chunks of prompts: many query tokens per row, causal, after a prefix of any length, with or without a sliding window.
+
+Keys and values are read from the cache through the block table.
+
+A program takes one tile of query tokens for one key/value head; the query heads of the group stand beside each other as rows of the tile, which fills it even for short chunks. Tiles of keys that every
+row sees whole run without a mask; those at the diagonal and at the window's edge run in loops of their own. The grid depends on the number of tiles only, so that graphs can fix it. Long chunks outside of
+graphs take `attention_gathered` instead.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace_kernels.attention_plan import prefill_tile_rows
+from headrace_kernels.attention_step import PagedAttentionStep
+from headrace_kernels.attention_tiles import LOG2_E, absorb, key_offsets, padded_dim, pipeline_stages
+from headrace_kernels.triton_runtime import INTERPRETED
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def key_ranges(first_position, tile_tokens, seq_len, window, TILE: tl.constexpr, WINDOWED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Positions of keys for tokens from `first_position` on: (begin, full_begin, full_end, end). Between the inner two every token sees every key; all but `end` are multiples of TILE."""
+    begin = 0
+    full_begin = 0
+    full_end = (first_position + 1) // TILE * TILE
+    end = tl.minimum(first_position + tile_tokens, seq_len)
+    if WINDOWED:
+        begin = tl.maximum(first_position - window + 1, 0) // TILE * TILE
+        last_begin = tl.maximum(first_position + tile_tokens - window, 0)
+        full_begin = tl.minimum((last_begin + TILE - 1) // TILE * TILE, full_end)
+    return begin, full_begin, full_end, end
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def sees(positions, offs_key, first_seen, end, window, WINDOWED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[M, N] whether tokens at `positions` see keys at `offs_key`; none is seen before `first_seen` or from `end` on."""
+    seen = (offs_key[None, :] <= positions[:, None]) & (offs_key < end)[None, :]
+    if WINDOWED:
+        seen = seen & (offs_key[None, :] > positions[:, None] - window)
+    return seen
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _paged_tile(  # type: ignore[no-untyped-def]
+    acc,
+    largest,
+    total,
+    q,
+    kv_cache,
+    table,
+    kv_head,
+    start,
+    positions,
+    first_seen,
+    end,
+    window,
+    score_scale,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    FP32_DOT: tl.constexpr,
+):
+    """Absorbs the keys from `start` on."""
+    offs_key = start + tl.arange(0, TILE)
+    offs_dim = tl.arange(0, PADDED_DIM)
+    if MASKED:
+        mask_key = (offs_key >= first_seen) & (offs_key < end)
+    else:
+        mask_key = tl.full([TILE], True, tl.int1)
+    key = kv_cache + key_offsets(table, offs_key, mask_key, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)[:, None]
+    key += offs_dim[None, :]
+    if MASKED or PADDED_DIM != HEAD_DIM:
+        mask = mask_key[:, None] & (offs_dim < HEAD_DIM)[None, :]
+        k = tl.load(key, mask=mask, other=0.0)
+        v = tl.load(key + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=mask, other=0.0)
+    else:
+        k = tl.load(key)
+        v = tl.load(key + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM)
+    seen = mask_key[None, :]
+    if MASKED:
+        seen = sees(positions, offs_key, first_seen, end, window, WINDOWED)
+    return absorb(acc, largest, total, q, k, v, seen, score_scale, MASKED, FP32_DOT)
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"])  # type: ignore[untyped-decorator]
+def _paged_kernel(  # type: ignore[no-untyped-def]
+    query,
+    kv_cache,
+    output,
+    tiles,
+    query_start_loc,
+    seq_lens,
+    table_rows,
+    block_tables,
+    query_stride,
+    table_stride,
+    score_scale,
+    window,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    FP32_DOT: tl.constexpr,
+):
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    TILE_TOKENS: tl.constexpr = ROWS // GROUP
+    kv_head = tl.program_id(0)
+    entry = tl.load(tiles + tl.program_id(1) * 2)
+    if entry < 0:
+        return
+    tile_first = tl.load(tiles + tl.program_id(1) * 2 + 1)
+    first_token = tl.load(query_start_loc + entry)
+    num_tokens = tl.load(query_start_loc + entry + 1) - first_token
+    seq_len = tl.load(seq_lens + entry)
+    table = block_tables + tl.load(table_rows + entry).to(tl.int64) * table_stride
+
+    # Q: row r is token r // GROUP of the tile, head r % GROUP of the group.
+    offs_row = tl.arange(0, ROWS)
+    offs_dim = tl.arange(0, PADDED_DIM)
+    token, head = tile_first + offs_row // GROUP, kv_head * GROUP + offs_row % GROUP
+    mask_row = (offs_row < TILE_TOKENS * GROUP) & (token < num_tokens)
+    mask = mask_row[:, None] & (offs_dim < HEAD_DIM)[None, :]
+    offs_query = (first_token + token).to(tl.int64) * query_stride + head * HEAD_DIM
+    q = tl.load(query + offs_query[:, None] + offs_dim[None, :], mask=mask, other=0.0)
+
+    computed = seq_len - num_tokens
+    positions = computed + token
+    begin, full_begin, full_end, end = key_ranges(computed + tile_first, TILE_TOKENS, seq_len, window, TILE, WINDOWED)
+    first_seen = 0
+    largest = tl.full([ROWS], -1.0e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    if WINDOWED:
+        first_seen = tl.maximum(computed + tile_first - window + 1, 0)
+        for start in tl.range(begin, full_begin, TILE, num_stages=1):
+            acc, largest, total = _paged_tile(
+                acc, largest, total, q, kv_cache, table, kv_head, start, positions, first_seen, end, window, score_scale,
+                NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, True, WINDOWED, FP32_DOT,
+            )  # fmt: skip
+    for start in tl.range(full_begin, full_end, TILE, num_stages=STAGES):
+        acc, largest, total = _paged_tile(
+            acc, largest, total, q, kv_cache, table, kv_head, start, positions, first_seen, end, window, score_scale,
+            NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, False, WINDOWED, FP32_DOT,
+        )  # fmt: skip
+    for start in tl.range(full_end, end, TILE, num_stages=1):
+        acc, largest, total = _paged_tile(
+            acc, largest, total, q, kv_cache, table, kv_head, start, positions, first_seen, end, window, score_scale,
+            NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, True, WINDOWED, FP32_DOT,
+        )  # fmt: skip
+
+    offs_out = ((first_token + token).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
+    result = (acc / total[:, None]).to(output.dtype.element_ty)
+    tl.store(output + offs_out[:, None] + offs_dim[None, :], result, mask=mask)
+
+
+def prefill_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    step: PagedAttentionStep,
+    tiles: Tensor,
+    scale: float,
+    sliding_window: int | None,
+    output: Tensor,
+) -> None:
+    """Fills the rows of `output` that belong to the tiles, int32 [num_tiles, 2]. Other arguments as `attention.paged_attention`; query heads lie side by side."""
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads = kv_cache.shape[2]
+    rows = prefill_tile_rows(head_dim, query.element_size())
+    tile, warps, stages = _launch_rule(rows, padded_dim(head_dim), kv_cache)
+    _paged_kernel[(num_kv_heads, tiles.shape[0])](
+        query,
+        kv_cache,
+        output,
+        tiles,
+        step.query_start_loc,
+        step.seq_lens,
+        step.rows,
+        step.block_tables,
+        query.stride(0),
+        step.block_tables.stride(0),
+        scale * LOG2_E,
+        sliding_window or 0,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=padded_dim(head_dim),
+        BLOCK_SIZE=step.block_size,
+        ROWS=rows,
+        TILE=tile,
+        STAGES=stages,
+        WINDOWED=sliding_window is not None,
+        FP32_DOT=INTERPRETED,
+        num_warps=warps,
+    )
+
+
+def _launch_rule(rows: int, dim: int, kv_cache: Tensor) -> tuple[int, int, int]:
+    """Keys per tile, warps, stages. 64, 4, 3 was best for 128 rows and heads of 128 on an H200 (450 TFLOP/s); the rest is not measured yet."""
+    tile = 64 if dim * kv_cache.element_size() <= 256 else 32
+    row_bytes = dim * kv_cache.element_size()
+    return tile, 4, pipeline_stages(kv_cache.device, rows * row_bytes, 2 * tile * row_bytes, 3)

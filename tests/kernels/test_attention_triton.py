@@ -1,0 +1,214 @@
+"""The Triton attention kernels against fp64: in the interpreter on a CPU, on the card where there is one."""
+
+import random
+
+import pytest
+import torch
+from tests.support.attention_case import Case, Shape
+
+from headrace_kernels.attention import paged_attention
+from headrace_kernels.triton_runtime import INTERPRETED, compilation_count
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+# Inputs are the same rounded numbers for both sides. fp32: rounding of sums. 16 bits: probabilities (on a card) and outputs of order 1 are rounded to 8 or 11 bits.
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+GATHER_BYTES = 1 << 20
+
+
+@pytest.fixture
+def poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that a kernel does not write are NaN."""
+    empty = torch.empty
+
+    def poisoned(*args: object, **kwargs: object) -> torch.Tensor:
+        made: torch.Tensor = empty(*args, **kwargs)  # type: ignore[call-overload]
+        return made.fill_(float("nan"))
+
+    monkeypatch.setattr("headrace_kernels.attention.torch.empty", poisoned)
+
+
+def check(case: Case) -> None:
+    shape = case.shape
+    found = paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window)
+    assert found.is_contiguous() and found.dtype == shape.dtype
+    expected = case.oracle()
+    torch.testing.assert_close(found[: expected.shape[0]].double(), expected, atol=TOLERANCE[shape.dtype], rtol=0)
+    # Padding belongs to nobody and nobody writes it.
+    assert found[expected.shape[0] :].isnan().all()
+
+
+SHAPES = [
+    Shape(8, 2, 16),
+    Shape(7, 1, 8, 16),
+    Shape(6, 2, 80, 32),
+    Shape(2, 2, 64, 64, dtype=torch.float16),
+    Shape(8, 2, 64, 16, dtype=torch.bfloat16),
+    Shape(3, 1, 96, 16, dtype=torch.bfloat16),
+    Shape(8, 2, 16, window=1),
+    Shape(4, 2, 16, 32, window=40),
+    Shape(8, 1, 64, 16, window=100, dtype=torch.bfloat16),
+]
+_IDS = [f"{s.num_heads}-{s.num_kv_heads}-{s.head_dim}-{s.window}-{str(s.dtype)[6:]}" for s in SHAPES]
+
+
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize("shape", SHAPES, ids=_IDS)
+def test_any_mixed_step_equals_fp64(shape: Shape) -> None:
+    chance = random.Random(shape.head_dim)
+    for seed in range(2):
+        lengths = [(chance.choice([0, 3, 63, 64, 130]), chance.choice([1, 1, 2, 8, 9, 40])) for _ in range(4)]
+        check(Case(shape, lengths, DEVICE, seed=seed, padding=seed))
+
+
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize("max_query_len", [1, 2, 4, 8])
+@pytest.mark.parametrize("window", [None, 70])
+def test_rows_of_drafts_equal_fp64_when_their_context_is_split(max_query_len: int, window: int | None) -> None:
+    shape = Shape(6, 2, 16, window=window)
+    rows = [(300 + 10 * count, count) for count in range(1, max_query_len + 1)] + [(0, 1), (0, max_query_len)]
+    case = Case(shape, rows, DEVICE, max_query_len=max_query_len)
+    assert case.step.decode is not None and case.step.decode.needs_merge
+    check(case)
+
+
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize("rows", [[(63, 1)], [(64, 1)], [(65, 1)], [(0, 1)], [(1500, 1), (2, 1)]])
+def test_decodes_at_the_edges_of_splits_equal_fp64(rows: list[tuple[int, int]]) -> None:
+    check(Case(Shape(4, 1, 16), rows, DEVICE))
+
+
+def test_more_splits_than_one_pass_of_merging_takes() -> None:
+    case = Case(Shape(2, 1, 16), [(64 * 70, 1)], DEVICE)
+    assert case.step.decode is not None and int(case.step.decode.merges[0, 2]) > 64
+    check(case)
+
+
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize(
+    ("rows", "window"),
+    [
+        ([(0, 130), (100, 140), (7, 1)], None),
+        ([(70, 129), (3, 1)], 50),
+        ([(300, 140)], 200),
+        ([(250, 3), (0, 128)], 1),
+    ],
+)
+def test_gathered_contexts_equal_fp64(
+    rows: list[tuple[int, int]], window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_ROWS", 1)
+    case = Case(Shape(4, 2, 64, 16, window, torch.bfloat16), rows, DEVICE, gather_bytes=GATHER_BYTES)
+    assert case.step.prefill is not None
+    if DEVICE == "cpu" or torch.cuda.get_device_capability() >= (9, 0):
+        assert case.step.prefill.gathered is not None
+    check(case)
+
+
+@pytest.mark.parametrize("plan_window", [10_000, 300])
+def test_a_layer_with_a_narrower_window_than_the_plans_equals_fp64(
+    plan_window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_ROWS", 1)
+    shape = Shape(4, 2, 64, 16, 70, torch.bfloat16)
+    rows = [(900, 1), (400, 8), (300, 140)]
+    check(Case(shape, rows, DEVICE, plan_window=plan_window, gather_bytes=GATHER_BYTES))
+
+
+def test_a_bad_row_spoils_no_other() -> None:
+    case = Case(Shape(4, 2, 16), [(200, 1), (200, 1), (30, 20), (30, 20)], DEVICE)
+    case.query[0] = float("nan")
+    case.query[2:22] = float("inf")
+    found = paged_attention(case.query, case.kv_cache, case.step, case.shape.scale)
+    assert not found[0].isfinite().any() and not found[2:22].isfinite().any()
+    sound = [1, *range(22, 42)]
+    torch.testing.assert_close(found[sound].double(), case.oracle()[sound], atol=2e-5, rtol=0)
+
+
+def test_a_cache_of_more_than_2_to_the_31_values_is_addressed() -> None:
+    # Only the last blocks are touched; the rest is address space.
+    shape = Shape(2, 2, 64, 16, None, torch.bfloat16)
+    spare = 2**31 // (2 * 2 * 16 * 64) + 10
+    case = Case(shape, [(40, 1), (20, 30)], DEVICE, spare_blocks=spare)
+    assert case.kv_cache.numel() > 2**31
+    check(case)
+
+
+def test_what_the_kernels_cannot_read_is_refused() -> None:
+    case = Case(Shape(2, 2, 16), [(4, 1)], DEVICE)
+    with pytest.raises(ValueError, match="kv_cache must be contiguous"):
+        paged_attention(case.query, case.kv_cache.transpose(2, 3), case.step, 1.0)
+
+
+LARGE = [
+    Shape(32, 8, 128, 32, None, torch.bfloat16),
+    Shape(32, 8, 128, 32, 1000, torch.bfloat16),
+    Shape(28, 4, 128, 16, None, torch.float16),
+    Shape(16, 2, 64, 16, None, torch.bfloat16),
+    Shape(8, 2, 80, 16, None, torch.bfloat16),
+    Shape(8, 8, 96, 16, None, torch.float16),
+    Shape(8, 4, 256, 16, None, torch.bfloat16),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_real_sizes_equal_fp64(shape: Shape) -> None:
+    chance = random.Random(1)
+    decodes = [(chance.randrange(5000), 1) for _ in range(40)]
+    check(Case(shape, decodes, DEVICE, padding=3))
+    check(Case(shape, [(20_000, 1)], DEVICE))
+    check(Case(shape, [(2000, 700), (0, 900), (5, 300), *decodes[:5]], DEVICE, gather_bytes=1 << 28))
+    check(Case(shape, [(2000, 100), (0, 900), (5, 300), *decodes[:5]], DEVICE, padding=5))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+@pytest.mark.parametrize("max_query_len", [2, 4, 8])
+def test_drafts_of_real_sizes_equal_fp64(max_query_len: int) -> None:
+    rows = [(3000 + 111 * i, 1 + i % max_query_len) for i in range(9)]
+    check(Case(LARGE[0], rows, DEVICE, max_query_len=max_query_len))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+def test_nothing_is_compiled_for_other_lengths_and_batches() -> None:
+    shape = LARGE[0]
+
+    def run(rows: list[tuple[int, int]], gather_bytes: int) -> None:
+        case = Case(shape, rows, DEVICE, max_query_len=1, gather_bytes=gather_bytes)
+        paged_attention(case.query, case.kv_cache, case.step, shape.scale)
+
+    run([(1000, 1), (100, 50)], 0)
+    run([(0, 600)], 1 << 26)
+    before = compilation_count()
+    for rows in ([(0, 1)], [(15, 1)] * 16, [(16, 17), (1, 1)], [(5000, 300), (4095, 1), (0, 9)]):
+        run(rows, 0)
+    for rows in ([(1, 700)], [(128, 1024), (3, 600)]):
+        run(rows, 1 << 27)
+    assert compilation_count() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+def test_a_captured_step_computes_whatever_its_columns_say() -> None:
+    shape = LARGE[0]
+    wide = Case(shape, [(100, 1), (900, 1), (20, 50), (0, 200)], DEVICE, max_query_len=1, padding=4)
+    paged_attention(wide.query, wide.kv_cache, wide.step, shape.scale)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = paged_attention(wide.query, wide.kv_cache, wide.step, shape.scale)
+    found.fill_(float("nan"))
+    graph.replay()
+    expected = wide.oracle()
+    torch.testing.assert_close(found[: expected.shape[0]].double(), expected, atol=2e-2, rtol=0)
+    # The last entries leave: their splits and tiles become padding.
+    assert wide.step.decode is not None and wide.step.prefill is not None
+    wide.step.decode.splits[wide.step.decode.splits[:, 0] >= 1] = -1
+    wide.step.decode.merges[wide.step.decode.merges[:, 0] >= 1] = -1
+    wide.step.prefill.tiles.fill_(-1)
+    found.fill_(float("nan"))
+    graph.replay()
+    torch.testing.assert_close(found[:1].double(), expected[:1], atol=2e-2, rtol=0)
+    assert found[1:].isnan().all()

@@ -1,0 +1,173 @@
+"""A step for the Triton attention kernels with everything around it poisoned, and what it should give, in fp64."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace_kernels.attention import (
+    DecodeScratch,
+    DecodeWork,
+    GatheredContext,
+    GatherScratch,
+    PagedAttentionStep,
+    PrefillWork,
+)
+from headrace_kernels.attention_plan import plan_decode, plan_prefill, prefill_tile_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Heads, blocks and numbers of one layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int = 16
+    window: int | None = None
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+
+class Case:
+    """A step of rows with (computed tokens, tokens of this step). Row i of the step is row `len(rows) - 1 - i` of the block tables.
+
+    Whatever no token sees is NaN: slots behind a row's end and before its window, blocks of nobody, scratch. Unused entries of block tables lie outside of the cache.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        rows: list[tuple[int, int]],
+        device: str,
+        *,
+        seed: int = 0,
+        max_query_len: int | None = None,
+        padding: int = 0,
+        gather_bytes: int = 0,
+        plan_window: int | None = None,
+        spare_blocks: int = 3,
+    ) -> None:
+        self.shape, self.rows, self.device = shape, rows, device
+        self._generator = torch.Generator(device).manual_seed(seed)
+        counts = np.array([count for _, count in rows] + [0] * padding, np.int32)
+        ends = np.array([sum(row) for row in rows] + [0] * padding, np.int32)
+        num_tokens = int(counts.sum())
+        joint = self._random(num_tokens + padding, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
+        # A view of a joint projection, as in the model.
+        self.query = joint[:, : shape.num_heads]
+        self.contexts: list[Tensor] = []
+        tables = self._fill_cache(spare_blocks)
+        self.step = PagedAttentionStep(
+            query_start_loc=self._column(np.concatenate(([0], np.cumsum(counts)))),
+            seq_lens=self._column(ends),
+            rows=self._column(np.array([*reversed(range(len(rows))), *[0] * padding])),
+            block_tables=tables,
+            slot_mapping=torch.full((num_tokens + padding,), -1, device=device),
+            block_size=shape.block_size,
+            decode=None,
+            prefill=None,
+        )
+        self._plan(counts, ends, max_query_len, padding, gather_bytes, plan_window or shape.window)
+
+    def _random(self, *size: int) -> Tensor:
+        values = torch.randn(*size, generator=self._generator, device=self.device, dtype=torch.float32)
+        return values.to(self.shape.dtype)
+
+    def _column(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values.astype(np.int32)).to(self.device)
+
+    def _fill_cache(self, spare_blocks: int) -> Tensor:
+        """Makes the cache and the rows' keys and values; returns the block tables [num_rows, max_blocks]."""
+        shape, size = self.shape, self.shape.block_size
+        num_blocks = [-(-(computed + count) // size) for computed, count in self.rows]
+        total = sum(num_blocks) + spare_blocks
+        # Many spare blocks stay untouched memory: the rows' blocks are the last.
+        order = torch.randperm(sum(num_blocks) + min(spare_blocks, 3), generator=self._generator, device=self.device)
+        order = (order + total - order.numel()).tolist()
+        cache_shape = (total, 2, shape.num_kv_heads, size, shape.head_dim)
+        self.kv_cache = torch.empty(cache_shape, dtype=shape.dtype, device=self.device)
+        self.kv_cache[order] = float("nan")
+        tables = torch.full((len(self.rows), max(num_blocks) + 2), 10**7, dtype=torch.int32)
+        for row, (computed, count) in enumerate(self.rows):
+            blocks = [order.pop() for _ in range(num_blocks[row])]
+            tables[len(self.rows) - 1 - row, : len(blocks)] = torch.tensor(blocks)
+            context = self._random(2, shape.num_kv_heads, computed + count, shape.head_dim)
+            self.contexts.append(context)
+            written = context.clone()
+            if shape.window is not None:
+                written[:, :, : max(computed - shape.window + 1, 0)] = float("nan")
+            padded = torch.full((2, shape.num_kv_heads, len(blocks) * size, shape.head_dim), float("nan"))
+            padded = padded.to(self.device, shape.dtype)
+            padded[:, :, : computed + count] = written
+            self.kv_cache[blocks] = padded.unflatten(2, (len(blocks), size)).permute(2, 0, 1, 3, 4)
+        return tables.to(self.device)
+
+    def _plan(
+        self,
+        counts: np.ndarray,
+        ends: np.ndarray,
+        max_query_len: int | None,
+        padding: int,
+        gather_bytes: int,
+        window: int | None,
+    ) -> None:
+        shape, heads = self.shape, (self.shape.num_heads, self.shape.num_kv_heads)
+        room = counts.size + padding
+        decode = plan_decode(counts, ends, heads[1], room, max_query_len=max_query_len, sliding_window=window)
+        if (decode.splits >= 0).any():
+            scratch = DecodeScratch.allocate(*heads, shape.head_dim, decode.max_query_len, self.device)
+            scratch.partial.fill_(float("nan"))
+            scratch.lse.fill_(float("nan"))
+            self.step.decode = DecodeWork(
+                self._column(decode.splits),
+                self._column(decode.merges),
+                decode.max_query_len,
+                decode.needs_merge or padding > 0,
+                scratch,
+            )
+        scratch_for = (heads[1], shape.head_dim, shape.dtype, self.device, gather_bytes)
+        gather_scratch = GatherScratch.allocate(*scratch_for)
+        tile_tokens = prefill_tile_tokens(*heads, shape.head_dim, shape.dtype.itemsize)
+        needed = sum(-(-count // tile_tokens) for count in counts.tolist() if count > decode.max_query_len)
+        prefill = plan_prefill(
+            counts,
+            ends,
+            *heads,
+            tile_tokens,
+            max_query_len=decode.max_query_len,
+            num_tiles_padded=needed + padding,
+            gather_capacity=gather_scratch.capacity if gather_scratch else 0,
+            sliding_window=window,
+        )
+        if not needed:
+            return
+        gathered = None
+        if prefill.gather is not None:
+            assert gather_scratch is not None
+            gather_scratch.context.fill_(float("nan"))
+            columns = (self._column(prefill.gather.chunks), self._column(prefill.gather.offsets))
+            gathered = GatheredContext(*columns, gather_scratch)
+        self.step.prefill = PrefillWork(self._column(prefill.tiles), gathered)
+
+    def oracle(self) -> Tensor:
+        """[num_tokens, num_heads, head_dim] fp64, padding left out."""
+        outputs, start = [], 0
+        for (computed, count), context in zip(self.rows, self.contexts, strict=True):
+            key, value = context.double()
+            query = self.query[start : start + count].double().unflatten(1, (key.shape[0], -1))
+            position = torch.arange(computed, computed + count, device=self.device)[:, None]
+            other = torch.arange(computed + count, device=self.device)
+            hidden = (other > position) | (position - other >= (self.shape.window or 10**9))
+            scores = torch.einsum("thgd,hsd->hgts", query, key) * self.shape.scale
+            weights = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1)
+            outputs.append(torch.einsum("hgts,hsd->thgd", weights, value).flatten(1, 2))
+            start += count
+        return torch.cat(outputs)
