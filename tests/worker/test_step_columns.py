@@ -83,7 +83,7 @@ def test_a_captured_shape_says_the_same_as_the_exact_one(entries: list[Entry]) -
         if field.name not in ("splits", "merges", "tiles"):
             assert other[: one.size].tolist() == one.tolist(), field.name
     assert np.all(larger.splits != -77) and np.all(larger.merges != -77) and np.all(larger.tiles != -77)
-    decodes = {i for i, e in enumerate(entries) if e.ids is None or len(e.ids) <= 8}
+    decodes = {i for i, e in enumerate(entries) if e.ids is None or len(e.ids) == 1}
     assert set(larger.splits.reshape(-1, 4)[:, 0].tolist()) - {-1} == decodes
     assert set(larger.tiles.reshape(-1, 2)[:, 0].tolist()) - {-1} == set(range(len(entries))) - decodes
 

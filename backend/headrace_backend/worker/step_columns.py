@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from headrace_backend.step_plan import ForwardPlan, Int32Column, StepPlan
-from headrace_backend.worker.step_shape import AttentionSizes, StepShape
+from headrace_backend.worker.step_shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
 from headrace_kernels.attention_plan import GatherColumns, plan_decode, plan_prefill
 
 # Columns start at multiples of this many entries (16 bytes), so that kernels may read them in wide words.
@@ -154,9 +154,9 @@ def _fill_attention(
     gather_capacity: int,
 ) -> AttentionChoices:
     choices = AttentionChoices(needs_merge=False, gather=None)
-    if shape.decode_query_len:
+    if shape.num_splits:
         decode = plan_decode(
-            query_lens, seq_lens, sizes.num_kv_heads, shape.num_entries, max_query_len=shape.decode_query_len
+            query_lens, seq_lens, sizes.num_kv_heads, shape.num_entries, max_query_len=DECODE_QUERY_LEN
         )
         columns.splits[:] = decode.splits.reshape(-1)
         columns.merges[:] = decode.merges.reshape(-1)
@@ -168,7 +168,7 @@ def _fill_attention(
             sizes.num_heads,
             sizes.num_kv_heads,
             sizes.tile_tokens,
-            max_query_len=shape.decode_query_len,
+            max_query_len=DECODE_QUERY_LEN,
             num_tiles_padded=shape.num_tiles,
             gather_capacity=gather_capacity,
         )

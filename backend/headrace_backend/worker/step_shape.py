@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from typing import Self
 
 from headrace_backend.step_plan import StepPlan
-from headrace_kernels.attention_plan import MAX_DECODE_QUERY_LEN, decode_sizes, max_prefill_tiles, query_len_class
+from headrace_kernels.attention_plan import decode_sizes, max_prefill_tiles
 
+# Query tokens of an entry that the decode kernel takes. With more it computes two to four times as much per key, which pays for drafts only.
+DECODE_QUERY_LEN = 1
 _MIXED_TOKENS = (16, 32, 64, 96, 128, 192, 256)
 
 
@@ -33,9 +35,7 @@ class StepShape:
     # Rows that take part.
     num_entries: int
     num_samples: int
-    # Most query tokens of entries that the decode kernel takes: 1, 2, 4 or 8; 0 if it has none.
-    decode_query_len: int
-    # Work of the decode kernel and of what merges its partial results.
+    # Work of the decode kernel, which takes entries with one query token, and of what merges its partial results; 0 if there are no such entries.
     num_splits: int
     num_merges: int
     # Work of the prefill kernel.
@@ -45,22 +45,22 @@ class StepShape:
     def of(cls, plan: StepPlan, sizes: AttentionSizes) -> Self:
         """The sizes that a plan needs."""
         counts = plan.forward.counts
-        is_decode = counts <= MAX_DECODE_QUERY_LEN
-        decode_query_len = query_len_class(counts) if is_decode.any() else 0
-        num_tiles = int((-(-counts[~is_decode] // sizes.tile_tokens)).sum())
-        return cls._sized(int(counts.sum()), counts.size, plan.sample.rows.size, decode_query_len, num_tiles, sizes)
+        chunks = counts[counts > DECODE_QUERY_LEN]
+        num_tiles = int((-(-chunks // sizes.tile_tokens)).sum())
+        decodes = chunks.size < counts.size
+        return cls._sized(int(counts.sum()), counts.size, plan.sample.rows.size, decodes, num_tiles, sizes)
 
     @classmethod
     def decode(cls, num_rows: int, sizes: AttentionSizes) -> Self:
         """A step in which up to `num_rows` rows compute one token each."""
-        return cls._sized(num_rows, num_rows, num_rows, 1, 0, sizes)
+        return cls._sized(num_rows, num_rows, num_rows, True, 0, sizes)
 
     @classmethod
     def mixed(cls, num_tokens: int, max_rows: int, sizes: AttentionSizes) -> Self:
         """A step of up to `num_tokens` tokens of any rows."""
         rows = min(num_tokens, max_rows)
         num_tiles = max_prefill_tiles(num_tokens, rows, sizes.tile_tokens)
-        return cls._sized(num_tokens, rows, rows, MAX_DECODE_QUERY_LEN, num_tiles, sizes)
+        return cls._sized(num_tokens, rows, rows, True, num_tiles, sizes)
 
     @classmethod
     def _sized(
@@ -68,16 +68,14 @@ class StepShape:
         num_tokens: int,
         num_entries: int,
         num_samples: int,
-        decode_query_len: int,
+        decodes: bool,
         num_tiles: int,
         sizes: AttentionSizes,
     ) -> Self:
-        if not decode_query_len:
-            return cls(num_tokens, num_entries, num_samples, 0, 0, 0, num_tiles)
+        if not decodes:
+            return cls(num_tokens, num_entries, num_samples, 0, 0, num_tiles)
         decode = decode_sizes(num_entries, sizes.num_kv_heads)
-        return cls(
-            num_tokens, num_entries, num_samples, decode_query_len, decode.num_splits, decode.num_merges, num_tiles
-        )
+        return cls(num_tokens, num_entries, num_samples, decode.num_splits, decode.num_merges, num_tiles)
 
     def holds(self, other: StepShape) -> bool:
         """Whether a step of the other shape can be padded to this one."""
@@ -85,7 +83,7 @@ class StepShape:
             self.num_tokens >= other.num_tokens
             and self.num_entries >= other.num_entries
             and self.num_samples >= other.num_samples
-            and self.decode_query_len >= other.decode_query_len
+            and self.num_splits >= other.num_splits
             and self.num_tiles >= other.num_tiles
         )
 

@@ -1,0 +1,166 @@
+"""Executes step plans on a GPU: columns up, kernels launched, nothing waited for.
+
+Owns the order inside a step, and whether it is replayed or launched kernel by kernel. A step that fits a captured shape is padded to it and replayed as two graphs, the forward pass and the plain
+draw; any other is launched as it is. Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and never a variant. Rows that need more than
+a plain draw take the sampler's general way, from the same hidden states.
+
+    plan -> StepBuffers.upload (one copy) -> _forward -> hidden states -> _draw -> tokens, which the next step finds in `DeviceRows`
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from headrace_backend.step_plan import ForwardPlan, StepPlan
+from headrace_backend.worker.device_rows import DeviceRows, to_device
+from headrace_backend.worker.runner import CausalModel
+from headrace_backend.worker.sampler import SampledTokens, Sampler
+from headrace_backend.worker.step_buffers import StepBuffers, StepLimits
+from headrace_backend.worker.step_columns import AttentionChoices
+from headrace_backend.worker.step_graphs import StepGraphs
+from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smallest_holding
+from headrace_kernels.kv_cache import copy_blocks
+from headrace_kernels.step_inputs import store_last_tokens
+
+Progress = Callable[[str, int, int, str], None]
+
+# Most memory for contexts that are gathered before attention: 131,072 tokens of an 8-head, 128-wide layer.
+_GATHER_BYTES = 512 << 20
+
+
+class _Piece(enum.Enum):
+    """What is captured of a step."""
+
+    FORWARD = enum.auto()
+    DRAW = enum.auto()
+
+
+class GpuRunner:
+    """Computes steps, strictly in the order in which they are given."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        sampler: Sampler,
+        kv_caches: list[torch.Tensor],
+        limits: StepLimits,
+        sizes: AttentionSizes,
+        shapes: Sequence[StepShape] = (),
+    ) -> None:
+        """Allocates what is shared by all steps.
+
+        Args:
+            model: The model.
+            sampler: Sampling parameters and the draw.
+            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+            limits: Of a step.
+            sizes: Of a layer's attention.
+            shapes: What `capture` captures, smallest first.
+        """
+        self._model = model
+        self._sampler = sampler
+        self.kv_caches = kv_caches
+        self._device = kv_caches[0].device
+        num_blocks, _, _, block_size, _ = kv_caches[0].shape
+        self._sizes = sizes
+        self._rows = DeviceRows(limits.max_num_seqs, -(-limits.max_model_len // block_size), num_blocks, self._device)
+        self._buffers = StepBuffers(limits, sizes, kv_caches[0], model.hidden_size, _GATHER_BYTES)
+        self._shapes = tuple(shapes)
+        self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
+        # Of the step launched last, between `forward` and `sample`.
+        self._shape: StepShape | None = None
+        self._choices = AttentionChoices()
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs captured so far. It stands still once the runner is warm."""
+        return 0 if self._graphs is None else self._graphs.num_captured
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Takes and gives back rows, then launches the pass over the plan's tokens.
+
+        Returns:
+            Hidden states of the sampled tokens, [num_samples, hidden_size], valid until the next step.
+        """
+        self._sampler.release(plan.released_rows)
+        self._sampler.admit(plan.admissions)
+        self._rows.update(plan.forward)
+        self._copy_blocks(plan.forward)
+        if not plan.forward.rows.size:
+            assert not plan.sample.rows.size, "samples without a forward pass"
+            return self._buffers.hidden[:0]
+        needed = StepShape.of(plan, self._sizes)
+        held = smallest_holding(self._shapes, needed)
+        self._shape = shape = held or needed
+        self._choices = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=held is not None)
+        self._launch(_Piece.FORWARD, shape)
+        return self._buffers.hidden[: needed.num_samples]
+
+    @torch.inference_mode()
+    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+        """Draws the plan's tokens from what `forward` returned; None if it samples nothing."""
+        num_samples = plan.sample.rows.size
+        if not num_samples:
+            return None
+        assert self._shape is not None
+        if self._sampler.is_plain(plan.sample):
+            tokens, sound = self._launch(_Piece.DRAW, self._shape)
+            return SampledTokens(tokens[:num_samples], sound[:num_samples], None)
+        sampled = self._sampler.sample(plan.sample, self._model.logits(hidden))
+        rows = self._buffers.columns(self._shape).sample_rows[:num_samples]
+        store_last_tokens(self._rows.last_tokens, rows, sampled.tokens)
+        return sampled
+
+    @torch.inference_mode()
+    def capture(self, progress: Progress) -> None:
+        """Captures all shapes, the largest first, so that the smaller ones find their memory in the pool.
+
+        Args:
+            progress: Called with (phase, done, total, unit).
+        """
+        if self._graphs is None:
+            return
+        for done, shape in enumerate(reversed(self._shapes)):
+            progress("graphs", done, len(self._shapes), "shapes")
+            self._buffers.upload_padding(shape, self._rows.scratch_row)
+            self._choices = AttentionChoices()
+            for piece in _Piece:
+                self._graphs.capture((piece, shape), lambda piece=piece, shape=shape: self._run(piece, shape))
+        progress("graphs", len(self._shapes), len(self._shapes), "shapes")
+
+    def _launch(self, piece: _Piece, shape: StepShape) -> Any:
+        if self._graphs is not None and (piece, shape) in self._graphs:
+            return self._graphs.replay((piece, shape))
+        return self._run(piece, shape)
+
+    def _run(self, piece: _Piece, shape: StepShape) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if piece is _Piece.FORWARD:
+            return self._forward(shape)
+        return self._draw(shape)
+
+    def _forward(self, shape: StepShape) -> None:
+        """Inputs from the columns, the model, and the hidden states that are sampled."""
+        inputs = self._buffers.inputs(shape, self._rows, self._choices)
+        hidden = self._model(inputs.token_ids, inputs.positions, self.kv_caches, inputs.attention)
+        sampled = self._buffers.columns(shape).sample_tokens
+        torch.index_select(hidden, 0, sampled, out=self._buffers.hidden[: shape.num_samples])
+
+    def _draw(self, shape: StepShape) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int64 [num_samples] and whether each is sound, for rows without special wishes."""
+        columns = self._buffers.columns(shape)
+        logits = self._model.logits(self._buffers.hidden[: shape.num_samples])
+        tokens, sound = self._sampler.sample_plain(logits, columns.sample_rows, columns.output_positions)
+        store_last_tokens(self._rows.last_tokens, columns.sample_rows, tokens)
+        return tokens, sound
+
+    def _copy_blocks(self, plan: ForwardPlan) -> None:
+        if plan.copy_sources.size:
+            sources, targets = (
+                to_device(blocks.astype("int64"), self._device) for blocks in (plan.copy_sources, plan.copy_targets)
+            )
+            copy_blocks(self.kv_caches, sources, targets)

@@ -1,0 +1,161 @@
+"""The memory on the card that every step uses in turn, at addresses that never change, so that graphs can hold them.
+
+Owns the piece of columns and its upload, and what kernels make of it: token ids, positions, slots, attention's scratch, the hidden states that are sampled. Does not own the rows' state
+(`device_rows`), the cache or the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from headrace_backend.step_plan import StepPlan
+from headrace_backend.worker.device_rows import DeviceRows, to_device
+from headrace_backend.worker.step_columns import (
+    AttentionChoices,
+    StepColumns,
+    columns_size,
+    fill_columns,
+    fill_padding,
+    split_columns,
+)
+from headrace_backend.worker.step_shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
+from headrace_kernels.attention_step import (
+    DecodeScratch,
+    DecodeWork,
+    GatheredContext,
+    GatherScratch,
+    PagedAttentionStep,
+    PrefillWork,
+)
+from headrace_kernels.step_inputs import build_step_inputs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step, and the largest row."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+@dataclasses.dataclass(slots=True)
+class StepInputs:
+    """What the model computes in one step."""
+
+    # int64 [num_tokens]
+    token_ids: torch.Tensor
+    # int64 [num_tokens]
+    positions: torch.Tensor
+    attention: PagedAttentionStep
+
+
+class StepBuffers:
+    """One step's tensors, for any shape up to the largest."""
+
+    def __init__(
+        self, limits: StepLimits, sizes: AttentionSizes, kv_cache: torch.Tensor, hidden_size: int, gather_bytes: int
+    ) -> None:
+        """Allocates for the largest step.
+
+        Args:
+            limits: Its sizes.
+            sizes: Of a layer's attention.
+            kv_cache: Of one layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]; its device and type are everybody's.
+            hidden_size: Of the model.
+            gather_bytes: Most memory for contexts that are gathered before attention.
+        """
+        self._device = device = kv_cache.device
+        self._sizes = sizes
+        _, _, num_kv_heads, self._block_size, head_dim = kv_cache.shape
+        largest = StepShape.mixed(limits.max_num_batched_tokens, limits.max_num_seqs, sizes)
+        self._piece = torch.zeros(columns_size(largest), dtype=torch.int32, device=device)
+        self._token_ids, self._positions, self._slots = torch.zeros(
+            3, largest.num_tokens, dtype=torch.int64, device=device
+        )
+        self._decode_scratch = DecodeScratch.allocate(sizes.num_heads, num_kv_heads, head_dim, DECODE_QUERY_LEN, device)
+        self._gather_scratch = GatherScratch.allocate(num_kv_heads, head_dim, kv_cache.dtype, device, gather_bytes)
+        # [num_samples, hidden_size] what the forward pass leaves for the draw.
+        self.hidden = torch.zeros(limits.max_num_seqs, hidden_size, dtype=kv_cache.dtype, device=device)
+
+    def upload(self, plan: StepPlan, shape: StepShape, scratch_row: int, is_captured: bool) -> AttentionChoices:
+        """Fills the columns of a shape that holds the plan and sends them, behind what has been launched so far.
+
+        Returns:
+            What `inputs` is to be called with.
+        """
+        host = self._host_piece(shape)
+        capacity = 0 if is_captured or self._gather_scratch is None else self._gather_scratch.capacity
+        columns = split_columns(host.numpy(), shape)
+        choices = fill_columns(columns, plan, shape, self._sizes, scratch_row, capacity)
+        self._send(host)
+        return choices
+
+    def upload_padding(self, shape: StepShape, scratch_row: int) -> None:
+        """Columns of a step in which nothing takes part."""
+        host = self._host_piece(shape)
+        fill_padding(split_columns(host.numpy(), shape), scratch_row)
+        self._send(host)
+
+    def columns(self, shape: StepShape) -> StepColumns[torch.Tensor]:
+        """The columns on the card, as they were uploaded last with this shape."""
+        return split_columns(self._piece, shape)
+
+    def inputs(self, shape: StepShape, rows: DeviceRows, choices: AttentionChoices) -> StepInputs:
+        """Launches the making of the model's inputs from the columns and the rows' state."""
+        columns = self.columns(shape)
+        token_ids, positions, slots = (
+            column[: shape.num_tokens] for column in (self._token_ids, self._positions, self._slots)
+        )
+        build_step_inputs(
+            columns.token_ids,
+            columns.token_entries,
+            columns.positions,
+            columns.rows,
+            rows.last_tokens,
+            rows.block_tables,
+            self._block_size,
+            token_ids,
+            positions,
+            slots,
+        )
+        attention = PagedAttentionStep(
+            query_start_loc=columns.query_start_loc,
+            seq_lens=columns.seq_lens,
+            rows=columns.rows,
+            block_tables=rows.block_tables,
+            slot_mapping=slots,
+            block_size=self._block_size,
+            decode=self._decode_work(columns, shape, choices) if shape.num_splits else None,
+            prefill=PrefillWork(columns.tiles.view(-1, 2), self._gathered(choices)) if shape.num_tiles else None,
+        )
+        return StepInputs(token_ids, positions, attention)
+
+    def _decode_work(
+        self, columns: StepColumns[torch.Tensor], shape: StepShape, choices: AttentionChoices
+    ) -> DecodeWork:
+        return DecodeWork(
+            splits=columns.splits.view(-1, 4),
+            merges=columns.merges.view(-1, 3),
+            max_query_len=DECODE_QUERY_LEN,
+            needs_merge=choices.needs_merge,
+            scratch=self._decode_scratch,
+        )
+
+    def _gathered(self, choices: AttentionChoices) -> GatheredContext | None:
+        if choices.gather is None:
+            return None
+        assert self._gather_scratch is not None
+        chunks, offsets = (
+            to_device(column, self._device) for column in (choices.gather.chunks.reshape(-1), choices.gather.offsets)
+        )
+        return GatheredContext(chunks.view(-1, 2), offsets, self._gather_scratch)
+
+    def _host_piece(self, shape: StepShape) -> torch.Tensor:
+        """Pinned memory from torch's pool, which gives it out again only when the copy from it is done."""
+        return torch.empty(columns_size(shape), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+
+    def _send(self, host: torch.Tensor) -> None:
+        self._piece[: host.numel()].copy_(host, non_blocking=True)

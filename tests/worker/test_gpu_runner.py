@@ -1,0 +1,153 @@
+"""The GPU's way through a step: the same tokens as the CPU's, exact or padded, in the interpreter here and captured on a card."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from tests.worker.driver import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    NUM_BLOCKS,
+    NUM_ROWS,
+    Entry,
+    admission,
+    execute,
+    id_bytes,
+    make_runner,
+    step,
+)
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.step_plan import StepPlan
+from headrace_backend.worker.gpu_runner import GpuRunner
+from headrace_backend.worker.model_runner import ModelRunner, allocate_kv_caches
+from headrace_backend.worker.sampler import Sampler
+from headrace_backend.worker.step_buffers import StepLimits
+from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
+from headrace_kernels.attention_plan import prefill_tile_tokens
+from headrace_kernels.triton_runtime import INTERPRETED, forced
+
+PROMPTS = [[int(x) for x in np.random.default_rng(row).integers(3, 97, 5 + 9 * row)] for row in range(5)]
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")),
+    pytest.param(
+        "cuda:0",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")],
+    ),
+]
+NUM_TOKENS = 128
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """On a CPU the kernels run in the interpreter."""
+    with forced() if request.param == "cpu" else contextlib.nullcontext():
+        yield request.param
+
+
+@pytest.fixture
+def model(device: str, request: pytest.FixtureRequest) -> CausalLM:
+    model: CausalLM = request.getfixturevalue("llama" if device == "cpu" else "llama_on_gpu")
+    return model
+
+
+def gpu_runner(model: CausalLM, device: str, batch_sizes: tuple[int, ...]) -> GpuRunner:
+    shape = (NUM_BLOCKS, 2, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
+    where = torch.device(device)
+    tile = prefill_tile_tokens(model.num_heads, model.num_kv_heads, model.head_dim, 4)
+    sizes = AttentionSizes(model.num_heads, model.num_kv_heads, tile)
+    runner = GpuRunner(
+        model,
+        Sampler(NUM_ROWS, model.vocab_size, where),
+        allocate_kv_caches(model.num_layers, shape, torch.float32, where),
+        StepLimits(NUM_ROWS, NUM_TOKENS, MAX_MODEL_LEN),
+        sizes,
+        captured_shapes(batch_sizes, NUM_TOKENS, NUM_ROWS, sizes),
+    )
+    runner.capture(lambda *_: None)
+    return runner
+
+
+def cpu_runner(model: CausalLM) -> ModelRunner:
+    return make_runner(model, model.num_layers, model.num_kv_heads, model.head_dim)
+
+
+def mixed_plans() -> list[StepPlan]:
+    """Five prompts, the longest in two chunks, a fork with a copied block, a release, and tokens the plan does not know."""
+    tables = {row: [row * 8 + i for i in range(8)] for row in range(5)}
+    start = [Entry(row, 0, PROMPTS[row], (row,)) for row in range(4)] + [Entry(4, 0, PROMPTS[4][:20])]
+    plans = [step(start, [admission(row) for row in range(5)], tables, step_id=1)]
+    decode = [Entry(row, len(PROMPTS[row]), None, (row,), 1) for row in range(4)]
+    plans.append(step([*decode, Entry(4, 20, PROMPTS[4][20:], (4, 5))], [admission(5)], {5: [32, 33, 50]}, step_id=2))
+    decode = [Entry(row, len(PROMPTS[row]) + 1, None, (row,), 2) for row in (1, 2, 3)]
+    ends = [Entry(row, len(PROMPTS[4]), None, (row,), 1) for row in (4, 5)]
+    plans.append(step([*decode, *ends], released=(0,), copies=((34, 50),), step_id=3))
+    for number in range(4, 8):
+        entries = [Entry(row, len(PROMPTS[row]) + number - 2, None, (row,), number - 1) for row in (1, 2, 3)]
+        plans.append(step(entries, released=(4, 5) if number == 4 else (), step_id=number))
+    return plans
+
+
+@pytest.fixture(scope="module")
+def expected(llama: CausalLM) -> list[list[int]]:
+    """What the CPU's path draws."""
+    runner = cpu_runner(llama)
+    return [execute(runner, plan).tokens.tolist() for plan in mixed_plans()]
+
+
+@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+def test_tokens_are_those_of_the_cpu(
+    model: CausalLM, device: str, batch_sizes: tuple[int, ...], expected: list[list[int]]
+) -> None:
+    runner = gpu_runner(model, device, batch_sizes)
+    assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
+    assert (runner.num_captured > 0) == bool(batch_sizes and device != "cpu")
+
+
+def wishful_plans() -> list[StepPlan]:
+    """Rows that draw in every way the sampler knows, together and then plain ones alone."""
+    history = {"needs_history": True, "prompt_ids": id_bytes(*PROMPTS[3]), "output_ids": id_bytes()}
+    rows = [
+        admission(0, temperature=0.8),
+        admission(1, temperature=0.7, top_k=20, top_p=0.9, num_logprobs=3),
+        admission(2, temperature=1.5, min_p=0.05),
+        admission(3, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.1, **history),
+        admission(4, logit_bias_ids=id_bytes(4), logit_bias_values=np.float32(6).tobytes(), num_logprobs=0),
+    ]
+    tables = {row: [row * 8 + i for i in range(8)] for row in range(5)}
+    plans = [step([Entry(row, 0, PROMPTS[row], (row,)) for row in range(5)], rows, tables, step_id=1)]
+    for number in range(2, 5):
+        decode = [Entry(row, len(PROMPTS[row]) + number - 2, None, (row,), number - 1) for row in range(5)]
+        plans.append(step(decode, step_id=number))
+    plain = [Entry(row, len(PROMPTS[row]) + 3, None, (row,), 4) for row in (0, 2)]
+    plans.append(step(plain, released=(1, 3, 4), step_id=5))
+    return plans
+
+
+def test_rows_with_wishes_draw_as_on_the_cpu(model: CausalLM, llama: CausalLM, device: str) -> None:
+    on_gpu, on_cpu = gpu_runner(model, device, (1, 2, 4, 8)), cpu_runner(llama)
+    for plan in wishful_plans():
+        drawn, wanted = execute(on_gpu, plan), execute(on_cpu, plan)
+        assert drawn.tokens.tolist() == wanted.tokens.tolist()
+        assert drawn.ok.all()
+        assert drawn.top_token_ids.tolist() == wanted.top_token_ids.tolist()
+        assert drawn.logprob_ranks.tolist() == wanted.logprob_ranks.tolist()
+        np.testing.assert_allclose(drawn.top_logprobs, wanted.top_logprobs, atol=1e-4)
+
+
+def test_bad_numbers_end_their_own_row_only(model: CausalLM, device: str) -> None:
+    """A cache block of NaN, as a broken copy would leave it: the row that reads it is not sound, the others are."""
+    runner = gpu_runner(model, device, (1, 2, 4, 8))
+    tables = {row: [row * 8 + i for i in range(8)] for row in range(3)}
+    execute(
+        runner,
+        step([Entry(row, 0, PROMPTS[row], (row,)) for row in range(3)], [admission(r) for r in range(3)], tables),
+    )
+    runner.kv_caches[0][8].fill_(torch.nan)
+    result = execute(runner, step([Entry(row, len(PROMPTS[row]), None, (row,), 1) for row in range(3)]))
+    assert result.ok.tolist() == [1, 0, 1]
+    assert result.tokens[1] == 0
