@@ -1,9 +1,29 @@
-"""Root mean square norm, alone or fused with the residual addition before it."""
+"""Root mean square norm, alone or fused with the residual addition before it.
+
+One kernel per operation. A program holds whole rows in registers and reads each number once; short rows (the norm of each head) share a program. Rows longer than any known model's take the reference.
+
+Launch rule: one row a program from 2,048 numbers on, otherwise as many rows as fill 2,048; 16 numbers (two loads of 16 bytes) a thread, at most 16 warps. It does not depend on the number of rows, so
+a row's result does not either. Not measured yet.
+"""
+
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
 
+import math
+
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+
+from headrace_kernels.triton_runtime import uses_triton
+
+# Numbers of a row that 16 warps hold in registers, 64 in each thread.
+_LONGEST_ROW = 32_768
+# Numbers of a program that holds several rows.
+_SHARED_PROGRAM = 2048
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -22,17 +42,127 @@ def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: flo
     return rms_norm_reference(residual.add_(x), weight, eps)
 
 
+@triton.jit
+def scaled_by_rms(wide, mean_square, weight, eps, DTYPE: tl.constexpr):
+    """`wide` [rows, n] fp32 over its root mean square ([rows], given squared), rounded to the storage type, times `weight`: fp32, to be rounded once more by the store."""
+    inverse = tl.rsqrt(mean_square + eps)
+    return (wide * inverse[:, None]).to(DTYPE).to(tl.float32) * weight.to(tl.float32)
+
+
+@triton.jit
+def _weights(weight, rows, offs, mask):
+    """The weight for each of the rows. Loaded in the rows' own shape, which keeps it in the rows' layout, and before their sum, which every later load would wait for."""
+    return tl.load(weight + offs + rows[:, None] * 0, mask=mask, other=0.0)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm_kernel(
+    x,
+    weight,
+    out,
+    num_rows,
+    eps,
+    INNER_ROWS: tl.constexpr,
+    OUTER_STRIDE: tl.constexpr,
+    INNER_STRIDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    offs = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows)[:, None] & (offs < SIZE)
+    starts = rows // INNER_ROWS * OUTER_STRIDE + rows % INNER_ROWS * INNER_STRIDE
+    wide = tl.load(x + starts[:, None] + offs, mask=mask, other=0.0).to(tl.float32)
+    factors = _weights(weight, rows, offs, mask)
+    mean_square = tl.sum(wide * wide, axis=1) / SIZE
+    normed = scaled_by_rms(wide, mean_square, factors, eps, x.dtype.element_ty)
+    tl.store(out + rows[:, None] * SIZE + offs, normed.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _add_rms_norm_kernel(
+    x,
+    residual,
+    weight,
+    out,
+    num_rows,
+    eps,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    offs = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows)[:, None] & (offs < SIZE)
+    places = rows[:, None] * SIZE + offs
+    added = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
+    stream = tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
+    factors = _weights(weight, rows, offs, mask)
+    # The stream is kept in the storage type, and the norm is that of what is kept.
+    total = (stream + added).to(residual.dtype.element_ty)
+    tl.store(residual + places, total, mask=mask)
+    wide = total.to(tl.float32)
+    mean_square = tl.sum(wide * wide, axis=1) / SIZE
+    normed = scaled_by_rms(wide, mean_square, factors, eps, residual.dtype.element_ty)
+    tl.store(out + places, normed.to(out.dtype.element_ty), mask=mask)
+
+
+def launch_rule(size: int) -> tuple[int, int, int]:
+    """Rows of a program, numbers of a row rounded up to a power of two, and warps, for rows of `size`."""
+    block = triton.next_power_of_2(size)
+    rows = max(1, _SHARED_PROGRAM // block)
+    return rows, block, min(16, max(1, rows * block // 512))
+
+
+def _row_layout(x: Tensor) -> tuple[int, int, int] | None:
+    """Where the rows of x lie, as (rows side by side, stride of such groups, stride within); None if no two strides describe it."""
+    size = x.shape[-1]
+    if x.is_contiguous():
+        return 1, size, 0
+    if x.stride(-1) != 1:
+        return None
+    if x.dim() == 2:
+        return 1, x.stride(0), 0
+    return (x.shape[1], x.stride(0), x.stride(1)) if x.dim() == 3 else None
+
+
+def _rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    layout = _row_layout(x)
+    if layout is None:
+        x, layout = x.contiguous(), (1, x.shape[-1], 0)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
+    if num_rows:
+        rows, block, num_warps = launch_rule(size)
+        grid = (triton.cdiv(num_rows, rows),)
+        _rms_norm_kernel[grid](x, weight, out, num_rows, eps, *layout, size, rows, block, num_warps=num_warps)
+    return out
+
+
+def _add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    out = torch.empty_like(residual)
+    num_rows, size = residual.shape
+    if num_rows:
+        rows, block, num_warps = launch_rule(size)
+        grid = (triton.cdiv(num_rows, rows),)
+        _add_rms_norm_kernel[grid](x, residual, weight, out, num_rows, eps, size, rows, block, num_warps=num_warps)
+    return out
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalizes the last dimension.
 
     Args:
-        x: [..., size] in any floating type.
+        x: [..., size] in any floating type; may be a view with strides.
         weight: [size] in the type of x.
         eps: Added to the mean square.
 
     Returns:
         [..., size] in the type of x.
     """
+    if uses_triton(x) and x.shape[-1] <= _LONGEST_ROW:
+        return _rms_norm_triton(x, weight, eps)
     return rms_norm_reference(x, weight, eps)
 
 
@@ -48,4 +178,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     Returns:
         [num_tokens, size] the normalized sum.
     """
+    if uses_triton(x) and x.shape[-1] <= _LONGEST_ROW and x.is_contiguous() and residual.is_contiguous():
+        return _add_rms_norm_triton(x, residual, weight, eps)
     return add_rms_norm_reference(x, residual, weight, eps)

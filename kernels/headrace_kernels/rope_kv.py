@@ -1,15 +1,25 @@
 """Between a layer's projections and its attention: optional norms of each head's query and key, rotation, and the write into the paged cache, in one pass over the projection.
 
 Owns the fused kernel. The operations themselves are `rms_norm`, `rope` and `kv_cache`, which say what it computes; on a CPU they run one after the other.
+
+Launch rule: heads of one token a program, as many as make 256 planes (4 heads of 128) with one warp up to 64 tokens, so that a single row reaches a dozen multiprocessors, and 1,024 planes (16 heads) with
+4 warps beyond. A thread turns 8 planes: two loads of 16 bytes. Not measured yet.
 """
+
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
 
+import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels.kv_cache import write_kv
-from headrace_kernels.rms_norm import rms_norm
+from headrace_kernels.rms_norm import rms_norm, scaled_by_rms
 from headrace_kernels.rope import rope
+from headrace_kernels.triton_runtime import uses_triton
 
 
 def rope_and_write_kv_reference(
@@ -32,6 +42,123 @@ def rope_and_write_kv_reference(
         query = rope(rms_norm(qkv[:, :num_heads], query_norm, eps), rotations)
         key = rope(rms_norm(qkv[:, num_heads:end], key_norm, eps), rotations)
     write_kv(key, qkv[:, end:], kv_cache, slot_mapping)
+    return query
+
+
+@triton.jit
+def _norm_weights(query_norm, key_norm, heads, offs, mask, NUM_HEADS: tl.constexpr):
+    """Each head's factors of its norm, [heads, planes]."""
+    is_query = (heads < NUM_HEADS)[:, None]
+    of_query = tl.load(query_norm + offs + heads[:, None] * 0, mask=mask & is_query, other=0.0)
+    of_key = tl.load(key_norm + offs + heads[:, None] * 0, mask=mask & ~is_query, other=0.0)
+    return tl.where(is_query, of_query, of_key)
+
+
+@triton.jit(do_not_specialize=["slot_mapping"])
+def _rope_and_write_kv_kernel(
+    qkv,
+    rotations,
+    query_norm,
+    key_norm,
+    slot_mapping,
+    query,
+    kv_cache,
+    eps,
+    NORMED: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    PLANES: tl.constexpr,
+):
+    # One token, HEADS of its heads: queries, then keys, then values. A head's two halves meet in planes (a, b).
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    offs = tl.arange(0, PLANES)[None, :]
+    mask = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & (offs < HALF)
+    place = qkv + token * TOKEN_STRIDE + heads[:, None] * (2 * HALF) + offs
+    raw_a = tl.load(place, mask=mask, other=0.0)
+    raw_b = tl.load(place + HALF, mask=mask, other=0.0)
+    rotation = rotations + token * (3 * HALF) + offs + heads[:, None] * 0
+    cosine = tl.load(rotation, mask=mask, other=0.0)
+    sine = tl.load(rotation + 2 * HALF, mask=mask, other=0.0)
+    slot = tl.load(slot_mapping + token)
+
+    a, b = raw_a.to(tl.float32), raw_b.to(tl.float32)
+    if NORMED:
+        dtype: tl.constexpr = qkv.dtype.element_ty
+        # Before the sum, which later loads would wait for.
+        weight_a = _norm_weights(query_norm, key_norm, heads, offs, mask, NUM_HEADS)
+        weight_b = _norm_weights(query_norm, key_norm, heads, offs + HALF, mask, NUM_HEADS)
+        mean_square = tl.sum(a * a + b * b, axis=1) / (2 * HALF)
+        a = scaled_by_rms(a, mean_square, weight_a, eps, dtype).to(dtype).to(tl.float32)
+        b = scaled_by_rms(b, mean_square, weight_b, eps, dtype).to(dtype).to(tl.float32)
+    turned_a = (a * cosine - b * sine).to(qkv.dtype.element_ty)
+    turned_b = (b * cosine + a * sine).to(qkv.dtype.element_ty)
+
+    mask_query = mask & (heads < NUM_HEADS)[:, None]
+    target = query + token * (NUM_HEADS * 2 * HALF) + heads[:, None] * (2 * HALF) + offs
+    tl.store(target, turned_a, mask=mask_query)
+    tl.store(target + HALF, turned_b, mask=mask_query)
+
+    # A block holds all heads' keys, then all heads' values, as they follow each other in the projection too. Values are stored as they are.
+    kv_heads = heads - NUM_HEADS
+    is_value = (kv_heads >= NUM_KV_HEADS)[:, None]
+    mask_kv = mask & (kv_heads >= 0)[:, None] & (slot >= 0)
+    start = kv_cache + slot // BLOCK_SIZE * BLOCK_STRIDE + slot % BLOCK_SIZE * (2 * HALF)
+    target = start + kv_heads[:, None] * (BLOCK_SIZE * 2 * HALF) + offs
+    tl.store(target, tl.where(is_value, raw_a, turned_a).to(kv_cache.dtype.element_ty), mask=mask_kv)
+    tl.store(target + HALF, tl.where(is_value, raw_b, turned_b).to(kv_cache.dtype.element_ty), mask=mask_kv)
+
+
+def _launch_rule(num_tokens: int, half: int) -> tuple[int, int, int]:
+    """Heads of a program, planes of a head rounded up to a power of two, and warps."""
+    planes = triton.next_power_of_2(half)
+    heads = max(1, (256 if num_tokens <= 64 else 1024) // planes)
+    return heads, planes, max(1, heads * planes // 256)
+
+
+def _rope_and_write_kv_triton(
+    qkv: Tensor,
+    rotations: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    num_heads: int,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    assert kv_cache[0].is_contiguous()
+    num_tokens, total_heads, head_dim = qkv.shape
+    num_kv_heads, half = (total_heads - num_heads) // 2, head_dim // 2
+    qkv = qkv.contiguous()
+    query = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    if not num_tokens:
+        return query
+    heads, planes, num_warps = _launch_rule(num_tokens, half)
+    _rope_and_write_kv_kernel[(num_tokens, triton.cdiv(total_heads, heads))](
+        qkv,
+        rotations,
+        query_norm,
+        key_norm,
+        slot_mapping,
+        query,
+        kv_cache,
+        eps,
+        query_norm is not None,
+        total_heads * head_dim,
+        kv_cache.stride(0),
+        kv_cache.shape[3],
+        num_heads,
+        num_kv_heads,
+        half,
+        heads,
+        planes,
+        num_warps=num_warps,
+    )
     return query
 
 
@@ -60,4 +187,5 @@ def rope_and_write_kv(
     Returns:
         [num_tokens, num_heads, head_dim] the turned queries.
     """
-    return rope_and_write_kv_reference(qkv, rotations, kv_cache, slot_mapping, num_heads, query_norm, key_norm, eps)
+    run = _rope_and_write_kv_triton if uses_triton(qkv) else rope_and_write_kv_reference
+    return run(qkv, rotations, kv_cache, slot_mapping, num_heads, query_norm, key_norm, eps)
