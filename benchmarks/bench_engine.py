@@ -8,13 +8,16 @@ One configuration serves all workloads. Greedy, answers of fixed length, prefix 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import pathlib
 import tempfile
 import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
+import pydantic
 import uvloop
 
 from benchmarks import results_table
@@ -116,7 +119,7 @@ def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, dtype: str) -> 
     return summary([request for index, request in enumerate(requests) if index not in workload.apart], 0.0)
 
 
-def _result(
+def record(
     figures: dict[str, Any], workload: Workload, plan: Plan, ceilings: Ceilings, started: Started, dtype: str
 ) -> dict[str, Any]:
     """One workload's record, in the order in which results are read."""
@@ -141,30 +144,44 @@ def _result(
         "floor": floor_of(workload, plan, ceilings, dtype),
         "ceilings": ceilings.summary(),
     }
-    record: dict[str, Any] = head | figures | tail | more | about | {"engine": plan.settings}
-    return record
+    result: dict[str, Any] = head | figures | tail | more | about | {"engine": plan.settings}
+    return result
 
 
-async def run(plan: Plan, ceilings: Ceilings) -> list[dict[str, Any]]:
-    """Starts the backend, warms it, and measures every workload."""
+@contextlib.asynccontextmanager
+async def measured_engine(
+    plan: Plan, ceilings: Ceilings
+) -> AsyncIterator[tuple[EngineSession, list[Workload], Started, Callable[[], float | None]]]:
+    """A warm backend, its workloads, what is known of it, and a function that tells the peak of its memory (GiB)."""
     on_gpu = ceilings.device == "cuda"
     memory = GpuMemory() if on_gpu else None
-    results = []
     async with engine_session(plan.settings, _START_TIMEOUT_S) as session:
         requests = plan.requests or (0 if on_gpu else _CPU_REQUESTS)
         sizes = session.model.vocabulary_size, session.model.max_context_tokens
         workloads = [fitted(build(name, plan.seed, requests), *sizes) for name in plan.workloads]
         started = await _start(session, plan, workloads, on_gpu)
         print(f"start-up {started.startup_s} s, warm after {started.warm_up_rounds} rounds; {ceilings.summary()}")
+        yield (
+            session,
+            workloads,
+            started,
+            lambda: _rounded(memory.peak_gib if memory else session.process.resident_peak_gib()),
+        )
+    if memory:
+        memory.close()
+
+
+async def run(plan: Plan, ceilings: Ceilings) -> list[dict[str, Any]]:
+    """Starts the backend, warms it, and measures every workload."""
+    results = []
+    async with measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
         for workload in workloads:
             repeats = plan.repeats or _CHEAP.get(workload.name, 1)
             figures = await _measure(session, workload, repeats)
-            result = _result(figures, workload, plan, ceilings, started, session.model.dtype)
-            result["peak_memory_gib"] = _rounded(memory.peak_gib if memory else session.process.resident_peak_gib())
+            result = record(figures, workload, plan, ceilings, started, session.model.dtype)
+            result["peak_memory_gib"] = peak_gib()
             print("\n".join(results_table.lines(result)), flush=True)
             results.append(result)
-    if memory:
-        memory.close()
     return results
 
 
@@ -188,8 +205,26 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=JSON", help="another EngineConfig field; may be repeated"
     )
+    parser.add_argument("--seed", type=int, default=0, help="added to the workloads' own seeds")
+    parser.add_argument("--requests", type=int, default=0, help="the first N of each workload; 0: all (16 on a CPU)")
+    parser.add_argument("--repeats", type=int, default=0, help="runs of each workload; 0: the benchmark's own number")
     parser.add_argument("--git", default="", help="the commit, where the tree has no history")
     parser.add_argument("--json", type=pathlib.Path)
+
+
+def plan_of(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: pathlib.Path) -> Plan:
+    """What the options ask for, on the model in `folder`. Mistakes end the program as argparse's own do."""
+    names = tuple(options.workloads.split(","))
+    if unknown := [name for name in names if name not in WORKLOADS]:
+        parser.error(f"no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
+    settings = engine_settings(options, folder.resolve())
+    try:
+        config = EngineConfig(**settings)
+    except pydantic.ValidationError as error:
+        parser.error(f"{'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}")
+    shape_name = options.model.name if options.model else options.shape
+    sizes = (options.seed, options.requests, options.repeats)
+    return Plan(settings, config, shape_of(folder), shape_name, names, *sizes, options.git)
 
 
 def engine_settings(options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
@@ -230,22 +265,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     engine_options(parser)
     parser.add_argument("--workloads", default="single,mix1000", help=f"with commas: {', '.join(WORKLOADS)}")
-    parser.add_argument("--seed", type=int, default=0, help="added to the workloads' own seeds")
-    parser.add_argument("--requests", type=int, default=0, help="the first N of each workload; 0: all (16 on a CPU)")
-    parser.add_argument("--repeats", type=int, default=0, help="runs of each workload; 0: 3 of single, 1 of others")
     options = parser.parse_args()
-    names = tuple(options.workloads.split(","))
-    if unknown := [name for name in names if name not in WORKLOADS]:
-        parser.error(f"no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
     ceilings = measured(options.device, options.threads)
     with tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
         folder = options.model or write_model_folder(options.shape, pathlib.Path(parent))
-        name = options.model.name if options.model else options.shape
-        settings = engine_settings(options, folder.resolve())
-        plan = Plan(
-            settings, EngineConfig(**settings), shape_of(folder), name, names,
-            options.seed, options.requests, options.repeats, options.git,
-        )  # fmt: skip
+        plan = plan_of(parser, options, folder)
         results = uvloop.run(run(plan, ceilings))
     write_json(results, options.json)
 

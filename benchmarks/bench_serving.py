@@ -1,0 +1,135 @@
+"""What text and gRPC cost: the same workloads, on the same backend, through service processes and through the engine's own stream, in turns.
+
+Text in and out with a byte-level BPE of our own that has as many entries as the model's vocabulary; several client processes; one or more service processes. Loss is the share of the engine's
+output tokens per second that is missing through gRPC. Runs alternate, medians are compared.
+
+    python -m benchmarks.bench_serving --shape llama-3.1-8b --dtype bf16 --workloads burst256,poisson15 --services 1 --clients 4 --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import tempfile
+from typing import Any
+
+import uvloop
+from tokenizers import Tokenizer
+
+from benchmarks import bench_engine, results_table
+from benchmarks.bench_engine import Plan
+from benchmarks.ceilings import Ceilings, measured
+from benchmarks.engine_session import EngineSession
+from benchmarks.figures import write_json
+from benchmarks.measurements import itl_over_time, medians, summary
+from benchmarks.sending import NotMeasured, Run, counters, send
+from benchmarks.serving import Services, send_texts, services
+from benchmarks.shapes import write_model_folder
+from benchmarks.synthetic_tokenizer import as_words
+from benchmarks.workloads import WORKLOADS, Workload, first_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Front:
+    """What stands in front of the engine."""
+
+    tokenizer: Tokenizer
+    services: Services
+    clients: int
+
+
+def _worded(workload: Workload, vocab_size: int) -> Workload:
+    """The workload with ids whose text is encoded to the same ids again."""
+    return dataclasses.replace(workload, trace=[(as_words(ids, vocab_size), output) for ids, output in workload.trace])
+
+
+def _checked(run: Run, workload: Workload) -> Run:
+    if run.cached_tokens:
+        raise NotMeasured(f"{workload.name}: {run.cached_tokens} tokens came from the prefix cache")
+    return run
+
+
+async def _measure(session: EngineSession, front: Front, workload: Workload, repeats: int) -> dict[str, Any]:
+    """Alternates both ways; the figures through gRPC, with the engine's own beside them under "more"."""
+    before, cpu_s = counters(await session.load()), front.services.cpu_s()
+    engine_runs, runs = [], []
+    for number in range(repeats):
+        engine_runs.append(_checked(await send(session, workload, f"{workload.name} e{number}".encode()), workload))
+        salt = f"{workload.name} s{number}"
+        runs.append(
+            _checked(await send_texts(workload, front.tokenizer, front.services, salt, front.clients), workload)
+        )
+    after = counters(await session.load())
+    figures, spread = medians([summary(run.requests, run.begin_s) for run in runs])
+    engine, engine_spread = medians([summary(run.requests, run.begin_s) for run in engine_runs])
+    tokens = repeats * sum(output for _, output in workload.trace)
+    more: dict[str, Any] = {f"{name}_after_warm_up": after[name] - before[name] for name in after}
+    more |= {
+        "through": "grpc",
+        "services": len(front.services.addresses),
+        "clients": front.clients,
+        "engine_api": engine,
+        "loss": round(1 - figures["output_tok_s"] / engine["output_tok_s"], 4),
+        "service_us_per_token": round((front.services.cpu_s() - cpu_s) / tokens * 1e6, 2),
+        "service_rss_mib": round(front.services.resident_mib(), 1),
+        "cached_tokens": 0,
+        "repeats": repeats,
+        "cut": workload.cut,
+        "sent_late_ms": round(max(run.latest_s for run in runs) * 1e3, 3),
+        "spread": spread,
+        "engine_api_spread": engine_spread,
+        "itl_over_time": itl_over_time(runs[0].requests, runs[0].begin_s),
+    }
+    return figures | {"more": more}
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    """The figures through gRPC beside the engine's own."""
+    beside = result | {"floor": result["engine_api"]}
+    shown = [line.replace("  floor ", "  engine") for line in results_table.lines(beside)]
+    return [
+        *shown,
+        f"  loss {result['loss']:.2%} of the engine's tokens/s; {result['service_us_per_token']} us of service CPU per token",
+    ]
+
+
+async def run(plan: Plan, ceilings: Ceilings, num_services: int, clients: int) -> list[dict[str, Any]]:
+    """Starts everything, warms it, and measures every workload both ways."""
+    tokenizer = Tokenizer.from_file(str(pathlib.Path(plan.settings["model"]) / "tokenizer.json"))
+    results = []
+    async with bench_engine.measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
+        with services(session.process.address, num_services) as running:
+            front = Front(tokenizer, running, clients)
+            worded = [_worded(workload, session.model.vocabulary_size) for workload in workloads]
+            await send_texts(first_of(worded[0], 2 * clients), tokenizer, running, "warm-up", clients)
+            for workload in worded:
+                figures = await _measure(session, front, workload, plan.repeats or 3)
+                result = bench_engine.record(figures, workload, plan, ceilings, started, session.model.dtype)
+                result["peak_memory_gib"] = peak_gib()
+                print("\n".join(_lines(result)), flush=True)
+                results.append(result)
+    return results
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    bench_engine.engine_options(parser)
+    parser.add_argument("--workloads", default="burst256,poisson15", help=f"with commas: {', '.join(WORKLOADS)}")
+    parser.add_argument("--services", type=int, default=1, help="service processes")
+    parser.add_argument(
+        "--clients", type=int, default=max(1, len(os.sched_getaffinity(0)) // 4), help="client processes"
+    )
+    options = parser.parse_args()
+    ceilings = measured(options.device, options.threads)
+    with tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
+        folder = options.model or write_model_folder(options.shape, pathlib.Path(parent), tokenizer=True)
+        plan = bench_engine.plan_of(parser, options, folder)
+        results = uvloop.run(run(plan, ceilings, options.services, options.clients))
+    write_json(results, options.json)
+
+
+if __name__ == "__main__":
+    main()
