@@ -71,7 +71,8 @@ async def _measure(session: EngineSession, front: Front, workload: Workload, rep
         "services": len(front.services.addresses),
         "clients": front.clients,
         "engine_api": engine,
-        "loss": round(1 - figures["output_tok_s"] / engine["output_tok_s"], 4),
+        # An open loop sends no faster than its arrivals: there the latencies tell.
+        "loss": None if workload.arrivals_s else round(1 - figures["output_tok_s"] / engine["output_tok_s"], 4),
         "service_us_per_token": round((front.services.cpu_s() - cpu_s) / tokens * 1e6, 2),
         "service_rss_mib": round(front.services.resident_mib(), 1),
         "cached_tokens": 0,
@@ -89,10 +90,9 @@ def _lines(result: dict[str, Any]) -> list[str]:
     """The figures through gRPC beside the engine's own."""
     beside = result | {"floor": result["engine_api"]}
     shown = [line.replace("  floor ", "  engine") for line in results_table.lines(beside)]
-    return [
-        *shown,
-        f"  loss {result['loss']:.2%} of the engine's tokens/s; {result['service_us_per_token']} us of service CPU per token",
-    ]
+    added = [f"{name} {result[name] - result['engine_api'][name]:+.2f} ms" for name in ("ttft_p50", "ttft_p95")]
+    loss = "" if result["loss"] is None else f"loss {result['loss']:.2%} of the engine's tokens/s; "
+    return [*shown, f"  {loss}{', '.join(added)}; {result['service_us_per_token']} us of service CPU per token"]
 
 
 async def run(plan: Plan, ceilings: Ceilings, num_services: int, clients: int) -> list[dict[str, Any]]:
