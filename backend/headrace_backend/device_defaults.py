@@ -34,10 +34,10 @@ def step_sizes(device: str) -> Mapping[str, int]:
 def default_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """Batch sizes that decode steps are captured for.
 
-    Every capture costs start-up time and memory, so that they are few (23 for 512 rows). Up to 64 rows a step's time is that of the weights, whatever is padded; above, at most a fifth
+    Every capture costs start-up time and memory, so that they are few (28 for 512 rows). Up to 64 rows a step's time is that of the weights, whatever is padded; above, at most a fifth
     of a batch is padding.
     """
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 4097, 64)]
+    sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32), *range(576, 4097, 64)]
     return tuple(size for size in sizes if size < max_num_seqs) + (max_num_seqs,)
 
 

@@ -10,11 +10,21 @@ import torch
 from headrace_backend.config import EngineConfig
 from headrace_backend.worker.device import choose_device, choose_dtype
 from headrace_backend.worker.errors import StartRefused
-from headrace_backend.worker.memory_plan import ModelMemory, free_memory_bytes, model_memory, plan_memory
+from headrace_backend.worker.memory_plan import (
+    ModelMemory,
+    Room,
+    free_memory_bytes,
+    measured_memory,
+    model_memory,
+    plan_estimate,
+    plan_memory,
+)
+from headrace_backend.worker.profile_step import Profile
 from headrace_backend.worker.start_up import checked_max_model_len
 from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 MIB = 1 << 20
 GIB = 1 << 30
 MEMORY = ModelMemory(weights=100 * MIB, activations=50 * MIB, kv_block=MIB)
@@ -25,20 +35,22 @@ def config_of(path: pathlib.Path = pathlib.Path("model"), **values: object) -> E
 
 
 def test_a_cpu_cache_gets_a_quarter_of_what_is_free_and_at_most_four_gib() -> None:
-    assert plan_memory(config_of(), MEMORY, 16, CPU, 2 * GIB).num_blocks == 512
-    assert plan_memory(config_of(), MEMORY, 16, CPU, 64 * GIB).num_blocks == 4096
+    assert plan_memory(config_of(), MEMORY, 16, Room(CPU, 2 * GIB)).num_blocks == 512
+    assert plan_memory(config_of(), MEMORY, 16, Room(CPU, 64 * GIB)).num_blocks == 4096
 
 
 def test_a_gpu_cache_gets_what_the_model_leaves() -> None:
-    plan = plan_memory(config_of(), MEMORY, 16, torch.device("cuda", 0), 10 * GIB)
-    assert plan.num_blocks == int(10 * GIB * 0.95 - 150 * MIB) // MIB
-    assert plan.weight_bytes + plan.activation_bytes + plan.kv_cache_bytes <= 0.95 * plan.total_bytes
+    plan = plan_memory(config_of(), MEMORY, 16, Room(GPU, 10 * GIB, 11 * GIB))
+    assert plan.reserve_bytes == 256 * MIB
+    assert plan.num_blocks == (10 * GIB - 256 * MIB - 150 * MIB) // MIB
+    large = plan_memory(config_of(), MEMORY, 16, Room(GPU, 130 * GIB, 140 * GIB))
+    assert large.reserve_bytes == int(0.0075 * 140 * GIB)
 
 
 def test_configured_sizes_hold_whatever_is_free() -> None:
-    by_bytes = plan_memory(config_of(kv_memory=10 * MIB + 5), MEMORY, 10**6, CPU, GIB)
+    by_bytes = plan_memory(config_of(kv_memory=10 * MIB + 5), MEMORY, 10**6, Room(CPU, GIB))
     assert (by_bytes.num_blocks, by_bytes.kv_cache_bytes) == (10, 10 * MIB)
-    assert plan_memory(config_of(kv_memory=MIB, num_blocks=3), MEMORY, 10**6, CPU, GIB).num_blocks == 3
+    assert plan_memory(config_of(kv_memory=MIB, num_blocks=3), MEMORY, 10**6, Room(CPU, GIB)).num_blocks == 3
 
 
 @pytest.mark.parametrize(
@@ -54,7 +66,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(
     values: dict[str, object], max_model_len: int, free: int, message: str
 ) -> None:
     with pytest.raises(StartRefused, match=message):
-        plan_memory(config_of(**values), MEMORY, max_model_len, CPU, free)
+        plan_memory(config_of(**values), MEMORY, max_model_len, Room(CPU, free))
 
 
 def test_the_models_bytes_are_those_it_allocates(llama_path: pathlib.Path) -> None:

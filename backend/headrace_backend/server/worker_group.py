@@ -23,6 +23,7 @@ from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND, Recor
 from headrace_backend.worker_messages import (
     LoadProgress,
     MemoryPlan,
+    Notice,
     RecordKind,
     WorkerFailed,
     WorkerReady,
@@ -162,6 +163,8 @@ class WorkerGroup:
             self._log_progress(rank, message)
         elif isinstance(message, WorkerReady):
             self._on_ready(rank, message)
+        elif isinstance(message, Notice):
+            self._log.warning(message.text, rank=rank)
         else:
             assert isinstance(message, WorkerFailed)
             self._lose(WorkersLost(f"worker {rank}: {message.reason}", invalid_model=message.invalid_model))

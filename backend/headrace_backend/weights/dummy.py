@@ -1,4 +1,8 @@
-"""Seeded Gaussian weights, for measurements without a checkpoint. A tensor's values depend on seed and name only, not on order or on how ranks share it."""
+"""Seeded Gaussian weights, for measurements without a checkpoint.
+
+A tensor's values depend on seed and name only, not on order or on how ranks share it. They are drawn where the weights live, a card's by its own generator, so that 16 GB take about as long as
+writing them; on another kind of device, or in another type on a card, they are others.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +33,34 @@ def fill_with_noise(
         progress("dummy weights", done, len(targets), "tensors")
         if len(shapes[name]) == 1 and name.endswith("norm.weight"):
             target.tensor.fill_(1.0)
-            continue
-        whole = torch.empty(shapes[name]).normal_(0.0, STANDARD_DEVIATION, generator=_generator(seed, name))
-        kept = whole[target.rows.start : target.rows.stop]
-        if target.columns is not None:
-            kept = kept[:, target.columns.start : target.columns.stop]
-        target.tensor.copy_(kept)
+        elif target.tensor.is_cuda and target.tensor.shape == shapes[name] and target.tensor.is_contiguous():
+            _draw(target.tensor, seed, name)
+        else:
+            _fill_part(target, shapes[name], seed, name)
+    _wait(targets)
     progress("dummy weights", len(targets), len(targets), "tensors")
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
+def _fill_part(target: WeightTarget, shape: tuple[int, ...], seed: int, name: str) -> None:
+    """Draws the whole tensor and keeps the target's part. On a CPU in fp32, whatever the target's type."""
+    on_card = target.tensor.is_cuda
+    whole = torch.empty(
+        shape, dtype=target.tensor.dtype if on_card else torch.float32, device=target.tensor.device if on_card else None
+    )
+    kept = _draw(whole, seed, name)[target.rows.start : target.rows.stop]
+    if target.columns is not None:
+        kept = kept[:, target.columns.start : target.columns.stop]
+    target.tensor.copy_(kept)
+
+
+def _draw(tensor: torch.Tensor, seed: int, name: str) -> torch.Tensor:
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    generator = torch.Generator(tensor.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return tensor.normal_(0.0, STANDARD_DEVIATION, generator=generator)
+
+
+def _wait(targets: Mapping[str, WeightTarget]) -> None:
+    """Until the weights are there, so that the phase's time is its own."""
+    device = next(iter(targets.values())).tensor.device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,31 +1,38 @@
 """Reads a folder's tensors into their targets: by offset, in parallel, cut and cast while they are read.
 
-Files are read with `preadv` into buffers of bounded size; nothing stays mapped or open afterwards, so a file that is truncated or replaced under a running server can't
-touch it. The offsets come from validated headers. A tensor that holds a NaN or an infinity is refused.
+Owns the choice between the two ways and the one for a CPU: each reader takes a tensor and reads it piece by piece into a buffer of its own. The way to a GPU is `pinned_loader`. The offsets
+come from validated headers. A tensor that holds a NaN or an infinity is refused.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import math
-import os
-import pathlib
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from headrace_backend.weights.checkpoint_files import (
+    DTYPES,
+    ByteCounter,
+    CheckpointFiles,
+    Progress,
+    not_finite,
+    row_pieces,
+)
+from headrace_backend.weights.pinned_loader import PINNED_BYTES, CudaTransfer, load_through_buffers
 from headrace_backend.weights.placement import WeightTarget
-from headrace_model_folder import InvalidModelFolder, ModelFolder, TensorRecord
+from headrace_model_folder import ModelFolder, TensorRecord
 
-# One read: large enough for full bandwidth, small enough that few buffers are cheap to pin.
+# One read: large enough for full bandwidth, small enough that the copy out of it finds it in the cache.
 _PIECE_BYTES = 16 << 20
 _NUM_READERS = 4
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_UNIT = 1 << 20
 
-Progress = Callable[[str, int, int, str], None]
+
+def pinned_bytes(device: torch.device) -> int:
+    """Host memory that is pinned while weights are read for a device."""
+    return PINNED_BYTES if device.type == "cuda" else 0
 
 
 def load_weights(folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress) -> None:
@@ -33,105 +40,59 @@ def load_weights(folder: ModelFolder, targets: Mapping[str, WeightTarget], progr
 
     Args:
         folder: A folder opened with its weights.
-        targets: Checkpoint tensor name -> where it goes.
+        targets: Checkpoint tensor name -> where it goes. All on one device.
         progress: Called with (phase, done, total, unit), from several threads but one at a time.
 
     Raises:
         InvalidModelFolder: a file is shorter than its header says, unreadable, or a tensor is not finite; file and tensor are named.
     """
-    files = _Files(folder.path)
-    total = sum(folder.tensors[name].num_bytes for name in targets)
-    counter = _Counter(total, progress)
+    files = CheckpointFiles(folder.path)
+    counter = ByteCounter(sum(folder.tensors[name].num_bytes for name in targets), progress)
+    device = next(iter(targets.values())).tensor.device
+    try:
+        if device.type == "cuda":
+            transfer = CudaTransfer(device)
+            load_through_buffers(files, folder.tensors, targets, counter, transfer)
+            transfer.give_back_buffers()
+        else:
+            _load_directly(files, folder.tensors, targets, counter)
+    finally:
+        files.close()
+
+
+def _load_directly(
+    files: CheckpointFiles,
+    records: Mapping[str, TensorRecord],
+    targets: Mapping[str, WeightTarget],
+    counter: ByteCounter,
+) -> None:
     pool = concurrent.futures.ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="weights")
     try:
         readers = [
-            pool.submit(_read_tensor, files, name, folder.tensors[name], target, counter)
-            for name, target in targets.items()
+            pool.submit(_read_tensor, files, name, records[name], target, counter) for name, target in targets.items()
         ]
         for reader in concurrent.futures.as_completed(readers):
             reader.result()
     finally:
         pool.shutdown(cancel_futures=True)
-        files.close()
 
 
-class _Files:
-    """Open descriptors by file name, shared by the readers."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self._folder = folder
-        self._lock = threading.Lock()
-        self._descriptors: dict[str, int] = {}
-
-    def descriptor(self, file: str) -> int:
-        with self._lock:
-            if file not in self._descriptors:
-                try:
-                    self._descriptors[file] = os.open(self._folder / file, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise InvalidModelFolder(f"{file}: can't be opened: {error.strerror}") from None
-            return self._descriptors[file]
-
-    def close(self) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-
-
-class _Counter:
-    """Bytes done so far, reported in MiB whenever another MiB is full."""
-
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._lock = threading.Lock()
-        self._done = 0
-        self._total = math.ceil(total / _UNIT)
-        self._progress = progress
-        progress("weights", 0, self._total, "MiB")
-
-    def add(self, num_bytes: int) -> None:
-        with self._lock:
-            before, self._done = math.ceil(self._done / _UNIT), self._done + num_bytes
-            if math.ceil(self._done / _UNIT) > before:
-                self._progress("weights", math.ceil(self._done / _UNIT), self._total, "MiB")
-
-
-def _read_tensor(files: _Files, name: str, record: TensorRecord, target: WeightTarget, counter: _Counter) -> None:
+def _read_tensor(
+    files: CheckpointFiles, name: str, record: TensorRecord, target: WeightTarget, counter: ByteCounter
+) -> None:
     """Reads the target's rows piece by piece; columns are cut after reading, since a row's bytes lie together."""
-    dtype = _DTYPES[record.dtype]
+    dtype = DTYPES[record.dtype]
     row_length = math.prod(record.shape[1:])
     rows_per_piece = max(_PIECE_BYTES // max(row_length * dtype.itemsize, 1), 1)
-    descriptor = files.descriptor(record.file)
-    for first, last in _pieces(target.rows, rows_per_piece):
-        offset = record.offset + first * row_length * dtype.itemsize
-        piece = torch.empty((last - first) * row_length, dtype=dtype, pin_memory=target.tensor.is_cuda)
-        _read_exactly(descriptor, piece, offset, record.file, name)
-        _check_finite(piece, record.file, name)
+    for first, last in row_pieces(target.rows, rows_per_piece):
+        piece = torch.empty((last - first) * row_length, dtype=dtype)
+        files.read(piece, record.offset + first * row_length * dtype.itemsize, record.file, name)
+        if piece.numel() and not all(math.isfinite(bound) for bound in piece.aminmax()):
+            raise not_finite(record.file, name)
         _place(piece, target, first, last)
-        counter.add((last - first) * row_length * dtype.itemsize)
+        counter.add(piece.nbytes)
     # Bytes of rows that other ranks keep count as done, so that the total is the checkpoint's.
     counter.add(record.num_bytes - len(target.rows) * row_length * dtype.itemsize)
-
-
-def _pieces(rows: range, rows_per_piece: int) -> Iterator[tuple[int, int]]:
-    for first in range(rows.start, rows.stop, rows_per_piece):
-        yield first, min(first + rows_per_piece, rows.stop)
-
-
-def _read_exactly(descriptor: int, piece: Tensor, offset: int, file: str, name: str) -> None:
-    view = memoryview(piece.view(torch.uint8).numpy())  # type: ignore[arg-type]  # arrays are buffers
-    done = 0
-    while done < len(view):
-        try:
-            count = os.preadv(descriptor, [view[done:]], offset + done)
-        except OSError as error:
-            raise InvalidModelFolder(f"{file}: tensor {name!r} can't be read: {error.strerror}") from None
-        if count == 0:
-            raise InvalidModelFolder(f"{file}: is truncated: tensor {name!r} ends before byte {offset + len(view)}")
-        done += count
-
-
-def _check_finite(piece: Tensor, file: str, name: str) -> None:
-    if piece.numel() and not all(math.isfinite(bound) for bound in piece.aminmax()):
-        raise InvalidModelFolder(f"{file}: tensor {name!r} holds a value that is not finite")
 
 
 def _place(piece: Tensor, target: WeightTarget, first: int, last: int) -> None:

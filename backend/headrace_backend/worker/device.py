@@ -1,12 +1,14 @@
 """Where and how the worker computes: device, data type, threads.
 
-Owns the meaning of "auto" in the configuration.
+Owns the meaning of "auto" in the configuration, and one clear line where a GPU is not what was asked for: refused if a GPU was asked for by name, told and passed over for the CPU if not.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import pathlib
+from typing import NamedTuple
 
 import torch
 
@@ -30,26 +32,131 @@ _DTYPES = {
 }
 
 
-def choose_device(name: str) -> torch.device:
+# Below it the kernels' instructions are missing (bf16 arithmetic, asynchronous copies).
+_OLDEST_CAPABILITY = (8, 0)
+# Cards, by parts of their names, on which the launch rules were measured.
+_MEASURED_CARDS = ("H200",)
+_DRIVER_VERSION = pathlib.Path("/sys/module/nvidia/version")
+_CPU_PATH = "device cpu works"
+
+
+class Card(NamedTuple):
+    """A GPU as torch describes it."""
+
+    name: str
+    capability: tuple[int, int]
+
+
+class NoCuda(NamedTuple):
+    """Why torch has no GPU at all."""
+
+    # CUDA version that torch was built for; None: for CPUs only.
+    built_for: str | None
+    # Version of the kernel driver; empty: there is none.
+    driver: str
+    # What CUDA said when it was started.
+    error: str
+
+
+def choose_device(name: str) -> tuple[torch.device, str | None]:
     """The device that a configuration means: "auto", "cpu", "cuda" or "cuda:<index>".
+
+    Returns:
+        The device, and one line for the operator if it is not all that could be expected.
 
     Raises:
         StartRefused: There is no such device, or it is of no kind that we can use.
     """
     if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        return _best_device()
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise StartRefused(f"device is {name!r}; it must be auto, cpu, cuda or cuda:<index>") from None
-    if device.type == "cuda":
-        index = device.index or 0
-        if index >= torch.cuda.device_count():
-            raise StartRefused(f"device is {name!r}; torch sees {torch.cuda.device_count()} CUDA devices")
-        return torch.device("cuda", index)
-    if device.type != "cpu":
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
         raise StartRefused(f"device is {name!r}; it must be auto, cpu, cuda or cuda:<index>")
-    return device
+    if device.type == "cpu":
+        return device, None
+    if (reason := why_no_cuda()) is not None:
+        raise StartRefused(f"device is {name!r}: {reason}; {_CPU_PATH}")
+    device = torch.device("cuda", device.index or 0)
+    if device.index >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise StartRefused(
+            f"device is {name!r}; torch sees cuda:0 to cuda:{last}"
+            if last
+            else f"device is {name!r}; torch sees only cuda:0"
+        )
+    card = _card(device)
+    if (reason := why_too_old(card)) is not None:
+        raise StartRefused(f"device is {name!r}: {reason}; {_CPU_PATH}")
+    return device, unmeasured(card)
+
+
+def _best_device() -> tuple[torch.device, str | None]:
+    """The first GPU, if it can be used."""
+    reason = why_no_cuda()
+    if reason is None:
+        device = torch.device("cuda", 0)
+        card = _card(device)
+        reason = why_too_old(card)
+        if reason is None:
+            return device, unmeasured(card)
+    has_gpu = bool(_driver_version())
+    return torch.device("cpu"), f"{reason}; the model runs on the CPU" if has_gpu else None
+
+
+def why_no_cuda() -> str | None:
+    """Why torch can use no GPU; None if it can."""
+    if torch.cuda.is_available():
+        return None
+    error = ""
+    if torch.version.cuda is not None:
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        except (RuntimeError, AssertionError) as reason:
+            error = str(reason)
+    return explain(NoCuda(torch.version.cuda, _driver_version(), error))
+
+
+def explain(facts: NoCuda) -> str:
+    """One line that names what has to change."""
+    if facts.built_for is None:
+        return "the installed torch is built for CPUs only"
+    if not facts.driver:
+        return "this machine has no NVIDIA driver"
+    if "too old" in facts.error:
+        return f"the NVIDIA driver {facts.driver} is too old for the installed torch, which is built for CUDA {facts.built_for}"
+    first_line = facts.error.strip().partition("\n")[0].rstrip(".")
+    return f"the NVIDIA driver {facts.driver} shows no GPU to torch" + (f" ({first_line})" if first_line else "")
+
+
+def why_too_old(card: Card) -> str | None:
+    """Why a card can't be used; None if it can."""
+    if card.capability >= _OLDEST_CAPABILITY:
+        return None
+    (major, minor), (least_major, least_minor) = card.capability, _OLDEST_CAPABILITY
+    return f"{card.name} has compute capability {major}.{minor}, the kernels need {least_major}.{least_minor} or more"
+
+
+def unmeasured(card: Card) -> str | None:
+    """What to expect of a card that nobody has measured; None for those that were."""
+    if any(name in card.name for name in _MEASURED_CARDS):
+        return None
+    major, minor = card.capability
+    return f"not measured on this card: {card.name}, compute capability {major}.{minor}; launch rules are those of {', '.join(_MEASURED_CARDS)}, results are the same"
+
+
+def _card(device: torch.device) -> Card:
+    return Card(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+
+
+def _driver_version() -> str:
+    """Version of the NVIDIA kernel driver; empty if there is none."""
+    try:
+        return _DRIVER_VERSION.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:

@@ -1,31 +1,59 @@
-"""What the worker will allocate, worked out before it allocates anything.
+"""How the device's memory is divided between weights, graphs, activations and cache, and when that can't work.
 
-Owns the arithmetic: weights, activations, cache. Pure functions on numbers; where free memory comes from is `free_memory_bytes`. The cache gets what is left or
-what is configured, and a plan that does not fit is refused with its numbers.
+Owns the arithmetic: pure functions on numbers, and `free_memory_bytes`, where a number comes from. It is done twice on a GPU: with estimates before anything is allocated, so that what can't
+work is refused within a second; and with what was measured (`profile_step`, `start_up`), so that the cache gets all that is left. A plan that does not fit is refused with its numbers and
+with the nearest values that do.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import NamedTuple
 
 import torch
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.penalty_slots import BYTES_PER_TOKEN
+from headrace_backend.worker.profile_step import Profile
 from headrace_backend.worker_messages import MemoryPlan
 from headrace_model_folder import ModelConfig
 
+_MIB = 1 << 20
 _GIB = 1 << 30
 # On a CPU other processes need memory too.
 _CPU_CACHE_SHARE = 0.25
 _CPU_CACHE_LIMIT = 4 * _GIB
-# On a GPU kept for the allocator's fragments and libraries' workspaces.
-_GPU_RESERVE_SHARE = 0.05
+# On a GPU kept free: the allocator's fragments, and kernels that load their code late. Of the whole card.
+_GPU_RESERVE_SHARE = 0.0075
+_GPU_LEAST_RESERVE = 256 * _MIB
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 # The sampler holds about this many float32 copies of the logits at once: logits, log-softmax, scaled, noise, two int64 temporaries.
 _LOGIT_COPIES = 8
+# The plain draw that is captured needs the logits and a copy.
+_CAPTURED_LOGIT_COPIES = 2
+# The driver's memory for one captured shape, on top of its activations, which all shapes share. Not measured yet on our graphs; other engines' captures of such models take 8 to 10 MiB.
+_SHAPE_BYTES = 10 * _MIB
+# Steps that compute chunks are captured for this many sizes besides.
+_NUM_MIXED_SHAPES = 7
+
+
+class Room(NamedTuple):
+    """The memory there is."""
+
+    device: torch.device
+    # What the worker may use in all.
+    free_bytes: int
+    # The whole device's; 0 on a CPU.
+    device_bytes: int = 0
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What stays free."""
+        if self.device.type == "cpu":
+            return 0
+        return max(int((self.device_bytes or self.free_bytes) * _GPU_RESERVE_SHARE), _GPU_LEAST_RESERVE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,79 +63,167 @@ class ModelMemory:
     weights: int
     activations: int
     kv_block: int
+    graphs: int = 0
+    # The driver's and libraries' own.
+    other: int = 0
+    is_measured: bool = False
+
+    @property
+    def beside_cache(self) -> int:
+        """All but the cache."""
+        return self.weights + self.activations + self.graphs + self.other
 
 
-def model_memory(model: ModelConfig, config: EngineConfig, parameter_count: int, dtype: torch.dtype) -> ModelMemory:
-    """Bytes of weights, of a step's activations at the token budget, and of one block of the cache over all layers."""
+def model_memory(
+    model: ModelConfig, config: EngineConfig, parameter_count: int, dtype: torch.dtype, has_graphs: bool = False
+) -> ModelMemory:
+    """Estimates: weights, a step's activations at the token budget, graphs, and one block of the cache over all layers."""
     size = dtype.itemsize
-    tokens = config.max_num_batched_tokens
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     # Residual and normed stream, queries, keys and values with their rotated copies, gate-up and its product.
-    widths = 4 * model.hidden_size + 3 * heads + 3 * model.intermediate_size
+    per_token = size * (4 * model.hidden_size + 3 * heads + 3 * model.intermediate_size)
     sampled = config.max_num_seqs * model.vocab_size * (4 * _LOGIT_COPIES + BYTES_PER_TOKEN)
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * size
-    return ModelMemory(parameter_count * size, tokens * widths * size + sampled, config.block_size * per_token)
+    captured = config.captured_batch_sizes() if has_graphs else ()
+    kv_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * size
+    return ModelMemory(
+        weights=parameter_count * size,
+        activations=config.max_num_batched_tokens * per_token + sampled,
+        kv_block=config.block_size * kv_token,
+        graphs=_graphs_estimate(captured, per_token + 4 * _CAPTURED_LOGIT_COPIES * model.vocab_size),
+    )
 
 
-def plan_memory(
-    config: EngineConfig, memory: ModelMemory, max_model_len: int, device: torch.device, free_bytes: int
-) -> MemoryPlan:
-    """Divides the free memory.
+def _graphs_estimate(captured: tuple[int, ...], bytes_per_row: int) -> int:
+    """Activations of the largest shape, and every shape's own."""
+    if not captured:
+        return 0
+    return captured[-1] * bytes_per_row + (len(captured) + _NUM_MIXED_SHAPES) * _SHAPE_BYTES
+
+
+def measured_memory(estimate: ModelMemory, profile: Profile, room: Room) -> ModelMemory:
+    """The same with what was measured; graphs are still an estimate, since they are captured over the cache that this is to size."""
+    other = max(room.free_bytes - profile.free - profile.weights, 0)
+    return dataclasses.replace(
+        estimate, weights=profile.weights, activations=profile.activations, other=other, is_measured=True
+    )
+
+
+def plan_memory(config: EngineConfig, memory: ModelMemory, max_model_len: int, room: Room) -> MemoryPlan:
+    """Divides the memory.
 
     Args:
         config: The engine's configuration.
         memory: What the model needs.
         max_model_len: Longest sequence, in tokens. The cache holds at least one of that length, unless its size is configured.
-        device: Where the memory is.
-        free_bytes: What is free there now.
+        room: What there is.
 
     Raises:
-        StartRefused: It does not fit. The message holds the arithmetic.
+        StartRefused: It does not fit. The message holds the arithmetic and the nearest value that fits, if there is one.
     """
-    taken = memory.weights + memory.activations
-    num_blocks = config.num_blocks or _cache_bytes(config, free_bytes, taken, device) // memory.kv_block
-    needed_blocks = 1 if config.num_blocks or config.kv_cache_bytes else -(-max_model_len // config.block_size)
+    is_configured = bool(config.num_blocks or config.kv_memory)
+    num_blocks = config.num_blocks or (config.kv_memory or _cache_share(memory, room)) // memory.kv_block
+    needed_blocks = 1 if is_configured else -(-max_model_len // config.block_size)
     cache_bytes = max(num_blocks, needed_blocks) * memory.kv_block
-    if num_blocks < needed_blocks or taken + cache_bytes > free_bytes:
+    if num_blocks < needed_blocks or memory.beside_cache + cache_bytes + room.reserve_bytes > room.free_bytes:
         raise StartRefused(
-            f"weights {_mib(memory.weights)} + activations {_mib(memory.activations)} + KV cache {_mib(cache_bytes)}"
-            f" ({max(num_blocks, needed_blocks)} blocks of {config.block_size} tokens, {memory.kv_block} bytes each) = {_mib(taken + cache_bytes)};"
-            f" {_mib(free_bytes)} are free on {device}{_cache_rule(config, device)}"
+            f"{_arithmetic(config, memory, cache_bytes, room)}{_cache_rule(config, room)}{_nearest(config, memory, room)}"
         )
     return MemoryPlan(
-        device=str(device),
-        total_bytes=free_bytes,
+        device=str(room.device),
+        total_bytes=room.free_bytes,
         weight_bytes=memory.weights,
         activation_bytes=memory.activations,
-        graph_bytes=0,
+        graph_bytes=memory.graphs,
         kv_cache_bytes=cache_bytes,
         kv_block_bytes=memory.kv_block,
         num_blocks=num_blocks,
         block_size=config.block_size,
+        is_measured=memory.is_measured,
+        device_bytes=room.device_bytes,
+        other_bytes=memory.other,
+        reserve_bytes=room.reserve_bytes,
     )
 
 
-def _cache_bytes(config: EngineConfig, free_bytes: int, taken: int, device: torch.device) -> int:
-    if config.kv_cache_bytes:
-        return config.kv_cache_bytes
-    if device.type == "cpu":
-        return min(int(free_bytes * _CPU_CACHE_SHARE), _CPU_CACHE_LIMIT)
-    return max(0, int(free_bytes * (1 - _GPU_RESERVE_SHARE)) - taken)
+def plan_estimate(
+    config: EngineConfig, model: ModelConfig, parameter_count: int, dtype: torch.dtype, max_model_len: int, room: Room
+) -> tuple[ModelMemory, MemoryPlan]:
+    """The plan before anything is allocated, and the estimates behind it.
+
+    Raises:
+        StartRefused: As `plan_memory`; where no cache fits at all, the message names smaller steps that leave room for one.
+    """
+    has_graphs = room.device.type == "cuda"
+    memory = model_memory(model, config, parameter_count, dtype, has_graphs)
+    try:
+        return memory, plan_memory(config, memory, max_model_len, room)
+    except StartRefused as refused:
+        if config.num_blocks or config.kv_memory or _most_blocks(config, memory, room):
+            raise
+        tokens, rows = config.max_num_batched_tokens, config.max_num_seqs
+        while tokens > 16 or rows > 1:
+            tokens, rows = max(tokens // 2, 16), max(rows // 2, 1)
+            update = {"max_num_batched_tokens": tokens, "max_num_seqs": rows, "graph_sizes": "auto"}
+            smaller = config.model_copy(update=update)
+            if _most_blocks(smaller, model_memory(model, smaller, parameter_count, dtype, has_graphs), room):
+                text = f"{refused}; max_num_batched_tokens {tokens} with max_num_seqs {rows} leaves room for a cache"
+                raise StartRefused(text) from None
+        raise StartRefused(f"{refused}; no step is small enough: the weights leave no room") from None
 
 
-def _cache_rule(config: EngineConfig, device: torch.device) -> str:
+def _cache_share(memory: ModelMemory, room: Room) -> int:
+    """Bytes of a cache that nobody has configured."""
+    if room.device.type == "cpu":
+        return min(int(room.free_bytes * _CPU_CACHE_SHARE), _CPU_CACHE_LIMIT)
+    return max(0, room.free_bytes - room.reserve_bytes - memory.beside_cache)
+
+
+def _most_blocks(config: EngineConfig, memory: ModelMemory, room: Room) -> int:
+    """Blocks of the largest cache that fits."""
+    left = max(0, room.free_bytes - room.reserve_bytes - memory.beside_cache)
+    if not (config.num_blocks or config.kv_memory):
+        left = min(left, _cache_share(memory, room))
+    return left // memory.kv_block
+
+
+def _arithmetic(config: EngineConfig, memory: ModelMemory, cache_bytes: int, room: Room) -> str:
+    """Every summand, their sum and what there is."""
+    parts = [("weights", memory.weights), ("activations", memory.activations), ("graphs", memory.graphs)]
+    parts += [("driver and libraries", memory.other), ("reserve", room.reserve_bytes)]
+    summands = [f"{name} {_mib(size)}" for name, size in parts if size or name in ("weights", "activations")]
+    blocks = f"{cache_bytes // memory.kv_block} blocks of {config.block_size} tokens, {memory.kv_block} bytes each"
+    total = memory.beside_cache + room.reserve_bytes + cache_bytes
+    return (
+        f"{' + '.join(summands)} + KV cache {_mib(cache_bytes)} ({blocks}) = {_mib(total)};"
+        f" {_mib(room.free_bytes)} are free on {room.device}"
+    )
+
+
+def _cache_rule(config: EngineConfig, room: Room) -> str:
     """How the cache's size came about, for the message of a refusal."""
     if config.num_blocks:
         return f", num_blocks is {config.num_blocks}"
-    if config.kv_cache_bytes:
-        return f", kv_cache_bytes is {config.kv_cache_bytes}"
-    if device.type == "cpu":
+    if config.kv_memory:
+        return f", kv_memory is {config.kv_memory}"
+    if room.device.type == "cpu":
         return ", of which the cache gets a quarter, at most 4 GiB, and must hold one sequence of max_model_len"
-    return f", of which {_GPU_RESERVE_SHARE:.0%} stay free, and the cache must hold one sequence of max_model_len"
+    return ", and the cache must hold one sequence of max_model_len"
+
+
+def _nearest(config: EngineConfig, memory: ModelMemory, room: Room) -> str:
+    """The value of the same setting that fits, if there is one."""
+    most = _most_blocks(config, memory, room)
+    if not most:
+        return ""
+    if config.num_blocks:
+        return f"; num_blocks of at most {most} fits"
+    if config.kv_memory:
+        return f"; kv_memory from {memory.kv_block} (one block) to {most * memory.kv_block} fits"
+    return f"; max_model_len of at most {most * config.block_size} fits"
 
 
 def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 20):,.1f} MiB"
+    return f"{num_bytes / _MIB:,.1f} MiB"
 
 
 def free_memory_bytes(device: torch.device) -> int:

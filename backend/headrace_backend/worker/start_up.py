@@ -1,36 +1,119 @@
 """From a valid model folder to a worker that takes steps.
 
-Owns the phases and their order: device, memory plan (sent before anything is allocated), weights, cache, warm-up. Imports torch, and so do the rooms it calls.
+Owns the phases and their order. On a CPU: plan, weights, cache, warm-up. On a GPU what the plan could only estimate is measured in between:
+
+    plan -> weights -> profile (the largest steps, small cache) -> cache of what is left -> warm-up -> graphs -> final plan
+
+A plan is sent before anything is allocated, and the final one when all of it is measured. Imports torch, and so do the rooms it calls.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import gc
 import time
 from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
+import msgspec
+import torch
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
+from headrace_backend.weights.checkpoint_files import Progress
+from headrace_backend.weights.loader import pinned_bytes
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
+from headrace_backend.worker.device_memory import CudaMemory, DeviceMemory
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.input_batch import InputBatch
-from headrace_backend.worker.memory_plan import free_memory_bytes, model_memory, plan_memory
+from headrace_backend.worker.kernel_cache import use_kernel_cache
+from headrace_backend.worker.made_up_steps import BlockPool
+from headrace_backend.worker.memory_plan import (
+    ModelMemory,
+    Room,
+    free_memory_bytes,
+    measured_memory,
+    plan_estimate,
+    plan_memory,
+)
 from headrace_backend.worker.model_runner import ModelRunner, allocate_kv_caches
+from headrace_backend.worker.profile_step import PROFILE_BLOCKS, Profile, largest_steps, measure_steps
+from headrace_backend.worker.runner import Runner
 from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.step_loop import StepLoop
 from headrace_backend.worker.warm_up import warm_up
-from headrace_backend.worker_messages import WorkerReady
+from headrace_backend.worker_messages import MemoryPlan, Notice, WorkerReady
+from headrace_kernels.triton_runtime import compilation_count
 from headrace_model_folder import ModelFolder
 
+# Graphs that need more than was estimated are captured once more beside a smaller cache.
+_CAPTURE_ATTEMPTS = 2
 
-@contextlib.contextmanager
-def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
-    """Notes the seconds of what runs inside."""
-    start = time.monotonic()
-    yield
-    phases[name] = time.monotonic() - start
+
+@runtime_checkable
+class CapturesGraphs(Protocol):
+    """A runner that replays its steps from graphs."""
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs captured so far."""
+
+    def capture(self, progress: Progress) -> None:
+        """Captures them; the cache is there already."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Model:
+    """A loaded model and what its runner and cache depend on."""
+
+    causal_lm: CausalLM
+    config: EngineConfig
+    max_model_len: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def kv_caches(self, num_blocks: int) -> list[torch.Tensor]:
+        """One cache per layer."""
+        model = self.causal_lm
+        shape = (num_blocks, 2, model.num_kv_heads, self.config.block_size, model.head_dim)
+        return allocate_kv_caches(model.num_layers, shape, self.dtype, self.device)
+
+
+def make_runner(
+    model: CausalLM,
+    config: EngineConfig,
+    max_model_len: int,
+    kv_caches: list[torch.Tensor],
+) -> Runner:
+    """What computes steps over a cache. Must hold its tensors by itself: a runner that is dropped gives all of them back.
+
+    Args:
+        model: The model.
+        config: The engine's configuration.
+        max_model_len: Longest sequence, in tokens.
+        kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+    """
+    num_blocks, device = kv_caches[0].shape[0], kv_caches[0].device
+    batch = InputBatch(config.max_num_seqs, max_model_len, config.block_size, num_blocks, device)
+    return ModelRunner(model, batch, Sampler(config.max_num_seqs, model.vocab_size, device), kv_caches)
+
+
+class _Phases:
+    """Seconds of each phase, in order."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Notes the seconds of what runs inside; a phase may come twice."""
+        start = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
 
 def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, phases: dict[str, float]) -> StepLoop:
@@ -47,33 +130,39 @@ def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, ph
         InvalidModelFolder: The folder is.
     """
     max_model_len = checked_max_model_len(config, folder)
-    device = choose_device(config.device)
-    prepare_torch(config, device)
+    device = _prepared_device(config, channel)
     dtype = choose_dtype(config.dtype, folder.config, device)
-    memory = model_memory(folder.config, config, folder.parameter_count, dtype)
-    plan = plan_memory(config, memory, max_model_len, device, free_memory_bytes(device))
+    memory = CudaMemory(device) if device.type == "cuda" else None
+    room = Room(device, free_memory_bytes(device), memory.total() if memory else 0)
+    estimate, plan = plan_estimate(config, folder.config, folder.parameter_count, dtype, max_model_len, room)
+    plan = msgspec.structs.replace(plan, pinned_host_bytes=pinned_bytes(device) if config.load == "folder" else 0)
     channel.send_message(plan)
-    with _timed(phases, "weights"):
+    timer = _Phases(phases)
+    with timer.timed("weights"):
         source = folder if config.load == "folder" else None
-        model = load_model(
+        causal_lm = load_model(
             source, folder.config, dtype, device, config.load, config.seed, channel.send_progress, max_model_len
         )
-    with _timed(phases, "cache"):
-        channel.send_progress("cache", 0, plan.num_blocks, "blocks")
-        shape = (plan.num_blocks, 2, folder.config.num_kv_heads, config.block_size, folder.config.head_dim)
-        kv_caches = allocate_kv_caches(folder.config.num_layers, shape, dtype, device)
-        channel.send_progress("cache", plan.num_blocks, plan.num_blocks, "blocks")
-    batch = InputBatch(config.max_num_seqs, max_model_len, config.block_size, plan.num_blocks, device)
-    runner = ModelRunner(model, batch, Sampler(config.max_num_seqs, folder.config.vocab_size, device), kv_caches)
-    with _timed(phases, "warm_up"):
-        channel.send_progress("warm_up", 0, 1, "passes")
-        warm_up(runner, kv_caches, config.block_size)
-        channel.send_progress("warm_up", 1, 1, "passes")
+    model = _Model(causal_lm, config, max_model_len, dtype, device)
+    if memory is None:
+        runner = _ready_runner(model, plan.num_blocks, channel, timer)
+    else:
+        runner, final = _fitted_runner(model, estimate, room, memory, channel, timer)
+        plan = msgspec.structs.replace(final, pinned_host_bytes=plan.pinned_host_bytes)
+        channel.send_message(plan)
     # What start-up made lives as long as the process; no collection needs to look at it again.
     gc.collect()
     gc.freeze()
-    channel.send_message(WorkerReady(str(device), plan.num_blocks, plan.block_size, folder.parameter_count, phases))
-    return StepLoop(runner, channel, runs_ahead=device.type == "cuda")
+    load_gb_s = sum(record.num_bytes for record in folder.tensors.values()) / phases["weights"] / 1e9
+    channel.send_message(
+        WorkerReady(str(device), plan.num_blocks, plan.block_size, folder.parameter_count, phases, load_gb_s, plan)
+    )
+    return StepLoop(runner, channel, device.type == "cuda", functools.partial(_count_late_work, runner))
+
+
+def _count_late_work(runner: Runner) -> int:
+    """Kernels compiled and graphs captured so far; a warm worker adds none."""
+    return compilation_count() + (runner.num_captured if isinstance(runner, CapturesGraphs) else 0)
 
 
 def checked_max_model_len(config: EngineConfig, folder: ModelFolder) -> int:
@@ -86,3 +175,78 @@ def checked_max_model_len(config: EngineConfig, folder: ModelFolder) -> int:
     if config.max_model_len > context:
         raise StartRefused(f"max_model_len is {config.max_model_len}; the model's context has {context} tokens")
     return config.max_model_len or context
+
+
+def _prepared_device(config: EngineConfig, channel: Channel) -> torch.device:
+    """The device, ready for work. Tells the operator what is not as it might be."""
+    device, notice = choose_device(config.device)
+    if device.type == "cpu" and config.graph_sizes not in ("auto", "off"):
+        raise StartRefused(f"graph_sizes is {config.graph_sizes}; the CPU has no graphs: auto and off work")
+    prepare_torch(config, device)
+    notices = [notice, use_kernel_cache(config.kernel_cache) if device.type == "cuda" else None]
+    for text in filter(None, notices):
+        channel.send_message(Notice(text))
+    return device
+
+
+def _ready_runner(model: _Model, num_blocks: int, channel: Channel, timer: _Phases) -> Runner:
+    """A runner over a cache of that many blocks, warm."""
+    with timer.timed("cache"):
+        channel.send_progress("cache", 0, num_blocks, "blocks")
+        kv_caches = model.kv_caches(num_blocks)
+        runner = make_runner(model.causal_lm, model.config, model.max_model_len, kv_caches)
+        channel.send_progress("cache", num_blocks, num_blocks, "blocks")
+    with timer.timed("warm_up"):
+        warm_up(runner, kv_caches, model.config, model.max_model_len, channel.send_progress)
+    return runner
+
+
+def _fitted_runner(
+    model: _Model, estimate: ModelMemory, room: Room, memory: DeviceMemory, channel: Channel, timer: _Phases
+) -> tuple[Runner, MemoryPlan]:
+    """A runner whose cache takes what weights, measured activations and graphs leave; and the final plan.
+
+    Raises:
+        StartRefused: What was measured leaves too little.
+    """
+    with timer.timed("profile"):
+        needed = measured_memory(estimate, _profiled(model, memory, channel), room)
+    for attempt in range(1, _CAPTURE_ATTEMPTS + 1):
+        plan = plan_memory(model.config, needed, model.max_model_len, room)
+        runner = _ready_runner(model, plan.num_blocks, channel, timer)
+        with timer.timed("graphs"):
+            graph_bytes = _capture(runner, memory, channel)
+        if graph_bytes <= needed.graphs + room.reserve_bytes // 2:
+            return runner, msgspec.structs.replace(plan, graph_bytes=graph_bytes)
+        if attempt < _CAPTURE_ATTEMPTS:
+            # The next attempt needs their memory.
+            del runner
+            memory.release()
+            needed = dataclasses.replace(needed, graphs=graph_bytes)
+    raise StartRefused(f"graphs take {graph_bytes} bytes, and took less before; graph_sizes off works")
+
+
+def _profiled(model: _Model, memory: DeviceMemory, channel: Channel) -> Profile:
+    """What the largest steps need."""
+
+    def small_runner() -> tuple[Runner, int]:
+        kv_caches = model.kv_caches(PROFILE_BLOCKS)
+        runner = make_runner(model.causal_lm, model.config, model.max_model_len, kv_caches)
+        return runner, sum(cache.nbytes for cache in kv_caches)
+
+    pool = BlockPool(PROFILE_BLOCKS, model.config.block_size)
+    steps = list(largest_steps(model.config, model.max_model_len, pool))
+    return measure_steps(
+        memory, small_runner, steps, lambda done: channel.send_progress("profile", done, len(steps), "steps")
+    )
+
+
+def _capture(runner: Runner, memory: DeviceMemory, channel: Channel) -> int:
+    """Captures the runner's graphs, if it has any; bytes of the device that they take."""
+    if not isinstance(runner, CapturesGraphs):
+        return 0
+    memory.release()
+    before = memory.free()
+    runner.capture(channel.send_progress)
+    memory.release()
+    return max(before - memory.free(), 0)

@@ -1,71 +1,100 @@
 """One pass through everything before the first request: libraries choose and compile on first use.
 
-Owns the made-up plans. They use row 0 and block 0, which are as new afterwards.
+Owns which made-up steps those are. On a CPU a short prompt and one more token. On a GPU every size of step at which another kernel, or another version of one, may be chosen, with every kind of
+draw, so that no request waits for a compiler. The blocks that they write are as new afterwards.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Iterator
+
 import torch
 
-from headrace_backend.step_plan import ForwardPlan, Int32Column, RowAdmission, SamplePlan, StepPlan
-from headrace_backend.worker.model_runner import ModelRunner
+from headrace_backend.config import EngineConfig
+from headrace_backend.step_plan import StepPlan
+from headrace_backend.worker.made_up_steps import (
+    BlockPool,
+    Chunk,
+    Wish,
+    copying_step,
+    make_step,
+    next_step,
+    release_step,
+)
+from headrace_backend.worker.profile_step import run_steps
+from headrace_backend.worker.runner import Runner
 
-_NOTHING: Int32Column = np.empty(0, np.int32)
-
-
-def _column(*values: int) -> Int32Column:
-    return np.array(values, np.int32)
-
-
-def _admission() -> RowAdmission:
-    """A row that takes the longest way through the sampler."""
-    return RowAdmission(
-        row=0,
-        temperature=1.0,
-        top_p=0.9,
-        top_k=0,
-        min_p=0.0,
-        repetition_penalty=1.1,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        seed=0,
-        output_index=0,
-        num_logprobs=1,
-        min_tokens=0,
-        stop_token_ids=b"",
-        logit_bias_ids=b"",
-        logit_bias_values=b"",
-        bad_words=[],
-        needs_history=True,
-        prompt_ids=b"",
-        output_ids=b"",
-    )
+# Blocks that warm-up may write to.
+_WARM_UP_BLOCKS = 64
+# Context that all rows of a step read together, and context before a chunk: enough for every way of dividing attention's work, little enough for milliseconds a step.
+_CONTEXT_TOKENS = 1 << 17
+_CHUNK_CONTEXT_TOKENS = 4096
 
 
-def warm_up(runner: ModelRunner, kv_caches: list[torch.Tensor], block_size: int) -> None:
-    """Computes a short prompt and one more token, then empties what was written."""
-    prompt = block_size - 1
-    first = ForwardPlan(
-        rows=_column(0),
-        starts=_column(0),
-        counts=_column(prompt),
-        known_counts=_column(prompt),
-        token_ids=np.zeros(prompt, np.int32),
-        table_rows=_column(0),
-        table_starts=_column(0),
-        table_counts=_column(1),
-        table_blocks=_column(0),
-    )
-    second = ForwardPlan(rows=_column(0), starts=_column(prompt), counts=_column(1), known_counts=_column(0))
-    plans = (
-        StepPlan(0, _NOTHING, [_admission()], first, SamplePlan(_column(0), _column(prompt - 1), _column(0))),
-        StepPlan(0, _NOTHING, [], second, SamplePlan(_column(0), _column(0), _column(1))),
-        StepPlan(0, _column(0), [], ForwardPlan(), SamplePlan()),
-    )
-    for plan in plans:
-        sampled = runner.sample(plan, runner.forward(plan))
-        if sampled is not None:
-            sampled.tokens.cpu()
+def warm_up(
+    runner: Runner,
+    kv_caches: list[torch.Tensor],
+    config: EngineConfig,
+    max_model_len: int,
+    progress: Callable[[str, int, int, str], None],
+) -> None:
+    """Runs the made-up steps, then empties what they wrote.
+
+    Args:
+        runner: Takes the steps.
+        kv_caches: Of the runner: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+        config: The engine's configuration.
+        max_model_len: Longest sequence, in tokens.
+        progress: Called with (phase, done, total, unit).
+    """
+    pool = BlockPool(min(kv_caches[0].shape[0], _WARM_UP_BLOCKS), config.block_size)
+    is_gpu = kv_caches[0].device.type == "cuda"
+    steps = list(gpu_steps(config, max_model_len, pool) if is_gpu else short_steps(max_model_len, pool))
+    run_steps(runner, steps, lambda done: progress("warm_up", done, len(steps), "steps"))
     for cache in kv_caches:
-        cache[0].zero_()
+        cache[: pool.num_blocks].zero_()
+
+
+def short_steps(max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
+    """A prompt that leaves one slot of its block, and the token that fills it."""
+    prompt = make_step([Chunk(0, min(pool.block_size, max_model_len) - 1 or 1)], pool, Wish.EVERYTHING)
+    yield prompt
+    if max_model_len > 1:
+        yield next_step(prompt, pool)
+    yield release_step(1)
+
+
+def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
+    """Steps of all classes: decodes by rows, chunks by tokens, chunks behind a context, both mixed; and every kind of draw, for one row and for all."""
+    yield from short_steps(max_model_len, pool)
+    most_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    for rows in _sizes(most_rows):
+        yield from _taken(_decodes(rows, max_model_len), pool, Wish.GREEDY)
+    for count in _sizes(min(config.max_num_batched_tokens, max_model_len)):
+        start = min(max_model_len - count, _CHUNK_CONTEXT_TOKENS)
+        yield from _taken([Chunk(0, count)], pool, Wish.RANDOM)
+        yield from _taken([Chunk(start, count)], pool, Wish.RANDOM)
+        rows = min(most_rows - 1, config.max_num_batched_tokens - count)
+        yield from _taken([Chunk(0, count), *_decodes(rows, max_model_len)], pool, Wish.GREEDY)
+    for rows in (1, most_rows):
+        for wish in Wish:
+            yield from _taken([Chunk(0, 1)] * rows, pool, wish)
+    if pool.num_blocks > 1:
+        yield copying_step()
+
+
+def _decodes(rows: int, max_model_len: int) -> list[Chunk]:
+    """Rows with one token each behind a context."""
+    return [Chunk(min(max_model_len - 1, _CONTEXT_TOKENS // rows), 1)] * rows if rows else []
+
+
+def _taken(chunks: list[Chunk], pool: BlockPool, wish: Wish) -> Iterator[StepPlan]:
+    """A step, and the rows given back."""
+    yield make_step(chunks, pool, wish)
+    yield release_step(len(chunks))
+
+
+def _sizes(most: int) -> list[int]:
+    """1 to 9, then every power of two, the size after it, and the largest: launch rules change at such sizes."""
+    sizes = {*range(1, 10), *(2**power + extra for power in range(4, 21) for extra in (0, 1)), most}
+    return sorted(size for size in sizes if size <= most)

@@ -1,0 +1,69 @@
+"""The folder in which compiled GPU kernels outlive the process, so that only the first start compiles.
+
+Owns where it is and whether it can be trusted: what lies there is loaded and run, so that it must be ours alone. Triton keys its files by source, types, card and version; nothing here knows what is
+in them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pathlib
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping
+
+# Where Triton looks.
+VARIABLE = "TRITON_CACHE_DIR"
+
+
+class UnusableFolder(Exception):  # an outcome
+    """The folder can't be the cache. One line that names it."""
+
+
+def default_folder(environment: Mapping[str, str]) -> pathlib.Path:
+    """The user's own cache folder, as the XDG rules have it."""
+    base = pathlib.Path(environment.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else pathlib.Path.home() / ".cache") / "headrace" / "kernels"
+
+
+def use_kernel_cache(configured: pathlib.Path | None) -> str | None:
+    """Has Triton keep its kernels there; a folder that can't be used gives way to one that lasts as long as the process.
+
+    Args:
+        configured: The setting. None: what the environment says already, or `default_folder`.
+
+    Returns:
+        One line for the operator if the kernels won't last.
+    """
+    if configured is None and os.environ.get(VARIABLE):
+        return None
+    folder = configured or default_folder(os.environ)
+    try:
+        os.environ[VARIABLE] = str(checked_folder(folder))
+    except UnusableFolder as unusable:
+        temporary = tempfile.mkdtemp(prefix="headrace-kernels-")
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        os.environ[VARIABLE] = temporary
+        return f"{unusable}; kernels are compiled anew at every start, --kernel-cache names another folder"
+    return None
+
+
+def checked_folder(folder: pathlib.Path) -> pathlib.Path:
+    """The folder, made if need be, as an absolute path.
+
+    Raises:
+        UnusableFolder: It can't be made or written to, or others may write to it.
+    """
+    folder = folder.absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise UnusableFolder(f"kernel cache {folder}: others may write to it, and what it holds is run")
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UnusableFolder(f"kernel cache {folder}: {error.strerror}") from None
+    return folder

@@ -1,0 +1,138 @@
+"""Step plans that no request asked for: start-up runs them to measure memory and to have everything compiled.
+
+Owns their columns. Row i is entry i of a step. Rows share the few blocks there are: what they write and read there is nobody's, so that a context of any length needs no cache of that length.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from headrace_backend.step_plan import ForwardPlan, Int32Column, RowAdmission, SamplePlan, StepPlan
+
+_NOTHING: Int32Column = np.empty(0, np.int32)
+_TOKEN = np.int32(0).tobytes()
+# Most that a request may ask for.
+_MOST_LOGPROBS = 20
+
+
+class Wish(enum.Enum):
+    """What the rows of a step want of the sampler."""
+
+    GREEDY = enum.auto()
+    RANDOM = enum.auto()
+    TRUNCATED = enum.auto()
+    # The longest way: truncation, penalties, changed logits and log probabilities.
+    EVERYTHING = enum.auto()
+
+
+class Chunk(NamedTuple):
+    """One row's tokens: `num_tokens` of them from position `start`."""
+
+    start: int
+    num_tokens: int
+
+
+class BlockPool(NamedTuple):
+    """The cache that the steps may use."""
+
+    num_blocks: int
+    block_size: int
+
+
+_GREEDY = RowAdmission(
+    row=0,
+    temperature=0.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    seed=0,
+    output_index=0,
+    num_logprobs=-1,
+    min_tokens=0,
+    stop_token_ids=b"",
+    logit_bias_ids=b"",
+    logit_bias_values=b"",
+    bad_words=[],
+    needs_history=False,
+    prompt_ids=b"",
+    output_ids=b"",
+)
+_RANDOM = msgspec.structs.replace(_GREEDY, temperature=1.0)
+_TRUNCATED = msgspec.structs.replace(_RANDOM, top_p=0.9, top_k=40, min_p=0.01)
+_EVERYTHING = msgspec.structs.replace(
+    _TRUNCATED,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    num_logprobs=_MOST_LOGPROBS,
+    min_tokens=1,
+    stop_token_ids=_TOKEN,
+    logit_bias_ids=_TOKEN,
+    logit_bias_values=np.float32(1).tobytes(),
+    bad_words=[_TOKEN + _TOKEN],
+    needs_history=True,
+)
+_ADMISSIONS = {Wish.GREEDY: _GREEDY, Wish.RANDOM: _RANDOM, Wish.TRUNCATED: _TRUNCATED, Wish.EVERYTHING: _EVERYTHING}
+
+
+def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish) -> StepPlan:
+    """A step that takes a row per chunk, computes it as known tokens, and draws one token for each row.
+
+    Args:
+        chunks: At most as many as there are rows.
+        pool: Blocks to write to and to read from.
+        wish: Of all rows.
+    """
+    rows = np.arange(len(chunks), dtype=np.int32)
+    starts, counts = (_column(values) for values in zip(*chunks, strict=True))
+    num_blocks = -(-(starts + counts) // pool.block_size)
+    forward = ForwardPlan(
+        rows=rows,
+        starts=starts,
+        counts=counts,
+        known_counts=counts,
+        token_ids=np.zeros(int(counts.sum()), np.int32),
+        table_rows=rows,
+        table_starts=np.zeros_like(rows),
+        table_counts=num_blocks,
+        table_blocks=np.arange(int(num_blocks.sum()), dtype=np.int32) % pool.num_blocks,
+    )
+    admissions = [msgspec.structs.replace(_ADMISSIONS[wish], row=row) for row in range(len(chunks))]
+    return StepPlan(0, _NOTHING, admissions, forward, _draws(rows, counts, output_position=0))
+
+
+def next_step(before: StepPlan, pool: BlockPool) -> StepPlan:
+    """Each row of a step computes the token that it drew there, and draws another. The token's block must be in its table already, as it is where the step left one unfilled."""
+    rows, starts = before.forward.rows, before.forward.starts + before.forward.counts
+    assert (starts % pool.block_size).all(), "the drawn token begins a block"
+    ones = np.ones_like(rows)
+    forward = ForwardPlan(rows=rows, starts=starts, counts=ones, known_counts=np.zeros_like(rows))
+    return StepPlan(0, _NOTHING, [], forward, _draws(rows, ones, output_position=1))
+
+
+def copying_step() -> StepPlan:
+    """Copies block 0 to block 1."""
+    return StepPlan(0, _NOTHING, [], ForwardPlan(copy_sources=_column([0]), copy_targets=_column([1])), SamplePlan())
+
+
+def release_step(num_rows: int) -> StepPlan:
+    """Gives back the rows of a step of `num_rows` chunks."""
+    return StepPlan(0, np.arange(num_rows, dtype=np.int32), [], ForwardPlan(), SamplePlan())
+
+
+def _column(values: Sequence[int]) -> Int32Column:
+    return np.array(values, np.int32)
+
+
+def _draws(rows: Int32Column, counts: Int32Column, output_position: int) -> SamplePlan:
+    """Each row draws from its last token."""
+    last = np.cumsum(counts, dtype=np.int32) - 1
+    return SamplePlan(rows, last, np.full_like(rows, output_position))
