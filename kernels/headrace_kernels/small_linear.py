@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
+from headrace_kernels.rms_norm import rms_norm_reference
 from headrace_kernels.small_linear_kernels import Tile, multiply
 from headrace_kernels.swiglu import swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton
@@ -20,7 +20,7 @@ from headrace_kernels.triton_runtime import uses_triton
 _MOST_ROWS = {torch.bfloat16: 1, torch.float16: 1, torch.float32: 1}
 
 
-def _tile(num_rows: int) -> Tile:
+def launch_rule(num_rows: int) -> Tile:
     """The launch rule. One row: measured best or within 0.03 ms of it for all shapes of an 8B Llama. More rows: not measured yet."""
     if num_rows == 1:
         return Tile("vector", block_n=1, block_k=2048, num_warps=4)
@@ -50,7 +50,7 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtyp
         out_dtype: Of the result; None: the type of x.
     """
     out = x.new_empty(x.shape[0], weight.shape[0], dtype=out_dtype)
-    multiply(x, weight, bias, out, _tile(x.shape[0]))
+    multiply(x, weight, bias, out, launch_rule(x.shape[0]))
     return out
 
 
@@ -75,7 +75,7 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias
     if not uses_triton(weight):
         return norm_linear_reference(x, norm_weight, eps, weight, bias)
     out = x.new_empty(x.shape[0], weight.shape[0])
-    _multiply_normed(x, norm_weight, eps, weight, bias, out, gated=False)
+    multiply(x, weight, bias, out, launch_rule(x.shape[0]), norm=(norm_weight, eps))
     return out
 
 
@@ -95,7 +95,7 @@ def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
     """
     if not uses_triton(weight):
         return linear_add_reference(x, weight, bias, residual)
-    multiply(x, weight, bias, residual, _tile(x.shape[0]), add=True)
+    multiply(x, weight, bias, residual, launch_rule(x.shape[0]), add=True)
 
 
 def norm_swiglu_reference(
@@ -121,16 +121,5 @@ def norm_swiglu(x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tens
     if not uses_triton(gate_up_weight):
         return norm_swiglu_reference(x, norm_weight, eps, gate_up_weight, bias)
     out = x.new_empty(x.shape[0], gate_up_weight.shape[0] // 2)
-    _multiply_normed(x, norm_weight, eps, gate_up_weight, bias, out, gated=True)
+    multiply(x, gate_up_weight, bias, out, launch_rule(x.shape[0]), norm=(norm_weight, eps), gated=True)
     return out
-
-
-def _multiply_normed(
-    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None, out: Tensor, gated: bool
-) -> None:
-    """Norm and product: one kernel where each program passes over x anyway, two where x goes to the tensor cores as it lies in memory."""
-    tile = _tile(x.shape[0])
-    if tile.kernel == "vector":
-        multiply(x, weight, bias, out, tile, norm=(norm_weight, eps), gated=gated)
-    else:
-        multiply(rms_norm(x, norm_weight, eps), weight, bias, out, tile, gated=gated)

@@ -12,12 +12,15 @@ fp32 and in an order that depends on the tile alone: no atomics, the same bits e
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.triton_runtime import INTERPRETED
 
 # Rows of the tensor cores' tile. More rows than this are not small.
@@ -149,48 +152,84 @@ def multiply(
     """Runs one of the kernels.
 
     Args:
-        x: [num_rows, K].
+        x: [num_rows, K], at most MAX_ROWS of them.
         weight: [N, K], or [2 N, K] with the gate first. K is a multiple of 8, rows are contiguous.
         bias: One per row of weight.
         out: [num_rows, N], written, or with `add` added to.
         tile: The kernel and its sizes.
-        norm: Weight and epsilon of an RMS norm of x; `vector` kernel only.
+        norm: Weight and epsilon of an RMS norm of x. A kernel of its own before `tile`, whose x goes to the tensor cores as it lies in memory.
         gated: SwiGLU of the two halves.
         add: The result is added to `out`.
     """
-    (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
-    assert num_rows <= MAX_ROWS and weight.shape == (num_outputs * (2 if gated else 1), num_inputs)
+    assert x.shape[0] <= MAX_ROWS and weight.shape == (out.shape[1] * (2 if gated else 1), x.shape[1])
     assert weight.is_contiguous() and out.is_contiguous()
-    x = x.contiguous()
-    block_k = min(tile.block_k, triton.next_power_of_2(num_inputs))
-    grid = (triton.cdiv(num_outputs, tile.block_n),)
     if tile.kernel == "vector":
-        norm_weight, eps = norm or (None, 0.0)
-        _vector_kernel[grid](
-            x, norm_weight, weight, bias, out, num_rows, num_outputs, eps,
-            num_inputs, triton.next_power_of_2(num_rows), tile.block_n, block_k, gated, add,
-            num_warps=tile.num_warps,
-        )  # fmt: skip
+        _multiply_vectors(x.contiguous(), weight, bias, out, tile, norm, gated, add)
     else:
-        assert norm is None
-        _tile_kernel[grid](
-            x, weight, bias, out, num_rows, num_outputs,
-            num_inputs, 8 if num_rows <= 8 else 16, tile.block_n, block_k, tile.slices, gated, add, INTERPRETED,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
-        )  # fmt: skip
+        normed = x.contiguous() if norm is None else rms_norm(x, *norm)
+        _multiply_tiles(normed, weight, bias, out, tile, gated, add)
+
+
+def _multiply_vectors(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    tile: Tile,
+    norm: tuple[Tensor, float] | None,
+    gated: bool,
+    add: bool,
+) -> None:
+    (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
+    norm_weight, eps = norm or (None, 0.0)
+    _vector_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
+        x, norm_weight, weight, bias, out, num_rows, num_outputs, eps,
+        K=num_inputs, ROWS=triton.next_power_of_2(num_rows), BLOCK_N=tile.block_n,
+        BLOCK_K=min(tile.block_k, triton.next_power_of_2(num_inputs)), GATED=gated, ADD=add,
+        num_warps=tile.num_warps,
+    )  # fmt: skip
+
+
+def _multiply_tiles(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile, gated: bool, add: bool
+) -> None:
+    (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
+    assert INTERPRETED or x.dtype != torch.float32, "tensor cores would cut fp32 to tf32"
+    rows = 8 if num_rows <= 8 else MAX_ROWS
+    stage_bytes = tile.block_k * x.element_size() * (tile.block_n * (2 if gated else 1) + rows)
+    _tile_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
+        x, weight, bias, out, num_rows, num_outputs,
+        K=num_inputs, ROWS=rows, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SLICES=tile.slices,
+        GATED=gated, ADD=add, FP32_DOT=INTERPRETED,
+        num_warps=tile.num_warps, num_stages=min(tile.num_stages, _most_stages(x.device, stage_bytes)),
+    )  # fmt: skip
+
+
+def _most_stages(device: torch.device, stage_bytes: int) -> int:
+    """What fits the shared memory: a tile for each stage but the one that is being multiplied."""
+    return 1 + (_shared_memory(device) // stage_bytes if device.type == "cuda" else 0)
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program can have."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # missing in torch's stubs
 
 
 def variants(num_rows: int, num_outputs: int, gated: bool) -> list[Tile]:
     """Tiles that are worth timing for a product of that size: those that keep a card busy and its registers free."""
-    if num_rows == 1:
-        vector = [(1, 1024, 2), (1, 1024, 4), (1, 2048, 2), (1, 2048, 4), (1, 4096, 4), (2, 1024, 4), (2, 2048, 4)]
-    elif num_rows <= 4:
-        vector = [(1, 1024, 4), (2, 1024, 4), (1, 512, 2)] + ([] if gated else [(4, 512, 2), (4, 1024, 4)])
-    else:
-        vector = []
-    # (outputs, inputs, warps, stages, slices). A program's tiles under way are stages x outputs x inputs x 2 bytes, and some programs share a multiprocessor's 200 KB.
+    # (outputs, inputs, warps). Products of every row and output are held in registers, so both are few.
+    vectors = {
+        1: [(1, 1024, 2), (1, 1024, 4), (1, 2048, 2), (1, 2048, 4), (1, 4096, 4), (2, 1024, 4), (2, 2048, 4)],
+        2: [(1, 1024, 4), (1, 2048, 4), (2, 1024, 4)],
+        4: [(1, 1024, 4)],
+    }
+    # (outputs, inputs, warps, stages, slices). A program has outputs x inputs x 2 bytes under way for each stage but one, and some programs share a multiprocessor's 200 KB.
     tiles = [(16, 256, 4, 4, 4), (16, 512, 4, 3, 4), (32, 256, 4, 3, 4), (32, 256, 4, 4, 2), (64, 128, 4, 4, 1)]
     tiles += [] if gated else [(32, 256, 2, 4, 2), (64, 256, 4, 3, 2), (128, 64, 4, 5, 1)]
     # At least half a wave of programs on 132 multiprocessors.
     tiles = [sizes for sizes in tiles if num_outputs // sizes[0] >= 66 or sizes[0] == 16]
-    return [Tile("vector", *sizes) for sizes in vector] + [Tile("tile", *sizes) for sizes in tiles if num_rows > 1]
+    return [Tile("vector", *sizes) for sizes in vectors.get(num_rows, [])] + [
+        Tile("tile", *sizes) for sizes in tiles[2 if num_rows == 1 else 0 : 3 if num_rows == 1 else None]
+    ]

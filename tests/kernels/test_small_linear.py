@@ -77,9 +77,11 @@ def close(found: torch.Tensor, expected: torch.Tensor, rounding: float) -> None:
 def run_tile(rows: int, outputs: int, inputs: int, dtype: torch.dtype, tile: Tile, device: str) -> None:
     for gated, bias, add in ((False, True, True), (False, False, False), (True, True, False)):
         product = Product(rows, outputs, inputs, dtype, device, gated)
-        normed = tile.kernel == "vector" and not add
+        normed = not add
         found = product.multiplied(tile, normed, bias, add)
-        close(found, product.expected(normed, bias, add), TOLERANCES[dtype])
+        # Rows for the tensor cores are rounded to their type on the way, twice within the norm.
+        rounding = TOLERANCES[dtype] * (3 if normed and tile.kernel == "tile" else 1)
+        close(found, product.expected(normed, bias, add), rounding)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
@@ -171,6 +173,7 @@ def test_logits_of_a_gpu_are_fp32_sums(rows: int) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, device: str) -> None:
     tile = Tile("tile", 16, 64, 4, 2, 4)
@@ -203,7 +206,7 @@ def test_every_variant_fits_its_kernel() -> None:
         tiles = variants(rows, outputs, gated)
         assert len(set(tiles)) == len(tiles) > 0
         for tile in tiles:
-            assert tile.block_k % (16 * tile.slices) == 0 and (tile.kernel == "vector" or rows > 1)
+            assert tile.block_k % (16 * tile.slices) == 0
 
 
 def test_normed_rows_for_the_tensor_cores_are_rms_norm_s(device: str) -> None:

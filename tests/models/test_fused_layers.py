@@ -35,7 +35,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(autouse=True)
 def wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes milliseconds for a program, whatever it computes."""
-    monkeypatch.setattr(small_linear, "_tile", lambda num_rows: Tile("vector", block_n=64, block_k=128, num_warps=4))
+    monkeypatch.setattr(
+        small_linear, "launch_rule", lambda num_rows: Tile("vector", block_n=64, block_k=128, num_warps=4)
+    )
 
 
 class FusedCalls:
