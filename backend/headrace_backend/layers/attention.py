@@ -11,8 +11,7 @@ from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.attention import paged_attention
-from headrace_kernels.kv_cache import write_kv
-from headrace_kernels.rope import rope
+from headrace_kernels.rope_kv import rope_and_write_kv
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,15 +73,13 @@ class Attention(nn.Module):
     def _attended(self, qkv: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
         """What lies between the projections, [num_tokens, all heads' outputs]."""
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        query, key = self._rotated(qkv, rotations)
-        write_kv(key, qkv[:, -self.num_kv_heads :], kv_cache, metadata.slot_mapping)
+        slots = metadata.slot_mapping
+        query = rope_and_write_kv(qkv, rotations, kv_cache, slots, self.num_heads, *self._head_norms)
         return paged_attention(query, kv_cache, metadata, self.scale, self.sliding_window).flatten(1)
 
-    def _rotated(self, qkv: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys, normalized where the model does that, and turned to their positions."""
-        end = self.num_heads + self.num_kv_heads
+    @property
+    def _head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:
+        """Weights of the norms of queries and keys, and their epsilon; no weights where the model has no such norms."""
         if self.q_norm is None or self.k_norm is None:
-            turned = rope(qkv[:, :end], rotations)
-            return turned[:, : self.num_heads], turned[:, self.num_heads :]
-        query, key = self.q_norm(qkv[:, : self.num_heads]), self.k_norm(qkv[:, self.num_heads : end])
-        return rope(query, rotations), rope(key, rotations)
+            return None, None, 0.0
+        return self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
