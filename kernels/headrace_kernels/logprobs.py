@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 import torch
 
+from headrace_kernels.logprobs_triton import token_logprobs_triton
 from headrace_kernels.ordering import top_tokens_reference
+from headrace_kernels.triton_runtime import uses_triton
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural logarithms of probabilities, per row."""
+    """Natural logarithms of probabilities, per row. Of a row that is not sound they mean nothing."""
 
     # [num_rows] float32, of the sampled tokens.
     sampled: torch.Tensor
@@ -29,10 +31,11 @@ def token_logprobs_reference(logits: torch.Tensor, tokens: torch.Tensor, num_top
     """Log probabilities of one token per row and of the `num_top` most likely ones.
 
     Args:
-        logits: float32 [num_rows, vocab_size].
+        logits: bf16, fp16 or fp32 [num_rows, vocab_size].
         tokens: int64 [num_rows], the sampled tokens.
         num_top: How many most likely tokens to report, 0 to vocab_size.
     """
+    logits = logits.float()
     logprobs = torch.log_softmax(logits, dim=1)
     chosen = logits.gather(1, tokens[:, None])
     lower_ids = torch.arange(logits.shape[1], device=logits.device) < tokens[:, None]
@@ -46,4 +49,6 @@ def token_logprobs_reference(logits: torch.Tensor, tokens: torch.Tensor, num_top
 
 def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> TokenLogprobs:
     """`token_logprobs_reference`, by the best implementation for the device."""
+    if uses_triton(logits):
+        return TokenLogprobs(*token_logprobs_triton(logits, tokens, num_top))
     return token_logprobs_reference(logits, tokens, num_top)

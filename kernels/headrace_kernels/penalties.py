@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import torch
 
+from headrace_kernels.penalties_triton import penalize_rows_triton
 from headrace_kernels.sampling_parameters import FREQUENCY, PRESENCE, REPETITION, read_floats
+from headrace_kernels.triton_runtime import uses_triton
 
 
 class Penalties(NamedTuple):
@@ -79,4 +81,5 @@ def penalize_rows(
     parameters: torch.Tensor,
 ) -> None:
     """`penalize_rows_reference`, by the best implementation for the device."""
-    penalize_rows_reference(logits, samples, slots, rows, prompt_masks, output_counts, parameters)
+    penalize = penalize_rows_triton if uses_triton(logits) else penalize_rows_reference
+    penalize(logits, samples, slots, rows, prompt_masks, output_counts, parameters)

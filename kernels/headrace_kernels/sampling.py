@@ -20,6 +20,8 @@ import torch
 from headrace_kernels.ordering import top_tokens_reference
 from headrace_kernels.philox import NoiseKeys, gumbel_noise_at_reference, gumbel_noise_reference
 from headrace_kernels.sampling_parameters import MIN_P, TEMPERATURE, TOP_K, TOP_P, read_floats, read_noise_keys
+from headrace_kernels.sampling_triton import sample_rows_triton
+from headrace_kernels.triton_runtime import uses_triton
 
 _FIRST_CANDIDATES = 128
 _MORE_CANDIDATES = 16
@@ -232,4 +234,6 @@ def sample_rows(
     logits: torch.Tensor, rows: torch.Tensor, output_positions: torch.Tensor, parameters: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`sample_rows_reference`, by the best implementation for the device."""
+    if uses_triton(logits):
+        return sample_rows_triton(logits, rows, output_positions, parameters)
     return sample_rows_reference(logits, rows, output_positions, parameters)

@@ -1,0 +1,108 @@
+"""The kernels of penalties and log probabilities against their references; without a card in Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_kernels import sampling_parameters as columns
+from headrace_kernels.logprobs import TokenLogprobs, token_logprobs_reference
+from headrace_kernels.logprobs_triton import token_logprobs_triton
+from headrace_kernels.penalties import penalize_rows_reference
+from headrace_kernels.penalties_triton import penalize_rows_triton
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_penalties(num_samples: int, num_slots: int, vocab: int, seed: int, spare_rows: int = 1) -> None:
+    """Some rows of a batch are penalized as the reference does it; the others are not touched."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(num_samples, vocab, generator=generator) * 5
+    logits[:, ::5] = -math.inf
+    num_penalized = min(num_slots, max(1, num_samples - spare_rows))
+    samples = torch.randperm(num_samples, generator=generator)[:num_penalized]
+    slots = torch.randperm(num_slots, generator=generator)[:num_penalized]
+    rows = torch.randint(0, 9, (num_penalized,), generator=generator)
+    masks = torch.rand(num_slots, vocab, generator=generator) < 0.3
+    counts = torch.randint(-3, 4, (num_slots, vocab), generator=generator).clamp_(min=0).to(torch.int32)
+    matrix = np.zeros((10, columns.NUM_COLUMNS), np.float32)
+    matrix[:, columns.REPETITION : columns.FREQUENCY + 1] = np.random.default_rng(seed).uniform(0.5, 2, (10, 3))
+    parameters = torch.from_numpy(matrix).view(torch.int32)
+    expected, result = logits.clone(), logits.to(DEVICE)
+    inputs = (samples, slots, rows, masks, counts, parameters)
+    penalize_rows_reference(expected, *inputs)
+    penalize_rows_triton(result, *(tensor.to(DEVICE) for tensor in inputs))
+    # Division and fused multiplication round differently.
+    torch.testing.assert_close(result.cpu(), expected, rtol=2e-6, atol=2e-6)
+    untouched = sorted(set(range(num_samples)) - set(samples.tolist()))
+    assert torch.equal(result.cpu()[untouched], logits[untouched])
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 30, 1024, 1025]), st.integers(0, 2**31))
+def test_penalties_are_the_references(num_samples: int, num_slots: int, vocab: int, seed: int) -> None:
+    check_penalties(num_samples, num_slots, vocab, seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab", [4096, 128_256])
+def test_penalties_of_a_whole_batch(vocab: int) -> None:
+    check_penalties(256, 300, vocab, 1, spare_rows=3)
+
+
+def check_logprobs(logits: torch.Tensor, num_top: int, seed: int, atol: float) -> None:
+    tokens = torch.randint(0, logits.shape[1], (logits.shape[0],), generator=torch.Generator().manual_seed(seed))
+    # A banned token is never drawn.
+    tokens = torch.where(logits.gather(1, tokens[:, None])[:, 0].isfinite(), tokens, logits.float().argmax(dim=1))
+    expected = token_logprobs_reference(logits, tokens, num_top)
+    fields = token_logprobs_triton(logits.to(DEVICE), tokens.to(DEVICE), num_top)
+    result = TokenLogprobs(*(field.cpu() for field in fields))
+    assert result.ranks.tolist() == expected.ranks.tolist()
+    assert result.top_ids.tolist() == expected.top_ids.tolist()
+    torch.testing.assert_close(result.sampled, expected.sampled, rtol=0, atol=atol)
+    torch.testing.assert_close(result.top, expected.top, rtol=0, atol=atol)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from([1, 2, 40, 2048, 2049, 5000]),
+    st.integers(1, 3),
+    st.integers(0, 25),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.integers(0, 2**31),
+)
+def test_logprobs_are_the_references(vocab: int, count: int, num_top: int, dtype: torch.dtype, seed: int) -> None:
+    logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed)) * 4
+    # Ties, and zeros of both signs.
+    logits[0] = logits[0].round()
+    logits[:, 3::7] = -math.inf
+    # fp32 sums in another order.
+    check_logprobs(logits.to(dtype), min(num_top, vocab), seed, atol=2e-6)
+
+
+def test_all_tokens_of_a_small_vocabulary_are_reported_banned_ones_last() -> None:
+    logits = torch.tensor([[1.0, -math.inf, 2.0, 2.0, -math.inf, 0.0, -0.0]])
+    check_logprobs(logits, 7, 0, atol=2e-6)
+
+
+def test_ids_of_an_unsound_row_are_ids() -> None:
+    logits = torch.tensor([[1.0, math.nan, 2.0, math.inf], [-math.inf] * 4, [math.nan] * 4], device=DEVICE)
+    _, ranks, top_ids, _ = token_logprobs_triton(logits, torch.zeros(3, dtype=torch.int64, device=DEVICE), 4)
+    assert sorted(top_ids[0].tolist()) == sorted(top_ids[1].tolist()) == sorted(top_ids[2].tolist()) == [0, 1, 2, 3]
+    assert int(ranks.min()) >= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 256])
+@pytest.mark.parametrize("num_top", [0, 1, 20, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logprobs_at_the_sizes_of_models(count: int, num_top: int, dtype: torch.dtype) -> None:
+    for vocab in (4096, 128_256):
+        logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(num_top)) * 3
+        # Sums over the whole vocabulary, and approximate exponentials.
+        check_logprobs(logits.to(dtype), num_top, 5, atol=1e-5)
