@@ -28,7 +28,6 @@ from headrace_backend.worker.model_runner import ModelRunner, allocate_kv_caches
 from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.step_buffers import StepLimits
 from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
-from headrace_kernels.attention_plan import prefill_tile_tokens
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 PROMPTS = [[int(x) for x in np.random.default_rng(row).integers(3, 97, 5 + 9 * row)] for row in range(5)]
@@ -58,12 +57,12 @@ def model(device: str, request: pytest.FixtureRequest) -> CausalLM:
 def gpu_runner(model: CausalLM, device: str, batch_sizes: tuple[int, ...]) -> GpuRunner:
     shape = (NUM_BLOCKS, 2, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
     where = torch.device(device)
-    tile = prefill_tile_tokens(model.num_heads, model.num_kv_heads, model.head_dim, 4)
-    sizes = AttentionSizes(model.num_heads, model.num_kv_heads, tile)
+    caches = allocate_kv_caches(model.num_layers, shape, torch.float32, where)
+    sizes = AttentionSizes.of(model.num_heads, caches[0])
     runner = GpuRunner(
         model,
         Sampler(NUM_ROWS, model.vocab_size, where),
-        allocate_kv_caches(model.num_layers, shape, torch.float32, where),
+        caches,
         StepLimits(NUM_ROWS, NUM_TOKENS, MAX_MODEL_LEN),
         sizes,
         captured_shapes(batch_sizes, NUM_TOKENS, NUM_ROWS, sizes),

@@ -10,6 +10,7 @@ a plain draw take the sampler's general way, from the same hidden states.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,7 +131,7 @@ class GpuRunner:
             self._buffers.upload_padding(shape, self._rows.scratch_row)
             self._choices = AttentionChoices()
             for piece in _Piece:
-                self._graphs.capture((piece, shape), lambda piece=piece, shape=shape: self._run(piece, shape))
+                self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
         progress("graphs", len(self._shapes), len(self._shapes), "shapes")
 
     def _launch(self, piece: _Piece, shape: StepShape) -> Any:
@@ -139,9 +140,10 @@ class GpuRunner:
         return self._run(piece, shape)
 
     def _run(self, piece: _Piece, shape: StepShape) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if piece is _Piece.FORWARD:
-            return self._forward(shape)
-        return self._draw(shape)
+        if piece is _Piece.DRAW:
+            return self._draw(shape)
+        self._forward(shape)
+        return None
 
     def _forward(self, shape: StepShape) -> None:
         """Inputs from the columns, the model, and the hidden states that are sampled."""

@@ -30,17 +30,17 @@ class HostCopy:
             logprobs=None if logprobs is None else _logprobs_to_host(logprobs),
         )
         # Blocking: who waits sleeps instead of spinning.
-        self._arrived = torch.cuda.Event(blocking=True)
-        self._arrived.record()
+        self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._arrived.record()  # type: ignore[no-untyped-call]
 
     def is_there(self) -> bool:
         """Whether `fill` would not wait."""
-        return self._arrived is None or self._arrived.query()
+        return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
     def fill(self, result: StepResult) -> None:
         """Waits for the copies and writes the columns of a result."""
         if self._arrived is not None:
-            self._arrived.synchronize()
+            self._arrived.synchronize()  # type: ignore[no-untyped-call]
         self._sampled.fill(result)
 
 

@@ -29,6 +29,7 @@ from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
 from headrace_backend.worker.device_memory import CudaMemory, DeviceMemory
 from headrace_backend.worker.errors import StartRefused
+from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.input_batch import InputBatch
 from headrace_backend.worker.kernel_cache import use_kernel_cache
 from headrace_backend.worker.made_up_steps import BlockPool
@@ -44,7 +45,9 @@ from headrace_backend.worker.model_runner import ModelRunner, allocate_kv_caches
 from headrace_backend.worker.profile_step import PROFILE_BLOCKS, Profile, largest_steps, measure_steps
 from headrace_backend.worker.runner import Runner
 from headrace_backend.worker.sampler import Sampler
+from headrace_backend.worker.step_buffers import StepLimits
 from headrace_backend.worker.step_loop import StepLoop
+from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
 from headrace_backend.worker.warm_up import warm_up
 from headrace_backend.worker_messages import MemoryPlan, Notice, WorkerReady
 from headrace_kernels.triton_runtime import compilation_count
@@ -98,8 +101,14 @@ def make_runner(
         kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
     """
     num_blocks, device = kv_caches[0].shape[0], kv_caches[0].device
-    batch = InputBatch(config.max_num_seqs, max_model_len, config.block_size, num_blocks, device)
-    return ModelRunner(model, batch, Sampler(config.max_num_seqs, model.vocab_size, device), kv_caches)
+    sampler = Sampler(config.max_num_seqs, model.vocab_size, device)
+    if device.type == "cpu":
+        batch = InputBatch(config.max_num_seqs, max_model_len, config.block_size, num_blocks, device)
+        return ModelRunner(model, batch, sampler, kv_caches)
+    limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
+    sizes = AttentionSizes.of(model.num_heads, kv_caches[0])
+    shapes = captured_shapes(config.captured_batch_sizes(), limits.max_num_batched_tokens, limits.max_num_seqs, sizes)
+    return GpuRunner(model, sampler, kv_caches, limits, sizes, shapes)
 
 
 class _Phases:

@@ -102,7 +102,7 @@ def fill_columns(
         gather_capacity: Tokens of context that may be gathered, 0 for none.
     """
     forward = plan.forward
-    ends = np.cumsum(forward.counts)
+    ends = np.cumsum(forward.counts, dtype=np.int64)
     seq_lens = forward.starts + forward.counts
     _fill_tokens(columns, forward, ends)
     _fill(columns.rows, forward.rows, scratch_row)

@@ -20,7 +20,7 @@ class StepGraphs:
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._pool: tuple[int, int] = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle()
         self.num_captured = 0
 
     def __contains__(self, key: Hashable) -> bool:

@@ -9,8 +9,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Self
 
+import torch
+
 from headrace_backend.step_plan import StepPlan
-from headrace_kernels.attention_plan import decode_sizes, max_prefill_tiles
+from headrace_kernels.attention_plan import decode_sizes, max_prefill_tiles, prefill_tile_tokens
 
 # Query tokens of an entry that the decode kernel takes. With more it computes two to four times as much per key, which pays for drafts only.
 DECODE_QUERY_LEN = 1
@@ -25,6 +27,13 @@ class AttentionSizes:
     num_kv_heads: int
     # Query tokens of a prefill tile.
     tile_tokens: int
+
+    @classmethod
+    def of(cls, num_heads: int, kv_cache: torch.Tensor) -> Self:
+        """For a layer with `num_heads` query heads over its cache [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+        num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
+        tile_tokens = prefill_tile_tokens(num_heads, num_kv_heads, head_dim, kv_cache.element_size())
+        return cls(num_heads, num_kv_heads, tile_tokens)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
