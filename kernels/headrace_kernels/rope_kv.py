@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace_kernels.kv_cache import write_kv
-from headrace_kernels.rms_norm import rms_norm, scaled_by_rms
-from headrace_kernels.rope import rope
+from headrace_kernels.kv_cache import write_kv_reference
+from headrace_kernels.rms_norm import rms_norm_reference, scaled_by_rms
+from headrace_kernels.rope import rope_reference
 from headrace_kernels.triton_runtime import uses_triton
 
 
@@ -36,12 +36,12 @@ def rope_and_write_kv_reference(
     num_kv_heads = (qkv.shape[1] - num_heads) // 2
     end = num_heads + num_kv_heads
     if query_norm is None or key_norm is None:
-        turned = rope(qkv[:, :end], rotations)
+        turned = rope_reference(qkv[:, :end], rotations)
         query, key = turned[:, :num_heads], turned[:, num_heads:]
     else:
-        query = rope(rms_norm(qkv[:, :num_heads], query_norm, eps), rotations)
-        key = rope(rms_norm(qkv[:, num_heads:end], key_norm, eps), rotations)
-    write_kv(key, qkv[:, end:], kv_cache, slot_mapping)
+        query = rope_reference(rms_norm_reference(qkv[:, :num_heads], query_norm, eps), rotations)
+        key = rope_reference(rms_norm_reference(qkv[:, num_heads:end], key_norm, eps), rotations)
+    write_kv_reference(key, qkv[:, end:], kv_cache, slot_mapping)
     return query
 
 
