@@ -88,6 +88,6 @@ def test_rows_with_parameters_of_all_kinds_draw_as_on_the_cpu() -> None:
 
 
 def test_auto_is_the_gpu_and_its_free_memory_is_what_cuda_says() -> None:
-    device = choose_device("auto")
+    device, _ = choose_device("auto")
     assert device == torch.device("cuda", 0)
     assert 1 << 30 < free_memory_bytes(device) <= torch.cuda.get_device_properties(device).total_memory

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.worker.device import choose_device, choose_dtype
@@ -56,8 +59,24 @@ def test_configured_sizes_hold_whatever_is_free() -> None:
 @pytest.mark.parametrize(
     ("values", "max_model_len", "free", "message"),
     [
-        ({}, 16 * 600, GIB, r"600 blocks of 16 tokens.*= 750.0 MiB; 1,024.0 MiB are free on cpu.*a quarter"),
-        ({"num_blocks": 1000}, 16, GIB, r"= 1,150.0 MiB; 1,024.0 MiB are free on cpu, num_blocks is 1000"),
+        (
+            {},
+            16 * 600,
+            GIB,
+            r"600 blocks of 16 tokens.*= 750.0 MiB; 1,024.0 MiB are free on cpu.*a quarter.*; max_model_len of at most 4096 fits",
+        ),
+        (
+            {"num_blocks": 1000},
+            16,
+            GIB,
+            r"= 1,150.0 MiB; 1,024.0 MiB are free on cpu, num_blocks is 1000; num_blocks of at most 874 fits",
+        ),
+        (
+            {"kv_memory": "2GiB"},
+            16,
+            GIB,
+            r"kv_memory is 2147483648; kv_memory from 1048576 \(one block\) to 916455424 fits",
+        ),
         ({"kv_memory": 5}, 16, GIB, r"kv_memory is 5"),
         ({}, 16, 100 * MIB, r"weights 100.0 MiB \+ activations 50.0 MiB"),
     ],
@@ -67,6 +86,86 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(
 ) -> None:
     with pytest.raises(StartRefused, match=message):
         plan_memory(config_of(**values), MEMORY, max_model_len, Room(CPU, free))
+
+
+@given(
+    free=st.integers(0, 300 * GIB),
+    weights=st.integers(0, 150 * GIB),
+    activations=st.integers(0, 20 * GIB),
+    graphs=st.integers(0, GIB),
+    kv_block=st.integers(1, 64 * MIB),
+    max_model_len=st.integers(1, 1 << 20),
+    on_gpu=st.booleans(),
+    values=st.sampled_from([{}, {"num_blocks": 1000}, {"kv_memory": "20GiB"}, {"kv_memory": 1}]),
+)
+def test_a_plan_fits_and_a_refusal_names_a_value_that_does(
+    free: int,
+    weights: int,
+    activations: int,
+    graphs: int,
+    kv_block: int,
+    max_model_len: int,
+    on_gpu: bool,
+    values: dict[str, object],
+) -> None:
+    memory = ModelMemory(weights, activations, kv_block, graphs)
+    room = Room(GPU if on_gpu else CPU, free, free + GIB if on_gpu else 0)
+    try:
+        plan = plan_memory(config_of(**values), memory, max_model_len, room)
+    except StartRefused as refused:
+        found = re.search(
+            r"; (num_blocks of at most|kv_memory from \d+ \(one block\) to|max_model_len of at most) (\d+) fits",
+            str(refused),
+        )
+        if found is None:
+            return
+        name, nearest = found[1].split()[0], int(found[2])
+        if name == "max_model_len":
+            max_model_len = nearest
+        else:
+            values = {name: nearest}
+        plan = plan_memory(config_of(**values), memory, max_model_len, room)
+        if name == "kv_memory":
+            assert plan_memory(config_of(kv_memory=kv_block), memory, max_model_len, room).num_blocks == 1
+    taken = plan.weight_bytes + plan.activation_bytes + plan.graph_bytes + plan.reserve_bytes + plan.kv_cache_bytes
+    assert taken <= plan.total_bytes == free and plan.num_blocks >= 1
+    assert plan.kv_cache_bytes == plan.num_blocks * kv_block
+    if not values:
+        assert plan.num_blocks * 16 >= max_model_len
+        # On a GPU less than a block is left over.
+        assert not on_gpu or free - taken < kv_block
+
+
+def test_where_no_cache_fits_smaller_steps_are_named_if_they_leave_room_for_one(llama_path: pathlib.Path) -> None:
+    folder = ModelFolder.open(llama_path)
+
+    def estimate(free: int, **values: object) -> ModelMemory:
+        config = config_of(max_num_seqs=512, max_num_batched_tokens=8192, **values)
+        return plan_estimate(config, folder.config, folder.parameter_count, torch.bfloat16, 256, Room(GPU, free))[0]
+
+    estimated = estimate(10 * GIB)
+    assert estimated.graphs > 300 * MIB and estimate(10 * GIB, graph_sizes="off").graphs == 0
+    # The reserve and some: enough for the weights, not for the activations of such steps.
+    with pytest.raises(
+        StartRefused, match=r"max_num_batched_tokens (\d+) with max_num_seqs (\d+) leaves room"
+    ) as refused:
+        estimate(256 * MIB + 2 * MIB + estimated.weights, graph_sizes="off")
+    smaller = re.search(r"max_num_batched_tokens (\d+) with max_num_seqs (\d+)", str(refused.value))
+    assert smaller
+    config = config_of(max_num_batched_tokens=smaller[1], max_num_seqs=smaller[2], graph_sizes="off", max_model_len=16)
+    room = Room(GPU, 256 * MIB + 2 * MIB + estimated.weights)
+    assert plan_estimate(config, folder.config, folder.parameter_count, torch.bfloat16, 16, room)[1].num_blocks >= 1
+    with pytest.raises(StartRefused, match="the weights leave no room"):
+        estimate(256 * MIB)
+
+
+def test_what_was_measured_takes_the_place_of_estimates() -> None:
+    estimate = ModelMemory(weights=14 * GIB, activations=9 * GIB, kv_block=MIB, graphs=GIB)
+    profile = Profile(weights=15 * GIB, activations=2 * GIB, free=60 * GIB)
+    measured = measured_memory(estimate, profile, Room(GPU, 79 * GIB, 80 * GIB))
+    assert (measured.weights, measured.activations, measured.graphs) == (15 * GIB, 2 * GIB, GIB)
+    # 79 GiB were free; 60 are left beside the weights' 15.
+    assert measured.other == 4 * GIB and measured.is_measured
 
 
 def test_the_models_bytes_are_those_it_allocates(llama_path: pathlib.Path) -> None:

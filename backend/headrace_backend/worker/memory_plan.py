@@ -160,10 +160,12 @@ def plan_estimate(
     except StartRefused as refused:
         if config.num_blocks or config.kv_memory or _most_blocks(config, memory, room):
             raise
+        # Sizes from a list may be above the smaller batch.
+        graph_sizes = "off" if config.graph_sizes == "off" else "auto"
         tokens, rows = config.max_num_batched_tokens, config.max_num_seqs
         while tokens > 16 or rows > 1:
             tokens, rows = max(tokens // 2, 16), max(rows // 2, 1)
-            update = {"max_num_batched_tokens": tokens, "max_num_seqs": rows, "graph_sizes": "auto"}
+            update = {"max_num_batched_tokens": tokens, "max_num_seqs": rows, "graph_sizes": graph_sizes}
             smaller = config.model_copy(update=update)
             if _most_blocks(smaller, model_memory(model, smaller, parameter_count, dtype, has_graphs), room):
                 text = f"{refused}; max_num_batched_tokens {tokens} with max_num_seqs {rows} leaves room for a cache"

@@ -49,15 +49,16 @@ def warm_up(
     """
     pool = BlockPool(min(kv_caches[0].shape[0], _WARM_UP_BLOCKS), config.block_size)
     is_gpu = kv_caches[0].device.type == "cuda"
-    steps = list(gpu_steps(config, max_model_len, pool) if is_gpu else short_steps(max_model_len, pool))
+    steps = list(gpu_steps(config, max_model_len, pool) if is_gpu else short_steps(config, max_model_len, pool))
     run_steps(runner, steps, lambda done: progress("warm_up", done, len(steps), "steps"))
     for cache in kv_caches:
         cache[: pool.num_blocks].zero_()
 
 
-def short_steps(max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
+def short_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
     """A prompt that leaves one slot of its block, and the token that fills it."""
-    prompt = make_step([Chunk(0, min(pool.block_size, max_model_len) - 1 or 1)], pool, Wish.EVERYTHING)
+    length = min(pool.block_size - 1, max(max_model_len - 1, 1), config.max_num_batched_tokens)
+    prompt = make_step([Chunk(0, length)], pool, Wish.EVERYTHING)
     yield prompt
     if max_model_len > 1:
         yield next_step(prompt, pool)
@@ -66,7 +67,7 @@ def short_steps(max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
 
 def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
     """Steps of all classes: decodes by rows, chunks by tokens, chunks behind a context, both mixed; and every kind of draw, for one row and for all."""
-    yield from short_steps(max_model_len, pool)
+    yield from short_steps(config, max_model_len, pool)
     most_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     for rows in _sizes(most_rows):
         yield from _taken(_decodes(rows, max_model_len), pool, Wish.GREEDY)
