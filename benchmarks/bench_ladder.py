@@ -1,0 +1,160 @@
+"""Where the speed comes from, on one model, machine and trace (lengths of mix1000), rung by rung; each rung in useful output tokens per second.
+
+recompute   plain PyTorch without a cache, one request at a time (a few requests only: it is that slow)
+kv_cache    the same with a contiguous KV cache
+static      batches of fixed shape, which run until their longest answer has ended
+in_flight   rows refilled as they fall free, each with room for the longest sequence of the trace in a contiguous cache
+paged       our engine with as many rows: blocks, chunked prompts, prefix cache; on a GPU our kernels, but no CUDA graphs; sampling and scheduling in processes of their own
+graphs      the same with CUDA graphs (GPU only)
+full        the engine as it is configured by default: more rows, because blocks leave room for them
+
+The first four share a plain model, the others the engine: the step between in_flight and paged therefore holds everything in which the two differ, kernels of ours on a GPU included. Beside the rungs: the
+share of allocated cache that is not used, of blocks and of both contiguous ways of reserving (`bench_kv_waste`).
+
+    python -m benchmarks.bench_ladder --shape llama-3.1-8b --dtype bf16 --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import uvloop
+
+from benchmarks import bench_engine, bench_kv_waste, figures
+from benchmarks.bench_engine import Plan, engine_options, plan_of
+from benchmarks.ceilings import Ceilings, measured
+from benchmarks.measurements import summary
+from benchmarks.sending import send
+from benchmarks.shapes import write_model_folder
+from benchmarks.workloads import Workload, build, fitted
+
+# Rows of the rungs below `full`; requests served; requests of the slowest rung.
+_GPU_SIZES = (32, 256, 2)
+_CPU_SIZES = (8, 24, 1)
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ladder:
+    """What all rungs share."""
+
+    plan: Plan
+    ceilings: Ceilings
+    workload: Workload
+    rows: int
+    few: int
+    threads: int
+
+    @property
+    def dtype(self) -> str:
+        """Of weights and cache; "auto" is the engine's own rule."""
+        if self.plan.engine.dtype != "auto":
+            return self.plan.engine.dtype
+        return "bf16" if self.ceilings.device == "cuda" else "fp32"
+
+
+def plain_rungs(ladder: Ladder) -> Iterator[dict[str, Any]]:
+    """The rungs without the engine."""
+    job = {
+        "model": ladder.plan.settings["model"],
+        "device": ladder.ceilings.device,
+        "dtype": ladder.dtype,
+        "threads": ladder.threads,
+        "rows": ladder.rows,
+        "few": ladder.few,
+        "max_len": ladder.workload.longest,
+        "trace": ladder.workload.trace,
+    }
+    command = [sys.executable, "-m", "benchmarks.plain_rungs"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=figures.environment(), text=True
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps(job))
+    process.stdin.close()
+    yield from (json.loads(line) for line in process.stdout)
+    if process.wait():
+        raise SystemExit(f"the plain rungs ended with exit code {process.returncode}")
+
+
+async def engine_rung(ladder: Ladder, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """One rung of our engine."""
+    plan = dataclasses.replace(ladder.plan, settings=ladder.plan.settings | settings | {"dtype": ladder.dtype})
+    async with bench_engine.measured_engine(plan, ladder.ceilings) as (session, _, _, _):
+        run = await send(session, ladder.workload, name.encode())
+    served = summary(run.requests, run.begin_s)
+    return {"rung": name, **{field: served[field] for field in ("requests", "output_tok_s", "wall_s")}}
+
+
+def engine_rungs(ladder: Ladder) -> Iterator[dict[str, Any]]:
+    """The engine's rungs that exist on this device."""
+    rows = {"max_num_seqs": ladder.rows}
+    if ladder.ceilings.device == "cuda":
+        yield uvloop.run(engine_rung(ladder, "paged", rows | {"graph_sizes": "off"}))
+        yield uvloop.run(engine_rung(ladder, "graphs", rows))
+    else:
+        yield uvloop.run(engine_rung(ladder, "paged", rows))
+    yield uvloop.run(engine_rung(ladder, "full", {}))
+
+
+def climb(ladder: Ladder) -> list[dict[str, Any]]:
+    """All rungs, each with its gain over the one before and over the first."""
+    rungs: list[dict[str, Any]] = []
+    for source in (plain_rungs, engine_rungs):
+        for rung in source(ladder):
+            first, before = (rungs[0], rungs[-1]) if rungs else (rung, rung)
+            rung["gain"] = round(rung["output_tok_s"] / before["output_tok_s"], 2)
+            rung["total_gain"] = round(rung["output_tok_s"] / first["output_tok_s"], 2)
+            rungs.append(rung)
+            print(
+                f"{rung['rung']:<10} {rung['output_tok_s']:>10,.1f} tok/s {rung['gain']:>7.2f} x {rung['total_gain']:>8.1f} x in all",
+                flush=True,
+            )
+    return rungs
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    engine_options(parser)
+    options = parser.parse_args()
+    ceilings = measured(options.device, options.threads)
+    rows, requests, few = _GPU_SIZES if ceilings.device == "cuda" else _CPU_SIZES
+    rows, requests = options.rows or rows, options.requests or requests
+    # The rows are a rung's business; `full` takes the engine's own default.
+    options.rows, options.workloads = 0, "mix1000"
+    with tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
+        folder = options.model or write_model_folder(options.shape, pathlib.Path(parent))
+        plan = plan_of(parser, options, folder)
+        sizes = plan.shape.vocab_size, plan.shape.max_position_embeddings
+        workload = fitted(build("mix1000", plan.seed, requests), *sizes)
+        rungs = climb(Ladder(plan, ceilings, workload, rows, few, options.threads))
+    waste = bench_kv_waste.run(requests, rows, 16, 3 + plan.seed)
+    shares = {name: value for name, value in waste.items() if name.startswith("waste")}
+    print(f"unused share of allocated cache: {shares}")
+    on_gpu = ceilings.device == "cuda"
+    record = {
+        "name": "ladder",
+        "gpu": ceilings.name if on_gpu else "",
+        "gpus": int(on_gpu),
+        "shape": plan.shape_name,
+        "rows": rows,
+        "cut": workload.cut,
+        "seed": plan.seed,
+        "rungs": rungs,
+        "kv_waste": shares,
+        "ceilings": ceilings.summary(),
+    }
+    figures.write_json({**record, **figures.provenance(options.git)}, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""A decoder in plain PyTorch with a contiguous KV cache: what a server is built on before it has an engine. For the lower rungs of `bench_ladder`.
+
+Owns weights (seeded Gaussian, as `--load dummy` makes them), the forward pass over whole prompts, and one decode step over rows of unequal length. No kernels of ours, nothing paged, no graphs; its
+rotary embedding leaves context stretching out, which costs the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.shapes import Shape
+
+_STANDARD_DEVIATION = 0.02
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's weights."""
+
+    qkv: Tensor
+    output: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class ContiguousCache:
+    """Keys and values of all layers: each row has `max_len` slots from the beginning, used or not."""
+
+    def __init__(self, shape: Shape, rows: int, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
+        size = (shape.num_layers, 2, rows, max_len, shape.num_kv_heads, shape.head_dim)
+        # [layers, 2, rows, max_len, num_kv_heads, head_dim]
+        self.slots = torch.zeros(size, dtype=dtype, device=device)
+
+
+class PlainModel:
+    """Computes logits; the caller keeps rows and lengths."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+        """Makes the weights."""
+        self.shape, self.dtype, self.device = shape, dtype, device
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+        heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        hidden, wide = shape.hidden_size, shape.intermediate_size
+        self._embedding = self._noise(shape.vocab_size, hidden)
+        self._head = self._embedding if shape.tied else self._noise(shape.vocab_size, hidden)
+        self._layers = [
+            _Layer(
+                self._noise(heads, hidden),
+                self._noise(hidden, shape.num_heads * shape.head_dim),
+                self._noise(2 * wide, hidden),
+                self._noise(hidden, wide),
+            )
+            for _ in range(shape.num_layers)
+        ]
+        powers = torch.arange(0, shape.head_dim, 2, device=device) / shape.head_dim
+        self._frequencies = shape.rope_theta**-powers
+
+    def _noise(self, *size: int) -> Tensor:
+        made = torch.empty(size, dtype=self.dtype, device=self.device)
+        return made.normal_(0.0, _STANDARD_DEVIATION, generator=self._generator)
+
+    @torch.inference_mode()
+    def prefill(self, ids: Tensor, lengths: Tensor, cache: ContiguousCache | None, rows: Tensor) -> Tensor:
+        """Whole prompts from position 0, padded at their ends.
+
+        Args:
+            ids: [n, longest] token ids.
+            lengths: [n] tokens of each prompt.
+            cache: Takes the keys and values; None: nobody needs them again.
+            rows: [n] rows of the cache.
+
+        Returns:
+            [n] the most likely next tokens.
+        """
+        positions = torch.arange(ids.shape[1], device=self.device).expand(ids.shape)
+        hidden = self._run(ids, positions, cache, rows, context=None)
+        last = hidden[torch.arange(len(ids), device=self.device), lengths - 1]
+        return self._next(last)
+
+    @torch.inference_mode()
+    def decode(self, ids: Tensor, positions: Tensor, cache: ContiguousCache, rows: Tensor, context: int) -> Tensor:
+        """One token for each row.
+
+        Args:
+            ids: [n] newest tokens.
+            positions: [n] their positions.
+            cache: Holds what came before.
+            rows: [n] rows of the cache.
+            context: Longest row, this token included: every row reads so many slots.
+
+        Returns:
+            [n] the most likely next tokens.
+        """
+        return self._next(self._run(ids[:, None], positions[:, None], cache, rows, context)[:, 0])
+
+    def _next(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self._head).float().argmax(dim=-1)
+
+    def _run(
+        self, ids: Tensor, positions: Tensor, cache: ContiguousCache | None, rows: Tensor, context: int | None
+    ) -> Tensor:
+        residual = F.embedding(ids, self._embedding)
+        angles = positions[..., None].float() * self._frequencies
+        rotation = (angles.cos()[:, :, None].to(self.dtype), angles.sin()[:, :, None].to(self.dtype))
+        for index, layer in enumerate(self._layers):
+            attended = self._attention(index, layer, _normed(residual), positions, rotation, cache, rows, context)
+            residual = residual + F.linear(attended, layer.output)
+            gate, up = F.linear(_normed(residual), layer.gate_up).chunk(2, dim=-1)
+            residual = residual + F.linear(F.silu(gate) * up, layer.down)
+        return _normed(residual)
+
+    def _attention(
+        self,
+        index: int,
+        layer: _Layer,
+        hidden: Tensor,
+        positions: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        cache: ContiguousCache | None,
+        rows: Tensor,
+        context: int | None,
+    ) -> Tensor:
+        shape, (count, length) = self.shape, hidden.shape[:2]
+        heads = F.linear(hidden, layer.qkv).view(count, length, -1, shape.head_dim)
+        query, key, value = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=2)
+        query, key = _rotated(query, rotation), _rotated(key, rotation)
+        mask = None
+        if cache is not None:
+            cache.slots[index, 0, rows[:, None], positions] = key
+            cache.slots[index, 1, rows[:, None], positions] = value
+        if context is not None:
+            assert cache is not None
+            key, value = cache.slots[index, 0, rows, :context], cache.slots[index, 1, rows, :context]
+            mask = (torch.arange(context, device=self.device) <= positions)[:, None, None]
+        attended = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
+        )
+        return attended.transpose(1, 2).flatten(2)
+
+
+def _normed(hidden: Tensor) -> Tensor:
+    return F.rms_norm(hidden, hidden.shape[-1:], eps=1e-5)
+
+
+def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    cosine, sine = rotation
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
