@@ -114,7 +114,7 @@ def _rope_and_write_kv_kernel(
     tl.store(target + HALF, tl.where(is_value, raw_b, turned_b).to(kv_cache.dtype.element_ty), mask=mask_kv)
 
 
-def _launch_rule(num_tokens: int, half: int) -> tuple[int, int, int]:
+def launch_rule(num_tokens: int, half: int) -> tuple[int, int, int]:
     """Heads of a program, planes of a head rounded up to a power of two, and warps."""
     planes = triton.next_power_of_2(half)
     heads = max(1, (256 if num_tokens <= 64 else 1024) // planes)
@@ -138,7 +138,7 @@ def _rope_and_write_kv_triton(
     query = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     if not num_tokens:
         return query
-    heads, planes, num_warps = _launch_rule(num_tokens, half)
+    heads, planes, num_warps = launch_rule(num_tokens, half)
     _rope_and_write_kv_kernel[(num_tokens, triton.cdiv(total_heads, heads))](
         qkv,
         rotations,

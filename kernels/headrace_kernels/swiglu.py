@@ -36,12 +36,18 @@ def _swiglu_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * SIZE + offs, (silu * up).to(out.dtype.element_ty), mask=mask)
 
 
+def launch_rule(num_tokens: int) -> tuple[int, int]:
+    """Outputs of a program, and warps."""
+    return (1024, 4) if num_tokens <= 64 else (2048, 4)
+
+
 def _swiglu_triton(gate_up: Tensor) -> Tensor:
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
-    block = 1024 if num_tokens <= 64 else 2048
+    block, num_warps = launch_rule(num_tokens)
     if num_tokens:
-        _swiglu_kernel[(num_tokens, triton.cdiv(size, block))](gate_up.contiguous(), out, size, block, num_warps=4)
+        grid = (num_tokens, triton.cdiv(size, block))
+        _swiglu_kernel[grid](gate_up.contiguous(), out, size, block, num_warps=num_warps)
     return out
 
 
