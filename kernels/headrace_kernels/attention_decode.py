@@ -12,11 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels.attention_step import DecodeWork, PagedAttentionStep
-from headrace_kernels.attention_tiles import LOG2_E, absorb, key_offsets, padded_dim, pipeline_stages
+from headrace_kernels.attention_tiles import LOG2_E, Launch, absorb, key_offsets, padded_dim, pipeline_stages
 from headrace_kernels.triton_runtime import INTERPRETED
 
+# Columns are views into one buffer, at addresses that change with their sizes: alignment must not decide what is compiled.
+_COLUMNS = ["splits", "merges", "query_start_loc", "seq_lens", "table_rows"]
 
-@triton.jit(do_not_specialize=["table_stride", "window"])  # type: ignore[untyped-decorator]
+
+@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)  # type: ignore[untyped-decorator]
 def _split_kernel(  # type: ignore[no-untyped-def]
     query,
     kv_cache,
@@ -111,7 +114,7 @@ def _split_kernel(  # type: ignore[no-untyped-def]
         tl.store(lse + offs_part, log_sum, mask=mask_row)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)  # type: ignore[untyped-decorator]
 def _merge_kernel(  # type: ignore[no-untyped-def]
     output,
     partial,
@@ -168,13 +171,17 @@ def decode_attention(
     scale: float,
     sliding_window: int | None,
     output: Tensor,
+    launch: Launch | None = None,
 ) -> None:
-    """Fills the rows of `output` that belong to the work's entries. Arguments as `attention.paged_attention`; query heads lie side by side."""
+    """Fills the rows of `output` that belong to the work's entries.
+
+    Arguments as `attention.paged_attention`, except that query heads lie side by side; `launch` replaces the rule, for measurements.
+    """
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = kv_cache.shape[2]
     query_len, scratch = work.max_query_len, work.scratch
     rows = max(16, triton.next_power_of_2(query_len * (num_heads // num_kv_heads)))
-    tile, warps, stages = _launch_rule(rows, padded_dim(head_dim), kv_cache)
+    launch = launch or _launch_rule(rows, padded_dim(head_dim), kv_cache)
     _split_kernel[(num_kv_heads, work.splits.shape[0])](
         query,
         kv_cache,
@@ -197,11 +204,11 @@ def decode_attention(
         BLOCK_SIZE=step.block_size,
         QUERY_LEN=query_len,
         ROWS=rows,
-        TILE=tile,
-        STAGES=stages,
+        TILE=launch.tile,
+        STAGES=launch.stages,
         WINDOWED=sliding_window is not None,
         FP32_DOT=INTERPRETED,
-        num_warps=warps,
+        num_warps=launch.warps,
     )
     if work.needs_merge:
         _merge_kernel[(query_len * num_heads, work.merges.shape[0])](
@@ -219,9 +226,9 @@ def decode_attention(
         )
 
 
-def _launch_rule(rows: int, dim: int, kv_cache: Tensor) -> tuple[int, int, int]:
-    """Keys per tile, warps, stages. 64, 2, 3 was best for 16 rows and heads of 128 on an H200; the rest keeps registers and shared memory within bounds, and is not measured yet."""
-    tile = 64 if dim * kv_cache.element_size() <= 256 else 32
-    warps = 2 if rows * dim <= 32 * 128 else 4 if rows * dim <= 64 * 128 else 8
-    stages = pipeline_stages(kv_cache.device, 0, 2 * tile * dim * kv_cache.element_size(), 3)
-    return tile, warps, stages
+def _launch_rule(rows: int, dim: int, kv_cache: Tensor) -> Launch:
+    """64 keys, 2 warps and 3 stages were best for 16 rows and heads of 128 on an H200; the rest keeps registers and shared memory within bounds, and is not measured yet."""
+    row_bytes = dim * kv_cache.element_size()
+    tile = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
+    warps = 2 if rows <= 32 and rows * row_bytes <= 8192 else 4 if rows * row_bytes <= 16384 else 8
+    return Launch(tile, warps, pipeline_stages(kv_cache.device, 0, 2 * tile * row_bytes, 3))

@@ -17,8 +17,11 @@ from headrace_kernels.attention_step import GatheredContext, PagedAttentionStep
 from headrace_kernels.attention_tiles import LOG2_E, absorb, key_offsets, pipeline_stages
 from headrace_kernels.triton_runtime import INTERPRETED
 
+# Columns are views into one buffer, at addresses that change with their sizes: alignment must not decide what is compiled.
+_COLUMNS = ["chunks", "tiles", "offsets", "query_start_loc", "seq_lens", "table_rows"]
 
-@triton.jit(do_not_specialize=["table_stride", "window"])  # type: ignore[untyped-decorator]
+
+@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)  # type: ignore[untyped-decorator]
 def _gather_kernel(  # type: ignore[no-untyped-def]
     kv_cache,
     context,
@@ -87,7 +90,7 @@ def _gathered_tile(  # type: ignore[no-untyped-def]
     return absorb(acc, largest, total, q, k, v, seen, score_scale, MASKED, FP32_DOT)
 
 
-@triton.jit(do_not_specialize=["capacity", "window"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["capacity", "window"], do_not_specialize_on_alignment=_COLUMNS)  # type: ignore[untyped-decorator]
 def _gathered_kernel(  # type: ignore[no-untyped-def]
     query,
     keys,
@@ -168,8 +171,11 @@ def gathered_attention(
     sliding_window: int | None,
     output: Tensor,
 ) -> None:
-    """Fills the rows of `output` that belong to the tiles, int32 [num_tiles, 2]. Other arguments as `attention.paged_attention`; query heads lie side by side."""
-    _gather(kv_cache, step, gathered, sliding_window)
+    """Gathers, then fills the rows of `output` that belong to the tiles, int32 [num_tiles, 2].
+
+    Other arguments as `attention.paged_attention`, except that query heads lie side by side.
+    """
+    gather_contexts(kv_cache, step, gathered, sliding_window)
     num_heads, head_dim = query.shape[1:]
     scratch = gathered.scratch
     rows = prefill_tile_rows(head_dim, query.element_size())
@@ -201,7 +207,10 @@ def gathered_attention(
     )
 
 
-def _gather(kv_cache: Tensor, step: PagedAttentionStep, gathered: GatheredContext, sliding_window: int | None) -> None:
+def gather_contexts(
+    kv_cache: Tensor, step: PagedAttentionStep, gathered: GatheredContext, sliding_window: int | None
+) -> None:
+    """Fills the scratch with what the chunks see of a layer's cache."""
     num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
     context = gathered.scratch.context
     num_chunks = gathered.chunks.shape[0]

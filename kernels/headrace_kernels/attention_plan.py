@@ -156,14 +156,21 @@ def _fill_decode(
 
 def prefill_tile_rows(head_dim: int, element_size: int) -> int:
     """Query rows (tokens times query heads of a group) of a tile, by the size of a head and of its values in bytes."""
-    return 128 if head_dim <= 128 and element_size == 2 else 64
+    if element_size > 2:
+        return 32 if head_dim <= 128 else 16
+    return 128 if head_dim <= 128 else 64
 
 
 def prefill_tile_tokens(num_heads: int, num_kv_heads: int, head_dim: int, element_size: int = 2) -> int:
-    """Query tokens of a tile."""
-    tokens = prefill_tile_rows(head_dim, element_size) // (num_heads // num_kv_heads)
-    assert tokens >= 1, "more query heads per key/value head than rows in a tile"
-    return tokens
+    """Query tokens of a tile.
+
+    Raises:
+        ValueError: A group of query heads is larger than a tile.
+    """
+    rows, group = prefill_tile_rows(head_dim, element_size), num_heads // num_kv_heads
+    if group > rows:
+        raise ValueError(f"num_heads / num_kv_heads is {group}, and attention takes at most {rows} with such heads")
+    return rows // group
 
 
 def max_prefill_tiles(num_tokens: int, num_entries: int, tile_tokens: int) -> int:

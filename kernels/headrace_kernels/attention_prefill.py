@@ -15,7 +15,15 @@ from torch import Tensor
 
 from headrace_kernels.attention_plan import prefill_tile_rows
 from headrace_kernels.attention_step import PagedAttentionStep
-from headrace_kernels.attention_tiles import LOG2_E, absorb, key_offsets, padded_dim, pipeline_stages
+from headrace_kernels.attention_tiles import (
+    LOG2_E,
+    Launch,
+    absorb,
+    has_warpgroup_products,
+    key_offsets,
+    padded_dim,
+    pipeline_stages,
+)
 from headrace_kernels.triton_runtime import INTERPRETED
 
 
@@ -88,7 +96,11 @@ def _paged_tile(  # type: ignore[no-untyped-def]
     return absorb(acc, largest, total, q, k, v, seen, score_scale, MASKED, FP32_DOT)
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"])  # type: ignore[untyped-decorator]
+# Columns are views into one buffer, at addresses that change with their sizes: alignment must not decide what is compiled.
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["table_stride", "window"],
+    do_not_specialize_on_alignment=["tiles", "query_start_loc", "seq_lens", "table_rows"],
+)
 def _paged_kernel(  # type: ignore[no-untyped-def]
     query,
     kv_cache,
@@ -172,12 +184,16 @@ def prefill_attention(
     scale: float,
     sliding_window: int | None,
     output: Tensor,
+    launch: Launch | None = None,
 ) -> None:
-    """Fills the rows of `output` that belong to the tiles, int32 [num_tiles, 2]. Other arguments as `attention.paged_attention`; query heads lie side by side."""
+    """Fills the rows of `output` that belong to the tiles, int32 [num_tiles, 2].
+
+    Other arguments as `attention.paged_attention`, except that query heads lie side by side; `launch` replaces the rule, for measurements.
+    """
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = kv_cache.shape[2]
     rows = prefill_tile_rows(head_dim, query.element_size())
-    tile, warps, stages = _launch_rule(rows, padded_dim(head_dim), kv_cache)
+    launch = launch or _launch_rule(rows, padded_dim(head_dim), kv_cache)
     _paged_kernel[(num_kv_heads, tiles.shape[0])](
         query,
         kv_cache,
@@ -197,16 +213,23 @@ def prefill_attention(
         PADDED_DIM=padded_dim(head_dim),
         BLOCK_SIZE=step.block_size,
         ROWS=rows,
-        TILE=tile,
-        STAGES=stages,
+        TILE=launch.tile,
+        STAGES=launch.stages,
         WINDOWED=sliding_window is not None,
         FP32_DOT=INTERPRETED,
-        num_warps=warps,
+        num_warps=launch.warps,
     )
 
 
-def _launch_rule(rows: int, dim: int, kv_cache: Tensor) -> tuple[int, int, int]:
-    """Keys per tile, warps, stages. 64, 4, 3 was best for 128 rows and heads of 128 on an H200 (450 TFLOP/s); the rest is not measured yet."""
-    tile = 64 if dim * kv_cache.element_size() <= 256 else 32
+def _launch_rule(rows: int, dim: int, kv_cache: Tensor) -> Launch:
+    """Keys per tile, warps, stages.
+
+    64, 4, 3 was best for 128 rows and heads of 128 on an H200 (450 TFLOP/s). The rest is not measured yet: it is what compiles with few registers spilled.
+    """
     row_bytes = dim * kv_cache.element_size()
-    return tile, 4, pipeline_stages(kv_cache.device, rows * row_bytes, 2 * tile * row_bytes, 3)
+    tile, warps = 64 if row_bytes <= 256 else 32, 4
+    if kv_cache.element_size() > 2:
+        tile = 32 if dim <= 128 else 16
+    elif not has_warpgroup_products(kv_cache.device):
+        tile, warps = 64 if row_bytes <= 128 else 32, 8
+    return Launch(tile, warps, pipeline_stages(kv_cache.device, rows * row_bytes, 2 * tile * row_bytes, 3))

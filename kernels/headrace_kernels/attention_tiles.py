@@ -6,6 +6,7 @@ type of V for its product. A hidden score is -1e30 instead of minus infinity, so
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -20,12 +21,23 @@ LOG2_E = math.log2(math.e)
 _SMALL_SHARED_BYTES = 101_376
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launch:
+    """How a kernel of this size is run. Each kernel has a rule for it; measurements give others."""
+
+    # Keys per tile.
+    tile: int
+    warps: int
+    # Stages of loads in flight.
+    stages: int
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def absorb(acc, largest, total, query, key, value, seen, score_scale, MASKED: tl.constexpr, FP32_DOT: tl.constexpr):  # type: ignore[no-untyped-def]
     """One tile: query [M, D], key and value [N, D], seen [M, N] or broadcast to it (read if MASKED). Returns acc [M, D], largest [M], total [M]."""
     if FP32_DOT:
         query, key, value = query.to(tl.float32), key.to(tl.float32), value.to(tl.float32)
-    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    scores = tl.dot(query, tl.trans(key), input_precision="tf32x3")
     if MASKED:
         scores = tl.where(seen, scores * score_scale, -1.0e30)
         new_largest = tl.maximum(largest, tl.max(scores, 1))
@@ -36,7 +48,7 @@ def absorb(acc, largest, total, query, key, value, seen, score_scale, MASKED: tl
     shrink = tl.exp2(largest - new_largest)
     total = total * shrink + tl.sum(weights, 1)
     acc = acc * shrink[:, None]
-    acc = tl.dot(weights.to(value.dtype), value, acc, input_precision="ieee")
+    acc = tl.dot(weights.to(value.dtype), value, acc, input_precision="tf32x3")
     return acc, new_largest, total
 
 
@@ -56,6 +68,12 @@ def shared_bytes(device: torch.device) -> int:
         return _SMALL_SHARED_BYTES
     properties = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # missing in torch's stubs
+
+
+@functools.cache
+def has_warpgroup_products(device: torch.device) -> bool:
+    """Whether products take operands from shared memory (sm_90 and later); before, they stand in registers, and tiles must be smaller."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def pipeline_stages(device: torch.device, fixed_bytes: int, stage_bytes: int, wanted: int) -> int:

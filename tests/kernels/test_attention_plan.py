@@ -147,6 +147,8 @@ def test_tiles_hold_whole_tokens_of_a_group() -> None:
     assert prefill_tile_tokens(28, 4, 128) == 18
     assert prefill_tile_tokens(8, 8, 64) == 128
     assert prefill_tile_tokens(8, 4, 256) == 32
+    with pytest.raises(ValueError, match="num_heads / num_kv_heads is 71, and attention takes at most 64"):
+        prefill_tile_tokens(71, 1, 256)
 
 
 def test_gathered_contexts_lie_side_by_side_at_multiples() -> None:
