@@ -27,7 +27,7 @@ def test_live_sequences_come_out_by_urgency_and_the_ended_never(entries: list[tu
     for entered, (_, ends) in zip(sequences, entries, strict=True):
         if ends:
             entered.ended = True
-            queue.note_ended()
+            queue.note_ended(entered)
     live = [entered for entered in sequences if not entered.ended]
     assert len(queue) == len(live) == len(list(queue))
     popped = []
@@ -47,7 +47,7 @@ def test_ended_sequences_are_swept_out_before_they_surface() -> None:
         queue.push(entered)
     for entered in behind:
         entered.ended = True
-        queue.note_ended()
+        queue.note_ended(entered)
     assert len(queue._heap) < 200
     assert len(queue) == 1
     assert queue.peek() is front

@@ -99,3 +99,5 @@ class LoadSnapshot:
     # Prompt tokens asked of the prefix cache, and found there.
     prefix_query_tokens: int
     prefix_hit_tokens: int
+    # Kernels compiled and graphs captured by the workers after they were ready; a warm engine has none.
+    late_work: int

@@ -47,11 +47,16 @@ from headrace_backend.engine.requests import (
 from headrace_backend.engine.scheduler import Scheduler
 from headrace_backend.engine.sequence import LiveRequest
 from headrace_backend.engine.settlement import Settlement
+from headrace_backend.engine.step_time import StepTimeModel
 from headrace_backend.engine.subscriptions import Subscriptions
+from headrace_backend.engine.token_budget import TokenBudget
 from headrace_backend.engine.validation import RequestValidator
 from headrace_backend.step_plan import StepPlan, StepResult
 
 MAX_STEPS_IN_FLIGHT = 2
+# How long a step with decodes should take at most on a GPU. A CPU has no default: a step of the whole budget is the rule there, and a chunk
+# short enough to be unnoticed would make prompts endless.
+DEFAULT_GPU_STEP_MS = 13.0
 
 
 class Engine:
@@ -82,7 +87,10 @@ class Engine:
         self._rates = rates
         self._outboxes = Outboxes()
         self._subscriptions = Subscriptions(self._outboxes)
-        self._scheduler = Scheduler(config)
+        self._step_times = StepTimeModel()
+        self._budget = TokenBudget(config.max_num_batched_tokens, self._step_times)
+        self._step_time_target_ms = config.step_time_target_ms
+        self._scheduler = Scheduler(config, self._budget)
         self._table = RequestTable(config)
         self._admission = Admission(config, rates)
         self._deadlines = Deadlines()
@@ -97,17 +105,24 @@ class Engine:
         self._in_flight: deque[InFlightStep] = deque()
         self._next_step_id = 1
         self._num_settled_steps = 0
+        # What the workers compiled and captured since they were ready.
+        self._late_work = 0
+        # When the device was done with the step before, on the worker's clock.
+        self._device_free_ns = 0
 
     # Workers.
 
-    def worker_ready(self, num_blocks: int) -> None:
+    def worker_ready(self, num_blocks: int, on_gpu: bool = False) -> None:
         """A worker with an empty cache of so many blocks takes steps from now on; what was running is computed again.
 
-        Requests that can't fit such a cache end with an error.
+        Requests that can't fit such a cache end with an error. `on_gpu` decides how long steps should take where the configuration leaves it open.
         """
         if num_blocks < 1:
             raise ValueError(f"num_blocks: must be at least 1, is {num_blocks}")
         self.worker_lost()
+        self._device_free_ns = 0
+        target_ms = self._step_time_target_ms or (DEFAULT_GPU_STEP_MS if on_gpu else 0.0)
+        self._budget.target_us = 1e3 * target_ms or None
         self._admission.num_blocks = num_blocks
         for request in self._table.active():
             reason = self._admission.check_fits(request.spec)
@@ -258,8 +273,8 @@ class Engine:
         self._settlement.settle(step, result, now_ns)
         self._in_flight.popleft()
         self._num_settled_steps += 1
-        duration_ns = result.finished_at_ns - result.started_at_ns
-        self._rates.note_step(now_ns, duration_ns, step.num_prefill_tokens, len(step.samples))
+        self._late_work = result.late_work
+        self._note_duration(step, result, now_ns)
         self._outboxes.stamp(self._num_settled_steps, step.planned_at_ns, now_ns, step.num_sequences, step.num_tokens)
 
     # Time.
@@ -308,6 +323,7 @@ class Engine:
             preemptions=scheduler.num_preemptions,
             prefix_query_tokens=scheduler.num_prefix_query_tokens,
             prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
+            late_work=self._late_work,
         )
 
     def check_integrity(self) -> None:
@@ -329,6 +345,13 @@ class Engine:
         for sequence in request.sequences:
             if sequence not in request.unforked:
                 self._scheduler.add(sequence)
+
+    def _note_duration(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
+        """A step that was launched while the one before ran began when that one was done."""
+        duration_ns = result.finished_at_ns - max(result.started_at_ns, self._device_free_ns)
+        self._device_free_ns = result.finished_at_ns
+        self._step_times.observe(step.load, duration_ns / 1e3)
+        self._rates.note_step(now_ns, duration_ns, step.load.num_prefill_tokens, len(step.samples))
 
     def _announce(self, request: LiveRequest, now_ns: int) -> None:
         """Tells readers of a request that just took a row while it had none."""

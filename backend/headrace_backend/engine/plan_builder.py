@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace_backend.engine.kv_cache_manager import BlockCopy
 from headrace_backend.engine.sequence import Sequence
+from headrace_backend.engine.step_time import StepLoad
 from headrace_backend.step_plan import ForwardPlan, Int32Column, RowAdmission, SamplePlan, StepPlan
 
 
@@ -25,8 +26,8 @@ class InFlightStep:
     step_id: int
     planned_at_ns: int
     num_tokens: int
-    # Tokens of prompts, or computed again after a preemption.
-    num_prefill_tokens: int
+    # Its prefill tokens are those of prompts, and those computed again after a preemption.
+    load: StepLoad
     # In the order of the plan's sample columns.
     samples: list[Sequence]
     # Sequences that computed without sampling: with their epoch, and the tokens computed after the step.
@@ -49,8 +50,8 @@ class PlanBuilder:
         "_chunks",
         "_copies",
         "_counts",
+        "_decode_starts",
         "_decodes",
-        "_num_prefill_tokens",
         "_rows",
         "_samples",
         "_starts",
@@ -60,6 +61,7 @@ class PlanBuilder:
         "_table_starts",
         "_token_bytes",
         "_token_indices",
+        "load",
         "num_tokens",
         "step_id",
     )
@@ -68,8 +70,9 @@ class PlanBuilder:
         """An empty step."""
         self.step_id = step_id
         self.num_tokens = 0
-        self._num_prefill_tokens = 0
+        self.load = StepLoad()
         self._decodes: list[Sequence] = []
+        self._decode_starts: list[int] = []
         self._samples: list[Sequence] = []
         self._chunks: list[tuple[Sequence, int, int]] = []
         self._admissions: list[RowAdmission] = []
@@ -97,6 +100,12 @@ class PlanBuilder:
         sequence.num_tokens += 1
         sequence.planned_in = self.step_id
 
+    def close_decodes(self) -> None:
+        """No further decodes come."""
+        self._decode_starts = [sequence.num_computed - 1 for sequence in self._decodes]
+        self.load.num_decodes = len(self._decodes)
+        self.load.context_tokens = sum(self._decode_starts) + len(self._decodes)
+
     def add_known(self, sequence: Sequence, count: int) -> bool:
         """Computes the next `count` tokens, all of them known. Returns whether they were the last, so that one is sampled."""
         start = sequence.num_computed
@@ -106,7 +115,7 @@ class PlanBuilder:
         self._counts.append(count)
         self._token_bytes.append(sequence.token_bytes(start, end))
         self.num_tokens += count
-        self._num_prefill_tokens += count
+        self.load.add_chunk(start, count)
         sequence.num_computed = end
         sequence.planned_in = self.step_id
         if end == sequence.num_tokens:
@@ -141,7 +150,7 @@ class PlanBuilder:
         known_counts[:num_decodes] = 0
         forward = ForwardPlan(
             rows=_column([sequence.row for sequence in decodes] + self._rows),
-            starts=_column([sequence.num_computed - 1 for sequence in decodes] + self._starts),
+            starts=_column(self._decode_starts + self._starts),
             counts=counts,
             known_counts=known_counts,
             token_ids=np.frombuffer(b"".join(self._token_bytes), np.int32),
@@ -166,7 +175,7 @@ class PlanBuilder:
             self.step_id,
             planned_at_ns,
             self.num_tokens,
-            self._num_prefill_tokens,
+            self.load,
             samples,
             self._chunks,
             len(self._chunks) + len(samples),

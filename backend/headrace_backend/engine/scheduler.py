@@ -6,7 +6,8 @@ who is preempted. Does not own blocks (`kv_cache_manager`) nor the plan's encodi
 There are no phases: each step lets sequences catch up with their tokens, within the token budget, the rows and the available blocks.
 
 1. Sequences whose row holds the token to compute (one token each; people call it decoding), most urgent first.
-2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent first, in chunks of what the budget leaves.
+2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent first, in chunks of what the budget leaves
+   (`token_budget`, which may also set the long ones back behind 3, with a share kept for them).
 3. Waiting sequences, most urgent first, unless blocks were short in this step.
 
 When blocks are short the least urgent sequence that the step does not compute is preempted: its blocks go back and it waits, to be
@@ -24,6 +25,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.engine.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.plan_builder import PlanBuilder
 from headrace_backend.engine.sequence import NO_ROW, LiveRequest, Sequence
+from headrace_backend.engine.token_budget import MAX_COUNTED_TOKENS, TokenBudget
 from headrace_backend.engine.waiting_queue import WaitingQueue
 
 # One block is left available for so many running sequences when another is admitted: each of them asks for one within `block_size`
@@ -34,8 +36,9 @@ _RUNNING_PER_SPARE_BLOCK = 4
 class Scheduler:
     """Decides steps over the sequences that it is given."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, budget: TokenBudget) -> None:
         """Nothing runs, nothing waits, and there is no cache yet."""
+        self._budget = budget
         self.waiting = WaitingQueue()
         # Sequences with a row, most urgent first.
         self.running: list[Sequence] = []
@@ -81,7 +84,7 @@ class Scheduler:
         if sequence.row != NO_ROW:
             self._vacate(sequence, now_ns)
         elif sequence not in sequence.request.unforked:
-            self.waiting.note_ended()
+            self.waiting.note_ended(sequence)
 
     def sequences(self) -> Iterator[Sequence]:
         """All sequences that hold blocks."""
@@ -93,9 +96,15 @@ class Scheduler:
         self.entered.clear()
         num_preemptions = self.num_preemptions
         catching_up, enough = self._schedule_decodes(builder, now_ns)
-        enough &= self._schedule_catching_up(catching_up, builder, now_ns)
-        if enough and num_preemptions == self.num_preemptions:
-            self._admit_waiting(builder, now_ns)
+        builder.close_decodes()
+        if catching_up or self.waiting:
+            self._budget.begin(builder.load, self._num_backlog_tokens(catching_up))
+            long = self._take_long(catching_up)
+            enough &= self._schedule_catching_up(catching_up, builder, now_ns)
+            if enough and num_preemptions == self.num_preemptions:
+                self._admit_waiting(catching_up + long, builder, now_ns)
+            self._budget.unreserve()
+            self._schedule_catching_up(long, builder, now_ns)
         self.kv.end_step()
         return builder.num_tokens > 0
 
@@ -134,40 +143,61 @@ class Scheduler:
                 builder.add_decode(sequence)
         return catching_up, enough
 
+    def _num_backlog_tokens(self, catching_up: list[Sequence]) -> int:
+        """Tokens that wait to be computed, each sequence counted up to a limit."""
+        counts = [min(sequence.num_tokens - sequence.num_computed, MAX_COUNTED_TOKENS) for sequence in catching_up]
+        return self.waiting.num_counted_tokens + sum(counts)
+
+    def _take_long(self, catching_up: list[Sequence]) -> list[Sequence]:
+        """Removes the long prompts, if anything else could be computed before them, and keeps a share of the step for them."""
+        budget = self._budget
+        long = [s for s in catching_up if budget.is_long(s.num_computed, s.num_tokens - s.num_computed)]
+        if not long or (len(long) == len(catching_up) and not (self.waiting and self._free_rows)):
+            return []
+        catching_up[:] = [sequence for sequence in catching_up if sequence not in long]
+        budget.reserve()
+        return long
+
     def _schedule_catching_up(self, sequences: list[Sequence], builder: PlanBuilder, now_ns: int) -> bool:
         """Chunks for those that have more than one token to compute. Returns whether blocks sufficed."""
         for sequence in sequences:
-            count = min(
-                self._config.max_num_batched_tokens - builder.num_tokens, sequence.num_tokens - sequence.num_computed
-            )
-            if sequence.row == NO_ROW or count <= 0:
+            # It may have been preempted for one before it.
+            if sequence.row == NO_ROW:
                 continue
+            count = self._budget.chunk(sequence.num_computed, sequence.num_tokens - sequence.num_computed)
+            if count == 0:
+                return True
             if not self._make_room(sequence, sequence.num_computed + count, builder, now_ns):
                 return False
             self._add_known(sequence, count, builder, now_ns)
         return True
 
-    def _admit_waiting(self, builder: PlanBuilder, now_ns: int) -> None:
-        """Lets in who fits with all its tokens. Whoever catches up takes all of the budget first, so nobody's missing blocks are given away."""
-        kv, budget = self.kv, self._config.max_num_batched_tokens
+    def _admit_waiting(self, catching_up: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
+        """Lets in who fits with all its tokens, beside the blocks that whoever catches up will need."""
+        kv, budget = self.kv, self._budget
         assert kv is not None, "there is a worker"
-        while self._free_rows and builder.num_tokens < budget:
+        num_promised = sum([kv.num_missing(sequence, sequence.num_tokens) for sequence in catching_up])
+        while self._free_rows and budget.num_tokens_left > 0:
             sequence = self.waiting.peek()
             # A token sampled before a preemption may still be on its way; it has to be read before it can be computed again.
             if sequence is None or sequence.num_unread:
                 return
             prefix = kv.find_prefix(sequence)
-            if kv.num_needed(sequence, prefix) + self._num_spare_blocks() > kv.pool.num_available:
+            if kv.num_needed(sequence, prefix) + self._num_spare_blocks() + num_promised > kv.pool.num_available:
+                return
+            num_known = len(prefix) * kv.block_size
+            count = budget.chunk(num_known, sequence.num_tokens - num_known)
+            if count == 0:
                 return
             self.waiting.pop()
             self._occupy(sequence, now_ns)
             kv.take_prefix(sequence, prefix)
             self._note_prefix(sequence)
-            count = min(budget - builder.num_tokens, sequence.num_tokens - sequence.num_computed)
             kv.grow(sequence, sequence.num_computed + count)
             builder.admit(sequence)
             builder.update_table(sequence.row, 0, sequence.blocks)
             self._add_known(sequence, count, builder, now_ns)
+            num_promised += kv.num_missing(sequence, sequence.num_tokens)
 
     def _note_prefix(self, sequence: Sequence) -> None:
         """The prefix cache was asked for a prompt; what is computed again after a preemption does not count."""

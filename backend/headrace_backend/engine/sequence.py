@@ -41,6 +41,7 @@ class Sequence:
         "max_tokens_total",
         "min_tokens",
         "num_computed",
+        "num_counted_tokens",
         "num_prompt_tokens",
         "num_settled",
         "num_tokens",
@@ -73,6 +74,8 @@ class Sequence:
         # Never scheduled beyond: the last token's KV is not needed.
         self.max_tokens_total = self.num_prompt_tokens + spec.stop.max_tokens
         self.num_tokens = self.num_prompt_tokens + len(self.tokens)
+        # What the waiting queue counts it for while it is there.
+        self.num_counted_tokens = 0
         self.ended = False
         # Counts the times it lost its row, so that what an earlier stay planned is recognized.
         self.epoch = 0

@@ -8,6 +8,8 @@ weighs as much as `ageing_s` of waiting:
 Two requests keep their order for ever, and whatever has waited `ageing_s` per step of priority longer is ahead: nobody starves. A preempted
 sequence comes back with its old key, ahead of whoever came later. Adding and removing cost O(log waiting); what was aborted is
 skipped when it surfaces, or swept out when it makes up half of the heap.
+
+Also counts the tokens that wait, by which the token budget tells a crowd from a few.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import heapq
 from collections.abc import Iterator
 
 from headrace_backend.engine.sequence import Sequence
+from headrace_backend.engine.token_budget import MAX_COUNTED_TOKENS
 
 _MIN_SWEEP = 64
 
@@ -23,12 +26,14 @@ _MIN_SWEEP = 64
 class WaitingQueue:
     """A heap of sequences with lazy removal."""
 
-    __slots__ = ("_heap", "_num_dead")
+    __slots__ = ("_heap", "_num_dead", "num_counted_tokens")
 
     def __init__(self) -> None:
         """Empty."""
         self._heap: list[tuple[int, int, int, Sequence]] = []
         self._num_dead = 0
+        # Tokens to compute of all live sequences, each counted up to a limit.
+        self.num_counted_tokens = 0
 
     def __len__(self) -> int:
         """Live sequences."""
@@ -40,6 +45,8 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         """Enters a sequence by its urgency."""
+        sequence.num_counted_tokens = min(sequence.num_tokens, MAX_COUNTED_TOKENS)
+        self.num_counted_tokens += sequence.num_counted_tokens
         heapq.heappush(self._heap, (*sequence.urgency, sequence))
 
     def peek(self) -> Sequence | None:
@@ -52,10 +59,13 @@ class WaitingQueue:
 
     def pop(self) -> Sequence:
         """Removes what `peek` showed."""
-        return heapq.heappop(self._heap)[3]
+        sequence = heapq.heappop(self._heap)[3]
+        self.num_counted_tokens -= sequence.num_counted_tokens
+        return sequence
 
-    def note_ended(self) -> None:
+    def note_ended(self, sequence: Sequence) -> None:
         """A sequence in the queue ended: it is dead weight from now on."""
+        self.num_counted_tokens -= sequence.num_counted_tokens
         self._num_dead += 1
         if self._num_dead > _MIN_SWEEP and 2 * self._num_dead > len(self._heap):
             self._heap = [entry for entry in self._heap if not entry[3].ended]

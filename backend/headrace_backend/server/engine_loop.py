@@ -75,10 +75,10 @@ class EngineLoop:
 
     # --- workers --------------------------------------------------------------------------------------------------------------
 
-    def workers_ready(self, send_plan: Callable[[bytes], bool], num_blocks: int) -> None:
+    def workers_ready(self, send_plan: Callable[[bytes], bool], num_blocks: int, on_gpu: bool) -> None:
         """New workers take plans through `send_plan`, which says whether there was space."""
         self._send_plan = send_plan
-        self._guarded(lambda: self.engine.worker_ready(num_blocks))
+        self._guarded(lambda: self.engine.worker_ready(num_blocks, on_gpu))
 
     def workers_lost(self) -> None:
         """The workers are gone, and what was in flight with them."""

@@ -1,0 +1,241 @@
+"""How long a step takes, learned from the steps themselves: a linear model over what a step computes, fitted as results come in.
+
+Owns the features of a step, the fit, and the answer to "how many tokens of this prompt fit into so much time". Decides nothing (`token_budget`) and
+reads no clock (the engine gives it durations). Settled steps go in, predictions come out.
+
+A step costs, in microseconds, the sum of these features, each times a coefficient that is never negative:
+
+    1                     weights are read once, kernels are launched
+    1 if it has prompts   such steps may run outside of a captured graph
+    decodes               rows
+    tokens                all of them, and again those beyond 128 and beyond 256: products are bound by memory first, by arithmetic later
+    context tokens        read by decodes
+    attention pairs       query times key of the prompts: count * (start + count / 2), summed over chunks
+
+The fit is least squares of the relative error, so that a step of 5 ms weighs as much as one of 200 ms. Old steps fade; those with and those without
+prompts fade separately, so that an hour of decoding does not make it forget what prompts cost. What a step takes by accident (a page fault, another process) is cut
+down to what steps usually deviate; when that grows beyond measure, the device is another one, and all begins anew. Until there is data, and wherever the data say nothing (long contexts, if there were none lately), a prior
+holds, scaled by how fast this device has been compared to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+# Tokens at which a token begins to cost more.
+_KNEES: Final = (128, 256)
+_STEP, _MIXED, _DECODES, _TOKENS, _FIRST_KNEE, _CONTEXT, _PAIRS = 0, 1, 2, 3, 4, 6, 7
+_NUM_FEATURES = 8
+# In microseconds: a model of 8e9 parameters in bf16 on an H200 by its arithmetic. Another device is this times a factor until it has shown itself.
+_PRIOR_US = (4400.0, 200.0, 1.0, 3.0, 9.0, 8.0, 0.033, 0.0012)
+# Weight of the prior of one coefficient, in steps that consist of nothing but its feature.
+_PRIOR_WEIGHT = 0.02
+# A step with (without) prompts counts half as much after so many more of its kind.
+_MIXED_HALF_LIFE = 300
+_DECODE_HALF_LIFE = 200
+# Relative errors beyond so many times the usual one are cut down to it.
+_CLIP = 4.0
+# What deviates always is no accident: the usual error follows within some dozens of steps.
+_SPREAD_WEIGHT = 0.05
+_MIN_SPREAD = 0.01
+_FIRST_SPREAD = 2.0
+# Once errors were below the first, errors above the second mean that this is not the device that the data are of.
+_SETTLED_SPREAD = 0.2
+_CHANGED_SPREAD = 0.5
+_SPEED_WEIGHT = 0.05
+# Coefficients stay above so much of the prior's, so that no step is free; and no step is shorter than a clock can tell.
+_LEAST_OF_PRIOR = 1e-3
+_LEAST_STEP_US = 1.0
+_REGULAR = 1e-9
+# With steps settled since the last fit, coefficients are fitted again.
+_REFIT_EVERY = 8
+
+_Matrix = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(slots=True)
+class StepLoad:
+    """What a step computes, as far as its duration depends on it."""
+
+    num_decodes: int = 0
+    # Tokens of context that the decodes read.
+    context_tokens: int = 0
+    num_prefill_tokens: int = 0
+    # Pairs of query and key of the prompts' chunks.
+    attention_pairs: float = 0.0
+
+    def add_chunk(self, start: int, count: int) -> None:
+        """Tokens [start, start + count) of a prompt."""
+        self.num_prefill_tokens += count
+        self.attention_pairs += count * (start + 0.5 * count)
+
+    def features(self) -> list[float]:
+        """By the order of the coefficients."""
+        tokens = self.num_decodes + self.num_prefill_tokens
+        return [
+            1.0,
+            1.0 if self.num_prefill_tokens else 0.0,
+            self.num_decodes,
+            tokens,
+            max(0, tokens - _KNEES[0]),
+            max(0, tokens - _KNEES[1]),
+            self.context_tokens,
+            self.attention_pairs,
+        ]
+
+
+class _Moments:
+    """Sums over steps of one kind, from which least squares follow; older steps fade."""
+
+    __slots__ = ("_decay", "sums")
+
+    def __init__(self, half_life: int) -> None:
+        self._decay = 0.5 ** (1 / half_life)
+        # Products of features, and of features and duration (last row and column), divided by the duration squared.
+        self.sums: _Matrix = np.zeros((_NUM_FEATURES + 1, _NUM_FEATURES + 1))
+
+    def add(self, features: list[float], duration_us: float) -> None:
+        entry = np.array([*features, duration_us])
+        entry /= duration_us
+        self.sums *= self._decay
+        self.sums += entry[:, None] * entry
+
+
+class StepTimeModel:
+    """Predicts durations of steps in microseconds."""
+
+    __slots__ = (
+        "_coefficients",
+        "_decode_steps",
+        "_log_speed",
+        "_mixed_steps",
+        "_num_steps",
+        "_num_unfitted",
+        "_settled",
+        "_spread",
+    )
+
+    def __init__(self) -> None:
+        """Knows the prior only."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._decode_steps = _Moments(_DECODE_HALF_LIFE)
+        self._mixed_steps = _Moments(_MIXED_HALF_LIFE)
+        self._coefficients = list(_PRIOR_US)
+        # Logarithm of how much slower than the prior steps have been.
+        self._log_speed = 0.0
+        self._spread = _FIRST_SPREAD
+        self._settled = False
+        self._num_steps = 0
+        self._num_unfitted = 0
+
+    @property
+    def coefficients_us(self) -> tuple[float, ...]:
+        """As in the module's docstring, in its order; none is negative."""
+        return tuple(self._coefficients)
+
+    @property
+    def prefill_us_per_token(self) -> float:
+        """What one more token costs in a large step, without attention to a long context."""
+        return sum(self._coefficients[_TOKENS:_CONTEXT])
+
+    def observe(self, load: StepLoad, duration_us: float) -> None:
+        """A step has taken so long. Durations that can't be are passed over."""
+        if duration_us < _LEAST_STEP_US:
+            return
+        features = load.features()
+        duration_us = self._plausible(features, duration_us)
+        moments = self._mixed_steps if load.num_prefill_tokens else self._decode_steps
+        moments.add(features, duration_us)
+        self._num_steps += 1
+        self._num_unfitted += 1
+        if self._num_unfitted >= _REFIT_EVERY or self._num_steps <= 2 * _REFIT_EVERY:
+            self._fit()
+
+    def predict_us(self, load: StepLoad) -> float:
+        """How long such a step will take."""
+        return _dot(self._coefficients, load.features())
+
+    def fitting_tokens(self, load: StepLoad, start: int, limit_us: float) -> int:
+        """Most tokens of a prompt, from position `start` on, with which the step stays within `limit_us`; 0 if none.
+
+        The cost of a chunk is piecewise quadratic and grows with its length: pieces are walked until the time is used up.
+        """
+        coefficients = self._coefficients
+        first = load.num_decodes + load.num_prefill_tokens
+        left_us = limit_us - self.predict_us(load) - (0.0 if load.num_prefill_tokens else coefficients[_MIXED])
+        if left_us <= 0:
+            return 0
+        pairs_us = coefficients[_PAIRS]
+        slope_us = coefficients[_TOKENS] + pairs_us * start
+        count = 0.0
+        for index, knee in enumerate(_KNEES, _FIRST_KNEE):
+            if knee > first:
+                width = knee - first - count
+                piece_us = width * (slope_us + 0.5 * pairs_us * width)
+                if piece_us > left_us:
+                    break
+                left_us -= piece_us
+                count += width
+                slope_us += pairs_us * width
+            slope_us += coefficients[index]
+        return int(count + _solve_piece(slope_us, pairs_us, left_us))
+
+    def _plausible(self, features: list[float], duration_us: float) -> float:
+        """The duration, cut down to what steps usually deviate from their prediction."""
+        prior_us = _dot(_PRIOR_US, features)
+        predicted_us = _dot(self._coefficients, features)
+        limit = _CLIP * self._spread
+        error = min(max(math.log(duration_us / predicted_us), -limit), limit)
+        self._spread = max(_MIN_SPREAD, self._spread + _SPREAD_WEIGHT * (abs(error) - self._spread))
+        if self._settled and self._spread > _CHANGED_SPREAD:
+            self._forget()
+            return duration_us
+        self._settled |= self._spread < _SETTLED_SPREAD
+        duration_us = predicted_us * math.exp(error)
+        weight = max(_SPEED_WEIGHT, 1 / (self._num_steps + 1))
+        self._log_speed += weight * (math.log(duration_us / prior_us) - self._log_speed)
+        return duration_us
+
+    def _fit(self) -> None:
+        self._num_unfitted = 0
+        sums = self._decode_steps.sums + self._mixed_steps.sums
+        prior = np.array(_PRIOR_US) * math.exp(self._log_speed)
+        # In units of the prior, so that one weight suits all coefficients.
+        matrix = sums[:-1, :-1] * prior[:, None] * prior
+        # The second part keeps it regular in floating point, however large its entries.
+        matrix[np.diag_indices(_NUM_FEATURES)] += _PRIOR_WEIGHT + _REGULAR * matrix.diagonal()
+        target = sums[:-1, -1] * prior + _PRIOR_WEIGHT
+        self._coefficients = (np.maximum(_solve_nonnegative(matrix, target), _LEAST_OF_PRIOR) * prior).tolist()
+
+
+def _solve_piece(slope: float, pairs: float, left: float) -> float:
+    """The positive x with slope x + pairs x^2 / 2 = left; a very large one if x costs nothing."""
+    root = slope + math.sqrt(slope * slope + 2 * pairs * left)
+    return 2 * left / root if root > 0 else float(1 << 30)
+
+
+def _solve_nonnegative(matrix: _Matrix, target: _Matrix) -> _Matrix:
+    """Least squares with coefficients that would be negative taken out, until none is left.
+
+    Not always the optimum under that bound, but always within it, and the same whenever no bound is active.
+    """
+    solution = np.zeros(len(target))
+    free = np.arange(len(target))
+    while free.size:
+        found = np.linalg.solve(matrix[free[:, None], free], target[free])
+        if (found >= 0).all():
+            solution[free] = found
+            break
+        free = free[found > 0]
+    return solution
+
+
+def _dot(coefficients: list[float] | tuple[float, ...], features: list[float]) -> float:
+    return sum([c * f for c, f in zip(coefficients, features, strict=True)])

@@ -1,0 +1,127 @@
+"""How many tokens of which prompt go into a step, so that those who already read their answer are not kept waiting.
+
+Owns the choice between two aims and the length of each chunk. Knows durations from `step_time`; does not know rows and blocks (`scheduler`).
+
+A step has three kinds of limit, of which the first that applies holds:
+
+    nothing decodes       nobody waits for a next token: the whole token budget
+    throughput            so many prompt tokens wait that computing them alone would take half a second: the whole token budget, because the sooner every
+                          row decodes, the more each reading of the weights brings. Holds until the queue is nearly empty
+    otherwise             what fits into `target_us`, or into a quarter more than the decodes alone need, and never less than a short chunk, so that a
+                          prompt always advances
+
+A prompt that needs many such steps leaves half of each to those behind it: a book does not hold up a line of questions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from headrace_backend.engine.step_time import StepLoad, StepTimeModel
+
+# Pure computing time of the waiting prompts at which throughput goes first, and at which it no longer does.
+_THROUGHPUT_FROM_US = 500_000.0
+_THROUGHPUT_UNTIL_US = 50_000.0
+# From here on steps may be longer, in proportion: so that steady load finds its balance before throughput has to go first.
+_PRESSURE_FROM_US = 100_000.0
+# Prompts get at least so much of a step's time beside decodes, however long those take.
+_LEAST_PREFILL_SHARE = 0.25
+# A chunk that does not finish its prompt is not shorter, and none is begun behind another with less.
+_LEAST_CHUNK_TOKENS = 64
+# Chunks that do not finish their prompt aim at so much of the limit; the rest is for the ends of prompts, which would otherwise cost one more step.
+_AIM = 0.92
+_WHOLE_STEP_MARGIN = 1.25
+# A prompt that needs more steps like this one than that is a long one.
+_LONG_PROMPT_STEPS = 8
+_LONG_PROMPT_SHARE = 0.5
+# What one waiting sequence counts for at most, so that one very long prompt is not taken for a crowd.
+MAX_COUNTED_TOKENS = 2048
+
+
+class TokenBudget:
+    """The limits of one step at a time: `begin`, then `chunk` for each prompt in order. Whoever plans adds the chunk to the step's load."""
+
+    __slots__ = (
+        "_limit_us",
+        "_load",
+        "_max_tokens",
+        "_model",
+        "_reserved_tokens",
+        "_reserved_us",
+        "_throughput",
+        "target_us",
+    )
+
+    def __init__(self, max_tokens: int, model: StepTimeModel) -> None:
+        """No limit but `max_tokens` a step, until `target_us` is set."""
+        self._max_tokens = max_tokens
+        self._model = model
+        # How long a step with decodes should take at most; None: as long as it takes.
+        self.target_us: float | None = None
+        self._throughput = False
+        self._load = StepLoad()
+        self._limit_us = math.inf
+        self._reserved_us = 0.0
+        self._reserved_tokens = 0
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Of the whole budget."""
+        return self._max_tokens - self._load.num_decodes - self._load.num_prefill_tokens
+
+    def begin(self, load: StepLoad, backlog_tokens: int) -> None:
+        """A step that has its decodes already, while so many tokens of prompts wait to be computed."""
+        self._load = load
+        self._reserved_us, self._reserved_tokens = 0.0, 0
+        self._limit_us = self._choose_limit_us(backlog_tokens)
+
+    def chunk(self, start: int, num_left: int) -> int:
+        """How many of a prompt's `num_left` tokens from position `start` on the step computes; 0: none."""
+        most = min(num_left, self.num_tokens_left - self._reserved_tokens)
+        if self._limit_us == math.inf or most <= 0:
+            return max(0, most)
+        return min(most, self._timed_chunk(start, num_left, self._limit_us - self._reserved_us))
+
+    def is_long(self, start: int, num_left: int) -> bool:
+        """Whether a prompt needs so many steps like this one that others should not wait for all of them."""
+        if self._limit_us == math.inf:
+            return num_left > _LONG_PROMPT_STEPS * self._max_tokens
+        fitting = max(_LEAST_CHUNK_TOKENS, self._model.fitting_tokens(self._load, start, self._limit_us))
+        return num_left > _LONG_PROMPT_STEPS * min(fitting, self._max_tokens)
+
+    def reserve(self) -> None:
+        """Keeps a share of what is left for long prompts, which come last; `unreserve` gives it to them."""
+        self._reserved_tokens = int(_LONG_PROMPT_SHARE * self.num_tokens_left)
+        if self._limit_us != math.inf:
+            left_us = self._limit_us - self._model.predict_us(self._load)
+            self._reserved_us = max(0.0, _LONG_PROMPT_SHARE * left_us)
+
+    def unreserve(self) -> None:
+        """Whatever is left is for the next chunks."""
+        self._reserved_us, self._reserved_tokens = 0.0, 0
+
+    def _timed_chunk(self, start: int, num_left: int, limit_us: float) -> int:
+        model, load = self._model, self._load
+        if model.fitting_tokens(load, start, limit_us) >= num_left:
+            return num_left
+        count = model.fitting_tokens(load, start, _AIM * limit_us)
+        if count >= _LEAST_CHUNK_TOKENS:
+            return count
+        return 0 if load.num_prefill_tokens else _LEAST_CHUNK_TOKENS
+
+    def _choose_limit_us(self, backlog_tokens: int) -> float:
+        if self.target_us is None:
+            return math.inf
+        backlog_us = backlog_tokens * self._model.prefill_us_per_token
+        self._throughput = backlog_us > (_THROUGHPUT_UNTIL_US if self._throughput else _THROUGHPUT_FROM_US)
+        if self._throughput or self._load.num_decodes == 0:
+            return self._whole_step_us()
+        pressure = max(1.0, backlog_us / _PRESSURE_FROM_US)
+        return max(pressure * self.target_us, (1 + _LEAST_PREFILL_SHARE) * self._model.predict_us(self._load))
+
+    def _whole_step_us(self) -> float:
+        """What the whole token budget takes if all of it is one prompt from its beginning on, and some more: only chunks deep in a long context are shorter."""
+        whole = dataclasses.replace(self._load)
+        whole.add_chunk(0, self._max_tokens)
+        return _WHOLE_STEP_MARGIN * self._model.predict_us(whole)

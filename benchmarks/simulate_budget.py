@@ -1,0 +1,228 @@
+"""What the token budget does to latency and throughput, simulated: the real engine on a clock of its own, and a device that only knows what steps cost.
+
+    python -m benchmarks.simulate_budget --workloads poisson15,burst256,mix1000,longprompt_poisson15 --target-ms 15
+
+**Every figure is simulated.** The device takes for a step what Llama-3.1-8B in bf16 takes on an H200 by the ceilings measured there (`Device`), with a little noise and a rare hiccup, strictly one step after
+another. Nothing is computed, so a run is a few seconds long and, for one seed, always the same. Meant for choosing a policy, not for reporting a speed: the engine's own time
+counts as a constant per step, a service and its socket as nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import dataclasses
+import math
+import pathlib
+import random
+import statistics
+from collections import deque
+
+import numpy as np
+
+from benchmarks import figures, workloads
+from headrace_backend.config import EngineConfig
+from headrace_backend.engine.engine import Engine
+from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber
+from headrace_backend.step_plan import StepPlan, StepResult
+
+_VOCAB_SIZE = 128_256
+_MAX_LEN = 131_072
+_BLOCK_SIZE = 16
+# What 141 GB leave beside 16 GB of weights, at 128 KiB a token.
+_NUM_BLOCKS = 54_000
+_NUM_STREAMS = 4
+_DEFAULT = "poisson15,burst256,mix1000,longprompt_poisson15"
+# Tokens of a step, and what the products and the small kernels then take in ms: measured up to 256, by 660 TFLOP/s beyond.
+_LINEAR_MS = ((1, 4.60), (32, 4.76), (128, 5.07), (256, 6.81), (512, 11.7), (8192, 172.9))
+_LINEAR_TOKENS = [tokens for tokens, _ in _LINEAR_MS]
+# 131,072 bytes of KV a token at 4.0 TB/s.
+_CONTEXT_MS = 131_072 / 4.0e12 * 1e3
+# Four floating-point operations per pair, head and dimension in 32 layers, at 450 TFLOP/s.
+_PAIR_MS = 4 * 32 * 128 * 32 / 450e12 * 1e3
+# Query rows of one tile: a shorter chunk costs as much.
+_TILE_ROWS = 64
+_HOST_MS = 0.3
+
+
+class Device:
+    """Takes for a step what its cost model says."""
+
+    def __init__(self, seed: int, slowness: float) -> None:
+        """`slowness` multiplies every duration: a device that the engine's prior does not know."""
+        self._random = random.Random(seed)
+        self._slowness = slowness
+        self.free_at_ms = 0.0
+        self.steps: list[tuple[int, int, float]] = []
+
+    def run(self, plan: StepPlan, launched_ms: float) -> StepResult:
+        """Computes the plan as soon as the one before it is done."""
+        began_ms = max(launched_ms, self.free_at_ms)
+        duration_ms = self._cost_ms(plan)
+        self.free_at_ms = began_ms + duration_ms
+        num_samples = plan.sample.rows.size
+        tokens = np.full(num_samples, 5, np.int32)
+        self.steps.append((int(plan.forward.known_counts.sum()), num_samples, duration_ms))
+        times_ns = int(launched_ms * 1e6), int(self.free_at_ms * 1e6)
+        return StepResult(plan.step_id, *times_ns, tokens, np.ones(num_samples, np.uint8))
+
+    def _cost_ms(self, plan: StepPlan) -> float:
+        cost_ms = _linear_ms(plan.num_tokens)
+        forward = plan.forward
+        decodes = forward.known_counts == 0
+        cost_ms += float(forward.starts[decodes].sum() + decodes.sum()) * _CONTEXT_MS
+        for start, count in zip(forward.starts[~decodes].tolist(), forward.counts[~decodes].tolist(), strict=True):
+            rows = math.ceil(count / _TILE_ROWS) * _TILE_ROWS
+            cost_ms += max(rows * (start + count / 2) * _PAIR_MS, start * _CONTEXT_MS)
+        hiccup_ms = 5.0 if self._random.random() < 0.001 else 0.0
+        return self._slowness * cost_ms * self._random.lognormvariate(0.0, 0.01) + hiccup_ms
+
+
+def _linear_ms(num_tokens: int) -> float:
+    """Between the measured points in a straight line, beyond them on the last one."""
+    index = min(max(bisect.bisect_left(_LINEAR_TOKENS, num_tokens), 1), len(_LINEAR_MS) - 1)
+    (left, left_ms), (right, right_ms) = _LINEAR_MS[index - 1], _LINEAR_MS[index]
+    return left_ms + (right_ms - left_ms) * (num_tokens - left) / (right - left)
+
+
+@dataclasses.dataclass
+class Answer:
+    """When a request was sent and its tokens came, in ms."""
+
+    sent_ms: float
+    arrivals_ms: list[float] = dataclasses.field(default_factory=list)
+
+
+class Simulation:
+    """One workload, from its first request to its last token."""
+
+    def __init__(self, workload: workloads.Workload, config: EngineConfig, device: Device) -> None:
+        """An engine that has computed nothing yet."""
+        self.now_ms = 1000.0
+        limits = ModelLimits(_VOCAB_SIZE, _MAX_LEN, (2,))
+        self._engine = Engine(config, limits, None, lambda: int(self.now_ms * 1e6), lambda: 0)
+        self._engine.worker_ready(_NUM_BLOCKS, on_gpu=True)
+        self._device = device
+        self._workload = workload
+        arrivals_s = workload.arrivals_s or (0.0,) * len(workload.trace)
+        self._unsent = deque(enumerate(self.now_ms + 1e3 * arrival for arrival in arrivals_s))
+        self._results: deque[tuple[float, StepResult]] = deque()
+        self._num_open = 0
+        self.answers: dict[int, Answer] = {}
+
+    def run(self) -> None:
+        """Plays events in their order until nothing is left."""
+        while self._unsent or self._engine.has_work:
+            self._send()
+            while (plan := self._engine.plan()) is not None:
+                result = self._device.run(StepPlan.decode(plan.encode()), self.now_ms)
+                self._results.append((self._device.free_at_ms + _HOST_MS, result))
+            self._read()
+            self._wait()
+        while self._results:
+            self._wait()
+
+    def _send(self) -> None:
+        most_open = self._workload.concurrency or len(self._workload.trace)
+        while self._unsent and self._unsent[0][1] <= self.now_ms and self._num_open < most_open:
+            index, planned_ms = self._unsent.popleft()
+            prompt, num_tokens = self._workload.trace[index]
+            request = EngineRequest(f"r{index}", np.array(prompt, np.int32), StopSpec(num_tokens))
+            self._engine.add(request, Subscriber(index % _NUM_STREAMS, index + 1))
+            sent_ms = planned_ms if self._workload.arrivals_s is not None else self.now_ms
+            self.answers[index] = Answer(sent_ms)
+            self._num_open += 1
+
+    def _wait(self) -> None:
+        """Goes on to whatever comes first: a result, or a request."""
+        next_ms = self._results[0][0] if self._results else math.inf
+        if self._unsent and self._unsent[0][1] > self.now_ms:
+            next_ms = min(next_ms, self._unsent[0][1])
+        if next_ms is math.inf:
+            return
+        self.now_ms = max(self.now_ms, next_ms)
+        if self._results and self._results[0][0] <= self.now_ms:
+            self._engine.settle(self._results.popleft()[1])
+            self._read()
+
+    def _read(self) -> None:
+        for outbox in self._engine.take_outboxes().values():
+            for handle in outbox.handles:
+                self.answers[handle - 1].arrivals_ms.append(self.now_ms)
+            self._num_open -= sum(type(event).__name__ == "RequestDone" for _, event in outbox.events)
+
+
+def simulate(name: str, arguments: argparse.Namespace) -> dict[str, float | str]:
+    """The figures of one workload."""
+    workload = workloads.build(name, arguments.seed)
+    if workload.arrivals_s is not None:
+        workload = dataclasses.replace(workload, arrivals_s=tuple(a / arguments.rate for a in workload.arrivals_s))
+    config = EngineConfig(
+        model=pathlib.Path("none"),
+        block_size=_BLOCK_SIZE,
+        max_num_seqs=arguments.rows,
+        max_num_batched_tokens=arguments.max_tokens,
+        step_time_target_ms=arguments.target_ms,
+        enable_prefix_cache=False,
+        max_waiting_requests=2048,
+    )
+    device = Device(arguments.seed, arguments.slowness)
+    simulation = Simulation(workload, config, device)
+    began_ms = simulation.now_ms
+    simulation.run()
+    measured = [answer for index, answer in simulation.answers.items() if index not in workload.apart]
+    ttft = [answer.arrivals_ms[0] - answer.sent_ms for answer in measured]
+    gaps = [b - a for answer in measured for a, b in zip(answer.arrivals_ms, answer.arrivals_ms[1:], strict=False)]
+    wall_s = (simulation.now_ms - began_ms) / 1e3
+    apart = [simulation.answers[index] for index in workload.apart]
+    mixed = [step for step in device.steps if step[0]]
+    return {
+        "workload": name,
+        "ttft_p50_ms": figures.percentile(ttft, 0.5),
+        "ttft_p95_ms": figures.percentile(ttft, 0.95),
+        "itl_p50_ms": figures.percentile(gaps, 0.5),
+        "itl_p99_ms": figures.percentile(gaps, 0.99),
+        "itl_max_ms": max(gaps, default=math.nan),
+        "output_tok_s": sum(len(answer.arrivals_ms) for answer in simulation.answers.values()) / wall_s,
+        "input_tok_s": sum(len(prompt) for prompt, _ in workload.trace) / wall_s,
+        "wall_s": wall_s,
+        "steps": len(device.steps),
+        "mixed_steps": len(mixed),
+        "prefill_tokens_per_mixed_step": statistics.mean([step[0] for step in mixed]),
+        "apart_ttft_s": figures.percentile([(a.arrivals_ms[0] - a.sent_ms) / 1e3 for a in apart], 0.5),
+    }
+
+
+def main() -> None:
+    """Simulates the workloads asked for, prints them, writes JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", default=_DEFAULT, help=f"of {', '.join(workloads.WORKLOADS)}")
+    parser.add_argument("--target-ms", type=float, default=0.0, help="step_time_target_ms; 0: the default of a GPU")
+    parser.add_argument("--max-tokens", type=int, default=8192, help="max_num_batched_tokens")
+    parser.add_argument("--rows", type=int, default=256, help="max_num_seqs")
+    parser.add_argument("--slowness", type=float, default=1.0, help="a device so many times slower")
+    parser.add_argument("--rate", type=float, default=1.0, help="arrivals of open loops so many times as fast")
+    parser.add_argument("--seed", type=int, default=0, help="of the workload and of the noise")
+    parser.add_argument("--json", type=pathlib.Path, help="file for the results")
+    arguments = parser.parse_args()
+    results = [simulate(name, arguments) for name in arguments.workloads.split(",")]
+    print(
+        "SIMULATED             TTFT ms p50     p95   ITL ms p50    p99    max    out tok/s  in tok/s  steps  tokens/mixed step"
+    )
+    for figure in results:
+        print(
+            f"{figure['workload']:20} {figure['ttft_p50_ms']:12.1f} {figure['ttft_p95_ms']:7.1f} {figure['itl_p50_ms']:12.2f} "
+            f"{figure['itl_p99_ms']:6.2f} {figure['itl_max_ms']:6.1f} {figure['output_tok_s']:12,.0f} {figure['input_tok_s']:9,.0f} "
+            f"{figure['steps']:6} {figure['prefill_tokens_per_mixed_step']:8.0f}"
+            + (
+                f"  long prompt: first token after {figure['apart_ttft_s']:.1f} s"
+                if figure["apart_ttft_s"] == figure["apart_ttft_s"]
+                else ""
+            )
+        )
+    settings = {key: value for key, value in vars(arguments).items() if key != "json"}
+    figures.report("simulate_budget", {"simulated": True, **settings, "results": results}, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""How long chunks are, and that no policy of lengths changes a token."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from tests.engine.fake_worker import expected_tokens
+from tests.engine.harness import Harness, request
+
+from headrace_backend.engine import token_budget
+from headrace_backend.engine.step_time import StepLoad, StepTimeModel
+from headrace_backend.engine.token_budget import TokenBudget
+
+MODEL = StepTimeModel()
+MAX_TOKENS = 8192
+
+
+def budget(target_us: float | None = 13_000) -> TokenBudget:
+    made = TokenBudget(MAX_TOKENS, MODEL)
+    made.target_us = target_us
+    return made
+
+
+def decodes(count: int = 16, context: int = 600) -> StepLoad:
+    return StepLoad(count, count * context)
+
+
+def test_without_a_target_a_prompt_takes_what_the_token_budget_leaves() -> None:
+    limits = budget(None)
+    limits.begin(decodes(16), 500)
+    assert limits.chunk(0, 50_000) == MAX_TOKENS - 16
+
+
+def test_without_decodes_a_prompt_takes_the_whole_budget() -> None:
+    limits = budget()
+    limits.begin(StepLoad(), 500)
+    assert limits.chunk(0, 50_000) == MAX_TOKENS
+
+
+def test_beside_decodes_a_step_keeps_to_its_time() -> None:
+    limits, load = budget(), decodes()
+    limits.begin(load, 3000)
+    count = limits.chunk(0, 3000)
+    load.add_chunk(0, count)
+    assert 10_000 < MODEL.predict_us(load) <= 13_000
+    assert limits.chunk(0, 500) == 0
+
+
+def test_several_prompts_share_a_step_in_order() -> None:
+    limits, load = budget(), decodes()
+    limits.begin(load, 2300)
+    counts = []
+    for length in (150, 150, 2000):
+        counts.append(limits.chunk(0, length))
+        load.add_chunk(0, counts[-1])
+    assert counts[:2] == [150, 150]
+    assert counts[2] >= 64
+    assert MODEL.predict_us(load) <= 13_000
+
+
+def test_end_of_a_prompt_is_not_left_to_a_step_of_its_own_if_it_nearly_fits() -> None:
+    limits, load = budget(), decodes()
+    limits.begin(load, 1000)
+    most = limits.chunk(0, 100_000)
+    assert limits.chunk(0, most + 5) == most + 5
+
+
+def test_prompt_advances_however_long_decodes_take() -> None:
+    limits, load = budget(1_000), decodes(200, 8000)
+    limits.begin(load, 3000)
+    alone_us = MODEL.predict_us(load)
+    count = limits.chunk(0, 3000)
+    assert count >= 64
+    load.add_chunk(0, count)
+    assert MODEL.predict_us(load) <= 1.25 * alone_us
+
+
+def test_deep_in_a_long_prompt_the_least_chunk_is_computed() -> None:
+    limits, load = budget(), decodes(64, 4000)
+    limits.begin(load, 2048)
+    assert limits.chunk(120_000, 5000) == 64
+
+
+def test_crowd_gets_the_whole_budget_until_it_is_nearly_gone() -> None:
+    limits = budget()
+    per_token_us = MODEL.prefill_us_per_token
+    whole = MAX_TOKENS - 16
+
+    def length(backlog_us: float) -> int:
+        limits.begin(decodes(), int(backlog_us / per_token_us))
+        return limits.chunk(0, 1 << 20)
+
+    before = length(90_000)
+    assert before < whole
+    assert length(510_000) == whole
+    assert length(300_000) == whole
+    assert length(60_000) == whole
+    assert length(40_000) == before
+    assert before < length(300_000) < whole
+
+
+def test_even_for_a_crowd_chunks_deep_in_a_long_prompt_do_not_hold_a_step_for_seconds() -> None:
+    limits, load = budget(), decodes()
+    limits.begin(load, 1 << 20)
+    count = limits.chunk(100_000, 20_000)
+    load.add_chunk(100_000, count)
+    assert MODEL.predict_us(load) < 300_000
+
+
+def test_long_prompt_leaves_half_of_a_step_to_those_behind_it() -> None:
+    limits, load = budget(), decodes()
+    limits.begin(load, 5000)
+    assert limits.is_long(0, 100_000)
+    assert not limits.is_long(0, 2_000)
+    alone_us = MODEL.predict_us(load)
+    limits.reserve()
+    load.add_chunk(0, limits.chunk(0, 2_000))
+    others_us = MODEL.predict_us(load)
+    limits.unreserve()
+    load.add_chunk(0, limits.chunk(0, 100_000))
+    assert others_us - alone_us == pytest.approx(13_000 - others_us, rel=0.4)
+
+
+class TimedHarness(Harness):
+    """Steps take what the prior of the model predicts, so that the target binds from the first step on."""
+
+    def settle(self) -> None:
+        result = self.worker.run()
+        load = self.engine._in_flight[0].load
+        result.started_at_ns = self.now_ns
+        self.now_ns += int(1e3 * MODEL.predict_us(load))
+        result.finished_at_ns = self.now_ns
+        self.engine.settle(result)
+        self.read()
+
+
+def test_engine_keeps_steps_with_decodes_to_their_time() -> None:
+    harness = TimedHarness(
+        4096, model_len=40_000, max_num_batched_tokens=4096, step_time_target_ms=8.0, enable_prefix_cache=False
+    )
+    harness.add(request(30, max_tokens=60))
+    harness.step()
+    harness.step()
+    late = harness.add(request(2000, max_tokens=2))
+    longest_ms = 0.0
+    while late.done is None:
+        before_ns = harness.now_ns
+        harness.step()
+        longest_ms = max(longest_ms, (harness.now_ns - before_ns) / 1e6)
+    assert 6.5 < longest_ms <= 8.0
+    assert harness.worker.num_tokens > 2000
+
+
+def test_engine_lets_short_prompts_pass_a_long_one() -> None:
+    harness = TimedHarness(
+        4096, model_len=40_000, max_num_batched_tokens=4096, step_time_target_ms=6.0, enable_prefix_cache=False
+    )
+    harness.add(request(30, max_tokens=400))
+    harness.step()
+    harness.step()
+    long = harness.add(request(8_000, max_tokens=2))
+    for _ in range(3):
+        harness.step()
+    short = harness.add(request(60, max_tokens=2))
+    while short.done is None:
+        harness.step()
+    assert long.started is not None and not long.tokens
+    harness.run()
+    assert long.done is not None
+
+
+asked = st.tuples(st.integers(1, 70), st.integers(1, 40), st.integers(1, 3), st.integers(-2, 2), st.integers(0, 8))
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    st.integers(8, 20),
+    st.booleans(),
+    st.lists(asked, min_size=3, max_size=10),
+    st.sets(st.integers(1, 60), max_size=2),
+)
+def test_tokens_do_not_depend_on_chunks_of_few_tokens_with_long_prompts_set_back(
+    num_blocks: int, prefix_cache: bool, requests: list[tuple[int, int, int, int, int]], deaths: set[int]
+) -> None:
+    """Chunks of three tokens and up beside decodes, so that prompts of 24 count as long; few blocks, priorities, forks, workers that die."""
+    small = mock.patch.multiple(token_budget, _LEAST_CHUNK_TOKENS=3, _LEAST_PREFILL_SHARE=0.002)
+    with small:
+        harness = TimedHarness(
+            num_blocks,
+            max_num_seqs=8,
+            max_num_batched_tokens=64,
+            enable_prefix_cache=prefix_cache,
+            ageing_s=1e-3,
+            step_time_target_ms=0.001,
+        )
+        readers = []
+        num_steps = 0
+        for prompt, max_tokens, n, priority, pause in requests:
+            spec = request(
+                prompt, min(max_tokens, num_blocks * 16 + 1 - prompt), n=n, priority=priority, seed=len(readers)
+            )
+            readers.append((spec, harness.add(spec)))
+            for _ in range(pause):
+                num_steps += 1
+                if num_steps in deaths:
+                    harness.replace_worker()
+                harness.step()
+                harness.engine.check_integrity()
+        harness.run()
+    for spec, reader in readers:
+        assert [reader.tokens[index] for index in range(spec.n)] == [expected_tokens(spec, i) for i in range(spec.n)]
+    assert harness.engine.load().used_blocks == 0
+
+
+def test_waiting_tokens_are_counted_up_to_a_limit_each() -> None:
+    harness = Harness(max_num_seqs=1, num_blocks=400, model_len=6000)
+    waiting = harness.engine._scheduler.waiting
+    harness.add(request(10, max_tokens=40))
+    harness.step()
+    harness.add(request(100, max_tokens=2))
+    harness.add(request(5000, max_tokens=2))
+    assert waiting.num_counted_tokens == 100 + token_budget.MAX_COUNTED_TOKENS
+    harness.run()
+    assert waiting.num_counted_tokens == 0
