@@ -9,6 +9,9 @@ truncation forbids it. Grids depend on the number of samples only and nothing is
 but the row: sums are made in one order whatever the batch.
 """
 
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
 from __future__ import annotations
 
 import torch
@@ -16,7 +19,7 @@ import triton
 import triton.language as tl
 
 from headrace_kernels import sampling_parameters as columns
-from headrace_kernels.ordering_triton import KEY_SHIFTS, best_of
+from headrace_kernels.ordering_triton import KEY_SHIFTS, NO_ID, best_of
 from headrace_kernels.philox_triton import gumbel_noise
 from headrace_kernels.truncation_triton import draw_truncated
 
@@ -93,9 +96,8 @@ def summarize_blocks_kernel(
     slot = sample * NUM_SLOTS + block
     peak = tl.max(values, axis=0)
     tl.store(peaks + slot, peak)
-    score = values
     if temperature > 0:
-        score = values / temperature + gumbel_noise(
+        score = values * (1.0 / temperature) + gumbel_noise(
             block * BLOCK,
             tl.load(parameters + _SEED_LOW),
             tl.load(parameters + _SEED_HIGH),
@@ -108,7 +110,9 @@ def summarize_blocks_kernel(
             # A block in which all is banned has no mass.
             origin = tl.where(peak == -float("inf"), 0.0, peak)
             tl.store(masses + slot, tl.sum(tl.exp2((values - origin) * (1.4426950408889634 / temperature)), axis=0))
-    best, winner = best_of(score, offs_token)
+        best, winner = best_of(score, offs_token)
+    else:
+        best, winner = peak, tl.min(tl.where(values == peak, offs_token, NO_ID), axis=0)
     tl.store(scores + slot, best)
     tl.store(winners + slot, winner)
 
@@ -161,7 +165,8 @@ def choose_tokens_kernel(
     mask_slot = offs_slot < NUM_BLOCKS
     peak = tl.load(peaks + sample * NUM_SLOTS + offs_slot, mask=mask_slot, other=-float("inf"))
     score = tl.load(scores + sample * NUM_SLOTS + offs_slot, mask=mask_slot, other=-float("inf"))
-    winner = tl.load(winners + sample * NUM_SLOTS + offs_slot, mask=mask_slot, other=0)
+    # A block behind the vocabulary names a token there, with a score of -inf.
+    winner = tl.minimum(tl.load(winners + sample * NUM_SLOTS + offs_slot, mask=mask_slot, other=0), VOCAB - 1)
     row_peak = tl.max(peak, axis=0)
     is_sound = (row_peak > -float("inf")) & (row_peak < float("inf"))
     _, token = best_of(score, winner)

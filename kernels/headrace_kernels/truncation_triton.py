@@ -14,6 +14,9 @@ before the bound is computed again. Passes skip tiles in which nothing can come 
 Top-k's bound is searched first, by counting, because top-p is a share of what it leaves; few different numbers of tokens are decided fast, for bf16 after at most eight passes.
 """
 
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
 from __future__ import annotations
 
 import triton
@@ -31,12 +34,12 @@ def _load(logits, offs_token, VOCAB: tl.constexpr):
 
 
 @triton.jit
-def _tile_key(peaks, tile, TILE: tl.constexpr, BLOCK: tl.constexpr, KEY_SHIFT: tl.constexpr):
-    """The highest key of a tile."""
+def _tile_peak(peaks, tile, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """The highest logit of a tile."""
     peak = tl.load(peaks + tile * (TILE // BLOCK))
     for block in tl.static_range(1, TILE // BLOCK):
         peak = tl.maximum(peak, tl.load(peaks + tile * (TILE // BLOCK) + block))
-    return ordered_keys(peak, KEY_SHIFT)
+    return peak
 
 
 @triton.jit
@@ -57,7 +60,7 @@ def _count_reaching(
     reach_middle = tl.zeros((TILE,), tl.int32)
     reach_high = tl.zeros((TILE,), tl.int32)
     for tile in range(NUM_BLOCKS * BLOCK // TILE):
-        if _tile_key(peaks, tile, TILE, BLOCK, KEY_SHIFT) >= low:
+        if ordered_keys(_tile_peak(peaks, tile, TILE, BLOCK), KEY_SHIFT) >= low:
             offs_token = tile * TILE + tl.arange(0, TILE)
             keys = ordered_keys(_load(logits, offs_token, VOCAB), KEY_SHIFT)
             # What lies behind the vocabulary reaches nothing.
@@ -143,11 +146,11 @@ def _surviving_mass(
     # Of one token whose key is the bound's.
     border = tl.zeros((TILE,), tl.float32)
     for tile in range(NUM_BLOCKS * BLOCK // TILE):
-        if _tile_key(peaks, tile, TILE, BLOCK, KEY_SHIFT) >= top_k_key:
+        if ordered_keys(_tile_peak(peaks, tile, TILE, BLOCK), KEY_SHIFT) >= top_k_key:
             values = _load(logits, tile * TILE + tl.arange(0, TILE), VOCAB)
             keys = ordered_keys(values, KEY_SHIFT)
             mass = tl.exp2((values - row_peak) * (_LOG2_E / temperature))
-            mass = tl.where(values / temperature >= threshold, mass, 0.0)
+            mass = tl.where(values * (1.0 / temperature) >= threshold, mass, 0.0)
             masses += tl.where(keys > top_k_key, mass, 0.0)
             counts += (keys > top_k_key).to(tl.int32)
             border = tl.maximum(border, tl.where(keys == top_k_key, mass, 0.0))
@@ -161,29 +164,27 @@ def _before_two(
     peaks,
     row_peak,
     temperature,
-    key_a,
     id_a,
-    key_b,
     id_b,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
-    KEY_SHIFT: tl.constexpr,
 ):
     """How many tokens come before each of two tokens, and their masses. b comes before a, or is a."""
     count_a = tl.zeros((TILE,), tl.int32)
     count_b = tl.zeros((TILE,), tl.int32)
     mass_a = tl.zeros((TILE,), tl.float32)
     mass_b = tl.zeros((TILE,), tl.float32)
+    # Logits of sound rows sort as they are; only searches between them need keys.
+    logit_a, logit_b = tl.load(logits + id_a).to(tl.float32), tl.load(logits + id_b).to(tl.float32)
     for tile in range(NUM_BLOCKS * BLOCK // TILE):
-        if _tile_key(peaks, tile, TILE, BLOCK, KEY_SHIFT) >= key_a:
+        if _tile_peak(peaks, tile, TILE, BLOCK) >= logit_a:
             offs_token = tile * TILE + tl.arange(0, TILE)
             values = _load(logits, offs_token, VOCAB)
-            keys = ordered_keys(values, KEY_SHIFT)
             mass = tl.exp2((values - row_peak) * (_LOG2_E / temperature))
-            before_a = comes_before(keys, offs_token, key_a, id_a)
-            before_b = comes_before(keys, offs_token, key_b, id_b)
+            before_a = comes_before(values, offs_token, logit_a, id_a)
+            before_b = comes_before(values, offs_token, logit_b, id_b)
             count_a += before_a.to(tl.int32)
             count_b += before_b.to(tl.int32)
             mass_a += tl.where(before_a, mass, 0.0)
@@ -236,7 +237,10 @@ def _next_candidate(
             keys = ordered_keys(values, KEY_SHIFT)
             noise = gumbel_noise(slot * BLOCK, seed_low, seed_high, output_index, position, BLOCK)
             is_before = comes_before(keys, offs_token, bound_key, bound_id)
-            new_score, new_id = best_of(tl.where(is_before, values / temperature + noise, -float("inf")), offs_token)
+            new_score, new_id = best_of(
+                tl.where(is_before, values * (1.0 / temperature) + noise, -float("inf")), offs_token
+            )
+            new_id = tl.minimum(new_id, VOCAB - 1)
             new_key = tl.max(tl.where(offs_token == new_id, keys, LOWEST_KEY), axis=0)
             score = tl.where(is_slot, new_score, score)
             winner = tl.where(is_slot, new_id, winner)
@@ -247,7 +251,7 @@ def _next_candidate(
 @triton.jit
 def _is_kept(logits, count, mass, id, temperature, top_k, threshold, target, VOCAB: tl.constexpr):
     """Whether a token with so much before it is kept. The first always is."""
-    scaled = tl.load(logits + id).to(tl.float32) / temperature
+    scaled = tl.load(logits + id).to(tl.float32) * (1.0 / temperature)
     within_k = (top_k == 0) | (count < top_k)
     return (count == 0) | (within_k & (mass < target) & (scaled >= threshold))
 
@@ -303,7 +307,7 @@ def draw_truncated(
     row_peak = tl.max(peak, axis=0)
     peak_keys = ordered_keys(peak, KEY_SHIFT)
     winner_keys = ordered_keys(tl.load(logits + winner).to(tl.float32), KEY_SHIFT)
-    threshold = row_peak / temperature + tl.where(min_p > 0, tl.log(min_p), -float("inf"))
+    threshold = row_peak * (1.0 / temperature) + tl.where(min_p > 0, tl.log(min_p), -float("inf"))
     bound_key, bound_id = tl.min(peak_keys, axis=0) * 0 + LOWEST_KEY, tl.min(winner, axis=0) * 0 + NO_ID
     if top_k > 0:
         bound_key = _top_k_key(logits, peaks, peak_keys, top_k, VOCAB, BLOCK, TILE, NUM_BLOCKS, NUM_SLOTS, KEY_SHIFT)
@@ -371,19 +375,7 @@ def draw_truncated(
         searching = found_a != 0
         if searching:
             count_a, mass_a, count_b, mass_b = _before_two(
-                logits,
-                peaks,
-                row_peak,
-                temperature,
-                key_a,
-                id_a,
-                key_b,
-                id_b,
-                VOCAB,
-                BLOCK,
-                TILE,
-                NUM_BLOCKS,
-                KEY_SHIFT,
+                logits, peaks, row_peak, temperature, id_a, id_b, VOCAB, BLOCK, TILE, NUM_BLOCKS
             )
             keeps_a = _is_kept(logits, count_a, mass_a, id_a, temperature, top_k, threshold, target, VOCAB)
             keeps_b = _is_kept(logits, count_b, mass_b, id_b, temperature, top_k, threshold, target, VOCAB)

@@ -224,8 +224,9 @@ def test_the_noise_is_the_references(seed: int, output_index: int, position: int
     write_noise_kernel[(1,)](out, *scalars, first_token, BLOCK=block)
     keys = NoiseKeys(torch.tensor([seed]), torch.tensor([output_index]), torch.tensor([position]))
     expected = gumbel_noise_reference(keys, first_token + block)[0, first_token:]
-    # A few last places of the two logarithms; noise near 0 has small ones.
-    torch.testing.assert_close(out.cpu(), expected, rtol=1e-6, atol=5e-7)
+    # A few last places of the two logarithms; those of a card's are larger.
+    atol = 2e-6 if DEVICE.type == "cuda" else 5e-7
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-6, atol=atol)
 
 
 @pytest.mark.parametrize("vocab", [9_000])

@@ -62,7 +62,7 @@ class PenaltySlots:
             rows: The row of each of those.
             parameters: The matrix of all rows.
         """
-        columns = np.stack((samples, self._slots_of(rows), rows))
+        columns: npt.NDArray[np.int64] = np.stack((samples, self._slots_of(rows), rows.astype(np.int64)))
         samples_there, slots, rows_there = indices_on_device(columns, self._device)
         penalize_rows(logits, samples_there, slots, rows_there, self._prompt_masks, self._output_counts, parameters)
 

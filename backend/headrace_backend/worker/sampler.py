@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from headrace_backend.step_plan import Int32Column, RowAdmission, SamplePlan, StepResult, UInt8Column
-from headrace_backend.worker.device_copies import indices_on_device
+from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
 from headrace_backend.worker.logit_changes import LogitChanges
 from headrace_backend.worker.penalty_slots import PenaltySlots
 from headrace_backend.worker.row_parameters import RowParameters, Trait
@@ -116,7 +116,7 @@ class Sampler:
             logits = logits.float()
             self._change(plan, traits, logits)
         if present & Trait.RANDOM or uses_triton(logits):
-            rows, positions = self._to_device(np.stack((plan.rows, plan.output_positions)))
+            rows, positions = copy_to_device(np.stack((plan.rows, plan.output_positions)), self._device)
             tokens, sound = self.sample_plain(logits, rows, positions)
         else:
             tokens, sound = choose_greedy(logits)
