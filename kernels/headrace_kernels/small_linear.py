@@ -15,16 +15,21 @@ from headrace_kernels.small_linear_kernels import Tile, multiply
 from headrace_kernels.swiglu import swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton
 
-# Up to so many rows the kernels replace cuBLAS and the separate operations. All linear layers of an 8B Llama at one row, bf16, on an H200, in one CUDA graph: 3.69 ms fused in this way against
-# 4.33 ms of cuBLAS alone (memory bandwidth: 3.52). Two rows and more are not measured yet. No server runs fp32 on a card; there it serves tests that want exact sums.
-_MOST_ROWS = {torch.bfloat16: 1, torch.float16: 1, torch.float32: 1}
+# Up to so many rows the kernels replace cuBLAS and the separate operations. All products of an 8B Llama with what is fused to them, bf16, H200, one by one in graphs (benchmarks/sweep_small_linear,
+# 2026-11-21), best tiles against cuBLAS and separate operations: 1 row 3.91 and 4.29 ms, 2 rows 4.01 and 4.21, 4 rows 4.00 and 4.20, 8 rows 4.08 and 4.22, 16 rows 4.36 and 4.28. No server runs fp32 on a
+# card; there it serves tests that want exact sums.
+_MOST_ROWS = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 1}
+# Outputs from which a product is an output head's: so long that wider tiles pay.
+_HEAD_OUTPUTS = 65_536
 
 
-def launch_rule(num_rows: int) -> Tile:
-    """The launch rule. One row: measured best or within 0.03 ms of it for all shapes of an 8B Llama. More rows: not measured yet."""
+def launch_rule(num_rows: int, num_outputs: int) -> Tile:
+    """The launch rule, from the same sweep: within 2% of the best tile of every product, row count up to 8 and the 8B shapes."""
     if num_rows == 1:
-        return Tile("vector", block_n=1, block_k=2048, num_warps=4)
-    return Tile("tile", block_n=32, block_k=256, num_warps=4, num_stages=3, slices=4)
+        return Tile("vector", block_n=2, block_k=2048, num_warps=4)
+    if num_outputs >= _HEAD_OUTPUTS:
+        return Tile("tile", block_n=32, block_k=256, num_warps=2, num_stages=4, slices=2)
+    return Tile("tile", block_n=16, block_k=512, num_warps=4, num_stages=3, slices=4)
 
 
 def fuses(num_rows: int, weight: Tensor) -> bool:
@@ -50,7 +55,7 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtyp
         out_dtype: Of the result; None: the type of x.
     """
     out = x.new_empty(x.shape[0], weight.shape[0], dtype=out_dtype)
-    multiply(x, weight, bias, out, launch_rule(x.shape[0]))
+    multiply(x, weight, bias, out, launch_rule(*out.shape))
     return out
 
 
@@ -75,7 +80,7 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias
     if not uses_triton(weight):
         return norm_linear_reference(x, norm_weight, eps, weight, bias)
     out = x.new_empty(x.shape[0], weight.shape[0])
-    multiply(x, weight, bias, out, launch_rule(x.shape[0]), norm=(norm_weight, eps))
+    multiply(x, weight, bias, out, launch_rule(*out.shape), norm=(norm_weight, eps))
     return out
 
 
@@ -95,7 +100,7 @@ def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
     """
     if not uses_triton(weight):
         return linear_add_reference(x, weight, bias, residual)
-    multiply(x, weight, bias, residual, launch_rule(x.shape[0]), add=True)
+    multiply(x, weight, bias, residual, launch_rule(*residual.shape), add=True)
 
 
 def norm_swiglu_reference(
@@ -121,5 +126,5 @@ def norm_swiglu(x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tens
     if not uses_triton(gate_up_weight):
         return norm_swiglu_reference(x, norm_weight, eps, gate_up_weight, bias)
     out = x.new_empty(x.shape[0], gate_up_weight.shape[0] // 2)
-    multiply(x, gate_up_weight, bias, out, launch_rule(x.shape[0]), norm=(norm_weight, eps), gated=True)
+    multiply(x, gate_up_weight, bias, out, launch_rule(*out.shape), norm=(norm_weight, eps), gated=True)
     return out

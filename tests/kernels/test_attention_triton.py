@@ -104,6 +104,12 @@ def test_gathered_contexts_equal_fp64(
     check(case)
 
 
+@pytest.mark.usefixtures("poisoned_outputs")
+def test_gathered_heads_of_256_equal_fp64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_ROWS", 1)
+    check(Case(Shape(3, 1, 256, 16, 60, torch.bfloat16), [(70, 30)], DEVICE, gather_bytes=GATHER_BYTES))
+
+
 @pytest.mark.parametrize("plan_window", [10_000, 300])
 def test_a_layer_with_a_narrower_window_than_the_plans_equals_fp64(
     plan_window: int, monkeypatch: pytest.MonkeyPatch
@@ -152,6 +158,7 @@ LARGE = [
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+@pytest.mark.usefixtures("poisoned_outputs")
 @pytest.mark.parametrize("shape", LARGE, ids=str)
 def test_real_sizes_equal_fp64(shape: Shape) -> None:
     chance = random.Random(1)
@@ -172,20 +179,20 @@ def test_drafts_of_real_sizes_equal_fp64(max_query_len: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
-def test_nothing_is_compiled_for_other_lengths_and_batches() -> None:
+def test_nothing_is_compiled_for_other_lengths_batches_and_addresses() -> None:
     shape = LARGE[0]
 
-    def run(rows: list[tuple[int, int]], gather_bytes: int) -> None:
-        case = Case(shape, rows, DEVICE, max_query_len=1, gather_bytes=gather_bytes)
+    def run(rows: list[tuple[int, int]], gather_bytes: int, column_offset: int = 0) -> None:
+        case = Case(shape, rows, DEVICE, max_query_len=1, gather_bytes=gather_bytes, column_offset=column_offset)
         paged_attention(case.query, case.kv_cache, case.step, shape.scale)
 
     run([(1000, 1), (100, 50)], 0)
     run([(0, 600)], 1 << 26)
     before = compilation_count()
     for rows in ([(0, 1)], [(15, 1)] * 16, [(16, 17), (1, 1)], [(5000, 300), (4095, 1), (0, 9)]):
-        run(rows, 0)
+        run(rows, 0, column_offset=1)
     for rows in ([(1, 700)], [(128, 1024), (3, 600)]):
-        run(rows, 1 << 27)
+        run(rows, 1 << 27, column_offset=2)
     assert compilation_count() == before
 
 

@@ -105,4 +105,4 @@ def test_logprobs_at_the_sizes_of_models(count: int, num_top: int, dtype: torch.
     for vocab in (4096, 128_256):
         logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(num_top)) * 3
         # Sums over the whole vocabulary, and approximate exponentials.
-        check_logprobs(logits.to(dtype), num_top, 5, atol=1e-5)
+        check_logprobs(logits.to(dtype), num_top, 5, atol=5e-5)

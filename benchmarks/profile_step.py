@@ -1,0 +1,183 @@
+"""Where one step's time goes on a GPU: its kernels, their share, and the gaps between them.
+
+The worker's own rooms in this process, without an engine: a model with made-up weights, its runner with graphs, and steps of one kind after the other, as the step loop launches them. What CUPTI
+says of the device is added up per kernel. The profiler itself stretches gaps a little; the step's time without it is measured beside.
+
+    python -m benchmarks.profile_step --shape llama-3.1-8b --steps 1x640,256x640,32x8000,chunk8192
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.figures import provenance, write_json
+from benchmarks.shapes import SHAPES, write_model_folder
+from headrace_backend.config import EngineConfig
+from headrace_backend.models.registry import load_model
+from headrace_backend.step_plan import StepPlan
+from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
+from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, release_step
+from headrace_backend.worker.model_runner import allocate_kv_caches
+from headrace_backend.worker.runner import Runner
+from headrace_backend.worker.start_up import make_runner
+from headrace_model_folder import ModelFolder
+
+_MAX_MODEL_LEN = 16_384
+_WARM_STEPS = 4
+_STEPS = 10
+_NAME_LENGTH = 78
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KernelShare:
+    """All launches of one kernel in a step."""
+
+    name: str
+    launches: float
+    us: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepProfile:
+    """Averages of a step. Times in microseconds."""
+
+    kind: str
+    # Without the profiler, steps launched one after the other.
+    wall_us: float
+    # What the host needs to launch one step.
+    launch_us: float
+    kernels: float
+    busy_us: float
+    # Between the end of a kernel and the beginning of the next, under the profiler.
+    gap_us: float
+    shares: tuple[KernelShare, ...]
+
+
+def plan_of(kind: str, pool: BlockPool) -> StepPlan:
+    """A step by its name: ROWSxCONTEXT decodes, or chunkTOKENS[@START] of one prompt; both with a + between them."""
+    chunks: list[Chunk] = []
+    for part in kind.split("+"):
+        if part.startswith("chunk"):
+            count, _, start = part.removeprefix("chunk").partition("@")
+            chunks.append(Chunk(int(start or 0), int(count)))
+        else:
+            rows, context = part.split("x")
+            chunks += [Chunk(int(context) - 1, 1)] * int(rows)
+    return make_step(chunks, pool, Wish.GREEDY)
+
+
+def _run(runner: Runner, plan: StepPlan, steps: int) -> float:
+    """Launches a step so often; seconds until the host is done with that."""
+    began = time.perf_counter()
+    for _ in range(steps):
+        runner.sample(plan, runner.forward(plan))
+    return time.perf_counter() - began
+
+
+def profile(runner: Runner, kind: str, pool: BlockPool) -> StepProfile:
+    """Profiles one kind of step."""
+    taken = plan_of(kind, pool)
+    _run(runner, taken, 1)
+    again = dataclasses.replace(taken, admissions=[])
+    _run(runner, again, _WARM_STEPS)
+    torch.cuda.synchronize()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    launch_s = _run(runner, again, _STEPS)
+    end.record()
+    torch.cuda.synchronize()
+    wall_us = start.elapsed_time(end) * 1e3 / _STEPS
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        _run(runner, again, _STEPS)
+        torch.cuda.synchronize()
+    runner.forward(release_step(len(taken.forward.rows)))
+    return _summary(kind, wall_us, launch_s * 1e6 / _STEPS, profiler.events())
+
+
+def _summary(kind: str, wall_us: float, launch_us: float, events: Sequence[object]) -> StepProfile:
+    spans = sorted(
+        (event.time_range.start, event.time_range.end, event.name)  # type: ignore[attr-defined]
+        for event in events
+        if event.device_type == torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
+    )
+    launches: dict[str, int] = defaultdict(int)
+    times: dict[str, float] = defaultdict(float)
+    gaps, free_at = 0.0, spans[0][0]
+    for begin, end, name in spans:
+        launches[name] += 1
+        times[name] += end - begin
+        gaps += max(begin - free_at, 0.0)
+        free_at = max(free_at, end)
+    shares = tuple(
+        KernelShare(name, launches[name] / _STEPS, us / _STEPS)
+        for name, us in sorted(times.items(), key=lambda t: -t[1])
+    )
+    return StepProfile(
+        kind, wall_us, launch_us, len(spans) / _STEPS, sum(times.values()) / _STEPS, gaps / _STEPS, shares
+    )
+
+
+def make(shape: str, dtype: str, device: str, num_blocks: int, graphs: str) -> tuple[Runner, BlockPool]:
+    """A runner with made-up weights and its cache, warm and captured."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_model_folder(shape, pathlib.Path(name))
+        config = EngineConfig.model_validate(
+            {"model": folder, "load": "dummy", "device": device, "dtype": dtype, "graph_sizes": graphs}
+        )
+        opened = ModelFolder.open(folder, require_weights=False)
+        where, _ = choose_device(device)
+        prepare_torch(config, where)
+        type_ = choose_dtype(dtype, opened.config, where)
+        model = load_model(None, opened.config, type_, where, "dummy", 0, lambda *_: None, _MAX_MODEL_LEN)
+        size = (num_blocks, 2, model.num_kv_heads, config.block_size, model.head_dim)
+        caches = allocate_kv_caches(model.num_layers, size, type_, where)
+        for cache in caches:
+            cache.normal_()
+        runner = make_runner(model, config, _MAX_MODEL_LEN, caches)
+        if hasattr(runner, "capture"):
+            runner.capture(lambda *_: None)
+        return runner, BlockPool(num_blocks, config.block_size)
+
+
+def _print(result: StepProfile, top: int) -> None:
+    print(
+        f"{result.kind}: {result.wall_us:,.0f} us a step; {result.kernels:.0f} kernels busy {result.busy_us:,.0f} us, "
+        f"gaps {result.gap_us:,.0f} us; launching takes the host {result.launch_us:,.0f} us"
+    )
+    for share in result.shares[:top]:
+        print(
+            f"  {share.us:9.1f} us {share.us / result.busy_us:6.1%} {share.launches:5.0f}x {share.name[:_NAME_LENGTH]}"
+        )
+
+
+def main() -> None:
+    """Profiles the named steps."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
+    parser.add_argument("--dtype", choices=["auto", "bf16", "fp16", "fp32"], default="bf16")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", default="1x640,256x640,32x8000,chunk8192")
+    parser.add_argument("--blocks", type=int, default=18_000, help="of the cache")
+    parser.add_argument("--graphs", default="1,32,256", help="batch sizes to capture, or off")
+    parser.add_argument("--top", type=int, default=16, help="kernels to print")
+    parser.add_argument("--git", default="")
+    parser.add_argument("--json", type=pathlib.Path)
+    arguments = parser.parse_args()
+    runner, pool = make(arguments.shape, arguments.dtype, arguments.device, arguments.blocks, arguments.graphs)
+    results = [profile(runner, kind, pool) for kind in arguments.steps.split(",")]
+    for result in results:
+        _print(result, arguments.top)
+    where = {**provenance(arguments.git), "gpu": torch.cuda.get_device_name()}
+    write_json([{**where, **dataclasses.asdict(result)} for result in results], arguments.json)
+
+
+if __name__ == "__main__":
+    main()
