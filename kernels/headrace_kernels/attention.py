@@ -2,6 +2,10 @@
 
 Owns the choice of implementation, the specification (`paged_attention_reference`) and the CPU path's description of a step (`AttentionMetadata`); the Triton kernels read
 a `PagedAttentionStep`. Keys and values of the step's own tokens are in the cache before attention runs (`kv_cache.write_kv`).
+
+What compiles, once for each kind of layer (with a window or without): `attention_decode`'s two kernels for each `DecodeWork.max_query_len` in use, `attention_prefill`'s one, `attention_gathered`'s two. Nothing
+depends on batch sizes, lengths, the number of splits or tiles, or the window's width. So a decode step per `max_query_len` with `needs_merge`, a step with a chunk and one with a gathered chunk warm
+everything up, and their columns may be all padding.
 """
 
 from __future__ import annotations

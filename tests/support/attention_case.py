@@ -54,8 +54,10 @@ class Case:
         gather_bytes: int = 0,
         plan_window: int | None = None,
         spare_blocks: int = 3,
+        column_offset: int = 0,
     ) -> None:
         self.shape, self.rows, self.device = shape, rows, device
+        self._column_offset = column_offset
         self._generator = torch.Generator(device).manual_seed(seed)
         counts = np.array([count for _, count in rows] + [0] * padding, np.int32)
         ends = np.array([sum(row) for row in rows] + [0] * padding, np.int32)
@@ -82,7 +84,10 @@ class Case:
         return values.to(self.shape.dtype)
 
     def _column(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values.astype(np.int32)).to(self.device)
+        """The values on the device, as a view that begins `column_offset` entries into its memory."""
+        memory = torch.zeros(self._column_offset + values.size, dtype=torch.int32, device=self.device)
+        memory[self._column_offset :] = torch.from_numpy(values.astype(np.int32)).flatten()
+        return memory[self._column_offset :].view(values.shape)
 
     def _fill_cache(self, spare_blocks: int) -> Tensor:
         """Makes the cache and the rows' keys and values; returns the block tables [num_rows, max_blocks]."""

@@ -1,0 +1,186 @@
+"""Cases of paged attention on the heads of an 8B Llama: decodes beside copy bandwidth, chunks of prompts beside the matrix rate and PyTorch's attention over contiguous keys.
+
+Owns the shapes and the data: blocks in random order, contexts of any length. `python -m benchmarks.sweep_attention` times other tiles on the same data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import attention as backends
+from torch.nn import functional
+
+from headrace_kernels.attention import (
+    DecodeScratch,
+    DecodeWork,
+    GatheredContext,
+    GatherScratch,
+    PagedAttentionStep,
+    PrefillWork,
+    paged_attention,
+)
+from headrace_kernels.attention_plan import plan_decode, plan_prefill, prefill_tile_tokens, query_len_class
+
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 32
+SCALE = HEAD_DIM**-0.5
+# Contexts of 65,536 tokens.
+_GATHER_BYTES = 1 << 28
+Case = tuple[Callable[[], object], int, int]
+
+
+@dataclasses.dataclass(slots=True)
+class Layer:
+    """A step for one layer."""
+
+    query: Tensor
+    kv_cache: Tensor
+    step: PagedAttentionStep
+
+
+def layer(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | None = None) -> Layer:
+    """Rows of (computed tokens, tokens of this step), planned as a captured step is: the kernel that merges runs always. `gathers`: chunks' contexts, where the card can."""
+    counts = np.array([count for _, count in rows], np.int32)
+    ends = np.array([sum(row) for row in rows], np.int32)
+    num_blocks = -(-ends // BLOCK_SIZE)
+    generator = torch.Generator("cuda").manual_seed(0)
+    randn = functools.partial(torch.randn, generator=generator, device="cuda", dtype=torch.bfloat16)
+    tables = torch.zeros(len(rows), int(num_blocks.max()), dtype=torch.int32)
+    order = torch.split(torch.randperm(int(num_blocks.sum())), num_blocks.tolist())
+    for table, blocks in zip(tables, order, strict=True):
+        table[: blocks.numel()] = blocks
+    step = PagedAttentionStep(
+        query_start_loc=_column(np.concatenate(([0], np.cumsum(counts)))),
+        seq_lens=_column(ends),
+        rows=_column(np.arange(len(rows))),
+        block_tables=tables.cuda(),
+        slot_mapping=torch.full((int(counts.sum()),), -1, device="cuda"),
+        block_size=BLOCK_SIZE,
+        decode=_decode_work(counts, ends, window),
+        prefill=_prefill_work(counts, ends, gathers, window),
+    )
+    kv_cache = randn(int(num_blocks.sum()), 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    return Layer(randn(int(counts.sum()), NUM_HEADS, HEAD_DIM), kv_cache, step)
+
+
+def _column(values: npt.NDArray[np.integer]) -> Tensor:
+    return torch.from_numpy(values.astype(np.int32)).cuda()
+
+
+def _decode_work(counts: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], window: int | None) -> DecodeWork | None:
+    columns = plan_decode(counts, ends, NUM_KV_HEADS, counts.size, sliding_window=window)
+    if not (columns.splits >= 0).any():
+        return None
+    scratch = DecodeScratch.allocate(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, columns.max_query_len, "cuda")
+    return DecodeWork(_column(columns.splits), _column(columns.merges), columns.max_query_len, True, scratch)
+
+
+def _prefill_work(
+    counts: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], gathers: bool, window: int | None
+) -> PrefillWork | None:
+    scratch = None
+    if gathers:
+        scratch = GatherScratch.allocate(NUM_KV_HEADS, HEAD_DIM, torch.bfloat16, "cuda", _GATHER_BYTES)
+    columns = plan_prefill(
+        counts,
+        ends,
+        NUM_HEADS,
+        NUM_KV_HEADS,
+        prefill_tile_tokens(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM),
+        max_query_len=query_len_class(counts),
+        gather_capacity=scratch.capacity if scratch else 0,
+        sliding_window=window,
+    )
+    if not columns.tiles.size:
+        return None
+    gathered = None
+    if columns.gather is not None and scratch is not None:
+        gathered = GatheredContext(_column(columns.gather.chunks), _column(columns.gather.offsets), scratch)
+    return PrefillWork(_column(columns.tiles), gathered)
+
+
+def seen(rows: Sequence[tuple[int, int]], window: int | None = None) -> tuple[int, int]:
+    """Keys that any token of a row sees, and pairs of a token and a key it sees, summed over rows."""
+    keys = pairs = 0
+    for computed, count in rows:
+        ends = np.arange(computed + 1, computed + count + 1, dtype=np.int64)
+        pairs += int(np.minimum(ends, window or ends[-1]).sum())
+        keys += int(ends[-1]) if window is None else min(int(ends[-1]), window + count - 1)
+    return keys, pairs
+
+
+def case(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | None = None) -> Case:
+    """Attention of one layer for any rows of (computed tokens, tokens of this step): its launch, bytes of the cache, queries and results, operations."""
+    data = layer(rows, gathers, window)
+    keys, pairs = seen(rows, window)
+    num_bytes = 2 * 2 * (keys * NUM_KV_HEADS * HEAD_DIM + data.query.numel())
+
+    def launch() -> Tensor:
+        return paged_attention(data.query, data.kv_cache, data.step, SCALE, window)
+
+    return launch, num_bytes, 4 * pairs * NUM_HEADS * HEAD_DIM
+
+
+def decode_case(batch: int, context: int, query_len: int = 1, window: int | None = None) -> Case:
+    """`batch` rows with `query_len` tokens each and `context` tokens in all."""
+    return case([(context - query_len, query_len)] * batch, window=window)
+
+
+def prefill_case(batch: int, chunk: int, prefix: int = 0, gathers: bool = True, window: int | None = None) -> Case:
+    """`batch` chunks of `chunk` tokens after `prefix` tokens each."""
+    return case([(prefix, chunk)] * batch, gathers, window)
+
+
+def decode() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """The sizes of the targets first."""
+    for batch, context in [(256, 640), (32, 8192), (1, 131_072), (8, 32_768), (1, 1024), (1, 8192), (64, 2048)]:
+        yield f"{batch}x{context}", functools.partial(decode_case, batch, context)
+    yield "32x8192 window 4096", functools.partial(decode_case, 32, 8192, window=4096)
+    for query_len in (2, 4, 8):
+        yield f"32x8192 drafts {query_len}", functools.partial(decode_case, 32, 8192, query_len)
+    lengths = np.random.default_rng(0).lognormal(6.5, 1.0, 128).astype(int) + 1
+    yield "128 rows, log-normal", functools.partial(case, [(length, 1) for length in lengths.tolist()])
+
+
+def prefill() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """8k causal, both ways; chunks after long prefixes; small ones as in mixed steps."""
+    yield "8192 gathered", functools.partial(prefill_case, 1, 8192)
+    yield "8192 paged", functools.partial(prefill_case, 1, 8192, gathers=False)
+    yield "2048 after 32768 gathered", functools.partial(prefill_case, 1, 2048, 32_768)
+    yield "2048 after 32768 paged", functools.partial(prefill_case, 1, 2048, 32_768, gathers=False)
+    yield "512 after 8192 gathered", functools.partial(prefill_case, 1, 512, 8192)
+    yield "512 after 8192 paged", functools.partial(prefill_case, 1, 512, 8192, gathers=False)
+    yield "8x1000 gathered", functools.partial(prefill_case, 8, 1000)
+    yield "8x1000 paged", functools.partial(prefill_case, 8, 1000, gathers=False)
+    yield "8192 window 4096 gathered", functools.partial(prefill_case, 1, 8192, window=4096)
+    yield "128 after 4096 paged", functools.partial(prefill_case, 1, 128, 4096, gathers=False)
+    mixed = [*[(1000, 1)] * 64, (512, 256)]
+    yield "64 decodes and a chunk of 256", functools.partial(case, mixed)
+
+
+def prefill_torch() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """The rivals at 8k causal, over keys and values that lie in one piece and are repeated for the query heads."""
+    for name, backend in (
+        ("flash", backends.SDPBackend.FLASH_ATTENTION),
+        ("cudnn", backends.SDPBackend.CUDNN_ATTENTION),
+    ):
+        yield f"8192 {name}", functools.partial(_rival, 8192, backend)
+
+
+def _rival(length: int, backend: backends.SDPBackend) -> Case:
+    generator = torch.Generator("cuda").manual_seed(0)
+    size = (1, NUM_HEADS, length, HEAD_DIM)
+    query, key, value = (torch.randn(size, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    keys, pairs = seen([(0, length)])
+
+    def launch() -> Tensor:
+        with backends.sdpa_kernel(backend):
+            return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    num_bytes = 2 * 2 * (keys * NUM_KV_HEADS * HEAD_DIM + query.numel())
+    return launch, num_bytes, 4 * pairs * NUM_HEADS * HEAD_DIM
