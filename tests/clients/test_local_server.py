@@ -166,7 +166,8 @@ def test_the_demo_tells_its_story_and_leaves_nothing(fake_server: pathlib.Path) 
     for part in (
         "starting a server for models/other",
         "  loading\n",
-        "loading weights: 7 of 14 MiB",
+        "loading weights: 7 of 14 MiB\n",
+        "loading weights: 14 of 14 MiB, 0.5 s\n",
         "memory plan: kv_cache 128.0 MiB",
         "slow disk",
         "ready on 127.0.0.1:",

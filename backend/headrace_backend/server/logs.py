@@ -31,7 +31,8 @@ def configure_logs(log_format: Literal["console", "json"], log_level: str) -> No
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[log_level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Looked up for every line: while bars are shown, stderr is what writes above them.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
 

@@ -111,5 +111,6 @@ async def _run(
         engine_loop, health, facts.describe, clock, secret=secret, max_message_bytes=config.max_message_bytes
     )
     backend = Backend(config, address, engine_loop, health, facts, service)
-    launch = WorkerLaunch(config.engine, limits.max_model_len, worker_command)
+    shows_bars = config.log_format == "console" and sys.stderr.isatty()
+    launch = WorkerLaunch(config.engine, limits.max_model_len, worker_command, shows_bars=shows_bars)
     return await backend.run(launch)

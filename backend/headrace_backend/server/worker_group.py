@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import functools
 import signal
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,8 @@ import msgspec
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.ring import RingDescriptors, RingFull, RingWriter, create_ring
-from headrace_backend.server.logs import format_bytes, get_logger
+from headrace_backend.server.logs import get_logger
+from headrace_backend.server.start_report import StartReport
 from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND, Record, WorkerProcess
 from headrace_backend.worker_messages import (
     LoadProgress,
@@ -36,7 +36,6 @@ _MAX_TOP_LOGPROBS = 20
 # A stack dump of a worker takes milliseconds once it runs again.
 _DUMP_S = 0.5
 _KILL_S = 5.0
-_PROGRESS_LOG_S = 2.0
 
 
 class WorkersLost(Exception):  # what happened, not a mistake of ours
@@ -58,6 +57,8 @@ class WorkerLaunch:
     max_model_len: int
     command: tuple[str, ...] = DEFAULT_WORKER_COMMAND
     world_size: int = 1
+    # Whether start-up is shown as bars on stderr, which then must be a terminal.
+    shows_bars: bool = False
 
 
 def plan_ring_bytes(launch: WorkerLaunch) -> int:
@@ -93,9 +94,9 @@ class WorkerGroup:
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self._all_ready = asyncio.Event()
         self._ready: dict[int, WorkerReady] = {}
+        self._reports = [StartReport(rank, launch.shows_bars and rank == 0) for rank in range(launch.world_size)]
         # Records of any kind so far: the watchdog's sign of life.
         self.num_records = 0
-        self._progress_logged_s = 0.0
         self._closing = False
         plan_ring = create_ring(plan_ring_bytes(launch), num_readers=launch.world_size)
         self._plans = RingWriter(plan_ring)
@@ -158,9 +159,9 @@ class WorkerGroup:
             self._lose(WorkersLost(f"worker {rank} sent a message that can't be read"))
             return
         if isinstance(message, MemoryPlan):
-            self._log_memory_plan(rank, message)
+            self._reports[rank].on_memory_plan(message)
         elif isinstance(message, LoadProgress):
-            self._log_progress(rank, message)
+            self._reports[rank].on_progress(message)
         elif isinstance(message, WorkerReady):
             self._on_ready(rank, message)
         elif isinstance(message, Notice):
@@ -177,29 +178,9 @@ class WorkerGroup:
             )
             return
         self._ready[rank] = message
+        self._reports[rank].close()
         if len(self._ready) == self._launch.world_size:
             self._all_ready.set()
-
-    def _log_memory_plan(self, rank: int, plan: MemoryPlan) -> None:
-        sizes = {
-            name.removesuffix("_bytes"): format_bytes(value)
-            for name, value in msgspec.structs.asdict(plan).items()
-            if name.endswith("_bytes")
-        }
-        kv_tokens = plan.num_blocks * plan.block_size
-        self._log.info(
-            "memory plan", rank=rank, device=plan.device, **sizes, num_blocks=plan.num_blocks, kv_tokens=kv_tokens
-        )
-
-    def _log_progress(self, rank: int, progress: LoadProgress) -> None:
-        now = time.monotonic()
-        finished = progress.done >= progress.total
-        if finished or now - self._progress_logged_s >= _PROGRESS_LOG_S:
-            self._progress_logged_s = now
-            in_bytes = progress.unit == "bytes"
-            done, total = (format_bytes(n) if in_bytes else n for n in (progress.done, progress.total))
-            unit = {} if in_bytes else {"unit": progress.unit}
-            self._log.info("loading", rank=rank, phase=progress.phase, done=done, total=total, **unit)
 
     # --- start, steps, end ----------------------------------------------------------------------------------------------------
 
@@ -251,6 +232,8 @@ class WorkerGroup:
     async def close(self, grace_s: float) -> None:
         """Ends all ranks: asks, waits `grace_s`, then kills. Nothing that they still write is read. May be called once."""
         self._closing = True
+        for report in self._reports:
+            report.close()
         if grace_s > 0:
             await self._shut_down(grace_s)
         for worker in self._workers:

@@ -153,24 +153,30 @@ def plan_estimate(
     Raises:
         StartRefused: As `plan_memory`; where no cache fits at all, the message names smaller steps that leave room for one.
     """
-    has_graphs = room.device.type == "cuda"
-    memory = model_memory(model, config, parameter_count, dtype, has_graphs)
+    memory = model_memory(model, config, parameter_count, dtype, room.device.type == "cuda")
     try:
         return memory, plan_memory(config, memory, max_model_len, room)
     except StartRefused as refused:
         if config.num_blocks or config.kv_memory or _most_blocks(config, memory, room):
             raise
-        # Sizes from a list may be above the smaller batch.
-        graph_sizes = "off" if config.graph_sizes == "off" else "auto"
-        tokens, rows = config.max_num_batched_tokens, config.max_num_seqs
-        while tokens > 16 or rows > 1:
-            tokens, rows = max(tokens // 2, 16), max(rows // 2, 1)
-            update = {"max_num_batched_tokens": tokens, "max_num_seqs": rows, "graph_sizes": graph_sizes}
-            smaller = config.model_copy(update=update)
-            if _most_blocks(smaller, model_memory(model, smaller, parameter_count, dtype, has_graphs), room):
-                text = f"{refused}; max_num_batched_tokens {tokens} with max_num_seqs {rows} leaves room for a cache"
-                raise StartRefused(text) from None
-        raise StartRefused(f"{refused}; no step is small enough: the weights leave no room") from None
+        raise StartRefused(f"{refused}; {_smaller_steps(config, model, parameter_count, dtype, room)}") from None
+
+
+def _smaller_steps(
+    config: EngineConfig, model: ModelConfig, parameter_count: int, dtype: torch.dtype, room: Room
+) -> str:
+    """The largest of smaller steps that leave room for a cache, as the end of a refusal."""
+    # Sizes from a list may be above the smaller batch.
+    graph_sizes = "off" if config.graph_sizes == "off" else "auto"
+    tokens, rows = config.max_num_batched_tokens, config.max_num_seqs
+    while tokens > 16 or rows > 1:
+        tokens, rows = max(tokens // 2, 16), max(rows // 2, 1)
+        update = {"max_num_batched_tokens": tokens, "max_num_seqs": rows, "graph_sizes": graph_sizes}
+        smaller = config.model_copy(update=update)
+        memory = model_memory(model, smaller, parameter_count, dtype, room.device.type == "cuda")
+        if _most_blocks(smaller, memory, room):
+            return f"max_num_batched_tokens {tokens} with max_num_seqs {rows} leaves room for a cache"
+    return "no step is small enough: the weights leave no room"
 
 
 def _cache_share(memory: ModelMemory, room: Room) -> int:

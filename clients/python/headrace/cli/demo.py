@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 import threading
 import time
 from typing import Any
 
 import click
+import rich.console
+import rich.progress
 
 from headrace.cli.ledger_table import print_ledger
 from headrace.cli.output import show_text, warn
@@ -73,6 +76,9 @@ class Progress:
 
     def __init__(self) -> None:
         self.ready = False
+        # On a terminal every phase of the start has a bar; None: lines.
+        self._bars = _bars() if sys.stderr.isatty() else None
+        self._tasks: dict[str, rich.progress.TaskID] = {}
         self._address = ""
         self._announced = threading.Event()
 
@@ -83,6 +89,8 @@ class Progress:
             LocalServerError: It did not.
         """
         self.ready = True
+        if self._bars is not None:
+            self._bars.stop()
         if not self._announced.wait(ANNOUNCEMENT_SECONDS):
             raise LocalServerError("the server is ready but did not say on which port")
         return self._address
@@ -95,7 +103,9 @@ class Progress:
             self._announced.set()
             return
         message = self._message(line)
-        if message:
+        if message and self._bars is not None and self._bars.live.is_started:
+            self._bars.console.print(f"  {message}", markup=False, highlight=False, soft_wrap=True)
+        elif message:
             warn(f"  {message}")
 
     def _message(self, line: str) -> str | None:
@@ -107,12 +117,36 @@ class Progress:
             return line
         if self.ready:
             return None
-        if event == "memory plan":
-            names = ("weight", "activation", "kv_cache")
-            return "memory plan: " + ", ".join(f"{name} {fields[name]}" for name in names if name in fields)
+        if event in ("memory plan", "memory plan, measured"):
+            names = ("weight", "activation", "graph", "kv_cache")
+            return f"{event}: " + ", ".join(f"{name} {fields[name]}" for name in names if name in fields)
         if event == "loading":
-            return f"loading {fields.get('phase')}: {fields.get('done')} of {fields.get('total')} {fields.get('unit')}"
+            return self._loading(fields)
         return "worker ready" if event == "workers ready" else None
+
+    def _loading(self, fields: dict[str, Any]) -> str | None:
+        """Moves the phase's bar, or gives its line."""
+        phase, done, total, unit = (fields.get(name) for name in ("phase", "done", "total", "unit"))
+        seconds = f"{fields['seconds']} s" if "seconds" in fields else ""
+        if self._bars is None or not isinstance(phase, str):
+            return f"loading {phase}: {done} of {total} {unit}" + (f", {seconds}" if seconds else "")
+        self._bars.start()
+        if phase not in self._tasks:
+            self._tasks[phase] = self._bars.add_task(f"  {phase}", total=total, unit=unit, seconds="")
+        self._bars.update(self._tasks[phase], completed=done, total=total, seconds=seconds)
+        return None
+
+
+def _bars() -> rich.progress.Progress:
+    """Bars on stderr; lines that are printed meanwhile go above them."""
+    return rich.progress.Progress(
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TextColumn("{task.fields[unit]} {task.fields[seconds]}"),
+        console=rich.console.Console(file=sys.stderr),
+        redirect_stdout=False,
+    )
 
 
 def _log_fields(line: str) -> dict[str, Any] | None:
