@@ -7,9 +7,12 @@ import pathlib
 import signal
 
 import hypothesis
+import pytest
+
+_HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
 
 # Without a card Triton's kernels run in its interpreter. Triton decides when a kernel is defined, so this comes before any import of one.
-if not pathlib.Path("/dev/nvidiactl").exists():
+if not _HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # How long an example or its data takes says something about the machine only.
@@ -20,3 +23,11 @@ hypothesis.settings.load_profile("headrace")
 def pytest_configure() -> None:
     """Ctrl-C as in a terminal. A shell starts background jobs with SIGINT ignored, children inherit that, and tests that press Ctrl-C would wait forever."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests for a card are skipped where there is none."""
+    if not _HAS_GPU:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
