@@ -28,7 +28,9 @@ VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 100
 BLOCK_SIZE: Literal[16] = 16
 NUM_STREAMS = 4
-LIMITS_US = {1: 100.0, 256: 1000.0}
+# What a step claims to take.
+STEP_NS = 5_000_000
+LIMITS_US = {1: 60.0, 256: 600.0, 512: 1200.0}
 
 
 class Case(NamedTuple):
@@ -38,7 +40,16 @@ class Case(NamedTuple):
     waiting: int
 
 
-CASES = (Case(1, 0), Case(64, 0), Case(256, 0), Case(64, 100), Case(64, 10_000), Case(256, 100), Case(256, 10_000))
+CASES = (
+    Case(1, 0),
+    Case(64, 0),
+    Case(256, 0),
+    Case(512, 0),
+    Case(64, 100),
+    Case(64, 10_000),
+    Case(256, 100),
+    Case(256, 10_000),
+)
 
 
 def build_engine(case: Case, num_steps: int) -> Engine:
@@ -103,7 +114,10 @@ class InstantWorker:
         """The result of one plan, as bytes on both sides."""
         plan = StepPlan.decode(encoded)
         tokens = self._generator.integers(3, VOCAB_SIZE, plan.sample.rows.size, np.int32)
-        return StepResult(plan.step_id, 0, 1_000_000, tokens, np.ones(tokens.size, np.uint8)).encode()
+        began_ns = plan.step_id * STEP_NS
+        return StepResult(
+            plan.step_id, began_ns, began_ns + STEP_NS, tokens, np.ones(tokens.size, np.uint8)
+        ).encode()
 
 
 def measure(case: Case, num_steps: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ from headrace_backend.engine.outbox import OutputEnd
 from headrace_backend.engine.plan_builder import InFlightStep
 from headrace_backend.engine.requests import EndReason
 from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.sequence import NO_ROW, Sequence
+from headrace_backend.engine.sequence import NO_ROW, LiveRequest, Sequence
 from headrace_backend.engine.token_log import TokenLogprobs
 from headrace_backend.step_plan import StepResult
 
@@ -49,15 +49,18 @@ class Settlement:
         """
         tokens = self._checked_tokens(step, result)
         logprobs = self._checked_logprobs(step, result)
+        step_id = step.step_id
         for sequence, epoch, num_settled in step.chunks:
             if not sequence.ended:
-                self._count_step(sequence, step.step_id)
+                if sequence.request.last_step_id != step_id:
+                    self._count_step(sequence.request, step_id)
                 if sequence.epoch == epoch:
                     sequence.num_settled = num_settled
         for index, (sequence, token) in enumerate(zip(step.samples, tokens, strict=True)):
             if sequence.ended:
                 continue
-            self._count_step(sequence, step.step_id)
+            if sequence.request.last_step_id != step_id:
+                self._count_step(sequence.request, step_id)
             if token < 0:
                 self._endings.end_output(sequence, _error(sequence), now_ns)
                 continue
@@ -86,11 +89,9 @@ class Settlement:
             )
         return logprobs
 
-    def _count_step(self, sequence: Sequence, step_id: int) -> None:
-        request = sequence.request
-        if request.last_step_id != step_id:
-            request.last_step_id = step_id
-            request.ledger.step_count += 1
+    def _count_step(self, request: LiveRequest, step_id: int) -> None:
+        request.last_step_id = step_id
+        request.ledger.step_count += 1
 
     def _append(self, sequence: Sequence, token: int, now_ns: int) -> None:
         """One more token, sound: what it attended to is settled. Its log probabilities are in the log already."""

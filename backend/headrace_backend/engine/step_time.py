@@ -52,8 +52,10 @@ _SPEED_WEIGHT = 0.05
 _LEAST_OF_PRIOR = 1e-3
 _LEAST_STEP_US = 1.0
 _REGULAR = 1e-9
-# With steps settled since the last fit, coefficients are fitted again.
-_REFIT_EVERY = 8
+# Coefficients are fitted again with every so many steps; one that has prompts is worth several that only decode, as those are much alike.
+_REFIT_EVERY = 32
+_MIXED_STEP_WORTH = 4
+_FITTED_EACH_TIME = 16
 
 _Matrix = npt.NDArray[np.float64]
 
@@ -154,8 +156,8 @@ class StepTimeModel:
         moments = self._mixed_steps if load.num_prefill_tokens else self._decode_steps
         moments.add(features, duration_us)
         self._num_steps += 1
-        self._num_unfitted += 1
-        if self._num_unfitted >= _REFIT_EVERY or self._num_steps <= 2 * _REFIT_EVERY:
+        self._num_unfitted += _MIXED_STEP_WORTH if load.num_prefill_tokens else 1
+        if self._num_unfitted >= _REFIT_EVERY or self._num_steps <= _FITTED_EACH_TIME:
             self._fit()
 
     def predict_us(self, load: StepLoad) -> float:
