@@ -63,7 +63,7 @@ bench: $(READY) ## Runs the CPU benchmarks, JSON into build/. BENCH=scheduler ru
 	done
 
 lock: $(READY) ## Resolves requirements.lock anew from both pyproject.toml files.
-	@$(RUN) -m uv pip compile pyproject.toml clients/python/pyproject.toml --extra worker --group dev --output-file requirements.lock \
+	@$(RUN) -m uv pip compile pyproject.toml clients/python/pyproject.toml --extra worker --extra bench --group dev --output-file requirements.lock \
 		--universal --python-version 3.11 --fork-strategy fewest --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--no-emit-package headrace --custom-compile-command "make lock" --quiet
 	@! grep -nE '://|^-e|file:' requirements.lock || { echo "lock: names a host or a path"; exit 1; }

@@ -14,12 +14,14 @@ from typing import Any, NoReturn, TypeVar
 import click
 import pydantic
 
-from headrace_supervisor import bench as benchmark
 from headrace_supervisor import config as configs
 from headrace_supervisor import doctor as health
 from headrace_supervisor import logs, supervisor
+from headrace_supervisor.bench_command import bench
 from headrace_supervisor.options import GroupedCommand, given, settings_options
 from headrace_supervisor.settings import ConfigError
+
+__all__ = ["backend", "bench", "doctor", "serve", "service"]
 
 _config_option = click.option(
     "--config",
@@ -72,31 +74,6 @@ def doctor(listen: str, model: pathlib.Path | None, as_json: bool) -> None:
     findings = health.examine(listen, model)
     health.report(findings, as_json=as_json)
     sys.exit(0 if health.can_serve(findings) else 1)
-
-
-@click.command(context_settings=_HELP)
-@click.option(
-    "--server", default="127.0.0.1:50051", show_default=True, envvar="HEADRACE_SERVER", help="the server's address"
-)
-@click.option("--concurrency", type=click.IntRange(1, 4096), default=8, show_default=True, help="requests open at once")
-@click.option("--requests", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="requests in all")
-@click.option(
-    "--prompt-tokens", type=click.IntRange(1, 1_000_000), default=128, show_default=True, help="tokens of each prompt"
-)
-@click.option(
-    "--output-tokens", type=click.IntRange(1, 1_000_000), default=128, show_default=True, help="tokens of each answer"
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="seed of the random prompts")
-@click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
-def bench(as_json: bool, **load: Any) -> None:
-    """Measures a running server: time to first token, between tokens and to the end, and tokens per second."""
-    try:
-        result = benchmark.run(benchmark.Load(**load))
-    except benchmark.BenchError as error:
-        click.echo(f"headrace: {error}", err=True)
-        sys.exit(1)
-    benchmark.report(result, as_json=as_json)
-    sys.exit(0 if not result.failed else 1)
 
 
 def _loaded(
