@@ -1,0 +1,103 @@
+"""Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
+
+    python -m tests.support.compiled_kernels attention 90
+
+runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from tests.support.attention_case import Case, Shape
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from headrace_kernels import attention, attention_decode, attention_prefill, attention_step, attention_tiles
+
+# Largest shared memory of a program, by architecture.
+_SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
+
+
+class _Card:
+    """What Triton asks of a driver before it compiles."""
+
+    def __init__(self, arch: int) -> None:
+        self._target = GPUTarget("cuda", arch, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def compiling_for(arch: int) -> Iterator[list[Any]]:
+    """Inside, `kernel[grid](...)` compiles for the architecture and launches nothing. Yields the list that the compiled kernels are added to."""
+    compiled: list[Any] = []
+
+    def compile_only(self: Any, grid: object) -> Any:
+        return lambda *args, **kwargs: compiled.append(self.run(*args, grid=grid, warmup=True, **kwargs))
+
+    triton.runtime.driver.set_active(_Card(arch))
+    with mock.patch.object(JITFunction, "__getitem__", compile_only):
+        yield compiled
+
+
+def resources(kernel: Any) -> dict[str, Any]:
+    """Name, bytes of stack that registers were spilled to, shared memory, and how many products are done by warp groups."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[-1]
+    return {
+        "name": kernel.metadata.name,
+        "registers": int(registers),
+        "stack_bytes": int(stack),
+        "shared_bytes": kernel.metadata.shared,
+        "shared_limit": _SHARED_BYTES[kernel.metadata.target.arch],
+        "warpgroup_products": kernel.asm["ttgir"].count("warp_group_dot "),
+    }
+
+
+def compile_attention(arch: int) -> list[Any]:
+    """Every kernel of a decode, a mixed and a gathered step of an 8B Llama, and of a small model with heads that are no power of two."""
+    with contextlib.ExitStack() as stack:
+        for module in (attention_decode, attention_prefill, attention_tiles):
+            if hasattr(module, "has_warpgroup_products"):
+                stack.enter_context(mock.patch.object(module, "has_warpgroup_products", lambda device: arch >= 90))
+        stack.enter_context(mock.patch.object(attention_tiles, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
+        stack.enter_context(mock.patch.object(attention_step, "_has_copy_engine", lambda device: arch >= 90))
+        stack.enter_context(mock.patch.object(attention, "INTERPRETED", True))
+        compiled = stack.enter_context(compiling_for(arch))
+        llama = Shape(32, 8, 128, 32, None, torch.bfloat16)
+        for shape in (llama, Shape(6, 2, 80, 16, 100, torch.float16)):
+            for rows, gather_bytes in ([(700, 1), (0, 20)], 0), ([(0, 512)], 1 << 23):
+                case = Case(shape, rows, "cpu", gather_bytes=gather_bytes)
+                attention.paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window)
+    return compiled
+
+
+if __name__ == "__main__":
+    assert not triton.knobs.runtime.interpret, "unset TRITON_INTERPRET"
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    assert sys.argv[1] == "attention"
+    for each in compile_attention(int(sys.argv[2])):
+        print(json.dumps(resources(each)))
