@@ -5,6 +5,7 @@ Without a card they run in Triton's interpreter, on small vocabularies in small 
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -72,10 +73,10 @@ def acceptable_tokens(
     scores = (scaled + gumbel_noise_reference(keys, vocab))[0]
     top_p = row.get("TOP_P", 1.0)
     accepted = set()
-    for slack in (-share_slack, 0.0, share_slack):
+    for slack, min_p_factor in itertools.product((-share_slack, 0.0, share_slack), (1 - 1e-6, 1.0, 1 + 1e-6)):
         truncation = Truncation(
             torch.tensor([top_k if top_k < vocab else 0]),
-            torch.tensor([row.get("MIN_P", 0.0)]),
+            torch.tensor([row.get("MIN_P", 0.0) * min_p_factor]),
             torch.tensor([min(1.0, max(1e-30, top_p + slack)) if top_p < 1 else 1.0]),
         )
         candidates, num_kept, _ = kept_tokens_reference(scaled, truncation, vocab)
