@@ -144,7 +144,9 @@ def record(
         "floor": floor_of(workload, plan, ceilings, dtype),
         "ceilings": ceilings.summary(),
     }
-    result: dict[str, Any] = head | figures | tail | more | about | {"engine": plan.settings}
+    result: dict[str, Any] = (
+        head | figures | tail | more | about | {"engine": {k: v for k, v in plan.settings.items() if k != "model"}}
+    )
     return result
 
 
@@ -215,8 +217,11 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
 def plan_of(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: pathlib.Path) -> Plan:
     """What the options ask for, on the model in `folder`. Mistakes end the program as argparse's own do."""
     names = tuple(options.workloads.split(","))
-    if unknown := [name for name in names if name not in WORKLOADS]:
-        parser.error(f"no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
+    try:
+        for name in names:
+            build(name, requests=1)
+    except ValueError as error:
+        parser.error(str(error))
     settings = engine_settings(options, folder.resolve())
     try:
         config = EngineConfig(**settings)

@@ -126,16 +126,20 @@ def build(name: str, seed: int = 0, requests: int = 0) -> Workload:
     """A workload by its name.
 
     Args:
-        name: One of WORKLOADS.
+        name: One of WORKLOADS, or NAME@C: its first 4 C requests, C of them open at once, for a curve of throughput against latency.
         seed: Added to the trace's own seed; 0 gives the traces that every engine was measured with.
         requests: Only the first so many; 0: all.
 
     Raises:
         ValueError: There is no such workload.
     """
-    if name not in WORKLOADS:
-        raise ValueError(f"no workload {name!r}; there are {', '.join(WORKLOADS)}")
-    whole = WORKLOADS[name](seed)
+    base, _, level = name.partition("@")
+    if base not in WORKLOADS or ("@" in name and not (level.isdecimal() and int(level))):
+        raise ValueError(f"no workload {name!r}; there are {', '.join(WORKLOADS)}, and each as NAME@CONCURRENCY")
+    whole = WORKLOADS[base](seed)
+    if level:
+        few = first_of(whole, 4 * int(level))
+        whole = dataclasses.replace(few, name=name, arrivals_s=None, concurrency=int(level))
     return first_of(whole, requests) if requests else whole
 
 
