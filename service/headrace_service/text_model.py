@@ -109,7 +109,22 @@ class TextModel:
             kv_block_tokens=engine.kv_block_tokens,
             kv_blocks=engine.kv_blocks,
             device=engine.device,
+            memory_plan=_memory_plan(engine.memory) if engine.HasField("memory") else None,
         )
+
+
+def _memory_plan(memory: engine_pb2.EngineMemory) -> inference_pb2.MemoryPlan:
+    return inference_pb2.MemoryPlan(
+        device_bytes=memory.device_bytes,
+        total_bytes=memory.total_bytes,
+        weight_bytes=memory.weight_bytes,
+        activation_bytes=memory.activation_bytes,
+        graph_bytes=memory.graph_bytes,
+        other_bytes=memory.other_bytes,
+        reserve_bytes=memory.reserve_bytes,
+        kv_cache_bytes=memory.kv_cache_bytes,
+        measured=memory.measured,
+    )
 
 
 def _piece_table(table: FolderTokenTable, vocabulary_size: int) -> PieceTable:

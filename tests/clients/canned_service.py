@@ -331,6 +331,7 @@ def _model() -> api.Model:
         name="canned", revision=REVISION, architecture="LlamaForCausalLM", parameter_count=7_500_000, dtype="bf16",
         vocabulary_size=4096, max_context_tokens=2048, max_outputs=8, end_of_text_token_ids=[1, 2], has_chat_template=True,
         default_sampling=pb.SamplingParameters(temperature=0.7, top_k=40), kv_block_tokens=16, kv_blocks=64, device="cpu",
+        memory_plan=api.MemoryPlan(total_bytes=8 << 30, weight_bytes=1 << 30, kv_cache_bytes=4 << 30, measured=True),
     )  # fmt: skip
 
 

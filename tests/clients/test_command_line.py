@@ -109,7 +109,8 @@ def test_requests_models_and_load_as_tables_and_json(server: CannedServer) -> No
         == "2023-11-14T22:13:20+00:00"
     )
     assert server.seen.requests[-1].state == 3
-    assert "canned" in run(server, "models").stdout
+    shown = " ".join(run(server, "models").stdout.split())
+    assert "canned" in shown and "KV cache 4.00, weights 1.00 of 8.00 GiB, measured" in shown
     assert json_lines(run(server, "models", "--json"))[0]["parameter_count"] == 7_500_000
     assert "50.0% of 64 blocks" in run(server, "load").stdout
     assert json_lines(run(server, "load", "--json"))[0]["running_sequences"] == 4

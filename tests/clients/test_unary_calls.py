@@ -57,6 +57,8 @@ def test_tokenize_detokenize_models_and_load(client: Client, server: CannedServe
     assert client.detokenize(client.tokenize("hé", add_special_tokens=False)) == "hé"
     assert not server.seen.requests[0].add_special_tokens and server.seen.requests[0].HasField("add_special_tokens")
     model = client.get_model("canned")
+    assert model.memory_plan is not None and model.memory_plan.measured
+    assert (model.memory_plan.total_bytes, model.memory_plan.kv_cache_bytes) == (8 << 30, 4 << 30)
     assert model == client.list_models()[0]
     assert model.default_sampling == {"temperature": 0.7, "top_k": 40}
     assert model.end_of_text_token_ids == (1, 2)

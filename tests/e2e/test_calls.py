@@ -64,6 +64,10 @@ def test_models_name_their_limits(server: RunningServer) -> None:
         assert list(stub.ListModels(inference_pb2.ListModelsRequest()).models) == [model]
     assert (model.dtype, model.kv_blocks, model.has_chat_template) == ("fp32", 2048, True)
     assert model.revision.startswith("demo@") and model.device == "cpu"
+    plan = model.memory_plan
+    assert plan.weight_bytes == 4 * model.parameter_count and not plan.measured
+    assert plan.kv_cache_bytes % model.kv_blocks == 0 and plan.kv_cache_bytes > 0
+    assert plan.weight_bytes + plan.activation_bytes + plan.kv_cache_bytes <= plan.total_bytes
 
 
 def command(server: RunningServer, *arguments: str) -> str:

@@ -67,6 +67,10 @@ def engine_model(folder: pathlib.Path, context: int = CONTEXT) -> engine_pb2.Eng
         device="cpu",
         folder=str(folder),
         max_waiting_requests=8,
+        memory=engine_pb2.EngineMemory(
+            **{field.name: field.number for field in engine_pb2.EngineMemory.DESCRIPTOR.fields if field.number < 9},
+            measured=True,
+        ),
     )
 
 

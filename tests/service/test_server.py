@@ -126,6 +126,9 @@ async def test_the_model_is_described(running: Running) -> None:
     assert (model.name, model.architecture, model.max_context_tokens) == ("tiny", "LlamaForCausalLM", 512)
     assert (model.max_outputs, list(model.end_of_text_token_ids), model.has_chat_template) == (16, [1, 3], True)
     assert model.default_sampling.temperature == 0.5
+    # Every figure of the engine's, in its place.
+    plan = model.memory_plan
+    assert [getattr(plan, field.name) for field in plan.DESCRIPTOR.fields] == [1, 2, 3, 4, 5, 6, 7, 8, True]
     assert model.default_sampling.top_p == pytest.approx(0.9)
 
 

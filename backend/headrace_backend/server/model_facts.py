@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.requests import ModelLimits
-from headrace_backend.worker_messages import WorkerReady
+from headrace_backend.worker_messages import MemoryPlan, WorkerReady
 from headrace_model_folder import ModelFolder
 from headrace_protos.engine.v1 import engine_pb2
 
@@ -61,6 +61,7 @@ class ModelFacts:
             device=ready.device if ready else config.device,
             folder=str(self._folder.path),
             max_waiting_requests=config.max_waiting_requests,
+            memory=_memory(ready.memory) if ready and ready.memory else None,
         )
 
     def _dtype(self) -> str:
@@ -68,3 +69,17 @@ class ModelFacts:
             return self._config.dtype
         on_cpu = self.ready is not None and self.ready.device.startswith("cpu")
         return "fp32" if on_cpu else self._folder.config.torch_dtype
+
+
+def _memory(plan: MemoryPlan) -> engine_pb2.EngineMemory:
+    return engine_pb2.EngineMemory(
+        device_bytes=plan.device_bytes,
+        total_bytes=plan.total_bytes,
+        weight_bytes=plan.weight_bytes,
+        activation_bytes=plan.activation_bytes,
+        graph_bytes=plan.graph_bytes,
+        other_bytes=plan.other_bytes,
+        reserve_bytes=plan.reserve_bytes,
+        kv_cache_bytes=plan.kv_cache_bytes,
+        measured=plan.is_measured,
+    )

@@ -10,7 +10,7 @@ This module owns the public names and nothing else. `headrace.v1` holds the gene
 """
 
 from headrace.aio import AsyncClient, AsyncStream
-from headrace.answers import Load, Model, RequestState, RequestSummary, Submitted
+from headrace.answers import Load, MemoryPlan, Model, RequestState, RequestSummary, Submitted
 from headrace.channel import RetryPolicy
 from headrace.client import Client, Stream
 from headrace.completion import Completion, Output
@@ -71,6 +71,7 @@ __all__ = [
     "LocalServerError",
     "Logprobs",
     "Message",
+    "MemoryPlan",
     "Model",
     "NotFound",
     "Output",

@@ -65,6 +65,21 @@ class RequestSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How the device's memory is divided, in bytes; `measured` after loading, otherwise estimated. `device_bytes` is 0 on a CPU."""
+
+    device_bytes: int
+    total_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    other_bytes: int
+    reserve_bytes: int
+    kv_cache_bytes: int
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """What one model is and what it allows. `default_sampling` holds what absent sampling options become."""
 
@@ -82,6 +97,8 @@ class Model:
     kv_block_tokens: int
     kv_blocks: int
     device: str
+    # None while the server loads the model, and from servers older than this client.
+    memory_plan: MemoryPlan | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +139,12 @@ def model_from_proto(model: inference_pb2.Model) -> Model:
     columns = {name: getattr(model, name) for name in Model.__slots__}
     columns["end_of_text_token_ids"] = tuple(model.end_of_text_token_ids)
     columns["default_sampling"] = _set_scalars(model.default_sampling)
+    columns["memory_plan"] = _memory_plan(model.memory_plan) if model.HasField("memory_plan") else None
     return Model(**columns)
+
+
+def _memory_plan(plan: inference_pb2.MemoryPlan) -> MemoryPlan:
+    return MemoryPlan(**{name: getattr(plan, name) for name in MemoryPlan.__slots__})
 
 
 def load_from_proto(response: inference_pb2.GetLoadResponse) -> Load:

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from headrace.answers import Load, Model, RequestState, RequestSummary
+from headrace.answers import Load, MemoryPlan, Model, RequestState, RequestSummary
 from headrace.cli.options import Connection, server_options
 from headrace.cli.output import echo_json
 
@@ -110,7 +110,22 @@ _MODEL_ROWS: tuple[tuple[str, Callable[[Model], str]], ...] = (
     ("chat template", lambda row: "yes" if row.has_chat_template else "no"),
     ("default sampling", lambda row: ", ".join(f"{k} {v:g}" for k, v in row.default_sampling.items()) or "-"),
     ("KV cache", lambda row: f"{row.kv_blocks:,} blocks of {row.kv_block_tokens} tokens"),
+    ("memory", lambda row: _memory(row.memory_plan) if row.memory_plan else "-"),
 )
+
+
+def _memory(plan: MemoryPlan) -> str:
+    """What the device's memory holds, largest room first."""
+    parts = (
+        ("KV cache", plan.kv_cache_bytes),
+        ("weights", plan.weight_bytes),
+        ("activations", plan.activation_bytes),
+        ("graphs", plan.graph_bytes),
+        ("other", plan.other_bytes),
+        ("reserve", plan.reserve_bytes),
+    )
+    held = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in sorted(parts, key=lambda p: -p[1]) if size)
+    return f"{held} of {plan.total_bytes / 2**30:.2f} GiB, {'measured' if plan.measured else 'estimated'}"
 
 
 def _load_table(load: Load) -> Table:
