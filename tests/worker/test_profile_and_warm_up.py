@@ -13,14 +13,19 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step_plan import StepPlan
 from headrace_backend.worker import start_up
 from headrace_backend.worker.errors import StartRefused
+from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, next_step
 from headrace_backend.worker.memory_plan import ModelMemory, Room
 from headrace_backend.worker.model_runner import allocate_kv_caches
 from headrace_backend.worker.profile_step import largest_steps, measure_steps, run_steps
 from headrace_backend.worker.runner import Runner
+from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.start_up import make_runner
+from headrace_backend.worker.step_buffers import StepLimits
+from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
 from headrace_backend.worker.warm_up import gpu_steps, short_steps, warm_up
 from headrace_backend.worker_messages import LoadProgress, MemoryPlan
+from headrace_kernels import triton_runtime
 
 GIB = 1 << 30
 
@@ -256,3 +261,18 @@ def test_a_cache_that_no_longer_fits_after_measuring_is_refused_with_what_does(
     with pytest.raises(StartRefused, match=r"activations 5,120.0 MiB .* kv_memory from 268435456 .* to \d+ fits"):
         start(monkeypatch, llama, [0], kv_memory="60GiB")
     assert start(monkeypatch, llama, [0], kv_memory="50GiB")[1].kv_cache_bytes == 50 * GIB
+
+
+@pytest.mark.skipif(not triton_runtime.INTERPRETED, reason="needs Triton's interpreter")
+def test_the_gpus_runner_takes_them_all(llama: CausalLM) -> None:
+    config = config_of(max_num_seqs=3, max_num_batched_tokens=17)
+    pool = BlockPool(6, config.block_size)
+    shape = (6, 2, llama.num_kv_heads, config.block_size, llama.head_dim)
+    kv_caches = allocate_kv_caches(llama.num_layers, shape, torch.float32, torch.device("cpu"))
+    with triton_runtime.forced():
+        limits, sizes = StepLimits(3, 17, 40), AttentionSizes.of(llama.num_heads, kv_caches[0])
+        sampler = Sampler(3, llama.vocab_size, torch.device("cpu"))
+        runner = GpuRunner(llama, sampler, kv_caches, limits, sizes, captured_shapes((1, 2), 17, 3, sizes))
+        plans = list(largest_steps(config, 40, pool)) + list(gpu_steps(config, 40, pool))[-30:]
+        run_steps(runner, plans, lambda done: None)
+    assert all(cache.isfinite().all() for cache in kv_caches)

@@ -83,13 +83,14 @@ _EVERYTHING = msgspec.structs.replace(
 _ADMISSIONS = {Wish.GREEDY: _GREEDY, Wish.RANDOM: _RANDOM, Wish.TRUNCATED: _TRUNCATED, Wish.EVERYTHING: _EVERYTHING}
 
 
-def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish) -> StepPlan:
+def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish, draws: bool = True) -> StepPlan:
     """A step that takes a row per chunk, computes it as known tokens, and draws one token for each row.
 
     Args:
         chunks: At most as many as there are rows.
         pool: Blocks to write to and to read from.
         wish: Of all rows.
+        draws: False: nothing is drawn, as in the middle of a long prompt.
     """
     rows = np.arange(len(chunks), dtype=np.int32)
     starts, counts = (_column(values) for values in zip(*chunks, strict=True))
@@ -106,7 +107,8 @@ def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish) -> StepPlan:
         table_blocks=np.arange(int(num_blocks.sum()), dtype=np.int32) % pool.num_blocks,
     )
     admissions = [msgspec.structs.replace(_ADMISSIONS[wish], row=row) for row in range(len(chunks))]
-    return StepPlan(0, _NOTHING, admissions, forward, _draws(rows, counts, output_position=0))
+    sample = _draws(rows, counts, output_position=0) if draws else SamplePlan()
+    return StepPlan(0, _NOTHING, admissions, forward, sample)
 
 
 def next_step(before: StepPlan, pool: BlockPool) -> StepPlan:

@@ -77,6 +77,10 @@ def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iter
         yield from _taken([Chunk(start, count)], pool, Wish.RANDOM)
         rows = min(most_rows - 1, config.max_num_batched_tokens - count)
         yield from _taken([Chunk(0, count), *_decodes(rows, max_model_len)], pool, Wish.GREEDY)
+        yield make_step([Chunk(0, count)], pool, Wish.GREEDY, draws=False)
+        yield release_step(1)
+    share = min(config.max_num_batched_tokens // most_rows, max_model_len)
+    yield from _taken([Chunk(0, share)] * most_rows, pool, Wish.GREEDY)
     for rows in (1, most_rows):
         for wish in Wish:
             yield from _taken([Chunk(0, 1)] * rows, pool, wish)
