@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import pathlib
+import re
 import tomllib
 import typing
 from collections.abc import Collection, Iterator, Mapping
@@ -18,6 +19,7 @@ from typing import Annotated, Any, NamedTuple
 import pydantic
 import pydantic_settings
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 PREFIX = "HEADRACE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
@@ -144,7 +146,21 @@ def _first_problem(
         return f"{name} is needed: {flag_name(name)}, {PREFIX}{name.upper()} or a line in the --config file"
     rule = problem["msg"].removeprefix("Value error, ")
     rule = rule[:1].lower() + rule[1:]
-    return f"{_place(name, flags, table, path)}: {rule}, not {str(problem['input'])[:80]!r}"
+    return f"{_place(name, flags, table, path)}: {rule}, not {str(problem['input'])[:80]!r}{_nearest(problem)}"
+
+
+def _nearest(problem: ErrorDetails) -> str:
+    """The choice nearest to a value that is none of them; a range names its limit by itself."""
+    if problem["type"] != "literal_error":
+        return ""
+    choices = re.findall(r"'([^']+)'|(\d+)", problem["ctx"]["expected"])
+    words = [word or number for word, number in choices]
+    text = str(problem["input"])
+    if text.isdigit() and all(word.isdigit() for word in words):
+        nearest = min(words, key=lambda word: abs(int(word) - int(text)))
+    else:
+        nearest = next(iter(difflib.get_close_matches(text, words, n=1)), "")
+    return f" (nearest: {nearest})" if nearest else ""
 
 
 def _place(name: str, flags: Mapping[str, Any], table: Mapping[str, Any], path: pathlib.Path | None) -> str:

@@ -150,7 +150,9 @@ def test_settings_that_serve_decides_are_unknown_to_it() -> None:
     ("flags", "message"),
     [
         ({}, "model is needed: --model, HEADRACE_MODEL"),
-        ({**MODEL, "block_size": "17"}, "--block-size: input should be 16, 32 or 64, not '17'"),
+        ({**MODEL, "block_size": "17"}, "--block-size: input should be 16, 32 or 64, not '17' (nearest: 16)"),
+        ({**MODEL, "block_size": "128"}, "(nearest: 64)"),
+        ({**MODEL, "dtype": "bfp16"}, "not 'bfp16' (nearest: fp16)"),
         ({**MODEL, "max_num_seqs": "-1"}, "--max-num-seqs: input should be greater than or equal to 0"),
         ({**MODEL, "max_num_batched_tokens": "15"}, "max_num_batched_tokens should be 16 or more"),
         ({**MODEL, "kv_memory": "2 XB"}, "--kv-memory: could not interpret byte unit: XB"),

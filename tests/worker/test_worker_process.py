@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -151,12 +152,48 @@ def test_a_step_that_raises_is_reported_by_its_number(start: Starter, llama_path
     assert worker.process.wait(60) == 1
 
 
+def test_dummy_weights_need_a_config_and_nothing_else(
+    start: Starter, llama_path: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    shutil.copy(llama_path / "config.json", tmp_path)
+    worker = start(tmp_path, load="dummy", seed=3)
+    plan, *progress, ready = worker.messages()
+    assert isinstance(plan, MemoryPlan) and isinstance(ready, WorkerReady)
+    assert any(isinstance(step, LoadProgress) and step.phase == "dummy weights" for step in progress)
+    # Nothing was read, and nothing measured: a CPU's plan is final.
+    assert ready.load_gb_s == 0 and ready.memory == plan and not plan.is_measured
+    worker.send(first_step([5, 6]))
+    assert worker.result().ok.tolist() == [1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpus_plan_is_measured_and_leaves_the_cache_nearly_all(
+    start: Starter, llama_path: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    worker = start(llama_path, device="cuda", kv_memory=0, dtype="bf16", kernel_cache=str(tmp_path / "kernels"))
+    messages = worker.messages()
+    estimate, final = (message for message in messages if isinstance(message, MemoryPlan))
+    ready = messages[-1]
+    assert isinstance(ready, WorkerReady), ready
+    assert not estimate.is_measured and final.is_measured and ready.memory == final
+    assert {"weights", "profile", "cache", "warm_up", "graphs"} <= ready.phases_s.keys() and ready.load_gb_s > 0
+    left = final.device_bytes - final.weight_bytes - final.graph_bytes - final.activation_bytes
+    assert final.kv_cache_bytes / left >= 0.95, final
+    assert 0 < final.graph_bytes and 0 < final.activation_bytes < estimate.device_bytes // 10
+    # Steps still run beside a cache that takes the card.
+    worker.send(first_step([5, 6, 7]))
+    assert worker.result().ok.tolist() == [1]
+    assert any((tmp_path / "kernels").iterdir()), "no kernel was kept"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_worker_on_a_gpu_runs_ahead_and_answers_in_order(start: Starter, llama_path: pathlib.Path) -> None:
     worker = start(llama_path, device="auto", kv_memory=0, dtype="fp32")
-    plan, *_, ready = worker.messages()
-    assert isinstance(plan, MemoryPlan) and isinstance(ready, WorkerReady), ready
+    *earlier, ready = worker.messages()
+    assert isinstance(ready, WorkerReady), ready
+    plan = next(message for message in earlier if isinstance(message, MemoryPlan))
     assert plan.device == ready.device == "cuda:0"
     assert plan.kv_cache_bytes > plan.total_bytes // 2
     worker.send(first_step([5, 6, 7]))
