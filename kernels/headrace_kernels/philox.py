@@ -35,7 +35,7 @@ class NoiseKeys(NamedTuple):
     # Position of the token in its output.
     positions: torch.Tensor
 
-    def select(self, indices: torch.Tensor) -> NoiseKeys:
+    def select(self, indices: torch.Tensor | slice) -> NoiseKeys:
         """The keys of some samples."""
         return NoiseKeys(*(column[indices] for column in self))
 

@@ -40,7 +40,7 @@ class Truncation(NamedTuple):
     # float32; keeps the smallest set of most likely tokens whose share of what top_k and min_p left reaches this; 1 all.
     top_p: torch.Tensor
 
-    def select(self, indices: torch.Tensor) -> Truncation:
+    def select(self, indices: torch.Tensor | slice) -> Truncation:
         """The parameters of some rows."""
         return Truncation(*(column[indices] for column in self))
 
@@ -211,16 +211,16 @@ def sample_rows_reference(
     truncates = random & ((truncation.top_k > 0) | (truncation.min_p > 0) | (truncation.top_p < 1))
     keys = read_noise_keys(chosen, output_positions)
     for mask in (random & ~truncates, truncates):
-        samples = mask.nonzero()[:, 0]
-        if not samples.numel():
+        indices = mask.nonzero()[:, 0]
+        if not indices.numel():
             continue
-        some_logits = logits if samples.numel() == logits.shape[0] else logits[samples]
+        # Views instead of copies where all rows are of one kind, as they mostly are.
+        samples = slice(None) if indices.numel() == logits.shape[0] else indices
+        inputs = logits[samples], temperature[samples]
         if mask is truncates:
-            tokens[samples] = draw_truncated(
-                some_logits, temperature[samples], truncation.select(samples), keys.select(samples)
-            )
+            tokens[samples] = draw_truncated(*inputs, truncation.select(samples), keys.select(samples))
         else:
-            tokens[samples] = draw(some_logits, temperature[samples], keys.select(samples))
+            tokens[samples] = draw(*inputs, keys.select(samples))
     return tokens.masked_fill_(~sound, 0), sound
 
 

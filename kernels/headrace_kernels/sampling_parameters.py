@@ -19,7 +19,7 @@ TOP_P = 1
 MIN_P = 2
 # Tokens kept; 0 all.
 TOP_K = 3
-# The seed's 64 bits.
+# The seed's 64 bits, in the order in which an int64 has them in memory.
 SEED_LOW = 4
 SEED_HIGH = 5
 # Which output of its request the row is.
@@ -30,8 +30,6 @@ PRESENCE = 8
 FREQUENCY = 9
 NUM_COLUMNS = 16
 
-_LOW = 0xFFFFFFFF
-
 
 def read_floats(rows: torch.Tensor, column: int) -> torch.Tensor:
     """A float column: float32 [num_samples] from rows of the matrix, int32 [num_samples, 16]."""
@@ -40,6 +38,5 @@ def read_floats(rows: torch.Tensor, column: int) -> torch.Tensor:
 
 def read_noise_keys(rows: torch.Tensor, output_positions: torch.Tensor) -> NoiseKeys:
     """Keys of the noise that rows of the matrix draw at positions of their outputs, integers [num_samples]."""
-    wide = rows[:, SEED_LOW : OUTPUT_INDEX + 1].to(torch.int64)
-    seeds = (wide[:, 1] << 32) | (wide[:, 0] & _LOW)
-    return NoiseKeys(seeds, wide[:, 2], output_positions.to(torch.int64))
+    seeds = rows.view(torch.int64)[:, SEED_LOW // 2]
+    return NoiseKeys(seeds, rows[:, OUTPUT_INDEX].to(torch.int64), output_positions.to(torch.int64))

@@ -57,13 +57,13 @@ def test_penalties_of_a_whole_batch(vocab: int) -> None:
 
 def check_logprobs(logits: torch.Tensor, num_top: int, seed: int, atol: float) -> None:
     tokens = torch.randint(0, logits.shape[1], (logits.shape[0],), generator=torch.Generator().manual_seed(seed))
+    logits, tokens = logits.to(DEVICE), tokens.to(DEVICE)
     # A banned token is never drawn.
     tokens = torch.where(logits.gather(1, tokens[:, None])[:, 0].isfinite(), tokens, logits.float().argmax(dim=1))
     expected = token_logprobs_reference(logits, tokens, num_top)
-    fields = token_logprobs_triton(logits.to(DEVICE), tokens.to(DEVICE), num_top)
-    result = TokenLogprobs(*(field.cpu() for field in fields))
-    assert result.ranks.tolist() == expected.ranks.tolist()
-    assert result.top_ids.tolist() == expected.top_ids.tolist()
+    result = TokenLogprobs(*token_logprobs_triton(logits, tokens, num_top))
+    assert torch.equal(result.ranks, expected.ranks)
+    assert torch.equal(result.top_ids, expected.top_ids)
     torch.testing.assert_close(result.sampled, expected.sampled, rtol=0, atol=atol)
     torch.testing.assert_close(result.top, expected.top, rtol=0, atol=atol)
 
@@ -103,6 +103,7 @@ def test_ids_of_an_unsound_row_are_ids() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logprobs_at_the_sizes_of_models(count: int, num_top: int, dtype: torch.dtype) -> None:
     for vocab in (4096, 128_256):
-        logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(num_top)) * 3
+        generator = torch.Generator(DEVICE).manual_seed(num_top)
+        logits = torch.randn(count, vocab, generator=generator, device=DEVICE) * 3
         # Sums over the whole vocabulary, and approximate exponentials.
         check_logprobs(logits.to(dtype), num_top, 5, atol=5e-5)
