@@ -31,13 +31,20 @@ from headrace_supervisor.address import AddressError, claimed
 # One stream takes a descriptor or two in each process; fewer than this are used up by an ordinary number of clients.
 _ENOUGH_FILES = 4096
 _OLDEST_CAPABILITY = (8, 0)
+# Parts of the names of cards that the kernels' launch rules were measured on.
+_MEASURED_CARDS = ("H200",)
 _TORCH_PROBE = """
 import json, torch
-gpus = []
+gpus, error = [], ""
+if torch.version.cuda and not torch.cuda.is_available():
+    try:
+        torch.cuda.init()
+    except Exception as reason:
+        error = str(reason)
 for index in range(torch.cuda.device_count()):
     properties = torch.cuda.get_device_properties(index)
     gpus.append([properties.name, properties.major, properties.minor, properties.total_memory])
-print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus}))
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus, "error": error}))
 """
 _PROBE_TIMEOUT_S = 120.0
 
@@ -135,14 +142,16 @@ def _torch_and_gpus() -> list[Finding]:
     built_for = f"CUDA {found['cuda']}" if found["cuda"] else "CPU"
     return [
         Finding("torch", Verdict.OK, f"{found['version']}, built for {built_for}"),
-        *_gpus(found["gpus"], found["cuda"]),
+        *_gpus(found["gpus"], found["cuda"], found["error"]),
     ]
 
 
-def _gpus(gpus: list[tuple[str, int, int, int]], cuda: str | None) -> Iterator[Finding]:
+def _gpus(gpus: list[tuple[str, int, int, int]], cuda: str | None, error: str = "") -> Iterator[Finding]:
     if not gpus:
         driver = _driver_version()
         reason = f"driver {driver}" if driver else "no NVIDIA driver"
+        if driver and "too old" in error:
+            reason += ", too old"
         yield Finding(
             "GPU",
             Verdict.LIMITED,
@@ -151,6 +160,8 @@ def _gpus(gpus: list[tuple[str, int, int, int]], cuda: str | None) -> Iterator[F
     for index, (name, major, minor, memory_bytes) in enumerate(gpus):
         enough = (major, minor) >= _OLDEST_CAPABILITY
         advice = "" if enough else f"; below {_OLDEST_CAPABILITY[0]}.{_OLDEST_CAPABILITY[1]}, use --device cpu"
+        if enough and not any(measured in name for measured in _MEASURED_CARDS):
+            advice = "; not measured on this card"
         detail = f"{name}, compute capability {major}.{minor}, {memory_bytes / 2**30:.0f} GiB, driver {_driver_version() or 'unknown'}{advice}"
         yield Finding(f"GPU {index}", Verdict.OK if enough else Verdict.LIMITED, detail)
 

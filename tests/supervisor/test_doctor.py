@@ -1,0 +1,46 @@
+"""What `headrace doctor` concludes from the cards that torch sees."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace_supervisor import doctor
+from headrace_supervisor.doctor import Verdict
+
+
+@pytest.mark.parametrize(
+    ("card", "verdict", "said"),
+    [
+        (("NVIDIA H200", 9, 0, 141 << 30), Verdict.OK, "compute capability 9.0, 141 GiB, driver 580.1"),
+        (("NVIDIA A10", 8, 6, 24 << 30), Verdict.OK, "not measured on this card"),
+        (("Tesla T4", 7, 5, 15 << 30), Verdict.LIMITED, "below 8.0, use --device cpu"),
+    ],
+)
+def test_a_card_is_judged_by_its_capability_and_name(
+    monkeypatch: pytest.MonkeyPatch, card: tuple[str, int, int, int], verdict: Verdict, said: str
+) -> None:
+    monkeypatch.setattr(doctor, "_driver_version", lambda: "580.1")
+    (finding,) = doctor._gpus([card], "13.0")
+    assert finding.verdict is verdict and said in finding.detail
+    assert ("not measured" in finding.detail) == (card[0] == "NVIDIA A10")
+
+
+@pytest.mark.parametrize(
+    ("driver", "error", "said"),
+    [
+        ("", "", "no NVIDIA driver, torch for 13.0"),
+        (
+            "470.82",
+            "The NVIDIA driver on your system is too old (found version 11040).",
+            "driver 470.82, too old, torch for 13.0",
+        ),
+        ("580.1", "No CUDA GPUs are available", "driver 580.1, torch for 13.0"),
+    ],
+)
+def test_no_card_says_why_and_offers_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, driver: str, error: str, said: str
+) -> None:
+    monkeypatch.setattr(doctor, "_driver_version", lambda: driver)
+    (finding,) = doctor._gpus([], "13.0", error)
+    assert finding.verdict is Verdict.LIMITED
+    assert said in finding.detail and "models run on the CPU" in finding.detail
