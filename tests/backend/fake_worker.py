@@ -106,6 +106,8 @@ def main() -> int:
     parser.add_argument("--die-at-start", action="store_true")
     # Where a file of this name exists, a step that reads it fails as a forward pass that raises would.
     parser.add_argument("--fail-file", type=pathlib.Path)
+    # A step that computes this token of a prompt fails, every time.
+    parser.add_argument("--poison-token", type=int, default=-1)
     parser.add_argument("--config-json", required=True)
     parser.add_argument("--plan-ring", required=True)
     parser.add_argument("--result-ring", required=True)
@@ -138,7 +140,8 @@ def main() -> int:
         if kind == RecordKind.SHUTDOWN:
             return 0
         plan = StepPlan.decode(payload)
-        if options.fail_file is not None and options.fail_file.exists():
+        poisoned = options.poison_token in plan.forward.token_ids
+        if poisoned or (options.fail_file is not None and options.fail_file.exists()):
             send(WorkerFailed("forward pass failed", invalid_model=False, step_id=plan.step_id))
             return 1
         time.sleep(options.step_ms / 1000)

@@ -23,6 +23,8 @@ from tests.backend.backend_harness import (
 from tests.backend.fake_worker import expected_tokens
 from tests.support.processes import alive
 
+from headrace_protos.engine.v1 import engine_pb2
+
 
 async def start_requests(client: EngineClient, max_tokens: int, count: int = 8) -> list[tuple[list[int], Subscription]]:
     """Requests that run, each with a few tokens."""
@@ -219,3 +221,20 @@ async def test_sigterm_while_loading_ends_at_once(model: pathlib.Path, tmp_path:
         backend.process.terminate()
         # The worker would take ten minutes to start, and the grace is 600 s.
         assert await backend.wait_exit() == 0
+
+
+async def test_request_that_fails_every_time_ends_and_the_others_go_on(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    arguments = ("--step-ms", "10", "--poison-token", "77")
+    async with running_backend(tmp_path, model, *arguments) as backend, connected(backend.address) as client:
+        await client.wait_serving()
+        requests = await start_requests(client, 400)
+        # More of them than deaths after which a backend gives up.
+        for number in range(1, 4):
+            guilty = await settled(await client.add([5, 77, 6], 10))
+            [end] = guilty.ends.values()
+            assert end.reason == engine_pb2.OUTPUT_END_REASON_ERROR
+            assert not guilty.tokens
+            assert len(backend.log_lines("request ended that made steps fail")) == number
+        await check_continued(requests, 400, resumed=3)

@@ -25,13 +25,13 @@ from headrace_backend.engine.answers import (
     AddOutcome,
     AttachSnapshot,
     LoadSnapshot,
-    OutputSnapshot,
     RequestPage,
 )
 from headrace_backend.engine.deadlines import Deadlines
 from headrace_backend.engine.endings import Endings
 from headrace_backend.engine.errors import RefusalCode, RequestRefused, Violation
 from headrace_backend.engine.intake import Intake
+from headrace_backend.engine.isolation import GUILTY, Isolation
 from headrace_backend.engine.outbox import Outbox, Outboxes, Resumed, Started
 from headrace_backend.engine.plan_builder import InFlightStep, PlanBuilder
 from headrace_backend.engine.rates import Rates
@@ -48,15 +48,12 @@ from headrace_backend.engine.scheduler import Scheduler
 from headrace_backend.engine.sequence import LiveRequest
 from headrace_backend.engine.settlement import Settlement
 from headrace_backend.engine.step_time import StepTimeModel
-from headrace_backend.engine.subscriptions import Subscriptions
-from headrace_backend.engine.token_budget import TokenBudget
+from headrace_backend.engine.subscriptions import Subscriptions, read_outputs
+from headrace_backend.engine.token_budget import DEFAULT_GPU_STEP_MS, TokenBudget
 from headrace_backend.engine.validation import RequestValidator
 from headrace_backend.step_plan import StepPlan, StepResult
 
 MAX_STEPS_IN_FLIGHT = 2
-# How long a step with decodes should take at most on a GPU. A CPU has no default: a step of the whole budget is the rule there, and a chunk
-# short enough to be unnoticed would make prompts endless.
-DEFAULT_GPU_STEP_MS = 13.0
 
 
 class Engine:
@@ -102,6 +99,7 @@ class Engine:
             model, min(config.max_outputs, config.max_num_seqs, config.max_num_batched_tokens), token_bytes is not None
         )
         self._intake = Intake(config, validator, token_bytes, wall_clock)
+        self._isolation = Isolation(self._scheduler)
         self._in_flight: deque[InFlightStep] = deque()
         self._next_step_id = 1
         self._num_settled_steps = 0
@@ -121,8 +119,7 @@ class Engine:
             raise ValueError(f"num_blocks: must be at least 1, is {num_blocks}")
         self.worker_lost()
         self._device_free_ns = 0
-        target_ms = self._step_time_target_ms or (DEFAULT_GPU_STEP_MS if on_gpu else 0.0)
-        self._budget.target_us = 1e3 * target_ms or None
+        self._budget.target_us = 1e3 * (self._step_time_target_ms or (DEFAULT_GPU_STEP_MS if on_gpu else 0.0)) or None
         self._admission.num_blocks = num_blocks
         for request in self._table.active():
             reason = self._admission.check_fits(request.spec)
@@ -130,11 +127,21 @@ class Engine:
                 self._endings.end_all(request, EndReason.ERROR, self._clock(), error=reason)
         self._scheduler.create_cache(num_blocks)
 
-    def worker_lost(self) -> None:
-        """Steps in flight will never be read; everything that was computed is gone. Requests wait for `worker_ready`."""
+    def worker_lost(self, failed_step_id: int = 0) -> bool:
+        """Steps in flight will never be read; everything that was computed is gone. Requests wait for `worker_ready`.
+
+        Args:
+            failed_step_id: The step that the worker could not compute; 0 if it was lost otherwise.
+
+        Returns:
+            Whether that has an explanation: the request that makes steps fail was found, and has ended.
+        """
         if self._scheduler.kv is None:
-            return
+            return False
         now_ns = self._clock()
+        guilty = None
+        if any(step.step_id == failed_step_id for step in self._in_flight):
+            guilty = self._isolation.step_failed(step for step in self._in_flight if step.step_id <= failed_step_id)
         self._in_flight.clear()
         self._next_step_id = 1
         self._scheduler.drop_cache(now_ns)
@@ -143,6 +150,9 @@ class Engine:
             if request.announced:
                 request.ledger.restarting(now_ns)
                 request.lost_at_ns = request.lost_at_ns or now_ns
+        if guilty is not None:
+            self._endings.end_all(guilty, EndReason.ERROR, now_ns, error=GUILTY)
+        return guilty is not None
 
     # Requests.
 
@@ -192,7 +202,7 @@ class Engine:
         if request is None:
             raise RequestRefused(RefusalCode.NOT_FOUND, "request_id: unknown or expired")
         self._subscriptions.check_free(subscriber)
-        outputs = _read_outputs(request, output_index, from_token)
+        outputs = read_outputs(request, output_index, from_token)
         if request.active:
             self._subscriptions.add(subscriber, request, output_index)
         return AttachSnapshot(
@@ -250,6 +260,8 @@ class Engine:
             return None
         now_ns = self._clock()
         self._end_expired(now_ns)
+        if self._isolation.active and not self._isolation.advance(self.num_in_flight, now_ns):
+            return None
         builder = PlanBuilder(self._next_step_id)
         if not self._scheduler.schedule(builder, now_ns):
             return None
@@ -368,19 +380,3 @@ class Engine:
         while request is not None:
             self._endings.end_all(request, EndReason.DEADLINE, now_ns)
             request = self._deadlines.first_expired(now_ns)
-
-
-def _read_outputs(request: LiveRequest, output_index: int | None, from_token: int) -> list[OutputSnapshot]:
-    """Snapshots of the outputs asked for.
-
-    Raises:
-        RequestRefused: OUT_OF_RANGE.
-    """
-    if output_index is not None and not 0 <= output_index < len(request.logs):
-        message = f"output_index: must be below the number of outputs, {len(request.logs)}"
-        raise RequestRefused(RefusalCode.OUT_OF_RANGE, message)
-    logs = request.logs if output_index is None else [request.logs[output_index]]
-    fewest = min(log.num_released for log in logs)
-    if not 0 <= from_token <= fewest:
-        raise RequestRefused(RefusalCode.OUT_OF_RANGE, f"from_token: the output has {fewest} tokens so far")
-    return [log.snapshot() for log in logs]

@@ -19,7 +19,8 @@ rows scheduled; a waiting sequence costs nothing until it is at the front.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.kv_cache_manager import KVCacheManager
@@ -40,6 +41,8 @@ class Scheduler:
         """Nothing runs, nothing waits, and there is no cache yet."""
         self._budget = budget
         self.waiting = WaitingQueue()
+        # Those that are not to be computed while a few are on trial (`isolation`); None: nobody is on trial.
+        self.held: WaitingQueue | None = None
         # Sequences with a row, most urgent first.
         self.running: list[Sequence] = []
         self.kv: KVCacheManager | None = None
@@ -70,13 +73,16 @@ class Scheduler:
             sequence.leave_row()
             self.waiting.push(sequence)
             sequence.request.lost_row(now_ns)
-        for sequence in self.waiting:
+        for sequence in self._queued():
             sequence.forget_unread()
         self.kv = None
 
     def add(self, sequence: Sequence) -> None:
         """Enters a sequence that has computed nothing."""
-        self.waiting.push(sequence)
+        if self.held is not None:
+            self._hold([sequence])
+        else:
+            self.waiting.push(sequence)
 
     def remove(self, sequence: Sequence, now_ns: int) -> None:
         """An ended sequence leaves; a step in flight may still compute it, which does no harm, as later steps run later."""
@@ -84,7 +90,38 @@ class Scheduler:
         if sequence.row != NO_ROW:
             self._vacate(sequence, now_ns)
         elif sequence not in sequence.request.unforked:
-            self.waiting.note_ended(sequence)
+            queue = self.held if sequence.held else self.waiting
+            assert queue is not None, "what is held is in a queue"
+            queue.note_ended(sequence)
+
+    def try_alone(self, requests: AbstractSet[LiveRequest], now_ns: int) -> None:
+        """Only these requests are computed from now on. No step is in flight. Whoever runs gives its row back, and computes again later."""
+        for sequence in list(self.running):
+            self._vacate(sequence, now_ns)
+            self.waiting.push(sequence)
+        if self.held is None:
+            self.held = WaitingQueue()
+        self._hold(self.waiting.take())
+        for sequence in self.held.take(requests):
+            sequence.held = False
+            self.waiting.push(sequence)
+
+    def try_nobody(self) -> None:
+        """Everybody may be computed again."""
+        if self.held is not None:
+            for sequence in self.held.take():
+                sequence.held = False
+                self.waiting.push(sequence)
+            self.held = None
+
+    def _hold(self, sequences: Iterable[Sequence]) -> None:
+        assert self.held is not None, "somebody is on trial"
+        for sequence in sequences:
+            sequence.held = True
+            self.held.push(sequence)
+
+    def _queued(self) -> list[Sequence]:
+        return [*self.waiting, *(self.held or ())]
 
     def sequences(self) -> Iterator[Sequence]:
         """All sequences that hold blocks."""
@@ -123,7 +160,8 @@ class Scheduler:
         assert sorted(rows + self._free_rows) == list(range(self._num_rows)), "a row is lost or held twice"
         assert all(not sequence.ended for sequence in self.running), "an ended sequence holds a row"
         assert all(s.num_settled <= s.num_computed <= s.capacity for s in self.running), "settled <= scheduled <= room"
-        assert all(not s.blocks and s.row == NO_ROW for s in self.waiting), "a waiting sequence holds something"
+        assert all(not s.blocks and s.row == NO_ROW for s in self._queued()), "a waiting sequence holds something"
+        assert all(not s.held for s in self.waiting), "what is held may not be admitted"
         keys = [sequence.urgency for sequence in self.running]
         assert keys == sorted(keys), "running sequences are ordered by urgency"
 

@@ -36,6 +36,7 @@ class Sequence:
         "decodes",
         "ended",
         "epoch",
+        "held",
         "log",
         "max_output_tokens",
         "max_tokens_total",
@@ -77,6 +78,8 @@ class Sequence:
         # What the waiting queue counts it for while it is there.
         self.num_counted_tokens = 0
         self.ended = False
+        # Waits apart, while others are on trial.
+        self.held = False
         # Counts the times it lost its row, so that what an earlier stay planned is recognized.
         self.epoch = 0
         self.block_keys: list[bytes] = []
@@ -156,6 +159,8 @@ class LiveRequest:
     lost_at_ns: int = 0
     # The step counted last in the ledger.
     last_step_id: int = 0
+    # Steps that it took part in and that could not be computed.
+    num_failed_steps: int = 0
     # Set when it has ended.
     done: RequestDone | None = None
 

@@ -6,7 +6,8 @@ Owns the subscriptions of all streams and enters them as readers of requests and
 
 from __future__ import annotations
 
-from headrace_backend.engine.errors import RequestRefused, Violation
+from headrace_backend.engine.answers import OutputSnapshot
+from headrace_backend.engine.errors import RefusalCode, RequestRefused, Violation
 from headrace_backend.engine.outbox import Outboxes
 from headrace_backend.engine.requests import Subscriber
 from headrace_backend.engine.sequence import LiveRequest
@@ -66,3 +67,19 @@ class Subscriptions:
         request.readers.clear()
         for log in request.logs:
             log.readers.clear()
+
+
+def read_outputs(request: LiveRequest, output_index: int | None, from_token: int) -> list[OutputSnapshot]:
+    """Snapshots of the outputs of a request that a reader asks for, one or all.
+
+    Raises:
+        RequestRefused: OUT_OF_RANGE.
+    """
+    if output_index is not None and not 0 <= output_index < len(request.logs):
+        message = f"output_index: must be below the number of outputs, {len(request.logs)}"
+        raise RequestRefused(RefusalCode.OUT_OF_RANGE, message)
+    logs = request.logs if output_index is None else [request.logs[output_index]]
+    fewest = min(log.num_released for log in logs)
+    if not 0 <= from_token <= fewest:
+        raise RequestRefused(RefusalCode.OUT_OF_RANGE, f"from_token: the output has {fewest} tokens so far")
+    return [log.snapshot() for log in logs]

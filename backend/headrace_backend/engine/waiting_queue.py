@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
-from headrace_backend.engine.sequence import Sequence
+from headrace_backend.engine.sequence import LiveRequest, Sequence
 from headrace_backend.engine.token_budget import MAX_COUNTED_TOKENS
 
 _MIN_SWEEP = 64
@@ -62,6 +63,16 @@ class WaitingQueue:
         sequence = heapq.heappop(self._heap)[3]
         self.num_counted_tokens -= sequence.num_counted_tokens
         return sequence
+
+    def take(self, requests: AbstractSet[LiveRequest] | None = None) -> list[Sequence]:
+        """Removes the live sequences of these requests; None: of all."""
+        live = list(self)
+        taken = [sequence for sequence in live if requests is None or sequence.request in requests]
+        left = [sequence for sequence in live if requests is not None and sequence.request not in requests]
+        self._heap, self._num_dead, self.num_counted_tokens = [], 0, 0
+        for sequence in left:
+            self.push(sequence)
+        return taken
 
     def note_ended(self, sequence: Sequence) -> None:
         """A sequence in the queue ended: it is dead weight from now on."""

@@ -80,13 +80,22 @@ class EngineLoop:
         self._send_plan = send_plan
         self._guarded(lambda: self.engine.worker_ready(num_blocks, on_gpu))
 
-    def workers_lost(self) -> None:
-        """The workers are gone, and what was in flight with them."""
-        if self._send_plan is None:
-            return
-        self._send_plan = None
-        self._unsent = None
-        self._guarded(self.engine.worker_lost)
+    def workers_lost(self, failed_step_id: int = 0) -> bool:
+        """The workers are gone, and what was in flight with them, because they could not compute a step (0: for another reason).
+
+        Returns whether the request at fault was found, and has ended.
+        """
+        found = False
+
+        def lose() -> None:
+            nonlocal found
+            found = self.engine.worker_lost(failed_step_id)
+
+        if self._send_plan is not None:
+            self._send_plan = None
+            self._unsent = None
+            self._guarded(lose)
+        return found
 
     def on_results(self, payloads: list[bytes]) -> None:
         """Takes step results, in order, as bytes.

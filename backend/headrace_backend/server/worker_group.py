@@ -41,9 +41,15 @@ _KILL_S = 5.0
 class WorkersLost(Exception):  # what happened, not a mistake of ours
     """The group can't go on."""
 
-    def __init__(self, reason: str, *, invalid_model: bool = False, hung: bool = False) -> None:
-        """Says why: `invalid_model` means that a restart can't help, `hung` that the processes still live and their stacks are worth a look."""
+    def __init__(
+        self, reason: str, *, invalid_model: bool = False, hung: bool = False, failed_step_id: int = 0
+    ) -> None:
+        """Says why: `invalid_model` means that a restart can't help, `hung` that the processes still live and their stacks are worth a look.
+
+        `failed_step_id` is the step that could not be computed, 0 if it was none.
+        """
         super().__init__(reason)
+        self.failed_step_id = failed_step_id
         self.invalid_model = invalid_model
         self.hung = hung
 
@@ -168,7 +174,8 @@ class WorkerGroup:
             self._log.warning(message.text, rank=rank)
         else:
             assert isinstance(message, WorkerFailed)
-            self._lose(WorkersLost(f"worker {rank}: {message.reason}", invalid_model=message.invalid_model))
+            reason = f"worker {rank}: {message.reason}"
+            self._lose(WorkersLost(reason, invalid_model=message.invalid_model, failed_step_id=message.step_id))
 
     def _on_ready(self, rank: int, message: WorkerReady) -> None:
         if message.block_size != self._launch.config.block_size or message.num_blocks < 1:

@@ -1,0 +1,98 @@
+"""Finds the request that makes steps fail, so that it ends and the others go on.
+
+Owns who is suspected and who is on trial, and has the scheduler compute only those. Ends nothing (the engine does).
+
+A worker that could not compute a step names it, and is replaced. Whoever took part in that step, or in one that was in flight before it (a device may report late),
+is a suspect; everybody else waits. Suspects are tried alone, likely ones first: those that were still reading their prompt, then the newest. Each trial that gets past
+the point of the failure doubles the number tried at once, so that a fault that does not come again costs little. A trial that fails makes those on trial the suspects:
+fewer each time, until one request is left. It is guilty if it has failed before, because one failure alone may be anyone's: it ends with an error, and all the rest goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as AbstractSequence
+
+from headrace_backend.engine.plan_builder import InFlightStep
+from headrace_backend.engine.scheduler import Scheduler
+from headrace_backend.engine.sequence import LiveRequest, Sequence
+
+GUILTY = "the model failed on this request twice, the second time on this one alone"
+
+
+class Isolation:
+    """Suspects, those on trial, and what they have to compute to be cleared."""
+
+    __slots__ = ("_goals", "_num_tried_at_once", "_on_trial", "_scheduler", "_suspects", "active")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        """Nobody is suspected."""
+        self._scheduler = scheduler
+        # Steps have to be tried.
+        self.active = False
+        # Likely ones last, to be popped.
+        self._suspects: list[LiveRequest] = []
+        self._on_trial: frozenset[LiveRequest] = frozenset()
+        # Sequences of suspects, with the tokens that the failed steps would have computed.
+        self._goals: dict[Sequence, int] = {}
+        self._num_tried_at_once = 1
+
+    def step_failed(self, steps: Iterable[InFlightStep]) -> LiveRequest | None:
+        """Steps that may have failed, before their sequences lose their rows. Returns who is guilty, if that is plain now."""
+        sequences = _sequences(steps)
+        requests = list(dict.fromkeys(sequence.request for sequence in sequences))
+        for request in requests:
+            request.num_failed_steps += 1
+        self.active = True
+        self._num_tried_at_once = 1
+        self._suspects, self._on_trial, self._goals = [], frozenset(), {}
+        if len(requests) == 1 and requests[0].num_failed_steps > 1:
+            return requests[0]
+        self._goals = {sequence: sequence.num_computed for sequence in sequences}
+        self._suspects = sorted(requests, key=_likelihood)
+        return None
+
+    def advance(self, num_in_flight: int, now_ns: int) -> bool:
+        """Sees to it that only those on trial are computed, one step at a time. False: not before the step in flight is read."""
+        if num_in_flight:
+            return False
+        if self._trial_is_over():
+            self._next_trial()
+            if self._on_trial:
+                self._scheduler.try_alone(self._on_trial, now_ns)
+            else:
+                self._scheduler.try_nobody()
+                self._goals, self.active = {}, False
+        return True
+
+    def _trial_is_over(self) -> bool:
+        """Whether everyone on trial has ended, or has computed what failed before."""
+        return all(
+            sequence.ended or sequence.num_settled >= goal
+            for sequence, goal in self._goals.items()
+            if sequence.request in self._on_trial
+        )
+
+    def _next_trial(self) -> None:
+        """Those on trial are cleared; the next ones are the likeliest of the suspects that are left."""
+        for request in self._on_trial:
+            request.num_failed_steps = 0
+        if self._on_trial:
+            self._num_tried_at_once *= 2
+        live = [request for request in self._suspects if request.active]
+        first = max(0, len(live) - self._num_tried_at_once)
+        self._suspects, self._on_trial = live[:first], frozenset(live[first:])
+
+
+def _sequences(steps: Iterable[InFlightStep]) -> AbstractSequence[Sequence]:
+    """Whoever took part and has not ended, each once."""
+    taking_part: dict[Sequence, None] = {}
+    for step in steps:
+        taking_part.update(dict.fromkeys(step.samples))
+        taking_part.update(dict.fromkeys(sequence for sequence, _, _ in step.chunks))
+    return [sequence for sequence in taking_part if not sequence.ended]
+
+
+def _likelihood(request: LiveRequest) -> tuple[bool, int]:
+    """Ascending: requests that have given no token yet are likeliest, then the newest."""
+    return request.num_output_tokens == 0, request.sequence_number

@@ -1,0 +1,203 @@
+"""A request that makes steps fail ends, alone; nobody else loses a token."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from tests.engine.fake_worker import expected_tokens
+from tests.engine.harness import Harness, Reader, request
+
+from headrace_backend.engine.isolation import GUILTY
+from headrace_backend.engine.requests import AbortCause, EndReason, EngineRequest
+from headrace_backend.step_plan import StepPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class Poison:
+    """Steps fail that compute tokens from `position` on of a request with this seed."""
+
+    seed: int
+    position: int = 0
+
+
+class FaultyHarness(Harness):
+    """A worker that can't compute some steps, says which, and is replaced."""
+
+    def __init__(self, poisons: set[Poison], reports_late: bool = False, **changes: object) -> None:
+        super().__init__(**changes)  # type: ignore[arg-type]
+        self.poisons = poisons
+        self.reports_late = reports_late
+        self.fails_once = False
+        self.num_failures = 0
+        self.num_explained = 0
+        self.fullest_failure = 0
+
+    def settle(self) -> None:
+        plan = StepPlan.decode(self.worker.plans[0])
+        if not self.fails_once and not self._is_poisoned(plan):
+            super().settle()
+            return
+        self.fails_once = False
+        self.num_failures += 1
+        last = StepPlan.decode(self.worker.plans[-1])
+        self.num_explained += self.engine.worker_lost(last.step_id if self.reports_late else plan.step_id)
+        self.now_ns += 1_000
+        self.worker = self.new_worker()
+        self.engine.worker_ready(self.num_blocks)
+        self.read()
+        self.engine.check_integrity()
+
+    def _is_poisoned(self, plan: StepPlan) -> bool:
+        seeds = {row: entry.admission.seed for row, entry in self.worker.rows.items()}
+        seeds |= {admission.row: admission.seed for admission in plan.admissions}
+        forward = plan.forward
+        ends = (forward.starts + forward.counts).tolist()
+        return any(
+            seeds[row] == poison.seed and end > poison.position
+            for row, end in zip(forward.rows.tolist(), ends, strict=True)
+            for poison in self.poisons
+        )
+
+
+def check_tokens(asked: list[tuple[EngineRequest, Reader]]) -> None:
+    for spec, reader in asked:
+        assert [reader.tokens[index] for index in range(spec.n)] == [expected_tokens(spec, i) for i in range(spec.n)]
+        assert all(end.reason is EndReason.LENGTH for end in reader.ends.values())
+
+
+def start(harness: Harness, count: int, max_tokens: int = 40) -> list[tuple[EngineRequest, Reader]]:
+    specs = [request(5 + seed, max_tokens=max_tokens, seed=seed) for seed in range(count)]
+    return [(spec, harness.add(spec)) for spec in specs]
+
+
+@pytest.mark.parametrize("reports_late", [False, True])
+def test_prompt_that_fails_is_found_with_one_more_failure(reports_late: bool) -> None:
+    harness = FaultyHarness({Poison(99)}, reports_late)
+    asked = start(harness, 5)
+    for _ in range(4):
+        harness.step()
+    guilty = harness.add(request(12, seed=99))
+    harness.run()
+    assert (guilty.ends[0].reason, guilty.ends[0].error) == (EndReason.ERROR, GUILTY)
+    assert not guilty.tokens
+    check_tokens(asked)
+    assert (harness.num_failures, harness.num_explained) == (2, 1)
+
+
+def test_request_that_fails_while_it_decodes_is_found_by_halves() -> None:
+    harness = FaultyHarness({Poison(3, position=20)}, num_blocks=128)
+    asked = start(harness, 8)
+    harness.run()
+    spec, guilty = asked.pop(3)
+    assert guilty.ends[0].reason is EndReason.ERROR
+    assert guilty.tokens[0] == expected_tokens(spec, 0)[: len(guilty.tokens[0])]
+    check_tokens(asked)
+    assert harness.num_failures <= 5
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_failure_that_does_not_come_again_ends_nobody(count: int) -> None:
+    harness = FaultyHarness(set(), num_blocks=128)
+    asked = start(harness, count)
+    for _ in range(5):
+        harness.step()
+    harness.fails_once = True
+    harness.run()
+    check_tokens(asked)
+    assert harness.num_failures == 1
+
+
+def test_second_failure_long_after_a_passed_trial_ends_nobody() -> None:
+    harness = FaultyHarness(set())
+    asked = start(harness, 1)
+    for _ in range(2):
+        for _ in range(10):
+            harness.step()
+        harness.fails_once = True
+    harness.run()
+    check_tokens(asked)
+    assert harness.num_failures == 2
+
+
+def test_during_a_trial_nobody_else_is_computed_and_what_waits_can_be_cancelled() -> None:
+    harness = FaultyHarness(set(), num_blocks=128)
+    asked = start(harness, 6)
+    for _ in range(3):
+        harness.step()
+    harness.fails_once = True
+    harness.settle()
+    late = harness.add(request(6, seed=50))
+    harness.plan()
+    assert harness.engine.load().running_sequences == 1
+    assert not harness.plan()
+    # The oldest is the last to be tried.
+    spec, reader = asked.pop(0)
+    assert harness.engine.abort(spec.request_id, "", AbortCause.CANCELLED).was_active
+    harness.run()
+    assert reader.ends[0].reason is EndReason.CANCELLED
+    assert late.ends[0].reason is EndReason.LENGTH
+    check_tokens(asked)
+
+
+def test_worker_that_dies_of_something_else_during_a_trial_changes_nothing() -> None:
+    harness = FaultyHarness({Poison(2, position=15)}, num_blocks=128)
+    asked = start(harness, 4)
+    while not harness.num_failures:
+        harness.step()
+    harness.plan()
+    harness.replace_worker()
+    harness.run()
+    _, guilty = asked.pop(2)
+    assert guilty.ends[0].reason is EndReason.ERROR
+    check_tokens(asked)
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    num_blocks=st.integers(12, 40),
+    requests=st.lists(
+        st.tuples(st.integers(1, 60), st.integers(1, 30), st.integers(1, 3), st.integers(0, 5)), min_size=1, max_size=8
+    ),
+    poisons=st.dictionaries(st.integers(0, 7), st.integers(0, 80), max_size=3),
+    reports_late=st.booleans(),
+    deaths=st.sets(st.integers(1, 60), max_size=2),
+)
+def test_only_who_makes_steps_fail_ends_with_an_error(
+    num_blocks: int,
+    requests: list[tuple[int, int, int, int]],
+    poisons: dict[int, int],
+    reports_late: bool,
+    deaths: set[int],
+) -> None:
+    harness = FaultyHarness(
+        {Poison(seed, position) for seed, position in poisons.items()},
+        reports_late,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=40,
+        max_num_seqs=6,
+    )
+    asked = []
+    num_steps = 0
+    for seed, (prompt, max_tokens, n, pause) in enumerate(requests):
+        spec = request(prompt, max_tokens, n=n, seed=seed)
+        asked.append((spec, harness.add(spec)))
+        for _ in range(pause):
+            num_steps += 1
+            if num_steps in deaths:
+                harness.replace_worker()
+            harness.step()
+            harness.engine.check_integrity()
+    harness.run()
+
+    def fails(spec: EngineRequest) -> bool:
+        # The last token of an output is not computed.
+        return len(spec.prompt_ids) + spec.stop.max_tokens - 1 > poisons.get(spec.sampling.seed, 1 << 20)
+
+    check_tokens([(spec, reader) for spec, reader in asked if not fails(spec)])
+    for spec, reader in asked:
+        if fails(spec):
+            assert EndReason.ERROR in {end.reason for end in reader.ends.values()}
+    assert harness.engine.load().used_blocks == 0
