@@ -28,9 +28,10 @@ from typing import Any
 
 import uvloop
 
-from benchmarks import bench_engine, bench_kv_waste, figures
-from benchmarks.bench_engine import Plan, engine_options, plan_of
+from benchmarks import bench_kv_waste, figures
 from benchmarks.ceilings import Ceilings, measured
+from benchmarks.engine_options import Plan, engine_options, plan_of
+from benchmarks.measured_engine import measured_engine
 from benchmarks.measurements import summary
 from benchmarks.sending import send
 from benchmarks.shapes import write_model_folder
@@ -39,7 +40,6 @@ from benchmarks.workloads import Workload, build, fitted
 # Rows of the rungs below `full`; requests served; requests of the slowest rung.
 _GPU_SIZES = (32, 256, 2)
 _CPU_SIZES = (8, 24, 1)
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def plain_rungs(ladder: Ladder) -> Iterator[dict[str, Any]]:
 async def engine_rung(ladder: Ladder, name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """One rung of our engine."""
     plan = dataclasses.replace(ladder.plan, settings=ladder.plan.settings | settings | {"dtype": ladder.dtype})
-    async with bench_engine.measured_engine(plan, ladder.ceilings) as (session, _, _, _):
+    async with measured_engine(plan, ladder.ceilings) as (session, _, _, _):
         run = await send(session, ladder.workload, name.encode())
     served = summary(run.requests, run.begin_s)
     return {"rung": name, **{field: served[field] for field in ("requests", "output_tok_s", "wall_s")}}

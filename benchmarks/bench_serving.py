@@ -12,23 +12,28 @@ import argparse
 import dataclasses
 import os
 import pathlib
+import sys
 import tempfile
 from typing import Any
 
 import uvloop
 from tokenizers import Tokenizer
 
-from benchmarks import bench_engine, results_table
-from benchmarks.bench_engine import Plan
+from benchmarks import results_table
 from benchmarks.ceilings import Ceilings, measured
+from benchmarks.engine_options import Plan, engine_options, plan_of
 from benchmarks.engine_session import EngineSession
 from benchmarks.figures import write_json
+from benchmarks.measured_engine import measured_engine, record
 from benchmarks.measurements import itl_over_time, medians, summary
 from benchmarks.sending import NotMeasured, Run, counters, send
 from benchmarks.serving import Services, send_texts, services
 from benchmarks.shapes import write_model_folder
 from benchmarks.synthetic_tokenizer import as_words
 from benchmarks.workloads import WORKLOADS, Workload, first_of
+
+# The loss is a small difference of two figures.
+_REPEATS = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,41 +100,50 @@ def _lines(result: dict[str, Any]) -> list[str]:
     return [*shown, f"  {loss}{', '.join(added)}; {result['service_us_per_token']} us of service CPU per token"]
 
 
-async def run(plan: Plan, ceilings: Ceilings, num_services: int, clients: int) -> list[dict[str, Any]]:
-    """Starts everything, warms it, and measures every workload both ways."""
+async def run(plan: Plan, ceilings: Ceilings, num_services: int, clients: int, path: pathlib.Path | None) -> bool:
+    """Starts everything, warms it, and measures every workload both ways; `path` holds what there is after each. False if one could not be measured."""
     tokenizer = Tokenizer.from_file(str(pathlib.Path(plan.settings["model"]) / "tokenizer.json"))
-    results = []
-    async with bench_engine.measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
+    results: list[dict[str, Any]] = []
+    complete = True
+    async with measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
         with services(session.process.address, num_services) as running:
             front = Front(tokenizer, running, clients)
             worded = [_worded(workload, session.model.vocabulary_size) for workload in workloads]
             await send_texts(first_of(worded[0], 2 * clients), tokenizer, running, "warm-up", clients)
             for workload in worded:
-                figures = await _measure(session, front, workload, plan.repeats or 3)
-                result = bench_engine.record(figures, workload, plan, ceilings, started, session.model.dtype)
+                try:
+                    figures = await _measure(session, front, workload, plan.repeats or _REPEATS)
+                except NotMeasured as error:
+                    print(f"NOT MEASURED: {error}", flush=True)
+                    complete = False
+                    continue
+                result = record(figures, workload, plan, ceilings, started, session.model.dtype)
                 result["peak_memory_gib"] = peak_gib()
                 print("\n".join(_lines(result)), flush=True)
                 results.append(result)
-    return results
+                write_json(results, path)
+    return complete
 
 
-def main() -> None:
-    """Command line."""
+def main() -> int:
+    """Command line; 1 if a workload could not be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    bench_engine.engine_options(parser)
-    parser.add_argument("--workloads", default="burst256,poisson15", help=f"with commas: {', '.join(WORKLOADS)}")
+    engine_options(parser)
+    parser.add_argument(
+        "--workloads", default="burst256,poisson15", help=f"with commas: {', '.join(WORKLOADS)}; or NAME@C"
+    )
     parser.add_argument("--services", type=int, default=1, help="service processes")
     parser.add_argument(
         "--clients", type=int, default=max(1, len(os.sched_getaffinity(0)) // 4), help="client processes"
     )
     options = parser.parse_args()
-    ceilings = measured(options.device, options.threads)
     with tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
         folder = options.model or write_model_folder(options.shape, pathlib.Path(parent), tokenizer=True)
-        plan = bench_engine.plan_of(parser, options, folder)
-        results = uvloop.run(run(plan, ceilings, options.services, options.clients))
-    write_json(results, options.json)
+        plan = plan_of(parser, options, folder)
+        ceilings = measured(options.device, options.threads)
+        complete = uvloop.run(run(plan, ceilings, options.services, options.clients, options.json))
+    return 0 if complete else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,10 +8,24 @@ from collections.abc import Callable, Sequence
 import torch
 
 REPEATS = 5
+# Before the first reading, for the clocks to rise; and of each reading, for the events' resolution.
+_WARM_S = 0.02
+_READING_S = 0.003
+
+
+def _replays_seconds(graph: torch.cuda.CUDAGraph, count: int) -> float:
+    """Seconds of `count` replays in a row."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(count):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def graph_seconds(launches: Sequence[Callable[[], object]], repeats: int = REPEATS) -> list[float]:
-    """Seconds per launch of a CUDA graph that holds all of them in order, `repeats` times, after one warm-up of each and of the graph."""
+    """Seconds per launch of a CUDA graph that holds all of them in order, `repeats` readings, after a warm-up of each and of the graph."""
     for launch in launches:
         launch()
     torch.cuda.synchronize()
@@ -20,16 +34,10 @@ def graph_seconds(launches: Sequence[Callable[[], object]], repeats: int = REPEA
         for launch in launches:
             launch()
     graph.replay()
-    torch.cuda.synchronize()
-    seconds = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        seconds.append(begin.elapsed_time(end) / 1e3 / len(launches))
-    return seconds
+    once_s = max(_replays_seconds(graph, 1), 1e-6)
+    _replays_seconds(graph, max(1, int(_WARM_S / once_s)))
+    count = max(1, int(_READING_S / once_s))
+    return [_replays_seconds(graph, count) / count / len(launches) for _ in range(repeats)]
 
 
 def clock_seconds(launches: Sequence[Callable[[], object]], repeats: int = REPEATS) -> list[float]:

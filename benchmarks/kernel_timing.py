@@ -72,7 +72,7 @@ def timed(make: Callable[[], Case]) -> dict[str, Any]:
         "us_range": [round(min(seconds) * 1e6, 3), round(max(seconds) * 1e6, 3)],
         "bytes": int(num_bytes),
         "flops": int(flops),
-        "tb_s": round(num_bytes / median / 1e12, 4),
+        "tb_s": round(num_bytes / median / 1e12, 6),
         "tflop_s": round(flops / median / 1e12, 3),
         # Fewer bytes than the caches hold: the bandwidth is not the memory's.
         "rotated_mib": round(len(launches) * num_bytes / 2**20, 1),

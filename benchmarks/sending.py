@@ -21,6 +21,7 @@ from headrace_protos.engine.v1 import engine_pb2
 _COUNTERS = ("late_work",)
 _WARM_UP_SEED = 1_000_003
 _MAX_ROUNDS = 5
+_UNCOUNTED_ROUNDS = 2
 
 
 class NotMeasured(Exception):
@@ -101,7 +102,7 @@ def _checked(workload: Workload, answers: Sequence[Answer], begin_s: float) -> R
 
 
 async def warm_up(session: EngineSession, workloads: Sequence[Workload], rows: int, most_tokens: int) -> int:
-    """Sends what resembles the workloads, with other prompts, until two rounds in a row compile and capture nothing (without counters: two rounds).
+    """Sends what resembles the workloads, with other prompts, until a round compiles and captures nothing (without counters: two rounds).
 
     Args:
         session: The engine.
@@ -115,18 +116,14 @@ async def warm_up(session: EngineSession, workloads: Sequence[Workload], rows: i
     Raises:
         NotMeasured: It never becomes warm.
     """
-    quiet = 0
-    for number in itertools.count(1):
+    for number in range(1, _MAX_ROUNDS + 1):
         before = counters(await session.load())
         for workload in [_full_batch(rows), *workloads]:
             small = _shortened(workload, most_tokens, session.model)
             await send(session, small, salt=f"warm-up {number}".encode())
-        quiet = quiet + 1 if counters(await session.load()) == before else 0
-        if quiet == 2:
+        if counters(await session.load()) == before and (before or number == _UNCOUNTED_ROUNDS):
             return number
-        if number == _MAX_ROUNDS:
-            raise NotMeasured(f"kernels are still compiled or graphs captured after {number} rounds of warm-up")
-    raise AssertionError
+    raise NotMeasured(f"kernels are still compiled or graphs captured after {_MAX_ROUNDS} rounds of warm-up")
 
 
 def _full_batch(rows: int) -> Workload:

@@ -1,0 +1,113 @@
+"""Which engine a benchmark measures: command-line options, and what they come to on this device.
+
+Owns the options that `bench_engine`, `bench_serving` and `bench_ladder` share, and the refusal of mistakes before anything is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+from typing import Any
+
+import msgspec
+import pydantic
+
+from benchmarks.shapes import SHAPES, Shape, shape_of
+from benchmarks.workloads import build
+from headrace_backend.config import EngineConfig
+
+# Making the weights of a large model takes minutes on a slow host.
+START_TIMEOUT_S = 900.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure, on what."""
+
+    settings: dict[str, Any]
+    # What the settings come to on this device.
+    engine: EngineConfig
+    shape: Shape
+    shape_name: str
+    workloads: tuple[str, ...]
+    seed: int
+    # 0: all requests on a GPU, a few on a CPU.
+    requests: int
+    # 0: as many as a workload is worth.
+    repeats: int
+    git: str
+
+
+def engine_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say which engine is measured; shared with the benchmarks beside this one."""
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="demo", help="architecture; its folder is made, without weights"
+    )
+    parser.add_argument("--model", type=pathlib.Path, help="a model folder instead of a shape")
+    parser.add_argument("--dtype", choices=("auto", "bf16", "fp16", "fp32"), default="auto")
+    parser.add_argument(
+        "--load", choices=("dummy", "folder"), default="", help="folder needs --model and is its default"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:INDEX")
+    parser.add_argument("--rows", type=int, default=0, help="sequences of a batch (max_num_seqs); 0: the default")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads of the worker")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=JSON", help="another EngineConfig field; may be repeated"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="added to the workloads' own seeds")
+    parser.add_argument("--requests", type=int, default=0, help="the first N of each workload; 0: all (16 on a CPU)")
+    parser.add_argument("--repeats", type=int, default=0, help="runs of each workload; 0: the benchmark's own number")
+    parser.add_argument("--git", default="", help="the commit, where the tree has no history")
+    parser.add_argument("--json", type=pathlib.Path)
+
+
+def plan_of(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: pathlib.Path) -> Plan:
+    """What the options ask for, on the model in `folder`. Mistakes end the program as argparse's own do."""
+    names = tuple(options.workloads.split(","))
+    try:
+        for name in names:
+            build(name, requests=1)
+    except ValueError as error:
+        parser.error(str(error))
+    settings = engine_settings(options, folder.resolve())
+    try:
+        config = EngineConfig(**settings)
+    except pydantic.ValidationError as error:
+        parser.error(f"{'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}")
+    shape_name = options.model.name if options.model else options.shape
+    sizes = (options.seed, options.requests, options.repeats)
+    return Plan(settings, config, shape_of(folder), shape_name, names, *sizes, options.git)
+
+
+def engine_settings(options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
+    """EngineConfig fields of the options.
+
+    Raises:
+        SystemExit: They contradict each other.
+    """
+    load = options.load or ("folder" if options.model else "dummy")
+    if load == "folder" and options.model is None:
+        raise SystemExit("--load folder needs --model: a shape has no weights")
+    settings: dict[str, Any] = {
+        "model": str(folder),
+        "device": options.device,
+        "dtype": options.dtype,
+        "load": load,
+        "worker_threads": options.threads,
+        "max_waiting_requests": 4096,
+        "start_timeout_s": START_TIMEOUT_S,
+    }
+    if options.rows:
+        settings["max_num_seqs"] = options.rows
+    for assignment in options.set:
+        name, _, value = assignment.partition("=")
+        settings[name] = _json_or_text(value)
+    return settings
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return value

@@ -1,0 +1,126 @@
+"""A warm engine to be measured, and the record that results are written as.
+
+Owns the start, the warm-up, memory and floors, whichever way the workloads are sent afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from benchmarks.backend_process import GpuMemory
+from benchmarks.ceilings import Ceilings
+from benchmarks.engine_options import START_TIMEOUT_S, Plan
+from benchmarks.engine_session import EngineSession, engine_session
+from benchmarks.figures import provenance
+from benchmarks.measurements import summary
+from benchmarks.roofline import BYTES, PerfectEngine, StepTime
+from benchmarks.sending import warm_up
+from benchmarks.workloads import Workload, build, fitted
+
+# Prompt tokens of a workload in one round of warm-up, about.
+_GPU_WARM_UP_TOKENS = 16_384
+_CPU_WARM_UP_TOKENS = 2_048
+_CPU_ROWS = 8
+_CPU_REQUESTS = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Started:
+    """What is known of the backend once it is warm."""
+
+    startup_s: float
+    load_gb_s: float | None
+    warm_up_rounds: int
+
+
+def load_gb_s(session: EngineSession, dtype: str, from_folder: bool) -> float | None:
+    """Bytes of weights over the seconds of the phase that read them; None for made-up weights, or if the backend does not say."""
+    seconds = session.process.phases_s().get("weights")
+    if not seconds or not from_folder:
+        return None
+    return round(session.model.parameter_count * BYTES[dtype] / seconds / 1e9, 3)
+
+
+async def _start(session: EngineSession, plan: Plan, workloads: list[Workload], on_gpu: bool) -> Started:
+    await session.generate([11, 12, 13], 1)
+    startup_s = time.perf_counter() - session.process.started_s
+    tokens = _GPU_WARM_UP_TOKENS if on_gpu else _CPU_WARM_UP_TOKENS
+    rows = plan.engine.max_num_seqs if on_gpu else _CPU_ROWS
+    rounds = await warm_up(session, workloads, rows, tokens)
+    rate = load_gb_s(session, session.model.dtype, plan.engine.load == "folder")
+    return Started(round(startup_s, 2), rate, rounds)
+
+
+def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, dtype: str) -> dict[str, Any]:
+    """The same figures of a perfect engine."""
+    time_of_step = StepTime(plan.shape, ceilings, BYTES[dtype])
+    perfect = PerfectEngine(time_of_step, plan.engine.max_num_seqs, plan.engine.max_num_batched_tokens)
+    requests = perfect.serve(workload)
+    return summary([request for index, request in enumerate(requests) if index not in workload.apart], 0.0)
+
+
+def record(
+    figures: dict[str, Any], workload: Workload, plan: Plan, ceilings: Ceilings, started: Started, dtype: str
+) -> dict[str, Any]:
+    """One workload's record, in the order in which results are read."""
+    more = figures.pop("more")
+    about = provenance(plan.git)
+    on_gpu = ceilings.device == "cuda"
+    head = {
+        "name": workload.name,
+        "gpu": ceilings.name if on_gpu else "",
+        "gpus": 1 if on_gpu else 0,
+        "shape": plan.shape_name,
+        "dtype": dtype,
+        "quant": "",
+        "kv_dtype": dtype,
+        "seed": plan.seed,
+        **{name: about.pop(name) for name in ("git", "date", "command")},
+    }
+    tail = {
+        "peak_memory_gib": None,
+        "startup_s": started.startup_s,
+        "load_gb_s": started.load_gb_s,
+        "floor": floor_of(workload, plan, ceilings, dtype),
+        "ceilings": ceilings.summary(),
+    }
+    result: dict[str, Any] = (
+        head | figures | tail | more | about | {"engine": {k: v for k, v in plan.settings.items() if k != "model"}}
+    )
+    return result
+
+
+@contextlib.asynccontextmanager
+async def measured_engine(
+    plan: Plan, ceilings: Ceilings
+) -> AsyncIterator[tuple[EngineSession, list[Workload], Started, Callable[[], float | None]]]:
+    """A warm backend, its workloads, what is known of it, and a function that tells the peak of its memory (GiB)."""
+    on_gpu = ceilings.device == "cuda"
+    memory = GpuMemory() if on_gpu else None
+    async with engine_session(plan.settings, START_TIMEOUT_S) as session:
+        requests = plan.requests or (0 if on_gpu else _CPU_REQUESTS)
+        sizes = session.model.vocabulary_size, session.model.max_context_tokens
+        workloads = [fitted(build(name, plan.seed, requests), *sizes) for name in plan.workloads]
+        begin_s = time.perf_counter()
+        started = await _start(session, plan, workloads, on_gpu)
+        warm_s = time.perf_counter() - begin_s
+        print(
+            f"start-up {started.startup_s} s, warm after {started.warm_up_rounds} rounds in {warm_s:.1f} s; {ceilings.summary()}",
+            flush=True,
+        )
+        yield (
+            session,
+            workloads,
+            started,
+            lambda: _rounded(memory.peak_gib if memory else session.process.resident_peak_gib()),
+        )
+    if memory:
+        memory.close()
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

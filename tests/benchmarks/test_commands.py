@@ -1,0 +1,94 @@
+"""The benchmarks as a person runs them, on the demo shape and a CPU: they end, and their JSON says what results must say."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from benchmarks import figures
+
+# What every engine's result states, in this order; more may follow.
+FIELDS = (
+    "name gpu gpus shape dtype quant kv_dtype seed git date command requests wall_s output_tok_s input_tok_s ttft_p50 ttft_p95 itl_p50 itl_p99 tpot_p50 "
+    "e2e_p50 e2e_p95 e2e_p99 goodput peak_memory_gib startup_s load_gb_s floor ceilings"
+).split()
+# 64 blocks hold one sequence of the demo's 2,048 tokens.
+QUICK = ("--threads", "2", "--device", "cpu", "--git", "abc1234", "--set", "num_blocks=512", "--repeats", "1")
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    done = subprocess.run(
+        command, cwd=figures.ROOT, env=figures.environment(), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def engine_results(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("bench") / "engine.json"
+    run("bench_engine", "--workloads", "single,longprompt_poisson15", "--requests", "1", "--json", str(path), *QUICK)
+    return path
+
+
+def test_engine_results_have_the_stated_fields(engine_results: pathlib.Path) -> None:
+    results: list[dict[str, Any]] = json.loads(engine_results.read_text())
+    assert [result["name"] for result in results] == ["single", "longprompt_poisson15"]
+    for result in results:
+        assert list(result)[: len(FIELDS)] == FIELDS
+        assert (result["git"], result["gpus"], result["shape"], result["dtype"]) == ("abc1234", 0, "demo", "fp32")
+        assert result["cached_tokens"] == 0 and result["cut"]
+        assert 0 < result["itl_p50"] <= result["itl_p99"] <= result["e2e_p99"]
+        assert result["floor"]["output_tok_s"] > 0 and result["ceilings"]["copy_tb_s"] > 0
+        assert result["startup_s"] > 0 and result["peak_memory_gib"] > 0
+        # Nothing of the machine it ran on.
+        assert "/tmp" not in json.dumps(result["engine"])
+    assert results[1]["apart"]["requests"] == 1 and results[1]["requests"] == 1
+
+
+def test_results_are_drawn(engine_results: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    printed = run("plots", str(engine_results))
+    drawn = [pathlib.Path(line) for line in printed.split()]
+    assert [path.name for path in drawn] == ["engine-latency.svg", "engine-itl.svg"]
+    assert all("<svg" in path.read_text() for path in drawn)
+
+
+def test_text_through_grpc_is_measured_beside_the_engine(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "serving.json"
+    front = ("--services", "2", "--clients", "2", "--requests", "2", "--json", str(path))
+    run("bench_serving", "--workloads", "burst256,poisson15", *front, *QUICK)
+    burst, poisson = json.loads(path.read_text())
+    assert list(burst)[: len(FIELDS)] == FIELDS
+    assert burst["engine_api"]["requests"] == burst["requests"] == 2
+    assert burst["loss"] == pytest.approx(1 - burst["output_tok_s"] / burst["engine_api"]["output_tok_s"], abs=1e-4)
+    assert poisson["loss"] is None and (poisson["services"], poisson["clients"]) == (2, 2)
+    assert burst["service_us_per_token"] > 0
+
+
+@pytest.mark.slow
+def test_the_ladder_has_its_rungs(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ladder.json"
+    run("bench_ladder", "--requests", "3", "--rows", "2", "--json", str(path), *QUICK)
+    record = json.loads(path.read_text())
+    names = ["recompute", "kv_cache", "static", "in_flight", "paged", "full"]
+    assert [rung["rung"] for rung in record["rungs"]] == names
+    assert record["kv_waste"]["waste_paged"] < record["kv_waste"]["waste_contiguous_prompt_and_max_tokens"]
+
+
+def test_mistakes_are_refused_in_a_line() -> None:
+    for arguments, reason in (
+        (["--workloads", "burst257"], "no workload 'burst257'"),
+        (["--set", "block_size=17"], "block_size"),
+        (["--load", "folder"], "--load folder needs --model"),
+    ):
+        command = [sys.executable, "-m", "benchmarks.bench_engine", "--device", "cpu", *arguments]
+        refused = subprocess.run(
+            command, cwd=figures.ROOT, env=figures.environment(), capture_output=True, text=True, check=False
+        )
+        assert refused.returncode != 0 and reason in refused.stderr and "Traceback" not in refused.stderr
