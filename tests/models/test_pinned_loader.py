@@ -57,7 +57,7 @@ class LateTransfer:
             return LazyEvent(self, len(self._work))
 
     def do_until(self, number: int) -> None:
-        with self._lock:
+        with self._lock, torch.inference_mode():
             for work in self._work[self._done : number]:
                 work()
             self._done = max(self._done, number)

@@ -29,6 +29,8 @@ _WARM_UP_BLOCKS = 64
 # Context that all rows of a step read together, and context before a chunk: enough for every way of dividing attention's work, little enough for milliseconds a step.
 _CONTEXT_TOKENS = 1 << 17
 _CHUNK_CONTEXT_TOKENS = 4096
+# Larger chunks are computed once, alone and without a context: they take the time, and the profile has run the largest in its other forms.
+_LARGE_CHUNK_TOKENS = 512
 
 
 def warm_up(
@@ -72,9 +74,10 @@ def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iter
     for rows in _sizes(most_rows):
         yield from _taken(_decodes(rows, max_model_len), pool, Wish.GREEDY)
     for count in _sizes(min(config.max_num_batched_tokens, max_model_len)):
-        start = min(max_model_len - count, _CHUNK_CONTEXT_TOKENS)
         yield from _taken([Chunk(0, count)], pool, Wish.RANDOM)
-        yield from _taken([Chunk(start, count)], pool, Wish.RANDOM)
+        if count > _LARGE_CHUNK_TOKENS:
+            continue
+        yield from _taken([Chunk(min(max_model_len - count, _CHUNK_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
         rows = min(most_rows - 1, config.max_num_batched_tokens - count)
         yield from _taken([Chunk(0, count), *_decodes(rows, max_model_len)], pool, Wish.GREEDY)
         yield make_step([Chunk(0, count)], pool, Wish.GREEDY, draws=False)
@@ -100,6 +103,7 @@ def _taken(chunks: list[Chunk], pool: BlockPool, wish: Wish) -> Iterator[StepPla
 
 
 def _sizes(most: int) -> list[int]:
-    """1 to 9, then every power of two, the size after it, and the largest: launch rules change at such sizes."""
-    sizes = {*range(1, 10), *(2**power + extra for power in range(4, 21) for extra in (0, 1)), most}
+    """1 to 9, every power of two, small ones with the size after, and the largest: launch rules change at such sizes."""
+    powers = [2**power for power in range(4, 21)]
+    sizes = {*range(1, 10), *powers, *(power + 1 for power in powers if power < _LARGE_CHUNK_TOKENS), most}
     return sorted(size for size in sizes if size <= most)
