@@ -11,7 +11,7 @@ The first kept candidate is the highest score of the prefix, exactly. A candidat
 Two candidates, the second under the assumption that the first is not kept, are looked at in each pass. The winners of the blocks make further candidates cheap: only a block whose winner is no longer
 before the bound is computed again. Passes skip tiles in which nothing can come before.
 
-Top-k's bound is searched first, by counting, because top-p is a share of what it leaves; few different numbers of tokens are decided fast, for bf16 after at most eight passes.
+Top-k starts with a bound that the blocks' peaks give. With top-p, which is a share of what top-k leaves, its exact bound is searched first, by counting: for bf16 in at most eight passes.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -72,26 +72,30 @@ def _count_reaching(
 
 
 @triton.jit
+def _kth_peak(peak_keys, top_k, NUM_SLOTS: tl.constexpr):
+    """A key that at least top_k tokens reach: as many blocks as tokens are kept have a peak at least so high. The lowest key if there are fewer blocks."""
+    offs_slot = tl.arange(0, NUM_SLOTS)
+    before = comes_before(peak_keys[None, :], offs_slot[None, :], peak_keys[:, None], offs_slot[:, None])
+    ranks = tl.sum(before.to(tl.int32), axis=1)
+    return tl.max(tl.where(ranks == top_k - 1, peak_keys, LOWEST_KEY), axis=0)
+
+
+@triton.jit
 def _top_k_key(
     logits,
     peaks,
     peak_keys,
+    low_key,
     top_k,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
-    NUM_SLOTS: tl.constexpr,
     KEY_SHIFT: tl.constexpr,
 ):
-    """The highest key that at least top_k tokens reach, or a lower one that exactly top_k reach."""
-    # As many blocks as tokens are kept have a peak at least so high, and each holds a token.
-    offs_slot = tl.arange(0, NUM_SLOTS)
-    before = comes_before(peak_keys[None, :], offs_slot[None, :], peak_keys[:, None], offs_slot[:, None])
-    ranks = tl.sum(before.to(tl.int32), axis=1)
-    kth_peak = tl.max(tl.where(ranks == top_k - 1, peak_keys, LOWEST_KEY), axis=0)
+    """The highest key that at least top_k tokens reach, or a lower one that exactly top_k reach. At least top_k reach `low_key`."""
     banned = ordered_keys(tl.full((1,), -float("inf"), tl.float32), KEY_SHIFT)
-    low = tl.maximum(kth_peak, tl.max(banned, axis=0)).to(tl.int64)
+    low = tl.maximum(low_key, tl.max(banned, axis=0)).to(tl.int64)
     high = tl.max(peak_keys, axis=0).to(tl.int64) + 1
     # At least top_k tokens reach `low`, fewer reach `high`.
     num_reaching = top_k + 1
@@ -310,7 +314,11 @@ def draw_truncated(
     threshold = row_peak * (1.0 / temperature) + tl.where(min_p > 0, tl.log(min_p), -float("inf"))
     bound_key, bound_id = tl.min(peak_keys, axis=0) * 0 + LOWEST_KEY, tl.min(winner, axis=0) * 0 + NO_ID
     if top_k > 0:
-        bound_key = _top_k_key(logits, peaks, peak_keys, top_k, VOCAB, BLOCK, TILE, NUM_BLOCKS, NUM_SLOTS, KEY_SHIFT)
+        bound_key = _kth_peak(peak_keys, top_k, NUM_SLOTS)
+        if top_p < 1:
+            bound_key = _top_k_key(
+                logits, peaks, peak_keys, bound_key, top_k, VOCAB, BLOCK, TILE, NUM_BLOCKS, KEY_SHIFT
+            )
     target = row_peak * 0 + float("inf")
     if top_p < 1:
         if (top_k > 0) | (min_p > 0):
