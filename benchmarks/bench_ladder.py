@@ -38,7 +38,7 @@ from benchmarks.shapes import write_model_folder
 from benchmarks.workloads import Workload, build, fitted
 
 # Rows of the rungs below `full`; requests served; requests of the slowest rung.
-_GPU_SIZES = (32, 256, 2)
+_GPU_SIZES = (32, 128, 1)
 _CPU_SIZES = (8, 24, 1)
 
 

@@ -31,9 +31,21 @@ class ContiguousCache:
     """Keys and values of all layers: each row has `max_len` slots from the beginning, used or not."""
 
     def __init__(self, shape: Shape, rows: int, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
-        size = (shape.num_layers, 2, rows, max_len, shape.num_kv_heads, shape.head_dim)
-        # [layers, 2, rows, max_len, num_kv_heads, head_dim]
+        size = (shape.num_layers, 2, rows, shape.num_kv_heads, max_len, shape.head_dim)
+        # [layers, 2, rows, num_kv_heads, max_len, head_dim]
         self.slots = torch.zeros(size, dtype=dtype, device=device)
+        self._heads = torch.arange(shape.num_kv_heads, device=device)[:, None]
+
+    def write(self, layer: int, rows: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
+        """Puts [n, num_kv_heads, length, head_dim] keys and values to [n, length] positions of [n] rows."""
+        where = rows[:, None, None], self._heads, positions[:, None]
+        self.slots[(layer, 0, *where)] = key
+        self.slots[(layer, 1, *where)] = value
+
+    def read(self, layer: int, rows: Tensor, context: int) -> Tensor:
+        """[2, n, num_kv_heads, context, head_dim] of a layer; without a copy where all rows are read in order."""
+        slots = self.slots[layer, :, :, :, :context]
+        return slots if len(rows) == slots.shape[1] else slots[:, rows]
 
 
 class PlainModel:
@@ -89,7 +101,7 @@ class PlainModel:
             ids: [n] newest tokens.
             positions: [n] their positions.
             cache: Holds what came before.
-            rows: [n] rows of the cache.
+            rows: [n] rows of the cache, ascending.
             context: Longest row, this token included: every row reads so many slots.
 
         Returns:
@@ -126,25 +138,28 @@ class PlainModel:
     ) -> Tensor:
         shape, (count, length) = self.shape, hidden.shape[:2]
         heads = F.linear(hidden, layer.qkv).view(count, length, -1, shape.head_dim)
-        query, key, value = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=2)
-        query, key = _rotated(query, rotation), _rotated(key, rotation)
-        mask = None
+        parts = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=2)
+        query, key = (_rotated(part, rotation).transpose(1, 2) for part in parts[:2])
+        value = parts[2].transpose(1, 2)
         if cache is not None:
-            cache.slots[index, 0, rows[:, None], positions] = key
-            cache.slots[index, 1, rows[:, None], positions] = value
-        if context is not None:
+            cache.write(index, rows, positions, key, value)
+        if context is None:
+            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        else:
             assert cache is not None
-            key, value = cache.slots[index, 0, rows, :context], cache.slots[index, 1, rows, :context]
-            mask = (torch.arange(context, device=self.device) <= positions)[:, None, None]
-        attended = F.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=True,
-        )
+            attended = _decode_attention(query, cache.read(index, rows, context), positions)
         return attended.transpose(1, 2).flatten(2)
+
+
+def _decode_attention(query: Tensor, context: Tensor, positions: Tensor) -> Tensor:
+    """[n, heads, 1, head_dim] over [2, n, num_kv_heads, context, head_dim] up to [n, 1] positions: each key and value head is read once for its group of query heads."""
+    key, value = context
+    grouped = query.view(len(query), key.shape[1], -1, query.shape[-1])
+    scores = (grouped @ key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
+    beyond = torch.arange(key.shape[2], device=query.device) > positions
+    scores.masked_fill_(beyond[:, None, None], float("-inf"))
+    attended: Tensor = scores.softmax(dim=-1).to(query.dtype) @ value
+    return attended.view(query.shape)
 
 
 def _normed(hidden: Tensor) -> Tensor:

@@ -108,10 +108,11 @@ class Rungs:
     def _step(self, running: dict[int, _Row], cache: ContiguousCache) -> None:
         if not running:
             return
-        states = list(running.values())
+        rows = sorted(running)
+        states = [running[row] for row in rows]
         positions = [state.position for state in states]
         inputs = self._tensor([state.answer[-1] for state in states]), self._tensor(positions)
-        tokens = self._model.decode(*inputs, cache, self._tensor(list(running)), max(positions) + 1).tolist()
+        tokens = self._model.decode(*inputs, cache, self._tensor(rows), max(positions) + 1).tolist()
         for state, token in zip(states, tokens, strict=True):
             state.position += 1
             state.answer.append(token)
