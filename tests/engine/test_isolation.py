@@ -32,8 +32,8 @@ class FaultyHarness(Harness):
         self.reports_late = reports_late
         self.fails_once = False
         self.num_failures = 0
-        self.num_explained = 0
-        self.fullest_failure = 0
+        self.num_closer = 0
+        self.found: list[str] = []
 
     def settle(self) -> None:
         plan = StepPlan.decode(self.worker.plans[0])
@@ -43,7 +43,9 @@ class FaultyHarness(Harness):
         self.fails_once = False
         self.num_failures += 1
         last = StepPlan.decode(self.worker.plans[-1])
-        self.num_explained += self.engine.worker_lost(last.step_id if self.reports_late else plan.step_id)
+        outcome = self.engine.worker_lost(last.step_id if self.reports_late else plan.step_id)
+        self.num_closer += outcome.closer
+        self.found += [outcome.guilty_request_id] if outcome.guilty_request_id else []
         self.now_ns += 1_000
         self.worker = self.new_worker()
         self.engine.worker_ready(self.num_blocks)
@@ -79,12 +81,12 @@ def test_prompt_that_fails_is_found_with_one_more_failure(reports_late: bool) ->
     asked = start(harness, 5)
     for _ in range(4):
         harness.step()
-    guilty = harness.add(request(12, seed=99))
+    guilty = harness.add(request(12, seed=99, request_id="guilty"))
     harness.run()
     assert (guilty.ends[0].reason, guilty.ends[0].error) == (EndReason.ERROR, GUILTY)
     assert not guilty.tokens
     check_tokens(asked)
-    assert (harness.num_failures, harness.num_explained) == (2, 1)
+    assert (harness.num_failures, harness.num_closer, harness.found) == (2, 1, ["guilty"])
 
 
 def test_request_that_fails_while_it_decodes_is_found_by_halves() -> None:
@@ -96,6 +98,9 @@ def test_request_that_fails_while_it_decodes_is_found_by_halves() -> None:
     assert guilty.tokens[0] == expected_tokens(spec, 0)[: len(guilty.tokens[0])]
     check_tokens(asked)
     assert harness.num_failures <= 5
+    # Each failure but the first narrows the search, so that the server does not give up on the way.
+    assert harness.num_closer == harness.num_failures - 1
+    assert harness.found == [spec.request_id]
 
 
 @pytest.mark.parametrize("count", [1, 8])
@@ -140,6 +145,14 @@ def test_during_a_trial_nobody_else_is_computed_and_what_waits_can_be_cancelled(
     assert reader.ends[0].reason is EndReason.CANCELLED
     assert late.ends[0].reason is EndReason.LENGTH
     check_tokens(asked)
+
+
+def test_device_that_can_compute_nothing_is_not_blamed_on_ever_more_requests() -> None:
+    harness = FaultyHarness({Poison(seed) for seed in range(8)})
+    start(harness, 8)
+    harness.run()
+    # From then on each failure is one more death without a cause, and the server gives up.
+    assert (len(harness.found), harness.num_closer) == (8, 3)
 
 
 def test_worker_that_dies_of_something_else_during_a_trial_changes_nothing() -> None:

@@ -28,6 +28,15 @@ class AbortOutcome(NamedTuple):
     was_active: bool
 
 
+class LossOutcome(NamedTuple):
+    """What a lost worker told of the request that makes steps fail, if there is one."""
+
+    # Fewer requests are suspected than before, or the one was found; not if that goes on and on without a step that succeeds.
+    closer: bool = False
+    # It was found and has ended; "": it was not.
+    guilty_request_id: str = ""
+
+
 @dataclasses.dataclass(slots=True, frozen=True)
 class OutputSnapshot:
     """All released tokens of one output, from 0 on."""

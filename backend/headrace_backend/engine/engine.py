@@ -25,6 +25,7 @@ from headrace_backend.engine.answers import (
     AddOutcome,
     AttachSnapshot,
     LoadSnapshot,
+    LossOutcome,
     RequestPage,
 )
 from headrace_backend.engine.deadlines import Deadlines
@@ -127,21 +128,19 @@ class Engine:
                 self._endings.end_all(request, EndReason.ERROR, self._clock(), error=reason)
         self._scheduler.create_cache(num_blocks)
 
-    def worker_lost(self, failed_step_id: int = 0) -> bool:
+    def worker_lost(self, failed_step_id: int = 0) -> LossOutcome:
         """Steps in flight will never be read; everything that was computed is gone. Requests wait for `worker_ready`.
 
         Args:
             failed_step_id: The step that the worker could not compute; 0 if it was lost otherwise.
-
-        Returns:
-            Whether that has an explanation: the request that makes steps fail was found, and has ended.
         """
         if self._scheduler.kv is None:
-            return False
+            return LossOutcome()
         now_ns = self._clock()
-        guilty = None
-        if any(step.step_id == failed_step_id for step in self._in_flight):
-            guilty = self._isolation.step_failed(step for step in self._in_flight if step.step_id <= failed_step_id)
+        guilty, failed = None, any(step.step_id == failed_step_id for step in self._in_flight)
+        if failed:
+            steps = [step for step in self._in_flight if step.step_id <= failed_step_id]
+            guilty = self._isolation.step_failed(steps, self._num_settled_steps)
         self._in_flight.clear()
         self._next_step_id = 1
         self._scheduler.drop_cache(now_ns)
@@ -150,9 +149,10 @@ class Engine:
             if request.announced:
                 request.ledger.restarting(now_ns)
                 request.lost_at_ns = request.lost_at_ns or now_ns
-        if guilty is not None:
-            self._endings.end_all(guilty, EndReason.ERROR, now_ns, error=GUILTY)
-        return guilty is not None
+        if guilty is None:
+            return LossOutcome(failed and self._isolation.closer)
+        self._endings.end_all(guilty, EndReason.ERROR, now_ns, error=GUILTY)
+        return LossOutcome(self._isolation.closer, guilty.spec.request_id)
 
     # Requests.
 

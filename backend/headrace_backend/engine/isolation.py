@@ -17,19 +17,36 @@ from headrace_backend.engine.plan_builder import InFlightStep
 from headrace_backend.engine.scheduler import Scheduler
 from headrace_backend.engine.sequence import LiveRequest, Sequence
 
+# With so many found guilty and no step settled in between, it is rather the device that is at fault.
+_MOST_IN_A_ROW = 3
+
 GUILTY = "the model failed on this request twice, the second time on this one alone"
 
 
 class Isolation:
     """Suspects, those on trial, and what they have to compute to be cleared."""
 
-    __slots__ = ("_goals", "_num_tried_at_once", "_on_trial", "_scheduler", "_suspects", "active")
+    __slots__ = (
+        "_goals",
+        "_num_found_in_a_row",
+        "_num_settled_at_last",
+        "_num_tried_at_once",
+        "_on_trial",
+        "_scheduler",
+        "_suspects",
+        "active",
+        "closer",
+    )
 
     def __init__(self, scheduler: Scheduler) -> None:
         """Nobody is suspected."""
         self._scheduler = scheduler
         # Steps have to be tried.
         self.active = False
+        # The last failure was one of a trial, and not one of many while no step succeeds at all.
+        self.closer = False
+        self._num_found_in_a_row = 0
+        self._num_settled_at_last = 0
         # Likely ones last, to be popped.
         self._suspects: list[LiveRequest] = []
         self._on_trial: frozenset[LiveRequest] = frozenset()
@@ -37,16 +54,22 @@ class Isolation:
         self._goals: dict[Sequence, int] = {}
         self._num_tried_at_once = 1
 
-    def step_failed(self, steps: Iterable[InFlightStep]) -> LiveRequest | None:
-        """Steps that may have failed, before their sequences lose their rows. Returns who is guilty, if that is plain now."""
+    def step_failed(self, steps: Iterable[InFlightStep], num_settled_steps: int) -> LiveRequest | None:
+        """Steps that may have failed, before their sequences lose their rows; so many were settled so far. Returns who is guilty, if that is plain now."""
+        if num_settled_steps != self._num_settled_at_last:
+            self._num_found_in_a_row = 0
         sequences = _sequences(steps)
         requests = list(dict.fromkeys(sequence.request for sequence in sequences))
         for request in requests:
             request.num_failed_steps += 1
         self.active = True
+        # A trial never has all suspects, so those who are left now are fewer than before.
+        self.closer = bool(self._on_trial) and self._num_found_in_a_row < _MOST_IN_A_ROW
         self._num_tried_at_once = 1
         self._suspects, self._on_trial, self._goals = [], frozenset(), {}
         if len(requests) == 1 and requests[0].num_failed_steps > 1:
+            self._num_found_in_a_row += 1
+            self._num_settled_at_last = num_settled_steps
             return requests[0]
         self._goals = {sequence: sequence.num_computed for sequence in sequences}
         self._suspects = sorted(requests, key=_likelihood)

@@ -15,6 +15,7 @@ import asyncio
 import struct
 from collections.abc import Callable
 
+from headrace_backend.engine.answers import LossOutcome
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.outbox import Outbox
 from headrace_backend.server.logs import get_logger
@@ -80,22 +81,19 @@ class EngineLoop:
         self._send_plan = send_plan
         self._guarded(lambda: self.engine.worker_ready(num_blocks, on_gpu))
 
-    def workers_lost(self, failed_step_id: int = 0) -> bool:
-        """The workers are gone, and what was in flight with them, because they could not compute a step (0: for another reason).
-
-        Returns whether the request at fault was found, and has ended.
-        """
-        found = False
+    def workers_lost(self, failed_step_id: int = 0) -> LossOutcome:
+        """The workers are gone, and what was in flight with them, because they could not compute a step (0: for another reason)."""
+        outcome = LossOutcome()
 
         def lose() -> None:
-            nonlocal found
-            found = self.engine.worker_lost(failed_step_id)
+            nonlocal outcome
+            outcome = self.engine.worker_lost(failed_step_id)
 
         if self._send_plan is not None:
             self._send_plan = None
             self._unsent = None
             self._guarded(lose)
-        return found
+        return outcome
 
     def on_results(self, payloads: list[bytes]) -> None:
         """Takes step results, in order, as bytes.

@@ -1,7 +1,7 @@
 """Keeps workers alive: start, watchdog, replacement with backoff, and giving up.
 
 Owns the decision what a lost worker means: the engine preempts everything and goes on with new workers, unless the model is at fault or
-workers die too often. Deaths by a request that the engine found guilty of them (`engine.isolation`) are not counted. Does not own the processes of one life (`worker_group`).
+workers die too often. Deaths that bring the engine closer to a request that causes them (`engine.isolation`) are not counted. Does not own the processes of one life (`worker_group`).
 
 The watchdog's sign of progress is a record from any rank, or a plan pushed to idle workers. A single step that takes longer than `watchdog_s` therefore looks
 like a hang: where a prefill chunk of `max_num_batched_tokens` takes that long (a large model on a slow CPU), lower the one or raise the other.
@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from headrace_backend.engine.answers import LossOutcome
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.health import Health
 from headrace_backend.server.logs import get_logger
@@ -111,10 +112,7 @@ class WorkerSupervision:
         except WorkersLost as lost:
             # Streams learn it before the stacks are dumped and the processes are gone.
             self._health.set_not_serving("restarting worker")
-            if self._engine_loop.workers_lost(lost.failed_step_id):
-                # What made steps fail is gone, so the deaths before say nothing about the next life.
-                self._deaths.clear()
-                self._log.error("request ended that made steps fail")
+            self._note_outcome(self._engine_loop.workers_lost(lost.failed_step_id))
             self._log.error("worker lost", reason=str(lost), pids=group.pids)
             grace_s = 0.0
             if lost.hung:
@@ -122,6 +120,13 @@ class WorkerSupervision:
             raise
         finally:
             await group.close(grace_s)
+
+    def _note_outcome(self, outcome: LossOutcome) -> None:
+        """Deaths on the way to the request that caused them end with it: they say nothing about the next life."""
+        if outcome.closer:
+            self._deaths.clear()
+        if outcome.guilty_request_id:
+            self._log.error("request ended that made steps fail", request_id=outcome.guilty_request_id)
 
     async def _start(self, group: WorkerGroup) -> None:
         started_s = time.monotonic()
