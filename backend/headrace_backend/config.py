@@ -49,7 +49,9 @@ class EngineConfig(_Frozen):
         ),
     ] = pydantic.ByteSize(0)
     num_blocks: Annotated[int, Field(ge=0, description="KV cache blocks; overrides kv_memory; 0: from the memory")] = 0
-    max_model_len: Annotated[int, Field(ge=0, description="tokens of prompt and output; 0: the model's context")] = 0
+    max_model_len: Annotated[
+        int, Field(ge=0, description="tokens of prompt and output, also --max-seq-len; 0: the model's context")
+    ] = 0
     # Never 0 in a configuration: the device's default takes its place.
     max_num_seqs: Annotated[int, Field(ge=0, le=4096, description="rows of the batch; 0: 64, on a GPU 512")] = 0
     max_num_batched_tokens: Annotated[

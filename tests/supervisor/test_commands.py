@@ -56,9 +56,15 @@ def test_the_client_shows_flags_that_serve_has() -> None:
 
 
 def test_help_states_range_and_default() -> None:
-    row = next(line for line in headrace("serve", "--help").stdout.splitlines() if "--max-num-seqs" in line)
+    row = next(line for line in headrace("serve", "--help").stdout.splitlines() if "--max-outputs" in line)
     assert "at least 1" in row
-    assert row.rstrip().endswith("64")
+    assert row.rstrip().endswith("16")
+
+
+def test_the_longest_sequence_has_two_names(tmp_path: pathlib.Path) -> None:
+    for name in ("--max-model-len", "--max-seq-len"):
+        line = refusal(headrace("serve", "--model", str(tmp_path), name, "-1"))
+        assert line.startswith("headrace: --max-model-len: input should be greater than or equal to 0")
 
 
 def test_a_missing_model_folder_is_refused_in_one_line_and_soon() -> None:
