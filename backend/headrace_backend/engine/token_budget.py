@@ -22,7 +22,7 @@ from headrace_backend.engine.step_time import StepLoad, StepTimeModel
 
 # How long a step with decodes should take at most on a GPU. A CPU has no default: a step of the whole budget is the rule there, and a chunk
 # short enough to be unnoticed would make prompts endless.
-DEFAULT_GPU_STEP_MS = 13.0
+DEFAULT_GPU_STEP_MS = 15.0
 # Pure computing time of the waiting prompts at which throughput goes first, and at which it no longer does.
 _THROUGHPUT_FROM_US = 500_000.0
 _THROUGHPUT_UNTIL_US = 50_000.0
