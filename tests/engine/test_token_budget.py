@@ -225,3 +225,13 @@ def test_waiting_tokens_are_counted_up_to_a_limit_each() -> None:
     assert waiting.num_counted_tokens == 100 + token_budget.MAX_COUNTED_TOKENS
     harness.run()
     assert waiting.num_counted_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("target_ms", "on_gpu", "target_us"),
+    [(0.0, True, 15_000), (0.0, False, None), (8.0, True, 8_000), (8.0, False, 8_000)],
+)
+def test_only_a_gpu_has_a_default_target(target_ms: float, on_gpu: bool, target_us: float | None) -> None:
+    harness = Harness(step_time_target_ms=target_ms)
+    harness.engine.worker_ready(64, on_gpu=on_gpu)
+    assert harness.engine._budget.target_us == target_us

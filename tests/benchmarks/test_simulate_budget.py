@@ -1,0 +1,37 @@
+"""The policy of the token budget meets its targets on the simulated device, with the clock of the simulation: the same figures on every machine."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from benchmarks import simulate_budget
+
+
+def figures(workload: str, **changes: float) -> dict[str, float | str]:
+    settings = {"target_ms": 0.0, "max_tokens": 8192, "rows": 256, "slowness": 1.0, "rate": 1.0, "seed": 0, **changes}
+    return simulate_budget.simulate(workload, argparse.Namespace(**settings))
+
+
+def test_streams_go_on_smoothly_beside_prompts_that_do_not_wait() -> None:
+    result = figures("poisson15")
+    assert float(result["itl_p99_ms"]) <= 16
+    assert float(result["ttft_p95_ms"]) <= 60
+
+
+def test_streams_go_on_beside_a_prompt_of_a_hundred_thousand_tokens() -> None:
+    result = figures("longprompt_poisson15")
+    assert float(result["itl_p99_ms"]) <= 25
+    assert float(result["ttft_p95_ms"]) <= 120
+    assert float(result["apart_ttft_s"]) <= 20
+
+
+@pytest.mark.parametrize(("workload", "least_tok_s"), [("burst256", 9_500), ("mix1000", 7_700)])
+def test_a_crowd_is_served_at_full_speed(workload: str, least_tok_s: float) -> None:
+    assert float(figures(workload)["output_tok_s"]) >= least_tok_s
+
+
+@pytest.mark.parametrize("slowness", [0.1, 2.0])
+def test_another_device_than_the_prior_is_of_keeps_its_target_too(slowness: float) -> None:
+    result = figures("poisson15", slowness=slowness, rate=min(1.0, 0.8 / slowness))
+    assert float(result["itl_p99_ms"]) <= 17
