@@ -22,7 +22,7 @@ import psutil
 from benchmarks import figures
 
 _GIB = 1 << 30
-_SAMPLE_S = 0.05
+_SAMPLE_S = 0.2
 _NVML_NAMES = ("libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1")
 
 
@@ -112,8 +112,8 @@ class GpuMemory:
         """Watches from now on. Without NVML there are no figures."""
         self._nvml = _load_nvml()
         self._handle = ctypes.c_void_p()
-        if self._nvml is not None:
-            self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self._handle))
+        if self._nvml is not None and self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self._handle)):
+            self._nvml = None
         self._ended = threading.Event()
         self._before = self._peak = self._used()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -123,7 +123,8 @@ class GpuMemory:
         if self._nvml is None:
             return 0
         memory = _NvmlMemory()
-        self._nvml.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory))
+        if self._nvml.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory)):
+            self._nvml = None
         return int(memory.used)
 
     def _watch(self) -> None:

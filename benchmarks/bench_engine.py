@@ -17,13 +17,12 @@ import uvloop
 
 from benchmarks import results_table
 from benchmarks.ceilings import Ceilings, measured
-from benchmarks.engine_options import Plan, engine_options, plan_of
+from benchmarks.engine_options import Plan, engine_options, model_folder, plan_of
 from benchmarks.engine_session import EngineSession
 from benchmarks.figures import write_json
 from benchmarks.measured_engine import measured_engine, record
 from benchmarks.measurements import itl_over_time, medians, summary
 from benchmarks.sending import NotMeasured, Run, counters, send
-from benchmarks.shapes import write_model_folder
 from benchmarks.workloads import WORKLOADS, Workload
 
 # Runs of a workload that is over within seconds; others run once.
@@ -83,7 +82,7 @@ def main() -> int:
     parser.add_argument("--workloads", default="single,mix1000", help=f"with commas: {', '.join(WORKLOADS)}; or NAME@C")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
-        folder = options.model or write_model_folder(options.shape, pathlib.Path(parent))
+        folder = model_folder(options, pathlib.Path(parent))
         plan = plan_of(parser, options, folder)
         complete = uvloop.run(run(plan, measured(options.device, options.threads), options.json))
     return 0 if complete else 1

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import pathlib
 import subprocess
@@ -30,12 +31,12 @@ import uvloop
 
 from benchmarks import bench_kv_waste, figures
 from benchmarks.ceilings import Ceilings, measured
-from benchmarks.engine_options import Plan, engine_options, plan_of
+from benchmarks.engine_options import Plan, engine_options, model_folder, plan_of
 from benchmarks.measured_engine import measured_engine
 from benchmarks.measurements import summary
-from benchmarks.sending import send
-from benchmarks.shapes import write_model_folder
+from benchmarks.sending import NotMeasured, send
 from benchmarks.workloads import Workload, build, fitted
+from headrace_backend.config import EngineConfig
 
 # Rows of the rungs below `full`; requests served; requests of the slowest rung.
 _GPU_SIZES = (32, 128, 1)
@@ -82,12 +83,13 @@ def plain_rungs(ladder: Ladder) -> Iterator[dict[str, Any]]:
     process.stdin.close()
     yield from (json.loads(line) for line in process.stdout)
     if process.wait():
-        raise SystemExit(f"the plain rungs ended with exit code {process.returncode}")
+        raise NotMeasured(f"the plain rungs ended with exit code {process.returncode}")
 
 
 async def engine_rung(ladder: Ladder, name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """One rung of our engine."""
-    plan = dataclasses.replace(ladder.plan, settings=ladder.plan.settings | settings | {"dtype": ladder.dtype})
+    settings = ladder.plan.settings | settings | {"dtype": ladder.dtype}
+    plan = dataclasses.replace(ladder.plan, settings=settings, engine=EngineConfig(**settings))
     async with measured_engine(plan, ladder.ceilings) as (session, _, _, _):
         run = await send(session, ladder.workload, name.encode())
     served = summary(run.requests, run.begin_s)
@@ -105,56 +107,64 @@ def engine_rungs(ladder: Ladder) -> Iterator[dict[str, Any]]:
     yield uvloop.run(engine_rung(ladder, "full", {}))
 
 
-def climb(ladder: Ladder) -> list[dict[str, Any]]:
-    """All rungs, each with its gain over the one before and over the first."""
-    rungs: list[dict[str, Any]] = []
-    for source in (plain_rungs, engine_rungs):
-        for rung in source(ladder):
+def climb(ladder: Ladder, rungs: list[dict[str, Any]]) -> str:
+    """Appends all rungs, each with its gain over the one before and over the first. Returns why it ended early; "" if it did not."""
+    try:
+        for rung in itertools.chain(plain_rungs(ladder), engine_rungs(ladder)):
             first, before = (rungs[0], rungs[-1]) if rungs else (rung, rung)
             rung["gain"] = round(rung["output_tok_s"] / before["output_tok_s"], 2)
             rung["total_gain"] = round(rung["output_tok_s"] / first["output_tok_s"], 2)
             rungs.append(rung)
-            print(
-                f"{rung['rung']:<10} {rung['output_tok_s']:>10,.1f} tok/s {rung['gain']:>7.2f} x {rung['total_gain']:>8.1f} x in all",
-                flush=True,
-            )
-    return rungs
+            rates = f"{rung['output_tok_s']:>10,.1f} tok/s {rung['gain']:>7.2f} x {rung['total_gain']:>8.1f} x in all"
+            print(f"{rung['rung']:<10} {rates}", flush=True)
+    except (RuntimeError, NotMeasured) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
-def main() -> None:
-    """Command line."""
+def _record(ladder: Ladder, rungs: list[dict[str, Any]], error: str) -> dict[str, Any]:
+    """What is written: the rungs, and beside them the cache's waste."""
+    waste = bench_kv_waste.run(len(ladder.workload.trace), ladder.rows, 16, 3 + ladder.plan.seed)
+    on_gpu = ladder.ceilings.device == "cuda"
+    record = {
+        "name": "ladder",
+        "gpu": ladder.ceilings.name if on_gpu else "",
+        "gpus": int(on_gpu),
+        "shape": ladder.plan.shape_name,
+        "dtype": ladder.dtype,
+        "rows": ladder.rows,
+        "requests": len(ladder.workload.trace),
+        "cut": ladder.workload.cut,
+        "seed": ladder.plan.seed,
+        "rungs": rungs,
+        "kv_waste": {name: value for name, value in waste.items() if name.startswith("waste")},
+        "ceilings": ladder.ceilings.summary(),
+    }
+    return record | ({"error": error} if error else {})
+
+
+def main() -> int:
+    """Command line; 1 if a rung is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     engine_options(parser)
     options = parser.parse_args()
-    ceilings = measured(options.device, options.threads)
-    rows, requests, few = _GPU_SIZES if ceilings.device == "cuda" else _CPU_SIZES
-    rows, requests = options.rows or rows, options.requests or requests
+    given_rows = options.rows
     # The rows are a rung's business; `full` takes the engine's own default.
     options.rows, options.workloads = 0, "mix1000"
+    rungs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
-        folder = options.model or write_model_folder(options.shape, pathlib.Path(parent))
-        plan = plan_of(parser, options, folder)
+        plan = plan_of(parser, options, model_folder(options, pathlib.Path(parent)))
+        ceilings = measured(options.device, options.threads)
+        rows, requests, few = _GPU_SIZES if ceilings.device == "cuda" else _CPU_SIZES
         sizes = plan.shape.vocab_size, plan.shape.max_position_embeddings
-        workload = fitted(build("mix1000", plan.seed, requests), *sizes)
-        rungs = climb(Ladder(plan, ceilings, workload, rows, few, options.threads))
-    waste = bench_kv_waste.run(requests, rows, 16, 3 + plan.seed)
-    shares = {name: value for name, value in waste.items() if name.startswith("waste")}
-    print(f"unused share of allocated cache: {shares}")
-    on_gpu = ceilings.device == "cuda"
-    record = {
-        "name": "ladder",
-        "gpu": ceilings.name if on_gpu else "",
-        "gpus": int(on_gpu),
-        "shape": plan.shape_name,
-        "rows": rows,
-        "cut": workload.cut,
-        "seed": plan.seed,
-        "rungs": rungs,
-        "kv_waste": shares,
-        "ceilings": ceilings.summary(),
-    }
-    figures.write_json({**record, **figures.provenance(options.git)}, options.json)
+        workload = fitted(build("mix1000", plan.seed, options.requests or requests), *sizes)
+        ladder = Ladder(plan, ceilings, workload, given_rows or rows, few, options.threads)
+        error = climb(ladder, rungs)
+    record = _record(ladder, rungs, error)
+    print(error or f"unused share of allocated cache: {record['kv_waste']}", flush=True)
+    figures.write_json(record | figures.provenance(options.git), options.json)
+    return 1 if error else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -21,14 +21,13 @@ from tokenizers import Tokenizer
 
 from benchmarks import results_table
 from benchmarks.ceilings import Ceilings, measured
-from benchmarks.engine_options import Plan, engine_options, plan_of
+from benchmarks.engine_options import Plan, engine_options, model_folder, plan_of
 from benchmarks.engine_session import EngineSession
 from benchmarks.figures import write_json
 from benchmarks.measured_engine import measured_engine, record
 from benchmarks.measurements import itl_over_time, medians, summary
 from benchmarks.sending import NotMeasured, Run, counters, send
 from benchmarks.serving import Services, send_texts, services
-from benchmarks.shapes import write_model_folder
 from benchmarks.synthetic_tokenizer import as_words
 from benchmarks.workloads import WORKLOADS, Workload, first_of
 
@@ -138,7 +137,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
-        folder = options.model or write_model_folder(options.shape, pathlib.Path(parent), tokenizer=True)
+        folder = model_folder(options, pathlib.Path(parent), tokenizer=True)
         plan = plan_of(parser, options, folder)
         ceilings = measured(options.device, options.threads)
         complete = uvloop.run(run(plan, ceilings, options.services, options.clients, options.json))

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import pydantic
 
-from benchmarks.shapes import SHAPES, Shape, shape_of
+from benchmarks.shapes import SHAPES, Shape, shape_of, write_model_folder
+from benchmarks.weight_files import write_weights
 from benchmarks.workloads import build
 from headrace_backend.config import EngineConfig
 
@@ -47,7 +48,10 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=pathlib.Path, help="a model folder instead of a shape")
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp16", "fp32"), default="auto")
     parser.add_argument(
-        "--load", choices=("dummy", "folder"), default="", help="folder needs --model and is its default"
+        "--load",
+        choices=("dummy", "folder"),
+        default="",
+        help="default: dummy for a shape, folder for --model; a shape with folder gets files of made-up weights",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:INDEX")
     parser.add_argument("--rows", type=int, default=0, help="sequences of a batch (max_num_seqs); 0: the default")
@@ -60,6 +64,16 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=0, help="runs of each workload; 0: the benchmark's own number")
     parser.add_argument("--git", default="", help="the commit, where the tree has no history")
     parser.add_argument("--json", type=pathlib.Path)
+
+
+def model_folder(options: argparse.Namespace, parent: pathlib.Path, *, tokenizer: bool = False) -> pathlib.Path:
+    """The folder that the options name, or one that is made for their shape below `parent`."""
+    if options.model:
+        return pathlib.Path(options.model)
+    folder = write_model_folder(options.shape, parent, tokenizer=tokenizer)
+    if options.load == "folder":
+        print(f"writing {write_weights(folder) / 1e9:.1f} GB of made-up weights", flush=True)
+    return folder
 
 
 def plan_of(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: pathlib.Path) -> Plan:
@@ -81,14 +95,8 @@ def plan_of(parser: argparse.ArgumentParser, options: argparse.Namespace, folder
 
 
 def engine_settings(options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
-    """EngineConfig fields of the options.
-
-    Raises:
-        SystemExit: They contradict each other.
-    """
+    """EngineConfig fields of the options."""
     load = options.load or ("folder" if options.model else "dummy")
-    if load == "folder" and options.model is None:
-        raise SystemExit("--load folder needs --model: a shape has no weights")
     settings: dict[str, Any] = {
         "model": str(folder),
         "device": options.device,

@@ -20,6 +20,7 @@ from benchmarks.measurements import summary
 from benchmarks.roofline import BYTES, PerfectEngine, StepTime
 from benchmarks.sending import warm_up
 from benchmarks.workloads import Workload, build, fitted
+from headrace_model_folder import ModelFolder
 
 # Prompt tokens of a workload in one round of warm-up, about.
 _GPU_WARM_UP_TOKENS = 16_384
@@ -35,14 +36,16 @@ class Started:
     startup_s: float
     load_gb_s: float | None
     warm_up_rounds: int
+    phases_s: dict[str, float]
 
 
-def load_gb_s(session: EngineSession, dtype: str, from_folder: bool) -> float | None:
-    """Bytes of weights over the seconds of the phase that read them; None for made-up weights, or if the backend does not say."""
+def load_gb_s(session: EngineSession, plan: Plan) -> float | None:
+    """Bytes of the folder's tensors over the seconds of the phase that read them; None for made-up weights, or if the backend does not say."""
     seconds = session.process.phases_s().get("weights")
-    if not seconds or not from_folder:
+    if not seconds or plan.engine.load != "folder":
         return None
-    return round(session.model.parameter_count * BYTES[dtype] / seconds / 1e9, 3)
+    folder = ModelFolder.open(plan.engine.model)
+    return round(sum(tensor.num_bytes for tensor in folder.tensors.values()) / seconds / 1e9, 3)
 
 
 async def _start(session: EngineSession, plan: Plan, workloads: list[Workload], on_gpu: bool) -> Started:
@@ -51,8 +54,8 @@ async def _start(session: EngineSession, plan: Plan, workloads: list[Workload], 
     tokens = _GPU_WARM_UP_TOKENS if on_gpu else _CPU_WARM_UP_TOKENS
     rows = plan.engine.max_num_seqs if on_gpu else _CPU_ROWS
     rounds = await warm_up(session, workloads, rows, tokens)
-    rate = load_gb_s(session, session.model.dtype, plan.engine.load == "folder")
-    return Started(round(startup_s, 2), rate, rounds)
+    rate = load_gb_s(session, plan)
+    return Started(round(startup_s, 2), rate, rounds, session.process.phases_s())
 
 
 def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, dtype: str) -> dict[str, Any]:
@@ -89,7 +92,12 @@ def record(
         "ceilings": ceilings.summary(),
     }
     result: dict[str, Any] = (
-        head | figures | tail | more | about | {"engine": {k: v for k, v in plan.settings.items() if k != "model"}}
+        head
+        | figures
+        | tail
+        | more
+        | about
+        | {"phases_s": started.phases_s, "engine": {k: v for k, v in plan.settings.items() if k != "model"}}
     )
     return result
 
@@ -109,7 +117,7 @@ async def measured_engine(
         started = await _start(session, plan, workloads, on_gpu)
         warm_s = time.perf_counter() - begin_s
         print(
-            f"start-up {started.startup_s} s, warm after {started.warm_up_rounds} rounds in {warm_s:.1f} s; {ceilings.summary()}",
+            f"start-up {started.startup_s} s, warm after {started.warm_up_rounds} rounds in {warm_s:.1f} s; phases {started.phases_s}; ceilings {ceilings.summary()}",
             flush=True,
         )
         yield (

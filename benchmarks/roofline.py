@@ -75,8 +75,9 @@ class PerfectEngine:
         self._budget = budget
 
     def serve(self, workload: Workload) -> list[Request]:
-        """When each token would arrive; the run begins at 0."""
-        waiting, running, ended = deque(self._requests(workload)), list[_Row](), list[_Row]()
+        """When each token would arrive, request by request in the trace's order; the run begins at 0."""
+        rows = self._requests(workload)
+        waiting, running = deque(rows), list[_Row]()
         limit = min(self._rows, workload.concurrency or self._rows)
         closed_loop = workload.concurrency is not None
         now_s = 0.0
@@ -88,9 +89,8 @@ class PerfectEngine:
                 row.start_s = now_s if closed_loop else row.start_s
                 running.append(row)
             now_s = self._step(running, now_s)
-            ended += [row for row in running if row.ended]
             running = [row for row in running if not row.ended]
-        return [Request(row.start_s, row.prompt, np.asarray(row.arrivals_s)) for row in ended]
+        return [Request(row.start_s, row.prompt, np.asarray(row.arrivals_s)) for row in rows]
 
     @staticmethod
     def _requests(workload: Workload) -> list[_Row]:

@@ -32,7 +32,18 @@ def run(name: str, *arguments: str) -> str:
 @pytest.fixture(scope="module")
 def engine_results(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("bench") / "engine.json"
-    run("bench_engine", "--workloads", "single,longprompt_poisson15", "--requests", "1", "--json", str(path), *QUICK)
+    run(
+        "bench_engine",
+        "--load",
+        "folder",
+        "--workloads",
+        "single,longprompt_poisson15",
+        "--requests",
+        "1",
+        "--json",
+        str(path),
+        *QUICK,
+    )
     return path
 
 
@@ -45,7 +56,7 @@ def test_engine_results_have_the_stated_fields(engine_results: pathlib.Path) -> 
         assert result["cached_tokens"] == 0 and result["cut"]
         assert 0 < result["itl_p50"] <= result["itl_p99"] <= result["e2e_p99"]
         assert result["floor"]["output_tok_s"] > 0 and result["ceilings"]["copy_tb_s"] > 0
-        assert result["startup_s"] > 0 and result["peak_memory_gib"] > 0
+        assert result["load_gb_s"] > 0 and result["startup_s"] > 0 and result["peak_memory_gib"] > 0
         # Nothing of the machine it ran on.
         assert "/tmp" not in json.dumps(result["engine"])
     assert results[1]["apart"]["requests"] == 1 and results[1]["requests"] == 1
@@ -85,7 +96,7 @@ def test_mistakes_are_refused_in_a_line() -> None:
     for arguments, reason in (
         (["--workloads", "burst257"], "no workload 'burst257'"),
         (["--set", "block_size=17"], "block_size"),
-        (["--load", "folder"], "--load folder needs --model"),
+        (["--rows", "0.5"], "--rows"),
     ):
         command = [sys.executable, "-m", "benchmarks.bench_engine", "--device", "cpu", *arguments]
         refused = subprocess.run(

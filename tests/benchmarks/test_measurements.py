@@ -75,7 +75,8 @@ def test_the_time_of_a_prompt_is_that_of_the_published_table() -> None:
 def test_the_perfect_engine_gives_every_token_once_and_in_order(name: str) -> None:
     workload = build(name, requests=40)
     requests = PerfectEngine(LLAMA_8B, 16, 2048).serve(workload)
-    assert sorted(len(request.arrivals_s) for request in requests) == sorted(output for _, output in workload.trace)
+    assert [len(request.arrivals_s) for request in requests] == [output for _, output in workload.trace]
+    assert [request.prompt_tokens for request in requests] == [len(prompt) for prompt, _ in workload.trace]
     assert all((np.diff(request.arrivals_s) > 0).all() and request.ttft_s > 0 for request in requests)
     # Nothing is faster than its own steps alone.
     fastest = LLAMA_8B.seconds(1, 1, 16, 0.0)

@@ -7,11 +7,14 @@ import pathlib
 import random
 
 import pytest
+import torch
+from benchmarks import weight_files
 from benchmarks.shapes import SHAPES, shape_of, write_model_folder
 from benchmarks.synthetic_tokenizer import FIRST_WORD, NUM_SPECIAL, as_words
 from benchmarks.workloads import LONG_PROMPT_TOKENS, WORKLOADS, Trace, build, fitted
 from tokenizers import Tokenizer
 
+from headrace_backend.models.registry import load_model
 from headrace_model_folder import ModelFolder
 
 # Of the traces that the rival engines were measured with: they must never change.
@@ -83,6 +86,18 @@ def test_shapes_are_model_folders_of_the_stated_size(name: str, tmp_path: pathli
     assert opened.token_table is None
     assert shape_of(folder).layer_parameters == SHAPES[name].layer_parameters
     assert shape_of(folder).kv_elements == SHAPES[name].kv_elements
+
+
+def test_made_up_weights_are_a_folder_that_loads(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_files, "_SHARD_BYTES", 4 << 20)
+    folder = write_model_folder("demo", tmp_path)
+    assert weight_files.write_weights(folder) == 2 * PARAMETERS["demo"]
+    opened = ModelFolder.open(folder)
+    assert len({record.file for record in opened.tensors.values()}) > 2
+    model = load_model(opened, opened.config, torch.float32, torch.device("cpu"), "folder", 0, lambda *_: None)
+    weights = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    assert all(0.015 < weight.std() < 0.025 and weight.isfinite().all() for weight in weights)
+    assert all((parameter == 1).all() for parameter in model.parameters() if parameter.dim() == 1)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "demo"])
