@@ -20,7 +20,7 @@ from benchmarks.ceilings import Ceilings, measured
 from benchmarks.engine_options import Plan, engine_options, model_folder, plan_of
 from benchmarks.engine_session import EngineSession
 from benchmarks.figures import write_json
-from benchmarks.measured_engine import measured_engine, record
+from benchmarks.measured_engine import is_clean, measured_engine, record
 from benchmarks.measurements import itl_over_time, medians, summary
 from benchmarks.sending import NotMeasured, Run, counters, send
 from benchmarks.workloads import WORKLOADS, Workload
@@ -56,7 +56,7 @@ def _others(run: Run, workload: Workload) -> list[Any]:
 
 
 async def run(plan: Plan, ceilings: Ceilings, path: pathlib.Path | None) -> bool:
-    """Starts the backend, warms it, and measures every workload; `path` holds what there is after each. False if one could not be measured."""
+    """Starts the backend, warms it, and measures every workload; `path` holds what there is after each. False if one could not be measured, or not on a warm engine."""
     results: list[dict[str, Any]] = []
     complete = True
     async with measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
@@ -70,13 +70,14 @@ async def run(plan: Plan, ceilings: Ceilings, path: pathlib.Path | None) -> bool
             result = record(figures, workload, plan, ceilings, started, session.model.dtype)
             result["peak_memory_gib"] = peak_gib()
             print("\n".join(results_table.lines(result)), flush=True)
+            complete = is_clean(result) and complete
             results.append(result)
             write_json(results, path)
     return complete
 
 
 def main() -> int:
-    """Command line; 1 if a workload could not be measured."""
+    """Command line; 1 if a workload could not be measured, or not on a warm engine."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     engine_options(parser)
     parser.add_argument("--workloads", default="single,mix1000", help=f"with commas: {', '.join(WORKLOADS)}; or NAME@C")

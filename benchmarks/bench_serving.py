@@ -24,7 +24,7 @@ from benchmarks.ceilings import Ceilings, measured
 from benchmarks.engine_options import Plan, engine_options, model_folder, plan_of
 from benchmarks.engine_session import EngineSession
 from benchmarks.figures import write_json
-from benchmarks.measured_engine import measured_engine, record
+from benchmarks.measured_engine import is_clean, measured_engine, record
 from benchmarks.measurements import itl_over_time, medians, summary
 from benchmarks.sending import NotMeasured, Run, counters, send
 from benchmarks.serving import Services, send_texts, services
@@ -100,7 +100,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
 
 async def run(plan: Plan, ceilings: Ceilings, num_services: int, clients: int, path: pathlib.Path | None) -> bool:
-    """Starts everything, warms it, and measures every workload both ways; `path` holds what there is after each. False if one could not be measured."""
+    """Starts everything, warms it, and measures every workload both ways; `path` holds what there is after each. False if one could not be measured, or not on a warm engine."""
     tokenizer = Tokenizer.from_file(str(pathlib.Path(plan.settings["model"]) / "tokenizer.json"))
     results: list[dict[str, Any]] = []
     complete = True
@@ -119,13 +119,14 @@ async def run(plan: Plan, ceilings: Ceilings, num_services: int, clients: int, p
                 result = record(figures, workload, plan, ceilings, started, session.model.dtype)
                 result["peak_memory_gib"] = peak_gib()
                 print("\n".join(_lines(result)), flush=True)
+                complete = is_clean(result) and complete
                 results.append(result)
                 write_json(results, path)
     return complete
 
 
 def main() -> int:
-    """Command line; 1 if a workload could not be measured."""
+    """Command line; 1 if a workload could not be measured, or not on a warm engine."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     engine_options(parser)
     parser.add_argument(

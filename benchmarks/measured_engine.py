@@ -36,6 +36,8 @@ class Started:
     startup_s: float
     load_gb_s: float | None
     warm_up_rounds: int
+    # Whether the last round of warm-up compiled and captured nothing.
+    warm: bool
     phases_s: dict[str, float]
 
 
@@ -53,9 +55,9 @@ async def _start(session: EngineSession, plan: Plan, workloads: list[Workload], 
     startup_s = time.perf_counter() - session.process.started_s
     tokens = _GPU_WARM_UP_TOKENS if on_gpu else _CPU_WARM_UP_TOKENS
     rows = plan.engine.max_num_seqs if on_gpu else _CPU_ROWS
-    rounds = await warm_up(session, workloads, rows, tokens)
+    rounds, warm = await warm_up(session, workloads, rows, tokens)
     rate = load_gb_s(session, plan)
-    return Started(round(startup_s, 2), rate, rounds, session.process.phases_s())
+    return Started(round(startup_s, 2), rate, rounds, warm, session.process.phases_s())
 
 
 def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, dtype: str) -> dict[str, Any]:
@@ -97,7 +99,11 @@ def record(
         | tail
         | more
         | about
-        | {"phases_s": started.phases_s, "engine": {k: v for k, v in plan.settings.items() if k != "model"}}
+        | {
+            "warm": started.warm,
+            "phases_s": started.phases_s,
+            "engine": {k: v for k, v in plan.settings.items() if k != "model"},
+        }
     )
     return result
 
@@ -117,7 +123,7 @@ async def measured_engine(
         started = await _start(session, plan, workloads, on_gpu)
         warm_s = time.perf_counter() - begin_s
         print(
-            f"start-up {started.startup_s} s, warm after {started.warm_up_rounds} rounds in {warm_s:.1f} s; phases {started.phases_s}; ceilings {ceilings.summary()}",
+            f"start-up {started.startup_s} s, {'warm' if started.warm else 'STILL COMPILING'} after {started.warm_up_rounds} rounds in {warm_s:.1f} s; phases {started.phases_s}; ceilings {ceilings.summary()}",
             flush=True,
         )
         yield (
@@ -132,3 +138,11 @@ async def measured_engine(
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
+
+
+def is_clean(result: dict[str, Any]) -> bool:
+    """Whether nothing was compiled or captured while this was measured; said aloud if not."""
+    late = result.get("late_work_after_warm_up", 0)
+    if late:
+        print(f"  NOT WARM: {late} kernels compiled or graphs captured during {result['name']}", flush=True)
+    return bool(result["warm"]) and not late

@@ -53,7 +53,7 @@ def test_engine_results_have_the_stated_fields(engine_results: pathlib.Path) -> 
     for result in results:
         assert list(result)[: len(FIELDS)] == FIELDS
         assert (result["git"], result["gpus"], result["shape"], result["dtype"]) == ("abc1234", 0, "demo", "fp32")
-        assert result["cached_tokens"] == 0 and result["cut"]
+        assert result["cached_tokens"] == 0 and result["cut"] and result["warm"]
         assert 0 < result["itl_p50"] <= result["itl_p99"] <= result["e2e_p99"]
         assert result["floor"]["output_tok_s"] > 0 and result["ceilings"]["copy_tb_s"] > 0
         assert result["load_gb_s"] > 0 and result["startup_s"] > 0 and result["peak_memory_gib"] > 0
