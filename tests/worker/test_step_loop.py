@@ -79,8 +79,9 @@ class SlowDevice(HostCopy):
 
     spy: SpyRunner
 
-    def __init__(self, sampled: SampledTokens) -> None:
-        super().__init__(sampled)
+    def __init__(self, sampled: SampledTokens | None, device: torch.device) -> None:
+        super().__init__(sampled, device)
+        assert sampled is not None
         self.step_id = int(sampled.tokens)
 
     def is_there(self) -> bool:

@@ -15,23 +15,25 @@ from headrace_kernels.logprobs import TokenLogprobs
 
 
 class HostCopy:
-    """One step's samples. On a CPU they are there at once."""
+    """One step's samples, if it has any, and its end. On a CPU they are there at once."""
 
-    def __init__(self, sampled: SampledTokens) -> None:
-        """Starts the copies, behind what has been launched so far."""
-        if sampled.tokens.device.type == "cpu":
-            self._sampled, self._arrived = sampled, None
+    def __init__(self, sampled: SampledTokens | None, device: torch.device) -> None:
+        """Starts the copies, behind what has been launched on the device so far."""
+        self._sampled = sampled
+        self._arrived: torch.cuda.Event | None = None
+        if device.type == "cpu":
             return
-        # Pinned by torch, as they are asked for without waiting.
-        logprobs = sampled.logprobs
-        self._sampled = SampledTokens(
-            tokens=_to_host(sampled.tokens),
-            sound=_to_host(sampled.sound),
-            logprobs=None if logprobs is None else _logprobs_to_host(logprobs),
-        )
+        if sampled is not None:
+            # Pinned by torch, as they are asked for without waiting.
+            logprobs = sampled.logprobs
+            self._sampled = SampledTokens(
+                tokens=_to_host(sampled.tokens),
+                sound=_to_host(sampled.sound),
+                logprobs=None if logprobs is None else _logprobs_to_host(logprobs),
+            )
         # Blocking: who waits sleeps instead of spinning.
-        self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self._arrived.record()  # type: ignore[no-untyped-call]
+        self._arrived = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        self._arrived.record()
 
     def is_there(self) -> bool:
         """Whether `fill` would not wait."""
@@ -40,8 +42,15 @@ class HostCopy:
     def fill(self, result: StepResult) -> None:
         """Waits for the copies and writes the columns of a result."""
         if self._arrived is not None:
-            self._arrived.synchronize()  # type: ignore[no-untyped-call]
-        self._sampled.fill(result)
+            self._arrived.synchronize()
+        if self._sampled is not None:
+            self._sampled.fill(result)
+
+    def elapsed_ns_since(self, earlier: HostCopy) -> int | None:
+        """By the device's clock, from the end of an earlier step to the end of this one, both there; None on a CPU."""
+        if self._arrived is None or earlier._arrived is None:
+            return None
+        return int(1e6 * earlier._arrived.elapsed_time(self._arrived))
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:

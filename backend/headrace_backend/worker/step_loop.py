@@ -16,6 +16,7 @@ import numpy as np
 from headrace_backend.step_plan import StepPlan, StepResult
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed
+from headrace_backend.worker.finish_times import FinishTimes
 from headrace_backend.worker.host_copy import HostCopy
 from headrace_backend.worker.runner import Runner
 from headrace_backend.worker_messages import RecordKind
@@ -30,17 +31,16 @@ class _LaunchedStep:
 
     step_id: int
     started_at_ns: int
-    samples: HostCopy | None
+    samples: HostCopy
 
     def is_done(self) -> bool:
         """Whether its result can be read without waiting."""
-        return self.samples is None or self.samples.is_there()
+        return self.samples.is_there()
 
     def result(self) -> StepResult:
         """Waits for the device."""
         result = StepResult(self.step_id, self.started_at_ns, 0, np.empty(0, np.int32), np.empty(0, np.uint8))
-        if self.samples is not None:
-            self.samples.fill(result)
+        self.samples.fill(result)
         result.finished_at_ns = time.monotonic_ns()
         return result
 
@@ -64,6 +64,7 @@ class StepLoop:
         self._runs_ahead = runs_ahead
         self._count_late_work = count_late_work
         self._warm_count = count_late_work()
+        self._finish_times = FinishTimes()
         self._launched: deque[_LaunchedStep] = deque()
 
     def run(self) -> None:
@@ -86,8 +87,8 @@ class StepLoop:
     def _launch(self, plan: StepPlan) -> None:
         started_at_ns = time.monotonic_ns()
         try:
-            sampled = self._runner.sample(plan, self._runner.forward(plan))
-            samples = None if sampled is None else HostCopy(sampled)
+            hidden = self._runner.forward(plan)
+            samples = HostCopy(self._runner.sample(plan, hidden), hidden.device)
         except Exception as error:
             # The steps before it are sound.
             self._answer_done(wait=True)
@@ -105,6 +106,7 @@ class StepLoop:
             except Exception as error:
                 # A GPU reports what went wrong in a kernel only here.
                 raise StepFailed(step.step_id) from error
+            result.finished_at_ns = self._finish_times.of(step.samples, result.finished_at_ns)
             result.late_work = self._count_late_work() - self._warm_count
             self._launched.popleft()
             self._channel.send_result(result)
