@@ -161,3 +161,18 @@ def test_chunks_deep_in_a_long_prompt_are_shorter() -> None:
     lengths = [model.fitting_tokens(load, start, 15_000) for start in (0, 10_000, 50_000, 100_000)]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > 4 * lengths[-1] > 0
+
+
+def test_steps_that_leave_the_graphs_are_known_to_cost_more_at_once() -> None:
+    """Beyond 256 tokens this device launches kernel by kernel: 6 ms more from one token to the next."""
+    model, smooth = StepTimeModel(), device()
+
+    def run(load: StepLoad) -> float:
+        tokens = load.num_decodes + load.num_prefill_tokens
+        return smooth(load) + (6000 if load.num_prefill_tokens and tokens > 256 else 0)
+
+    teach(model, run, 600)
+    load = StepLoad(16, 16 * 600)
+    # Without the jump 450 tokens fit into 11 ms.
+    assert 240 <= model.fitting_tokens(load, 0, 11_000) < 300
+    assert 350 < model.fitting_tokens(load, 0, 16_000) < 450

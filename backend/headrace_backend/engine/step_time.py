@@ -6,9 +6,10 @@ reads no clock (the engine gives it durations). Settled steps go in, predictions
 A step costs, in microseconds, the sum of these features, each times a coefficient that is never negative:
 
     1                     weights are read once, kernels are launched
-    1 if it has prompts   such steps may run outside of a captured graph
+    1 if it has prompts   and again if such a step has more than 256 tokens, and than 512: it may run outside of a captured graph
     decodes               rows
-    tokens                all of them, and again those beyond 128 and beyond 256: products are bound by memory first, by arithmetic later
+    tokens                by segments, each with a coefficient of its own: the first ones share the reading of the weights, those of a step that is launched
+                          kernel by kernel may hide behind the launching, the last ones cost their arithmetic
     context tokens        read by decodes
     attention pairs       query times key of the prompts: count * (start + count / 2), summed over chunks
 
@@ -27,12 +28,17 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-# Tokens at which a token begins to cost more.
-_KNEES: Final = (128, 256)
-_STEP, _MIXED, _DECODES, _TOKENS, _FIRST_KNEE, _CONTEXT, _PAIRS = 0, 1, 2, 3, 4, 6, 7
-_NUM_FEATURES = 8
+# Where segments of tokens begin; the last one has no end.
+_SEGMENTS: Final = (0, 128, 256, 384, 512, 768, 1024)
+_SEGMENT_ENDS: Final = (*_SEGMENTS[1:], 1 << 30)
+# Tokens beyond which a step with prompts may cost more at once.
+_JUMPS: Final = (256, 512)
+_FIRST_SEGMENT = 3
+_FIRST_JUMP = _FIRST_SEGMENT + len(_SEGMENTS)
+_PAIRS = _FIRST_JUMP + len(_JUMPS) + 1
+_NUM_FEATURES = _PAIRS + 1
 # In microseconds: a model of 8e9 parameters in bf16 on an H200 by its arithmetic. Another device is this times a factor until it has shown itself.
-_PRIOR_US = (4400.0, 200.0, 1.0, 3.0, 9.0, 8.0, 0.033, 0.0012)
+_PRIOR_US = (4400.0, 300.0, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0, 20.0, 600.0, 600.0, 0.033, 0.0012)
 # Weight of the prior of one coefficient, in steps that consist of nothing but its feature.
 _PRIOR_WEIGHT = 0.02
 # A step with (without) prompts counts half as much after so many more of its kind.
@@ -76,19 +82,17 @@ class StepLoad:
         self.num_prefill_tokens += count
         self.attention_pairs += count * (start + 0.5 * count)
 
-    def features(self) -> list[float]:
-        """By the order of the coefficients."""
+    def features(self, has_prompts: bool = False) -> list[float]:
+        """By the order of the coefficients; `has_prompts`: as if it had prompts, although none of their tokens is in it yet."""
         tokens = self.num_decodes + self.num_prefill_tokens
-        return [
-            1.0,
-            1.0 if self.num_prefill_tokens else 0.0,
-            self.num_decodes,
-            tokens,
-            max(0, tokens - _KNEES[0]),
-            max(0, tokens - _KNEES[1]),
-            self.context_tokens,
-            self.attention_pairs,
-        ]
+        mixed = 1.0 if self.num_prefill_tokens or has_prompts else 0.0
+        features = [1.0, mixed, self.num_decodes]
+        for begin, end in zip(_SEGMENTS, _SEGMENT_ENDS, strict=True):
+            features.append(tokens - begin if begin < tokens < end else end - begin if tokens >= end else 0.0)
+        for jump in _JUMPS:
+            features.append(mixed if tokens > jump else 0.0)
+        features += (self.context_tokens, self.attention_pairs)
+        return features
 
 
 class _Moments:
@@ -145,7 +149,7 @@ class StepTimeModel:
     @property
     def prefill_us_per_token(self) -> float:
         """What one more token costs in a large step, without attention to a long context."""
-        return sum(self._coefficients[_TOKENS:_CONTEXT])
+        return self._coefficients[_FIRST_JUMP - 1]
 
     def observe(self, load: StepLoad, duration_us: float) -> None:
         """A step has taken so long. Durations that can't be are passed over."""
@@ -171,23 +175,24 @@ class StepTimeModel:
         """
         coefficients = self._coefficients
         first = load.num_decodes + load.num_prefill_tokens
-        left_us = limit_us - self.predict_us(load) - (0.0 if load.num_prefill_tokens else coefficients[_MIXED])
-        if left_us <= 0:
-            return 0
+        left_us = limit_us - _dot(coefficients, load.features(has_prompts=True))
         pairs_us = coefficients[_PAIRS]
-        slope_us = coefficients[_TOKENS] + pairs_us * start
-        count = 0.0
-        for index, knee in enumerate(_KNEES, _FIRST_KNEE):
-            if knee > first:
-                width = knee - first - count
-                piece_us = width * (slope_us + 0.5 * pairs_us * width)
-                if piece_us > left_us:
-                    break
-                left_us -= piece_us
-                count += width
-                slope_us += pairs_us * width
-            slope_us += coefficients[index]
-        return int(count + _solve_piece(slope_us, pairs_us, left_us))
+        count = 0
+        for index, (begin, end) in enumerate(zip(_SEGMENTS, _SEGMENT_ENDS, strict=True)):
+            if end <= first:
+                continue
+            if begin >= first and begin in _JUMPS:
+                left_us -= coefficients[_FIRST_JUMP + _JUMPS.index(begin)]
+            if left_us <= 0:
+                break
+            slope_us = coefficients[_FIRST_SEGMENT + index] + pairs_us * (start + count)
+            width = end - max(begin, first)
+            piece_us = width * (slope_us + 0.5 * pairs_us * width)
+            if piece_us > left_us:
+                return count + int(_solve_piece(slope_us, pairs_us, left_us))
+            left_us -= piece_us
+            count += width
+        return count
 
     def _plausible(self, features: list[float], duration_us: float) -> float:
         """The duration, cut down to what steps usually deviate from their prediction."""

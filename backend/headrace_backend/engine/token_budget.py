@@ -33,7 +33,7 @@ _LEAST_PREFILL_SHARE = 0.25
 # A chunk that does not finish its prompt is not shorter, and none is begun behind another with less.
 _LEAST_CHUNK_TOKENS = 64
 # Chunks that do not finish their prompt aim at so much of the limit; the rest is for the ends of prompts, which would otherwise cost one more step.
-_AIM = 0.92
+_AIM = 0.96
 _WHOLE_STEP_MARGIN = 1.25
 # A prompt that needs more steps like this one than that is a long one.
 _LONG_PROMPT_STEPS = 8
