@@ -221,9 +221,15 @@ def decode_attention(
             HEAD_DIM=head_dim,
             PADDED_DIM=padded_dim(head_dim),
             QUERY_LEN=query_len,
-            SPLITS=64 if padded_dim(head_dim) <= 128 else 32,
+            SPLITS=_splits_at_once(work.merges.shape[0], padded_dim(head_dim)),
             num_warps=4,
         )
+
+
+def _splits_at_once(num_merges: int, dim: int) -> int:
+    """Partial results that are merged at a time. Many rows have few splits each: 32 rows with 2 splits took 7 us with room for 64. A row with more takes several rounds."""
+    most = 64 if dim <= 128 else 32
+    return most if num_merges <= 2 else 16 if num_merges <= 8 else 4
 
 
 def _launch_rule(rows: int, dim: int, kv_cache: Tensor) -> Launch:

@@ -21,12 +21,27 @@ from headrace_kernels.triton_runtime import uses_triton
 _MOST_ROWS = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 1}
 # Outputs from which a product is an output head's: so long that wider tiles pay.
 _HEAD_OUTPUTS = 65_536
+# Inputs that a program of the streaming kernel can hold in its registers.
+_LEAST_STREAMED, _MOST_STREAMED = 1024, 16_384
+# Inputs from which a row has so many bytes that few programs keep the memory busy.
+_LONG_INPUTS = 8192
+# How one row streams, by the kind of product.
+_ONE_ROW = {
+    "plain": Tile("stream", block_n=6, num_warps=4, num_stages=4),
+    "gated": Tile("stream", block_n=3, num_warps=4, num_stages=4),
+    "long": Tile("stream", block_n=2, num_warps=8, num_stages=3),
+    "head": Tile("stream", block_n=6, num_warps=4, num_stages=4),
+}
 
 
-def launch_rule(num_rows: int, num_outputs: int) -> Tile:
-    """The launch rule, from the same sweep: within 2% of the best tile of every product, row count up to 8 and the 8B shapes."""
+def launch_rule(num_rows: int, num_outputs: int, num_inputs: int, gated: bool = False) -> Tile:
+    """The launch rule, from the same sweep for 2 to 8 rows: within 2% of the best tile of every product of an 8B Llama."""
     if num_rows == 1:
-        return Tile("vector", block_n=2, block_k=2048, num_warps=4)
+        if not _LEAST_STREAMED <= num_inputs <= _MOST_STREAMED:
+            return Tile("vector", block_n=2, block_k=2048, num_warps=4)
+        if gated:
+            return _ONE_ROW["gated"]
+        return _ONE_ROW["long" if num_inputs > _LONG_INPUTS else "head" if num_outputs >= _HEAD_OUTPUTS else "plain"]
     if num_outputs >= _HEAD_OUTPUTS:
         return Tile("tile", block_n=32, block_k=256, num_warps=2, num_stages=4, slices=2)
     return Tile("tile", block_n=16, block_k=512, num_warps=4, num_stages=3, slices=4)
@@ -55,7 +70,7 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtyp
         out_dtype: Of the result; None: the type of x.
     """
     out = x.new_empty(x.shape[0], weight.shape[0], dtype=out_dtype)
-    multiply(x, weight, bias, out, launch_rule(*out.shape))
+    multiply(x, weight, bias, out, launch_rule(*out.shape, x.shape[1]))
     return out
 
 
@@ -80,7 +95,7 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias
     if not uses_triton(weight):
         return norm_linear_reference(x, norm_weight, eps, weight, bias)
     out = x.new_empty(x.shape[0], weight.shape[0])
-    multiply(x, weight, bias, out, launch_rule(*out.shape), norm=(norm_weight, eps))
+    multiply(x, weight, bias, out, launch_rule(*out.shape, x.shape[1]), norm=(norm_weight, eps))
     return out
 
 
@@ -100,7 +115,7 @@ def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
     """
     if not uses_triton(weight):
         return linear_add_reference(x, weight, bias, residual)
-    multiply(x, weight, bias, residual, launch_rule(*residual.shape), add=True)
+    multiply(x, weight, bias, residual, launch_rule(*residual.shape, x.shape[1]), add=True)
 
 
 def norm_swiglu_reference(
@@ -126,5 +141,13 @@ def norm_swiglu(x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tens
     if not uses_triton(gate_up_weight):
         return norm_swiglu_reference(x, norm_weight, eps, gate_up_weight, bias)
     out = x.new_empty(x.shape[0], gate_up_weight.shape[0] // 2)
-    multiply(x, gate_up_weight, bias, out, launch_rule(*out.shape), norm=(norm_weight, eps), gated=True)
+    multiply(
+        x,
+        gate_up_weight,
+        bias,
+        out,
+        launch_rule(*out.shape, x.shape[1], gated=True),
+        norm=(norm_weight, eps),
+        gated=True,
+    )
     return out

@@ -30,14 +30,14 @@ MAX_ROWS = 16
 class Tile(NamedTuple):
     """How a product is cut: which kernel, and the sizes of a program's part."""
 
-    # `vector` or `tile`.
+    # `stream`, `vector` or `tile`.
     kernel: str
-    # Outputs of one program (with SwiGLU as many again, for the gate).
+    # Outputs of one program (with SwiGLU as many again, for the gate); `stream`: programs per multiprocessor.
     block_n: int
-    # Inputs that are multiplied at a time.
-    block_k: int
-    num_warps: int
-    # Tiles that are loaded ahead; `tile` only.
+    # Inputs that are multiplied at a time; `stream` takes all of them.
+    block_k: int = 0
+    num_warps: int = 4
+    # Tiles that are loaded ahead; not `vector`.
     num_stages: int = 1
     # Parts of block_k that are summed apart, by different warps, and added at the end; `tile` only.
     slices: int = 1
@@ -96,6 +96,31 @@ def _vector_kernel(
         rstd = tl.rsqrt(tl.sum(squares, 2) / K + eps)
         y, up = y * rstd, up * rstd
     _finish(y, up, m[:, None], n[None, :], bias_ptr, out_ptr, M, N, GATED, ADD)
+
+
+@triton.jit(do_not_specialize=["N"])
+def _stream_kernel(
+    x_ptr, norm_ptr, weight_ptr, bias_ptr, out_ptr,
+    N, eps,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """y[n] = sum_k x[k] w[n, k] for one row of x, which each program holds in registers, normed once, while its rows of w stream past."""
+    offs_k = tl.arange(0, BLOCK_K)
+    mask = offs_k < K
+    x = tl.load(x_ptr + offs_k, mask=mask, other=0.0).to(tl.float32)
+    if norm_ptr is not None:
+        rstd = tl.rsqrt(tl.sum(x * x, 0) / K + eps)
+        x = x * rstd * tl.load(norm_ptr + offs_k, mask=mask, other=0.0).to(tl.float32)
+    gate_size = N.to(tl.int64) * K
+    for n in tl.range(tl.program_id(0), N, tl.num_programs(0), num_stages=STAGES):
+        row = weight_ptr + tl.cast(n, tl.int64) * K
+        w = tl.load(row + offs_k, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        y = tl.sum(x * w, 0)
+        up = y
+        if GATED:
+            w_up = tl.load(row + gate_size + offs_k, mask=mask, other=0.0, eviction_policy="evict_first")
+            up = tl.sum(x * w_up.to(tl.float32), 0)
+        _finish(y, up, 0, n, bias_ptr, out_ptr, 1, N, GATED, ADD)
 
 
 @triton.jit
@@ -163,11 +188,35 @@ def multiply(
     """
     assert x.shape[0] <= MAX_ROWS and weight.shape == (out.shape[1] * (2 if gated else 1), x.shape[1])
     assert weight.is_contiguous() and out.is_contiguous()
-    if tile.kernel == "vector":
+    if tile.kernel == "stream":
+        _multiply_streams(x.contiguous(), weight, bias, out, tile, norm, gated, add)
+    elif tile.kernel == "vector":
         _multiply_vectors(x.contiguous(), weight, bias, out, tile, norm, gated, add)
     else:
         normed = x.contiguous() if norm is None else rms_norm(x, *norm)
         _multiply_tiles(normed, weight, bias, out, tile, gated, add)
+
+
+def _multiply_streams(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    tile: Tile,
+    norm: tuple[Tensor, float] | None,
+    gated: bool,
+    add: bool,
+) -> None:
+    (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
+    assert num_rows == 1
+    norm_weight, eps = norm or (None, 0.0)
+    block_k = triton.next_power_of_2(num_inputs)
+    stages = min(tile.num_stages, _most_stages(x.device, block_k * weight.element_size() * (2 if gated else 1)))
+    num_programs = min(num_outputs, tile.block_n * _multiprocessors(x.device))
+    _stream_kernel[(num_programs,)](
+        x, norm_weight, weight, bias, out, num_outputs, eps,
+        K=num_inputs, BLOCK_K=block_k, STAGES=stages, GATED=gated, ADD=add, num_warps=tile.num_warps,
+    )  # fmt: skip
 
 
 def _multiply_vectors(
@@ -208,6 +257,12 @@ def _multiply_tiles(
 def _most_stages(device: torch.device, stage_bytes: int) -> int:
     """What fits the shared memory: a tile for each stage but the one that is being multiplied."""
     return 1 + (_shared_memory(device) // stage_bytes if device.type == "cuda" else 0)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    """How many there are; in the interpreter a few."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes milliseconds for a program, whatever it computes."""
     monkeypatch.setattr(
-        small_linear, "launch_rule", lambda *_: Tile("vector", block_n=64, block_k=128, num_warps=4)
+        small_linear, "launch_rule", lambda *_, **__: Tile("vector", block_n=64, block_k=128, num_warps=4)
     )
 
 

@@ -16,7 +16,7 @@ from headrace_kernels.attention_plan import decode_sizes, max_prefill_tiles, pre
 
 # Query tokens of an entry that the decode kernel takes. With more it computes two to four times as much per key, which pays for drafts only.
 DECODE_QUERY_LEN = 1
-_MIXED_TOKENS = (16, 32, 64, 96, 128, 192, 256)
+_MIXED_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
