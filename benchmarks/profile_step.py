@@ -24,8 +24,8 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.models.registry import load_model
 from headrace_backend.step_plan import StepPlan
 from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
+from headrace_backend.worker.kv_caches import allocate_kv_caches
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, release_step
-from headrace_backend.worker.model_runner import allocate_kv_caches
 from headrace_backend.worker.runner import Runner
 from headrace_backend.worker.start_up import make_runner
 from headrace_model_folder import ModelFolder

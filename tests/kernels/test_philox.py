@@ -98,3 +98,12 @@ def test_neighbouring_draws_are_uncorrelated() -> None:
     for shifted in (noise[1:, :] * 1.0, np.roll(noise, 1, axis=1)[1:]):
         correlation = np.corrcoef(noise[:-1].ravel(), shifted.ravel())[0, 1]
         assert abs(correlation) < 5 / math.sqrt(shifted.size)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_the_noise_of_a_card_is_that_of_a_cpu() -> None:
+    keys = keys_of((5, 0, 0), (-(2**62), 3, 77))
+    on_card = gumbel_noise_reference(NoiseKeys(*(column.cuda() for column in keys)), 40_001).cpu()
+    # The bits are the same; the logarithms differ in their last places.
+    torch.testing.assert_close(on_card, gumbel_noise_reference(keys, 40_001), rtol=1e-5, atol=1e-5)

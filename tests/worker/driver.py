@@ -1,4 +1,4 @@
-"""Drives a model runner with plans made by hand, as the engine's scheduler would make them. Nothing here decides anything by itself."""
+"""Drives a runner with plans made by hand, as the engine's scheduler would make them. Nothing here decides anything by itself."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from headrace_backend.step_plan import ForwardPlan, RowAdmission, SamplePlan, StepPlan, StepResult
-from headrace_backend.worker.input_batch import InputBatch
-from headrace_backend.worker.model_runner import ModelRunner, allocate_kv_caches
-from headrace_backend.worker.runner import CausalModel
+from headrace_backend.worker.cpu_batch import CpuBatch
+from headrace_backend.worker.cpu_runner import CpuRunner
+from headrace_backend.worker.kv_caches import allocate_kv_caches
+from headrace_backend.worker.runner import CausalModel, Runner
 from headrace_backend.worker.sampler import Sampler
 
 BLOCK_SIZE = 16
@@ -97,23 +98,17 @@ def step(
     return StepPlan.decode(plan.encode())
 
 
-def make_runner(
-    model: CausalModel,
-    num_layers: int,
-    num_kv_heads: int,
-    head_dim: int,
-    device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
-) -> ModelRunner:
-    shape = (NUM_BLOCKS, 2, num_kv_heads, BLOCK_SIZE, head_dim)
-    return ModelRunner(
+def make_runner(model: CausalModel, num_layers: int, num_kv_heads: int, head_dim: int) -> CpuRunner:
+    shape, device = (NUM_BLOCKS, 2, num_kv_heads, BLOCK_SIZE, head_dim), torch.device("cpu")
+    return CpuRunner(
         model,
-        InputBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, device),
+        CpuBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS),
         Sampler(NUM_ROWS, model.vocab_size, device),
         allocate_kv_caches(num_layers, shape, torch.float32, device),
     )
 
 
-def execute(runner: ModelRunner, plan: StepPlan) -> StepResult:
+def execute(runner: Runner, plan: StepPlan) -> StepResult:
     result = StepResult(plan.step_id, 0, 0, np.empty(0, np.int32), np.empty(0, np.uint8))
     sampled = runner.sample(plan, runner.forward(plan))
     if sampled is not None:

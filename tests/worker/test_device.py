@@ -8,6 +8,7 @@ import torch
 from headrace_backend.worker import device as devices
 from headrace_backend.worker.device import Card, NoCuda, choose_device, explain, unmeasured, why_too_old
 from headrace_backend.worker.errors import StartRefused
+from headrace_backend.worker.memory_plan import free_memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -86,3 +87,11 @@ def test_without_a_usable_driver_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch
     assert (notice is not None) == told and (notice is None or "too old" in notice and "runs on the CPU" in notice)
     with pytest.raises(StartRefused, match="device is 'cuda:0': .*; device cpu works"):
         choose_device("cuda:0")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_auto_is_the_gpu_and_its_free_memory_is_what_cuda_says() -> None:
+    device, _ = choose_device("auto")
+    assert device == torch.device("cuda", 0)
+    assert 1 << 30 < free_memory_bytes(device) <= torch.cuda.get_device_properties(device).total_memory

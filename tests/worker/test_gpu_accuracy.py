@@ -12,7 +12,7 @@ from tests.worker.driver import BLOCK_SIZE, Entry, admission, execute, step
 
 from headrace_backend.models.registry import load_model
 from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.model_runner import allocate_kv_caches
+from headrace_backend.worker.kv_caches import allocate_kv_caches
 from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.step_buffers import StepLimits
 from headrace_backend.worker.step_shape import AttentionSizes

@@ -23,8 +23,9 @@ from tests.worker.driver import (
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step_plan import StepPlan
+from headrace_backend.worker.cpu_runner import CpuRunner
 from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.model_runner import ModelRunner, allocate_kv_caches
+from headrace_backend.worker.kv_caches import allocate_kv_caches
 from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.step_buffers import StepLimits
 from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
@@ -71,7 +72,7 @@ def gpu_runner(model: CausalLM, device: str, batch_sizes: tuple[int, ...]) -> Gp
     return runner
 
 
-def cpu_runner(model: CausalLM) -> ModelRunner:
+def cpu_runner(model: CausalLM) -> CpuRunner:
     return make_runner(model, model.num_layers, model.num_kv_heads, model.head_dim)
 
 

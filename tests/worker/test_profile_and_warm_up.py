@@ -14,9 +14,9 @@ from headrace_backend.step_plan import StepPlan
 from headrace_backend.worker import start_up
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.gpu_runner import GpuRunner
+from headrace_backend.worker.kv_caches import allocate_kv_caches
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, next_step
 from headrace_backend.worker.memory_plan import ModelMemory, Room
-from headrace_backend.worker.model_runner import allocate_kv_caches
 from headrace_backend.worker.profile_step import largest_steps, measure_steps, run_steps
 from headrace_backend.worker.runner import Runner
 from headrace_backend.worker.sampler import Sampler

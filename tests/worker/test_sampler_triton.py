@@ -146,7 +146,8 @@ def test_a_plain_draw_is_the_general_one_and_padding_is_greedy() -> None:
 def test_the_sampler_on_a_card_is_the_samplers_on_a_cpu_and_never_waits(vocab: int) -> None:
     device = torch.device("cuda:0")
     history = {"needs_history": True, "prompt_ids": id_bytes(1, 2, 3), "output_ids": id_bytes(4, 4)}
-    changes = [*PLAIN, {"temperature": 1.0, "repetition_penalty": 1.2, **history}]
+    penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.1}
+    changes = [*PLAIN, {"temperature": 1.0, **penalties, **history}]
     bias = {"logit_bias_ids": id_bytes(5, 7), "logit_bias_values": np.array([3.0, -100.0], np.float32).tobytes()}
     changes.append({"min_tokens": 2, "stop_token_ids": id_bytes(3), "num_logprobs": 0, **bias})
     changes.append({"bad_words": [id_bytes(1), id_bytes(2, 3)], "num_logprobs": 20, **history})

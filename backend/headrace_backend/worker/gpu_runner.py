@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
-from headrace_backend.step_plan import ForwardPlan, StepPlan
-from headrace_backend.worker.device_rows import DeviceRows, to_device
+from headrace_backend.step_plan import StepPlan
+from headrace_backend.worker.device_rows import DeviceRows
+from headrace_backend.worker.kv_caches import copy_planned_blocks
 from headrace_backend.worker.runner import CausalModel
 from headrace_backend.worker.sampler import SampledTokens, Sampler
 from headrace_backend.worker.step_buffers import StepBuffers, StepLimits
 from headrace_backend.worker.step_columns import AttentionChoices
 from headrace_backend.worker.step_graphs import StepGraphs
 from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smallest_holding
-from headrace_kernels.kv_cache import copy_blocks
 from headrace_kernels.step_inputs import store_last_tokens
 
 Progress = Callable[[str, int, int, str], None]
@@ -90,8 +90,8 @@ class GpuRunner:
         """
         self._sampler.release(plan.released_rows)
         self._sampler.admit(plan.admissions)
-        self._rows.update(plan.forward)
-        self._copy_blocks(plan.forward)
+        self._rows.update_tables(plan.forward)
+        copy_planned_blocks(plan.forward, self.kv_caches)
         if not plan.forward.rows.size:
             assert not plan.sample.rows.size, "samples without a forward pass"
             return self._buffers.hidden[:0]
@@ -159,10 +159,3 @@ class GpuRunner:
         tokens, sound = self._sampler.sample_plain(logits, columns.sample_rows, columns.output_positions)
         store_last_tokens(self._rows.last_tokens, columns.sample_rows, tokens)
         return tokens, sound
-
-    def _copy_blocks(self, plan: ForwardPlan) -> None:
-        if plan.copy_sources.size:
-            sources, targets = (
-                to_device(blocks.astype("int64"), self._device) for blocks in (plan.copy_sources, plan.copy_targets)
-            )
-            copy_blocks(self.kv_caches, sources, targets)

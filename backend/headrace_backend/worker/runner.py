@@ -35,7 +35,7 @@ class CausalModel(Protocol):
 
 
 class Runner(Protocol):
-    """Computes steps, strictly in the order in which they are given (`model_runner`, `gpu_runner`)."""
+    """Computes steps, strictly in the order in which they are given (`cpu_runner`, `gpu_runner`)."""
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Takes and gives back rows, then computes the plan's tokens; hidden states of the sampled ones, [num_samples, hidden_size]."""

@@ -1,7 +1,7 @@
 """From logits to tokens: who gets which treatment.
 
 Owns the order: changes to single logits, penalties, then the choice (`headrace_kernels.sampling`), log probabilities of the changed logits, and the notes that later
-steps of the row need. Rows that need none of it cost an argmax. Does not own logits (`model_runner`) nor any decision about when an output ends.
+steps of the row need. Rows that need none of it cost an argmax. Does not own logits (the runners) nor any decision about when an output ends.
 
 On a GPU nothing here waits for the device: what the host must know of a row, its traits, it knows since the row's admission. A *plain* step (`is_plain`) is the choice alone, the same few
 kernels whatever its rows ask for, so that it can be captured in a graph.

@@ -26,12 +26,14 @@ from headrace_backend.models.registry import load_model
 from headrace_backend.weights.checkpoint_files import Progress
 from headrace_backend.weights.loader import pinned_bytes
 from headrace_backend.worker.channel import Channel
+from headrace_backend.worker.cpu_batch import CpuBatch
+from headrace_backend.worker.cpu_runner import CpuRunner
 from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
 from headrace_backend.worker.device_memory import CudaMemory, DeviceMemory
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.input_batch import InputBatch
 from headrace_backend.worker.kernel_cache import use_kernel_cache
+from headrace_backend.worker.kv_caches import allocate_kv_caches
 from headrace_backend.worker.made_up_steps import BlockPool
 from headrace_backend.worker.memory_plan import (
     ModelMemory,
@@ -41,7 +43,6 @@ from headrace_backend.worker.memory_plan import (
     plan_estimate,
     plan_memory,
 )
-from headrace_backend.worker.model_runner import ModelRunner, allocate_kv_caches
 from headrace_backend.worker.profile_step import PROFILE_BLOCKS, Profile, largest_steps, measure_steps
 from headrace_backend.worker.runner import Runner
 from headrace_backend.worker.sampler import Sampler
@@ -103,8 +104,8 @@ def make_runner(
     num_blocks, device = kv_caches[0].shape[0], kv_caches[0].device
     sampler = Sampler(config.max_num_seqs, model.vocab_size, device)
     if device.type == "cpu":
-        batch = InputBatch(config.max_num_seqs, max_model_len, config.block_size, num_blocks, device)
-        return ModelRunner(model, batch, sampler, kv_caches)
+        batch = CpuBatch(config.max_num_seqs, max_model_len, config.block_size, num_blocks)
+        return CpuRunner(model, batch, sampler, kv_caches)
     limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
     sizes = AttentionSizes.of(model.num_heads, kv_caches[0])
     shapes = captured_shapes(config.captured_batch_sizes(), limits.max_num_batched_tokens, limits.max_num_seqs, sizes)

@@ -11,7 +11,8 @@ import dataclasses
 import torch
 
 from headrace_backend.step_plan import StepPlan
-from headrace_backend.worker.device_rows import DeviceRows, to_device
+from headrace_backend.worker.device_copies import copy_to_device, staging_memory
+from headrace_backend.worker.device_rows import DeviceRows
 from headrace_backend.worker.step_columns import (
     AttentionChoices,
     StepColumns,
@@ -149,13 +150,12 @@ class StepBuffers:
             return None
         assert self._gather_scratch is not None
         chunks, offsets = (
-            to_device(column, self._device) for column in (choices.gather.chunks.reshape(-1), choices.gather.offsets)
+            copy_to_device(column, self._device) for column in (choices.gather.chunks, choices.gather.offsets)
         )
-        return GatheredContext(chunks.view(-1, 2), offsets, self._gather_scratch)
+        return GatheredContext(chunks, offsets, self._gather_scratch)
 
     def _host_piece(self, shape: StepShape) -> torch.Tensor:
-        """Pinned memory from torch's pool, which gives it out again only when the copy from it is done."""
-        return torch.empty(columns_size(shape), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        return staging_memory(columns_size(shape), torch.int32, self._device)
 
     def _send(self, host: torch.Tensor) -> None:
         self._piece[: host.numel()].copy_(host, non_blocking=True)

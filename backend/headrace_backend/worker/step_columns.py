@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from headrace_backend.step_plan import ForwardPlan, Int32Column, StepPlan
+from headrace_backend.worker.flattening import flat_token_ids, ranges
 from headrace_backend.worker.step_shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
 from headrace_kernels.attention_plan import GatherColumns, plan_decode, plan_prefill
 
@@ -132,17 +133,9 @@ def _fill(column: Int32Column, values: npt.NDArray[np.integer], padding: int) ->
 
 def _fill_tokens(columns: StepColumns[Int32Column], plan: ForwardPlan, ends: npt.NDArray[np.int64]) -> None:
     counts = plan.counts
-    num_tokens = int(ends[-1])
-    entries = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
-    _fill(columns.token_entries, entries, -1)
-    # Position of an entry's first token minus that token's index.
-    shifts = plan.starts - (ends - counts)
-    _fill(columns.positions, np.arange(num_tokens) + shifts[entries], 0)
-    is_known = np.ones(num_tokens, bool)
-    is_known[ends[plan.known_counts < counts] - 1] = False
-    ids = np.full(num_tokens, -1, np.int32)
-    ids[is_known] = plan.token_ids
-    _fill(columns.token_ids, ids, 0)
+    _fill(columns.token_entries, np.repeat(np.arange(counts.size, dtype=np.int32), counts), -1)
+    _fill(columns.positions, ranges(plan.starts, counts), 0)
+    _fill(columns.token_ids, flat_token_ids(plan, ends), 0)
 
 
 def _fill_attention(

@@ -14,14 +14,14 @@ from tests.worker.driver import BLOCK_SIZE, NUM_ROWS, Entry, admission, execute,
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step_plan import StepPlan
-from headrace_backend.worker.model_runner import ModelRunner
+from headrace_backend.worker.cpu_runner import CpuRunner
 
 PROMPT = [int(x) for x in np.random.default_rng(0).integers(3, 97, 50)]
 OTHER = [int(x) for x in np.random.default_rng(1).integers(3, 97, 21)]
 
 
 @pytest.fixture
-def runner(llama: CausalLM) -> ModelRunner:
+def runner(llama: CausalLM) -> CpuRunner:
     return make_runner(llama, llama.num_layers, llama.num_kv_heads, llama.head_dim)
 
 
@@ -31,7 +31,7 @@ def blocks_of(row: int, length: int = 128) -> list[int]:
 
 
 def generate(
-    runner: ModelRunner, row: int, prompt: list[int], count: int, chunk: int = 1000, **parameters: object
+    runner: CpuRunner, row: int, prompt: list[int], count: int, chunk: int = 1000, **parameters: object
 ) -> list[int]:
     """One sequence by itself: the prompt in chunks, then token by token without telling the runner what it drew."""
     tokens: list[int] = []
@@ -57,16 +57,16 @@ def transformers_tokens(path: pathlib.Path, count: int) -> list[int]:
     return [int(token) for token in generated[0, len(PROMPT) :]]
 
 
-def test_greedy_tokens_are_those_of_transformers(runner: ModelRunner, llama_path: pathlib.Path) -> None:
+def test_greedy_tokens_are_those_of_transformers(runner: CpuRunner, llama_path: pathlib.Path) -> None:
     assert generate(runner, 3, PROMPT, 30) == transformers_tokens(llama_path, 30)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 33])
-def test_a_prompt_in_chunks_gives_the_same_tokens(runner: ModelRunner, chunk: int) -> None:
+def test_a_prompt_in_chunks_gives_the_same_tokens(runner: CpuRunner, chunk: int) -> None:
     assert generate(runner, 0, PROMPT, 12, chunk) == generate(runner, 0, PROMPT, 12)
 
 
-def test_known_tokens_and_last_sampled_tokens_are_the_same_to_the_model(runner: ModelRunner) -> None:
+def test_known_tokens_and_last_sampled_tokens_are_the_same_to_the_model(runner: CpuRunner) -> None:
     tokens = generate(runner, 0, PROMPT, 10)
     plan = step([Entry(1, 0, PROMPT, (1,))], [admission(1)], {1: blocks_of(1)})
     drawn = execute(runner, plan).tokens.tolist()
@@ -76,7 +76,7 @@ def test_known_tokens_and_last_sampled_tokens_are_the_same_to_the_model(runner: 
     assert drawn == tokens
 
 
-def test_known_tokens_before_an_unknown_one_in_one_entry(runner: ModelRunner) -> None:
+def test_known_tokens_before_an_unknown_one_in_one_entry(runner: CpuRunner) -> None:
     """As after a preemption: recomputed tokens and the last sampled one in one chunk."""
     tokens = generate(runner, 0, PROMPT, 4)
     first = step([Entry(2, 0, PROMPT, (2,))], [admission(2)], {2: blocks_of(2)})
@@ -140,7 +140,7 @@ def test_rows_in_mixed_batches_do_not_disturb_each_other(
     assert drawn == expected
 
 
-def test_copied_blocks_continue_as_their_source(runner: ModelRunner) -> None:
+def test_copied_blocks_continue_as_their_source(runner: CpuRunner) -> None:
     tokens = generate(runner, 0, PROMPT, 8)
     execute(runner, step([Entry(1, 0, PROMPT, (1,))], [admission(1)], {1: blocks_of(1)}))
     # Row 2 shares row 1's full blocks and gets its own copy of the last one; its first token is known.
@@ -155,7 +155,7 @@ def test_copied_blocks_continue_as_their_source(runner: ModelRunner) -> None:
     assert execute(runner, step([Entry(2, len(PROMPT) + 2, None, (2,), 3)])).tokens.tolist() == [tokens[3]]
 
 
-def test_outputs_of_one_request_draw_from_one_hidden_state(runner: ModelRunner) -> None:
+def test_outputs_of_one_request_draw_from_one_hidden_state(runner: CpuRunner) -> None:
     outputs = (0, 1, 2, 3)
     arrivals = [admission(row, temperature=1.5, seed=9, output_index=row) for row in outputs]
     tables = {row: [*blocks_of(0)[:3], 40 + row] for row in outputs}
@@ -172,7 +172,7 @@ def test_outputs_of_one_request_draw_from_one_hidden_state(runner: ModelRunner) 
         assert [drawn[row], second[row]] == alone
 
 
-def test_a_row_is_taken_again_in_the_step_that_releases_it(runner: ModelRunner) -> None:
+def test_a_row_is_taken_again_in_the_step_that_releases_it(runner: CpuRunner) -> None:
     expected = generate(runner, 0, OTHER, 3)
     history = {"needs_history": True, "prompt_ids": id_bytes(*PROMPT)}
     heavy = admission(
@@ -187,7 +187,7 @@ def test_a_row_is_taken_again_in_the_step_that_releases_it(runner: ModelRunner) 
     assert tokens == expected
 
 
-def test_a_block_table_grows(runner: ModelRunner) -> None:
+def test_a_block_table_grows(runner: CpuRunner) -> None:
     expected = generate(runner, 0, OTHER[:15], 4)
     plan = step([Entry(1, 0, OTHER[:15], (1,))], [admission(1)], {1: [20]})
     tokens = execute(runner, plan).tokens.tolist()
@@ -199,14 +199,14 @@ def test_a_block_table_grows(runner: ModelRunner) -> None:
     assert tokens == expected
 
 
-def test_steps_without_samples_or_without_rows_are_answered(runner: ModelRunner) -> None:
+def test_steps_without_samples_or_without_rows_are_answered(runner: CpuRunner) -> None:
     plan = step([Entry(0, 0, PROMPT)], [admission(0)], {0: blocks_of(0)}, step_id=7)
     result = execute(runner, plan)
     assert (result.step_id, result.tokens.size, result.ok.size) == (7, 0, 0)
     assert execute(runner, step([], released=(0,), step_id=8)).step_id == 8
 
 
-def test_a_foul_cache_block_does_not_leak_into_its_next_owner(runner: ModelRunner) -> None:
+def test_a_foul_cache_block_does_not_leak_into_its_next_owner(runner: CpuRunner) -> None:
     """A block whose last owner left NaN behind the new owner's tokens."""
     expected = generate(runner, 0, OTHER, 5)
     for cache in runner._kv_caches:
@@ -214,7 +214,7 @@ def test_a_foul_cache_block_does_not_leak_into_its_next_owner(runner: ModelRunne
     assert generate(runner, 0, OTHER, 5) == expected
 
 
-def test_a_table_that_does_not_fit_its_row_is_noticed(runner: ModelRunner) -> None:
+def test_a_table_that_does_not_fit_its_row_is_noticed(runner: CpuRunner) -> None:
     with pytest.raises(AssertionError, match="longer than the context"):
         execute(runner, step([Entry(0, 0, PROMPT)], [admission(0)], {0: list(range(17))}))
     with pytest.raises(AssertionError, match="out of range"):

@@ -1,0 +1,63 @@
+"""Executes step plans on a CPU: rows in and out, the forward pass, the draw.
+
+Owns the order inside a step. `forward` and `sample` are two calls, because the output layer runs only on tokens that are sampled, and because what sampling needs may arrive later than what the
+forward pass needs. A GPU has a runner of its own (`gpu_runner`), with the same two calls.
+
+    plan -> CpuBatch.build -> model -> hidden states -> Sampler -> tokens, which the next step finds in `CpuBatch`
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from headrace_backend.step_plan import StepPlan
+from headrace_backend.worker.cpu_batch import CpuBatch
+from headrace_backend.worker.kv_caches import copy_planned_blocks
+from headrace_backend.worker.runner import CausalModel
+from headrace_backend.worker.sampler import SampledTokens, Sampler
+
+
+class CpuRunner:
+    """Computes steps, strictly in the order in which they are given."""
+
+    def __init__(self, model: CausalModel, batch: CpuBatch, sampler: Sampler, kv_caches: list[torch.Tensor]) -> None:
+        """Takes its parts.
+
+        Args:
+            model: The model.
+            batch: Block tables and last tokens.
+            sampler: Sampling parameters and the draw.
+            kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+        """
+        self._model = model
+        self._batch = batch
+        self._sampler = sampler
+        self._kv_caches = kv_caches
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Takes and gives back rows, then computes the plan's tokens.
+
+        Returns:
+            Hidden states of the sampled tokens, [num_samples, hidden_size].
+        """
+        self._sampler.release(plan.released_rows)
+        self._sampler.admit(plan.admissions)
+        self._batch.update_tables(plan.forward)
+        copy_planned_blocks(plan.forward, self._kv_caches)
+        if not plan.forward.rows.size:
+            assert not plan.sample.rows.size, "samples without a forward pass"
+            return torch.empty(0, 0)
+        inputs = self._batch.build(plan.forward)
+        hidden = self._model(inputs.token_ids, inputs.positions, self._kv_caches, inputs.metadata)
+        return hidden.index_select(0, torch.from_numpy(plan.sample.token_indices.astype(np.int64)))
+
+    @torch.inference_mode()
+    def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
+        """Draws the plan's tokens from what `forward` returned; None if it samples nothing."""
+        if not plan.sample.rows.size:
+            return None
+        sampled = self._sampler.sample(plan.sample, self._model.logits(hidden))
+        self._batch.remember(plan.sample.rows, sampled.tokens)
+        return sampled
