@@ -31,8 +31,8 @@ import numpy.typing as npt
 # Where segments of tokens begin; the last one has no end.
 _SEGMENTS: Final = (0, 128, 256, 384, 512, 768, 1024)
 _SEGMENT_ENDS: Final = (*_SEGMENTS[1:], 1 << 30)
-# Tokens beyond which a step with prompts may cost more at once.
-_JUMPS: Final = (256, 512)
+# Tokens beyond which a step with prompts may cost more at once: another kernel for the products, and the end of what is captured in graphs.
+_JUMPS: Final = (256, 768)
 _FIRST_SEGMENT = 3
 _FIRST_JUMP = _FIRST_SEGMENT + len(_SEGMENTS)
 _PAIRS = _FIRST_JUMP + len(_JUMPS) + 1
