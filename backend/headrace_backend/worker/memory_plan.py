@@ -17,6 +17,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.penalty_slots import BYTES_PER_TOKEN
 from headrace_backend.worker.profile_step import Profile
+from headrace_backend.worker.step_shape import mixed_sizes
 from headrace_backend.worker_messages import MemoryPlan
 from headrace_model_folder import ModelConfig
 
@@ -35,8 +36,6 @@ _LOGIT_COPIES = 8
 _CAPTURED_LOGIT_COPIES = 2
 # The driver's memory for one captured shape, on top of its activations, which all shapes share. Not measured yet on our graphs; other engines' captures of such models take 8 to 10 MiB.
 _SHAPE_BYTES = 10 * _MIB
-# Steps that compute chunks are captured for this many sizes besides.
-_NUM_MIXED_SHAPES = 7
 
 
 class Room(NamedTuple):
@@ -83,21 +82,24 @@ def model_memory(
     # Residual and normed stream, queries, keys and values with their rotated copies, gate-up and its product.
     per_token = size * (4 * model.hidden_size + 3 * heads + 3 * model.intermediate_size)
     sampled = config.max_num_seqs * model.vocab_size * (4 * _LOGIT_COPIES + BYTES_PER_TOKEN)
-    captured = config.captured_batch_sizes() if has_graphs else ()
     kv_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * size
     return ModelMemory(
         weights=parameter_count * size,
         activations=config.max_num_batched_tokens * per_token + sampled,
         kv_block=config.block_size * kv_token,
-        graphs=_graphs_estimate(captured, per_token + 4 * _CAPTURED_LOGIT_COPIES * model.vocab_size),
+        graphs=_graphs_estimate(config, per_token, model.vocab_size) if has_graphs else 0,
     )
 
 
-def _graphs_estimate(captured: tuple[int, ...], bytes_per_row: int) -> int:
-    """Activations of the largest shape, and every shape's own."""
-    if not captured:
+def _graphs_estimate(config: EngineConfig, bytes_per_token: int, vocab_size: int) -> int:
+    """Activations and logits of the largest shape, and every shape's own."""
+    batches = config.captured_batch_sizes()
+    if not batches:
         return 0
-    return captured[-1] * bytes_per_row + (len(captured) + _NUM_MIXED_SHAPES) * _SHAPE_BYTES
+    captured = (*batches, *mixed_sizes(config.max_num_batched_tokens))
+    num_tokens = max(captured)
+    logits = min(num_tokens, config.max_num_seqs) * 4 * _CAPTURED_LOGIT_COPIES * vocab_size
+    return num_tokens * bytes_per_token + logits + len(captured) * _SHAPE_BYTES
 
 
 def measured_memory(estimate: ModelMemory, profile: Profile, room: Room) -> ModelMemory:

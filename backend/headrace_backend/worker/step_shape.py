@@ -16,6 +16,7 @@ from headrace_kernels.attention_plan import decode_sizes, max_prefill_tiles, pre
 
 # Query tokens of an entry that the decode kernel takes. With more it computes two to four times as much per key, which pays for drafts only.
 DECODE_QUERY_LEN = 1
+# Tokens of the mixed steps that are captured: longer ones hide the launches of their kernels.
 _MIXED_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768)
 
 
@@ -102,6 +103,11 @@ def smallest_holding(shapes: Iterable[StepShape], needed: StepShape) -> StepShap
     return next((shape for shape in shapes if shape.holds(needed)), None)
 
 
+def mixed_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
+    """Tokens of the mixed steps that are captured where graphs are on, smallest first."""
+    return tuple(size for size in _MIXED_TOKENS if size <= max_num_batched_tokens)
+
+
 def captured_shapes(
     batch_sizes: Iterable[int], max_num_batched_tokens: int, max_num_seqs: int, sizes: AttentionSizes
 ) -> list[StepShape]:
@@ -116,5 +122,5 @@ def captured_shapes(
     decode = [StepShape.decode(size, sizes) for size in batch_sizes]
     if not decode:
         return []
-    mixed = [StepShape.mixed(size, max_num_seqs, sizes) for size in _MIXED_TOKENS if size <= max_num_batched_tokens]
+    mixed = [StepShape.mixed(size, max_num_seqs, sizes) for size in mixed_sizes(max_num_batched_tokens)]
     return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.num_tiles))
