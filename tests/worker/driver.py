@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import numpy as np
 import torch
 
@@ -11,6 +12,7 @@ from headrace_backend.step_plan import ForwardPlan, RowAdmission, SamplePlan, St
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.cpu_runner import CpuRunner
 from headrace_backend.worker.kv_caches import allocate_kv_caches
+from headrace_backend.worker.made_up_steps import GREEDY
 from headrace_backend.worker.runner import CausalModel, Runner
 from headrace_backend.worker.sampler import Sampler
 
@@ -30,28 +32,7 @@ def id_bytes(*ids: int) -> bytes:
 
 def admission(row: int, **changes: object) -> RowAdmission:
     """A greedy row without anything else, but for the changes."""
-    fields: dict[str, object] = dict(
-        row=row,
-        temperature=0.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        repetition_penalty=1.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        seed=1,
-        output_index=0,
-        num_logprobs=-1,
-        min_tokens=0,
-        stop_token_ids=b"",
-        logit_bias_ids=b"",
-        logit_bias_values=b"",
-        bad_words=[],
-        needs_history=False,
-        prompt_ids=b"",
-        output_ids=b"",
-    )
-    return RowAdmission(**{**fields, **changes})  # type: ignore[arg-type]
+    return msgspec.structs.replace(GREEDY, **{"row": row, "seed": 1, **changes})
 
 
 @dataclasses.dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -126,17 +127,12 @@ def test_a_row_draws_the_same_in_any_company(
         dict(temperature=2.0, top_k=5),
     ]
     chosen = [data.draw(st.sampled_from(kinds)) for _ in rows]
-    fields = RowAdmission.__struct_fields__
-
-    def changed(a: RowAdmission, **changes: object) -> RowAdmission:
-        return RowAdmission(**{**{name: getattr(a, name) for name in fields}, **changes})  # type: ignore[arg-type]
-
-    rows = [changed(a, seed=2**64 - 1 - a.row, **kind) for a, kind in zip(rows, chosen, strict=True)]
+    rows = [msgspec.structs.replace(a, seed=2**64 - 1 - a.row, **kind) for a, kind in zip(rows, chosen, strict=True)]
     together = new_sampler()
     together.admit(rows)
     alone = [new_sampler() for _ in rows]
     for a, sampler, place in zip(rows, alone, places, strict=False):
-        sampler.admit([changed(a, row=place)])
+        sampler.admit([msgspec.structs.replace(a, row=place)])
     generator = torch.Generator().manual_seed(seed)
     for position in range(4):
         logits = torch.randn(len(rows), VOCAB, generator=generator) * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -14,6 +13,7 @@ from headrace_backend.models.qwen3 import Qwen3ForCausalLM
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement
+from headrace_backend.weights.progress import Progress
 from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, expected_tensors
 
 MODEL_CLASSES: dict[str, type[CausalLM]] = {
@@ -31,7 +31,7 @@ def load_model(
     device: torch.device,
     load: Literal["folder", "dummy"],
     seed: int,
-    progress: Callable[[str, int, int, str], None],
+    progress: Progress,
     max_position: int | None = None,
 ) -> CausalLM:
     """Builds a model and fills its weights.

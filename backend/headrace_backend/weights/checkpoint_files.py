@@ -9,17 +9,16 @@ import math
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from headrace_backend.weights.progress import Progress
 from headrace_model_folder import InvalidModelFolder
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _UNIT = 1 << 20
-
-Progress = Callable[[str, int, int, str], None]
 
 
 class CheckpointFiles:

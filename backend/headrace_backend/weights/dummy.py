@@ -7,15 +7,14 @@ writing them; on another kind of device, or in another type on a card, they are 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from headrace_backend.weights.placement import WeightTarget
+from headrace_backend.weights.progress import Progress
 
 STANDARD_DEVIATION = 0.02
-
-Progress = Callable[[str, int, int, str], None]
 
 
 def fill_with_noise(

@@ -17,12 +17,12 @@ from headrace_backend.weights.checkpoint_files import (
     DTYPES,
     ByteCounter,
     CheckpointFiles,
-    Progress,
     not_finite,
     row_pieces,
 )
 from headrace_backend.weights.pinned_loader import PINNED_BYTES, CudaTransfer, load_through_buffers
 from headrace_backend.weights.placement import WeightTarget
+from headrace_backend.weights.progress import Progress
 from headrace_model_folder import ModelFolder, TensorRecord
 
 # One read: large enough for full bandwidth, small enough that the copy out of it finds it in the cache.

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from headrace_backend.step_plan import StepPlan
+from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_rows import DeviceRows
 from headrace_backend.worker.kv_caches import copy_planned_blocks
 from headrace_backend.worker.runner import CausalModel
@@ -26,8 +27,6 @@ from headrace_backend.worker.step_columns import AttentionChoices
 from headrace_backend.worker.step_graphs import StepGraphs
 from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smallest_holding
 from headrace_kernels.step_inputs import store_last_tokens
-
-Progress = Callable[[str, int, int, str], None]
 
 # Most memory for contexts that are gathered before attention: 131,072 tokens of an 8-head, 128-wide layer.
 _GATHER_BYTES = 512 << 20

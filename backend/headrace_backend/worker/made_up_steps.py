@@ -44,7 +44,8 @@ class BlockPool(NamedTuple):
     block_size: int
 
 
-_GREEDY = RowAdmission(
+# A row that wants nothing but its most likely token.
+GREEDY = RowAdmission(
     row=0,
     temperature=0.0,
     top_p=1.0,
@@ -65,7 +66,7 @@ _GREEDY = RowAdmission(
     prompt_ids=b"",
     output_ids=b"",
 )
-_RANDOM = msgspec.structs.replace(_GREEDY, temperature=1.0)
+_RANDOM = msgspec.structs.replace(GREEDY, temperature=1.0)
 _TRUNCATED = msgspec.structs.replace(_RANDOM, top_p=0.9, top_k=40, min_p=0.01)
 _EVERYTHING = msgspec.structs.replace(
     _TRUNCATED,
@@ -80,7 +81,7 @@ _EVERYTHING = msgspec.structs.replace(
     bad_words=[_TOKEN + _TOKEN],
     needs_history=True,
 )
-_ADMISSIONS = {Wish.GREEDY: _GREEDY, Wish.RANDOM: _RANDOM, Wish.TRUNCATED: _TRUNCATED, Wish.EVERYTHING: _EVERYTHING}
+_ADMISSIONS = {Wish.GREEDY: GREEDY, Wish.RANDOM: _RANDOM, Wish.TRUNCATED: _TRUNCATED, Wish.EVERYTHING: _EVERYTHING}
 
 
 def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish, draws: bool = True) -> StepPlan:

@@ -1,15 +1,16 @@
 """What the rooms of the worker need of each other where a CPU's parts and a GPU's stand in for one another.
 
-Owns the two interfaces: a model, as runners call it, and a runner, as start-up and the step loop call it.
+Owns the interfaces: a model, as runners call it, and a runner, as start-up and the step loop call it.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from headrace_backend.step_plan import StepPlan
+from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.sampler import SampledTokens
 from headrace_kernels.attention import AttentionMetadata
 from headrace_kernels.attention_step import PagedAttentionStep
@@ -42,3 +43,15 @@ class Runner(Protocol):
 
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
         """Draws the plan's tokens from what `forward` returned; None if it samples nothing."""
+
+
+@runtime_checkable
+class CapturesGraphs(Protocol):
+    """A runner that replays its steps from graphs (`gpu_runner`)."""
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs captured so far."""
+
+    def capture(self, progress: Progress) -> None:
+        """Captures them; the cache is there already."""

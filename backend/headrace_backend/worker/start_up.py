@@ -15,7 +15,6 @@ import functools
 import gc
 import time
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -23,7 +22,6 @@ import torch
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
-from headrace_backend.weights.checkpoint_files import Progress
 from headrace_backend.weights.loader import pinned_bytes
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.cpu_batch import CpuBatch
@@ -44,7 +42,7 @@ from headrace_backend.worker.memory_plan import (
     plan_memory,
 )
 from headrace_backend.worker.profile_step import PROFILE_BLOCKS, Profile, largest_steps, measure_steps
-from headrace_backend.worker.runner import Runner
+from headrace_backend.worker.runner import CapturesGraphs, Runner
 from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.step_buffers import StepLimits
 from headrace_backend.worker.step_loop import StepLoop
@@ -56,18 +54,6 @@ from headrace_model_folder import ModelFolder
 
 # Graphs that need more than was estimated are captured once more beside a smaller cache.
 _CAPTURE_ATTEMPTS = 2
-
-
-@runtime_checkable
-class CapturesGraphs(Protocol):
-    """A runner that replays its steps from graphs."""
-
-    @property
-    def num_captured(self) -> int:
-        """Graphs captured so far."""
-
-    def capture(self, progress: Progress) -> None:
-        """Captures them; the cache is there already."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

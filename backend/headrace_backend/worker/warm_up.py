@@ -6,12 +6,13 @@ draw, so that no request waits for a compiler. The blocks that they write are as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.step_plan import StepPlan
+from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.made_up_steps import (
     BlockPool,
     Chunk,
@@ -38,7 +39,7 @@ def warm_up(
     kv_caches: list[torch.Tensor],
     config: EngineConfig,
     max_model_len: int,
-    progress: Callable[[str, int, int, str], None],
+    progress: Progress,
 ) -> None:
     """Runs the made-up steps, then empties what they wrote.
 
