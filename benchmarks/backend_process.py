@@ -69,6 +69,19 @@ class BackendProcess:
                 return {str(name): float(seconds) for name, seconds in phases.items()}
         return {}
 
+    def workers(self) -> list[psutil.Process]:
+        """Its worker processes that are alive now."""
+        return list(psutil.Process(self._process.pid).children())
+
+    def resident_bytes(self) -> dict[str, int]:
+        """Resident memory now, of the backend itself and of its workers together."""
+        backend = psutil.Process(self._process.pid).memory_info().rss
+        return {"backend": backend, "workers": sum(worker.memory_info().rss for worker in self.workers())}
+
+    def open_descriptors(self) -> int:
+        """File descriptors open now in the backend and its workers."""
+        return sum(process.num_fds() for process in (psutil.Process(self._process.pid), *self.workers()))
+
     def resident_peak_gib(self) -> float:
         """Largest resident memory that its workers had so far."""
         peaks = []
@@ -130,6 +143,20 @@ class GpuMemory:
     def _watch(self) -> None:
         while self._nvml is not None and not self._ended.wait(_SAMPLE_S):
             self._peak = max(self._peak, self._used())
+
+    @property
+    def used_bytes(self) -> int | None:
+        """In use now, by whomever; None without NVML."""
+        used = self._used()
+        return None if self._nvml is None else used
+
+    @property
+    def name(self) -> str:
+        """The card's name; "" without NVML."""
+        text = ctypes.create_string_buffer(96)
+        if self._nvml is None or self._nvml.nvmlDeviceGetName(self._handle, text, len(text)):
+            return ""
+        return text.value.decode()
 
     @property
     def peak_gib(self) -> float | None:

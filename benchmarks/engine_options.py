@@ -41,7 +41,14 @@ class Plan:
 
 
 def engine_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which engine is measured; shared with the benchmarks beside this one."""
+    """The options that say which engine is measured with workloads; shared with the benchmarks beside this one."""
+    which_engine(parser)
+    parser.add_argument("--requests", type=int, default=0, help="the first N of each workload; 0: all (16 on a CPU)")
+    parser.add_argument("--repeats", type=int, default=0, help="runs of each workload; 0: the benchmark's own number")
+
+
+def which_engine(parser: argparse.ArgumentParser) -> None:
+    """The options that say which engine it is, and where the result goes."""
     parser.add_argument(
         "--shape", choices=SHAPES, default="demo", help="architecture; its folder is made, without weights"
     )
@@ -60,8 +67,6 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="FIELD=JSON", help="another EngineConfig field; may be repeated"
     )
     parser.add_argument("--seed", type=int, default=0, help="added to the workloads' own seeds")
-    parser.add_argument("--requests", type=int, default=0, help="the first N of each workload; 0: all (16 on a CPU)")
-    parser.add_argument("--repeats", type=int, default=0, help="runs of each workload; 0: the benchmark's own number")
     parser.add_argument("--git", default="", help="the commit, where the tree has no history")
     parser.add_argument("--json", type=pathlib.Path)
 
@@ -85,13 +90,18 @@ def plan_of(parser: argparse.ArgumentParser, options: argparse.Namespace, folder
     except ValueError as error:
         parser.error(str(error))
     settings = engine_settings(options, folder.resolve())
-    try:
-        config = EngineConfig(**settings)
-    except pydantic.ValidationError as error:
-        parser.error(f"{'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}")
+    config = checked_config(parser, settings)
     shape_name = options.model.name if options.model else options.shape
     sizes = (options.seed, options.requests, options.repeats)
     return Plan(settings, config, shape_of(folder), shape_name, names, *sizes, options.git)
+
+
+def checked_config(parser: argparse.ArgumentParser, settings: dict[str, Any]) -> EngineConfig:
+    """What settings come to on this device. A mistake ends the program as argparse's own do."""
+    try:
+        return EngineConfig(**settings)
+    except pydantic.ValidationError as error:
+        parser.error(f"{'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}")
 
 
 def engine_settings(options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:

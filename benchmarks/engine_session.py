@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 
 from benchmarks.backend_process import BackendProcess, backend_process
-from benchmarks.token_log import Seconds, TokenLog
+from benchmarks.token_log import Logprobs, Seconds, TokenLog, Tokens
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 
 _PROGRESS_S = 0.1
@@ -26,10 +26,13 @@ _PROGRESS_S = 0.1
 class Answer:
     """What one request brought back, and when (perf_counter seconds)."""
 
-    def __init__(self, log: TokenLog, handle: int) -> None:
+    def __init__(self, log: TokenLog, handle: int, request_id: str) -> None:
         """Nothing has come yet."""
         self._log = log
         self._handle = handle
+        self.request_id = request_id
+        # How its outputs ended, in the order in which they did.
+        self.ends: list[engine_pb2.OutputEnd] = []
         self.start_s = time.perf_counter()
         self.done: engine_pb2.RequestDone | None = None
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -39,6 +42,15 @@ class Answer:
         """Its tokens."""
         ids: list[int] = self._log.of(self._handle)[0].tolist()
         return ids
+
+    def outputs(self, num_outputs: int) -> list[Tokens]:
+        """The tokens of each of its outputs. Raises ValueError for a token of one that there is not."""
+        return self._log.outputs_of(self._handle, num_outputs)
+
+    @property
+    def logprobs(self) -> Logprobs:
+        """Log probabilities of its tokens; none where none were asked for."""
+        return self._log.logprobs_of(self._handle)
 
     @property
     def arrivals_array(self) -> Seconds:
@@ -67,6 +79,14 @@ class Prompt:
     # Requests with different salts find nothing of each other in the prefix cache.
     salt: bytes = b""
     stop_ids: bytes = b""
+    # None: greedy.
+    sampling: engine_pb2.EngineSampling | None = None
+    min_tokens: int = 0
+    # Outputs.
+    n: int = 1
+    # Most likely tokens to report beside each sampled one; None: no log probabilities.
+    logprobs: int | None = None
+    priority: int = 0
 
     @classmethod
     def of(cls, prompt: Sequence[int], max_tokens: int, salt: bytes = b"", stop_ids: Sequence[int] = ()) -> Prompt:
@@ -85,7 +105,8 @@ class EngineSession:
         self._writing = asyncio.Lock()
         self._log = TokenLog()
         self._answers: dict[int, Answer] = {}
-        self._loads: dict[int, asyncio.Future[engine_pb2.Load]] = {}
+        # Questions without their answers, by query id.
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._next = 1
         self._run = f"{time.time_ns():x}"
         self._model: engine_pb2.EngineModel | None = None
@@ -107,7 +128,7 @@ class EngineSession:
                 self._take(message)
             raise RuntimeError(f"the backend ended its stream: {self.process.log_tail()}")
         except Exception as error:
-            unanswered: list[asyncio.Future[Any]] = [*self._loads.values()]
+            unanswered: list[asyncio.Future[Any]] = [*self._asked.values()]
             unanswered += [answer.finished for answer in self._answers.values()]
             for waiting in unanswered:
                 if not waiting.done():
@@ -119,17 +140,32 @@ class EngineSession:
         if kind == "step":
             self._deal(message.step)
         elif kind == "load":
-            self._loads.pop(message.load.query_id).set_result(message.load)
+            self._asked.pop(message.load.query_id).set_result(message.load)
+        elif kind == "aborted":
+            self._asked.pop(message.aborted.query_id).set_result(message.aborted)
         elif kind == "refused":
             raise RuntimeError(f"refused: {message.refused.status}")
 
     def _deal(self, step: engine_pb2.StepOutputs) -> None:
-        self._log.append(time.perf_counter(), step.handles, step.tokens)
+        self._log.append(time.perf_counter(), step.handles, step.tokens, step.output_indices)
+        if step.logprob_rows:
+            columns = step.logprobs
+            values = columns.sampled, columns.ranks, columns.top_counts
+            self._log.append_logprobs(step.handles, step.logprob_rows, *values)
         for event in step.events:
-            if event.WhichOneof("event") == "done":
-                answer = self._answers.pop(event.handle)
-                answer.done = event.done
-                answer.finished.set_result(None)
+            self._note(event)
+
+    def _note(self, event: engine_pb2.RequestEvent) -> None:
+        kind = event.WhichOneof("event")
+        answer = self._answers.get(event.handle)
+        if answer is None:
+            raise RuntimeError(f"{kind} of request {event.handle}, which has ended or never was")
+        if kind == "output_end":
+            answer.ends.append(event.output_end)
+        elif kind == "done":
+            del self._answers[event.handle]
+            answer.done = event.done
+            answer.finished.set_result(None)
 
     async def hello(self) -> None:
         """Opens the conversation and waits until the engine serves; afterwards `model` tells what."""
@@ -143,16 +179,20 @@ class EngineSession:
                 self._model = message.welcome.model
 
     async def send(self, prompt: Prompt) -> Answer:
-        """Sends a greedy request of exactly `max_tokens` tokens, unless one of its stop ids comes first. Returns when it is written."""
+        """Sends a request of `max_tokens` tokens per output, unless one of its stop ids comes first. Returns when it is written."""
         handle, self._next = self._next, self._next + 1
-        answer = self._answers[handle] = Answer(self._log, handle)
+        answer = self._answers[handle] = Answer(self._log, handle, f"bench-{self._run}-{handle}")
         add = engine_pb2.AddRequest(
             handle=handle,
-            request_id=f"bench-{self._run}-{handle}",
+            request_id=answer.request_id,
             prompt_token_ids=prompt.token_ids,
-            sampling=engine_pb2.EngineSampling(top_p=1.0, repetition_penalty=1.0),
-            stop=engine_pb2.EngineStop(max_tokens=prompt.max_tokens, token_ids=prompt.stop_ids),
-            n=1,
+            sampling=prompt.sampling or engine_pb2.EngineSampling(top_p=1.0, repetition_penalty=1.0),
+            stop=engine_pb2.EngineStop(
+                max_tokens=prompt.max_tokens, min_tokens=prompt.min_tokens, token_ids=prompt.stop_ids
+            ),
+            n=prompt.n,
+            logprobs=prompt.logprobs,
+            priority=prompt.priority,
             spec_digest=bytes(32),
             cache_salt=prompt.salt,
         )
@@ -171,11 +211,23 @@ class EngineSession:
 
     async def load(self) -> engine_pb2.Load:
         """The backend's counters now."""
-        query, self._next = self._next, self._next + 1
-        future: asyncio.Future[engine_pb2.Load] = asyncio.get_running_loop().create_future()
-        self._loads[query] = future
+        query, future = self._question()
         await self._write(engine_pb2.ToEngine(load=engine_pb2.LoadQuery(query_id=query)))
-        return await future
+        load: engine_pb2.Load = await future
+        return load
+
+    async def abort(self, answer: Answer, cause: engine_pb2.AbortCause) -> engine_pb2.Aborted:
+        """Asks for a request's end; the answer says whether there was anything left to end."""
+        query, future = self._question()
+        abort = engine_pb2.AbortRequest(query_id=query, request_id=answer.request_id, cause=cause)
+        await self._write(engine_pb2.ToEngine(abort=abort))
+        aborted: engine_pb2.Aborted = await future
+        return aborted
+
+    def _question(self) -> tuple[int, asyncio.Future[Any]]:
+        query, self._next = self._next, self._next + 1
+        future = self._asked[query] = asyncio.get_running_loop().create_future()
+        return query, future
 
 
 async def _while_it_lives(process: BackendProcess, step: Any, deadline_s: float) -> None:
