@@ -19,10 +19,9 @@ from benchmarks import results_table
 from benchmarks.ceilings import Ceilings, measured
 from benchmarks.engine_options import Plan, engine_options, model_folder, plan_of
 from benchmarks.engine_session import EngineSession
-from benchmarks.figures import write_json
-from benchmarks.measured_engine import is_clean, measured_engine, record
+from benchmarks.measured_engine import measure_all, measured_engine, record
 from benchmarks.measurements import itl_over_time, medians, summary
-from benchmarks.sending import NotMeasured, Run, counters, send
+from benchmarks.sending import Run, counters, send, uncached
 from benchmarks.workloads import WORKLOADS, Workload
 
 # Runs of a workload that is over within seconds; others run once.
@@ -34,10 +33,7 @@ async def _measure(session: EngineSession, workload: Workload, repeats: int) -> 
     before = counters(await session.load())
     runs = []
     for number in range(repeats):
-        run = await send(session, workload, salt=f"{workload.name} {number}".encode())
-        if run.cached_tokens:
-            raise NotMeasured(f"{workload.name}: {run.cached_tokens} tokens came from the prefix cache")
-        runs.append(run)
+        runs.append(uncached(await send(session, workload, salt=f"{workload.name} {number}".encode()), workload))
     after = counters(await session.load())
     figures, spread = medians([summary(_others(run, workload), run.begin_s) for run in runs])
     more: dict[str, Any] = {f"{name}_after_warm_up": after[name] - before[name] for name in after}
@@ -57,23 +53,14 @@ def _others(run: Run, workload: Workload) -> list[Any]:
 
 async def run(plan: Plan, ceilings: Ceilings, path: pathlib.Path | None) -> bool:
     """Starts the backend, warms it, and measures every workload; `path` holds what there is after each. False if one could not be measured, or not on a warm engine."""
-    results: list[dict[str, Any]] = []
-    complete = True
     async with measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
-        for workload in workloads:
-            try:
-                figures = await _measure(session, workload, plan.repeats or _REPEATS.get(workload.name, 1))
-            except NotMeasured as error:
-                print(f"NOT MEASURED: {error}", flush=True)
-                complete = False
-                continue
+
+        async def measure(workload: Workload) -> dict[str, Any]:
+            figures = await _measure(session, workload, plan.repeats or _REPEATS.get(workload.name, 1))
             result = record(figures, workload, plan, ceilings, started, session.model.dtype)
-            result["peak_memory_gib"] = peak_gib()
-            print("\n".join(results_table.lines(result)), flush=True)
-            complete = is_clean(result) and complete
-            results.append(result)
-            write_json(results, path)
-    return complete
+            return result | {"peak_memory_gib": peak_gib()}
+
+        return await measure_all(workloads, measure, results_table.lines, path)
 
 
 def main() -> int:

@@ -23,10 +23,9 @@ from benchmarks import results_table
 from benchmarks.ceilings import Ceilings, measured
 from benchmarks.engine_options import Plan, engine_options, model_folder, plan_of
 from benchmarks.engine_session import EngineSession
-from benchmarks.figures import write_json
-from benchmarks.measured_engine import is_clean, measured_engine, record
+from benchmarks.measured_engine import measure_all, measured_engine, record
 from benchmarks.measurements import itl_over_time, medians, summary
-from benchmarks.sending import NotMeasured, Run, counters, send
+from benchmarks.sending import counters, send, uncached
 from benchmarks.serving import Services, send_texts, services
 from benchmarks.synthetic_tokenizer import as_words
 from benchmarks.workloads import WORKLOADS, Workload, first_of
@@ -49,21 +48,15 @@ def _worded(workload: Workload, vocab_size: int) -> Workload:
     return dataclasses.replace(workload, trace=[(as_words(ids, vocab_size), output) for ids, output in workload.trace])
 
 
-def _checked(run: Run, workload: Workload) -> Run:
-    if run.cached_tokens:
-        raise NotMeasured(f"{workload.name}: {run.cached_tokens} tokens came from the prefix cache")
-    return run
-
-
 async def _measure(session: EngineSession, front: Front, workload: Workload, repeats: int) -> dict[str, Any]:
     """Alternates both ways; the figures through gRPC, with the engine's own beside them under "more"."""
     before, cpu_s = counters(await session.load()), front.services.cpu_s()
     engine_runs, runs = [], []
     for number in range(repeats):
-        engine_runs.append(_checked(await send(session, workload, f"{workload.name} e{number}".encode()), workload))
+        engine_runs.append(uncached(await send(session, workload, f"{workload.name} e{number}".encode()), workload))
         salt = f"{workload.name} s{number}"
         runs.append(
-            _checked(await send_texts(workload, front.tokenizer, front.services, salt, front.clients), workload)
+            uncached(await send_texts(workload, front.tokenizer, front.services, salt, front.clients), workload)
         )
     after = counters(await session.load())
     figures, spread = medians([summary(run.requests, run.begin_s) for run in runs])
@@ -102,27 +95,18 @@ def _lines(result: dict[str, Any]) -> list[str]:
 async def run(plan: Plan, ceilings: Ceilings, num_services: int, clients: int, path: pathlib.Path | None) -> bool:
     """Starts everything, warms it, and measures every workload both ways; `path` holds what there is after each. False if one could not be measured, or not on a warm engine."""
     tokenizer = Tokenizer.from_file(str(pathlib.Path(plan.settings["model"]) / "tokenizer.json"))
-    results: list[dict[str, Any]] = []
-    complete = True
     async with measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
         with services(session.process.address, num_services) as running:
             front = Front(tokenizer, running, clients)
             worded = [_worded(workload, session.model.vocabulary_size) for workload in workloads]
             await send_texts(first_of(worded[0], 2 * clients), tokenizer, running, "warm-up", clients)
-            for workload in worded:
-                try:
-                    figures = await _measure(session, front, workload, plan.repeats or _REPEATS)
-                except NotMeasured as error:
-                    print(f"NOT MEASURED: {error}", flush=True)
-                    complete = False
-                    continue
+
+            async def measure(workload: Workload) -> dict[str, Any]:
+                figures = await _measure(session, front, workload, plan.repeats or _REPEATS)
                 result = record(figures, workload, plan, ceilings, started, session.model.dtype)
-                result["peak_memory_gib"] = peak_gib()
-                print("\n".join(_lines(result)), flush=True)
-                complete = is_clean(result) and complete
-                results.append(result)
-                write_json(results, path)
-    return complete
+                return result | {"peak_memory_gib": peak_gib()}
+
+            return await measure_all(worded, measure, _lines, path)
 
 
 def main() -> int:

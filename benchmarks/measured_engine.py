@@ -1,24 +1,25 @@
 """A warm engine to be measured, and the record that results are written as.
 
-Owns the start, the warm-up, memory and floors, whichever way the workloads are sent afterwards.
+Owns the start, the warm-up, memory, floors and the order of workloads, whichever way these are sent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pathlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from benchmarks.backend_process import GpuMemory
 from benchmarks.ceilings import Ceilings
 from benchmarks.engine_options import START_TIMEOUT_S, Plan
 from benchmarks.engine_session import EngineSession, engine_session
-from benchmarks.figures import provenance
+from benchmarks.figures import provenance, write_json
 from benchmarks.measurements import summary
 from benchmarks.roofline import BYTES, PerfectEngine, StepTime
-from benchmarks.sending import warm_up
+from benchmarks.sending import NotMeasured, warm_up
 from benchmarks.workloads import Workload, build, fitted
 from headrace_model_folder import ModelFolder
 
@@ -140,7 +141,40 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def is_clean(result: dict[str, Any]) -> bool:
+async def measure_all(
+    workloads: Sequence[Workload],
+    measure: Callable[[Workload], Awaitable[dict[str, Any]]],
+    lines: Callable[[dict[str, Any]], list[str]],
+    path: pathlib.Path | None,
+) -> bool:
+    """Measures workloads one after the other, on an engine that is there.
+
+    Args:
+        workloads: In their order.
+        measure: Makes the record of one; may raise NotMeasured, which the others outlive.
+        lines: What is printed of a record.
+        path: Holds the records there are, after each.
+
+    Returns:
+        Whether all were measured, and on a warm engine.
+    """
+    results: list[dict[str, Any]] = []
+    complete = True
+    for workload in workloads:
+        try:
+            result = await measure(workload)
+        except NotMeasured as error:
+            print(f"NOT MEASURED: {error}", flush=True)
+            complete = False
+            continue
+        print("\n".join(lines(result)), flush=True)
+        complete = _is_clean(result) and complete
+        results.append(result)
+        write_json(results, path)
+    return complete
+
+
+def _is_clean(result: dict[str, Any]) -> bool:
     """Whether nothing was compiled or captured while this was measured; said aloud if not."""
     late = result.get("late_work_after_warm_up", 0)
     if late:

@@ -39,6 +39,17 @@ class Run:
     latest_s: float
 
 
+def uncached(run: Run, workload: Workload) -> Run:
+    """The run, if all of its prompts were computed.
+
+    Raises:
+        NotMeasured: Tokens came from the prefix cache.
+    """
+    if run.cached_tokens:
+        raise NotMeasured(f"{workload.name}: {run.cached_tokens} tokens came from the prefix cache")
+    return run
+
+
 def counters(load: engine_pb2.Load) -> dict[str, int]:
     """The worker's counts of what must not happen on a warm server; empty if this backend has none."""
     return {name: int(getattr(load, name)) for name in _COUNTERS if name in load.DESCRIPTOR.fields_by_name}
