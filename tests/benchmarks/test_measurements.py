@@ -21,15 +21,20 @@ def column(*values: int) -> bytes:
     return np.asarray(values, "<u4").tobytes()
 
 
+def short_column(*values: int) -> bytes:
+    return np.asarray(values, "<u2").tobytes()
+
+
 def test_tokens_are_dealt_to_their_requests_in_order() -> None:
     log = TokenLog()
-    log.append(1.0, column(1, 2, 1), column(10, 20, 11))
+    log.append(1.0, column(1, 2, 1), column(10, 20, 11), short_column(0, 0, 1))
     assert log.of(1)[0].tolist() == [10, 11]
-    log.append(2.0, column(2, 1), column(21, 12))
+    log.append(2.0, column(2, 1), column(21, 12), short_column(0, 0))
     tokens, times = log.of(1)
     assert (tokens.tolist(), times.tolist()) == ([10, 11, 12], [1.0, 1.0, 2.0])
     assert log.of(2)[0].tolist() == [20, 21]
     assert log.of(3)[0].size == 0
+    assert [tokens.tolist() for tokens in log.outputs_of(1, 2)] == [[10, 12], [11]]
 
 
 def test_figures_of_two_requests() -> None:
