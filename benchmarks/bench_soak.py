@@ -84,6 +84,10 @@ class Soak:
         self.first_canary = self.first_canary or tokens
         return tokens
 
+    async def fill(self) -> None:
+        """Lets the engine take the memory that its longest prompt needs."""
+        await self._session.generate(self._make.longest(), 1)
+
     async def run(self) -> None:
         """Sends everything, `concurrency` requests at a time, and waits for their ends."""
         begin_s = time.perf_counter()
@@ -147,6 +151,7 @@ class _Before:
 
 async def _soaked(session: EngineSession, soak: Soak, watch: Watch) -> list[Check]:
     """Soaks, then looks at everything."""
+    await soak.fill()
     before = await _Before.of(session, soak)
     watching = asyncio.create_task(watch.run())
     try:

@@ -226,6 +226,12 @@ class RequestMaker:
         ids: list[int] = np.random.default_rng([self._seed, 2]).integers(self._vocab, size=64).tolist()
         return ids
 
+    def longest(self) -> list[int]:
+        """A prompt as long as there may be one: what memory it takes is not to be taken for a leak later."""
+        length = min(self._sizes.longest_prompt, self._longest)
+        ids: list[int] = np.random.default_rng([self._seed, 3]).integers(self._vocab, size=length).tolist()
+        return ids
+
     def _prompt_ids(self, rng: np.random.Generator) -> Ids:
         """Some begin as others do, down to a prompt that is nothing but such a beginning."""
         own = rng.integers(self._vocab, size=self._prompt_length(rng))
