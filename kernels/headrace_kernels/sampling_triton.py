@@ -21,7 +21,7 @@ import triton.language as tl
 from headrace_kernels import sampling_parameters as columns
 from headrace_kernels.ordering_triton import KEY_SHIFTS, NO_ID, best_of
 from headrace_kernels.philox_triton import gumbel_noise
-from headrace_kernels.truncation_triton import draw_truncated
+from headrace_kernels.truncation_triton import LOG2_E, draw_truncated
 
 _TEMPERATURE = tl.constexpr(columns.TEMPERATURE)
 _TOP_P = tl.constexpr(columns.TOP_P)
@@ -109,7 +109,7 @@ def summarize_blocks_kernel(
         if top_p < 1:
             # A block in which all is banned has no mass.
             origin = tl.where(peak == -float("inf"), 0.0, peak)
-            tl.store(masses + slot, tl.sum(tl.exp2((values - origin) * (1.4426950408889634 / temperature)), axis=0))
+            tl.store(masses + slot, tl.sum(tl.exp2((values - origin) * (LOG2_E / temperature)), axis=0))
         best, winner = best_of(score, offs_token)
     else:
         best, winner = peak, tl.min(tl.where(values == peak, offs_token, NO_ID), axis=0)

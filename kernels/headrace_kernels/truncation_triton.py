@@ -25,7 +25,7 @@ import triton.language as tl
 from headrace_kernels.ordering_triton import LOWEST_KEY, NO_ID, best_of, comes_before, ordered_keys
 from headrace_kernels.philox_triton import gumbel_noise
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -153,7 +153,7 @@ def _surviving_mass(
         if ordered_keys(_tile_peak(peaks, tile, TILE, BLOCK), KEY_SHIFT) >= top_k_key:
             values = _load(logits, tile * TILE + tl.arange(0, TILE), VOCAB)
             keys = ordered_keys(values, KEY_SHIFT)
-            mass = tl.exp2((values - row_peak) * (_LOG2_E / temperature))
+            mass = tl.exp2((values - row_peak) * (LOG2_E / temperature))
             mass = tl.where(values * (1.0 / temperature) >= threshold, mass, 0.0)
             masses += tl.where(keys > top_k_key, mass, 0.0)
             counts += (keys > top_k_key).to(tl.int32)
@@ -186,7 +186,7 @@ def _before_two(
         if _tile_peak(peaks, tile, TILE, BLOCK) >= logit_a:
             offs_token = tile * TILE + tl.arange(0, TILE)
             values = _load(logits, offs_token, VOCAB)
-            mass = tl.exp2((values - row_peak) * (_LOG2_E / temperature))
+            mass = tl.exp2((values - row_peak) * (LOG2_E / temperature))
             before_a = comes_before(values, offs_token, logit_a, id_a)
             before_b = comes_before(values, offs_token, logit_b, id_b)
             count_a += before_a.to(tl.int32)
@@ -338,7 +338,7 @@ def draw_truncated(
             )
         else:
             mass = tl.load(masses + offs_slot, mask=offs_slot < NUM_BLOCKS, other=0.0)
-            total = tl.sum(mass * tl.exp2((peak - row_peak) * (_LOG2_E / temperature)), axis=0)
+            total = tl.sum(mass * tl.exp2((peak - row_peak) * (LOG2_E / temperature)), axis=0)
         target = total * top_p
     _, token = best_of(score, winner)
     searching = True
