@@ -5,6 +5,9 @@ key is read once. A row with one split is finished then. Where several programs 
 comes from `attention_plan.plan_decode`; grids depend on the sizes of the columns only, so that both kernels run in captured graphs.
 """
 
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
 from __future__ import annotations
 
 import triton
@@ -19,8 +22,8 @@ from headrace_kernels.triton_runtime import INTERPRETED
 _COLUMNS = ["splits", "merges", "query_start_loc", "seq_lens", "table_rows"]
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)  # type: ignore[untyped-decorator]
-def _split_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)
+def _split_kernel(
     query,
     kv_cache,
     output,
@@ -114,8 +117,8 @@ def _split_kernel(  # type: ignore[no-untyped-def]
         tl.store(lse + offs_part, log_sum, mask=mask_row)
 
 
-@triton.jit(do_not_specialize_on_alignment=_COLUMNS)  # type: ignore[untyped-decorator]
-def _merge_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
+def _merge_kernel(
     output,
     partial,
     lse,

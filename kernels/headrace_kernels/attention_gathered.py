@@ -5,6 +5,9 @@ Two kernels. The first copies what the chunks see out of the paged cache into on
 steps outside of graphs whose chunks are long enough (`attention_plan.plan_prefill` decides).
 """
 
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
 from __future__ import annotations
 
 import triton
@@ -21,8 +24,8 @@ from headrace_kernels.triton_runtime import INTERPRETED
 _COLUMNS = ["chunks", "tiles", "offsets", "query_start_loc", "seq_lens", "table_rows"]
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)  # type: ignore[untyped-decorator]
-def _gather_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)
+def _gather_kernel(
     kv_cache,
     context,
     chunks,
@@ -62,8 +65,8 @@ def _gather_kernel(  # type: ignore[no-untyped-def]
     tl.store(target + slots[:, None] * HEAD_DIM + offs_dim[None, :], values)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _gathered_tile(  # type: ignore[no-untyped-def]
+@triton.jit
+def _gathered_tile(
     acc,
     largest,
     total,
@@ -90,8 +93,8 @@ def _gathered_tile(  # type: ignore[no-untyped-def]
     return absorb(acc, largest, total, q, k, v, seen, score_scale, MASKED, FP32_DOT)
 
 
-@triton.jit(do_not_specialize=["capacity", "window"], do_not_specialize_on_alignment=_COLUMNS)  # type: ignore[untyped-decorator]
-def _gathered_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["capacity", "window"], do_not_specialize_on_alignment=_COLUMNS)
+def _gathered_kernel(
     query,
     keys,
     values,

@@ -7,19 +7,22 @@ row sees whole run without a mask; those at the diagonal and at the window's edg
 graphs take `attention_gathered` instead.
 """
 
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels import card
 from headrace_kernels.attention_plan import prefill_tile_rows
 from headrace_kernels.attention_step import PagedAttentionStep
 from headrace_kernels.attention_tiles import (
     LOG2_E,
     Launch,
     absorb,
-    has_warpgroup_products,
     key_offsets,
     padded_dim,
     pipeline_stages,
@@ -27,8 +30,8 @@ from headrace_kernels.attention_tiles import (
 from headrace_kernels.triton_runtime import INTERPRETED
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def key_ranges(first_position, tile_tokens, seq_len, window, TILE: tl.constexpr, WINDOWED: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def key_ranges(first_position, tile_tokens, seq_len, window, TILE: tl.constexpr, WINDOWED: tl.constexpr):
     """Positions of keys for tokens from `first_position` on: (begin, full_begin, full_end, end). Between the inner two every token sees every key; all but `end` are multiples of TILE."""
     begin = 0
     full_begin = 0
@@ -41,8 +44,8 @@ def key_ranges(first_position, tile_tokens, seq_len, window, TILE: tl.constexpr,
     return begin, full_begin, full_end, end
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def sees(positions, offs_key, first_seen, end, window, WINDOWED: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def sees(positions, offs_key, first_seen, end, window, WINDOWED: tl.constexpr):
     """[M, N] whether tokens at `positions` see keys at `offs_key`; none is seen before `first_seen` or from `end` on."""
     seen = (offs_key[None, :] <= positions[:, None]) & (offs_key < end)[None, :]
     if WINDOWED:
@@ -50,8 +53,8 @@ def sees(positions, offs_key, first_seen, end, window, WINDOWED: tl.constexpr): 
     return seen
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _paged_tile(  # type: ignore[no-untyped-def]
+@triton.jit
+def _paged_tile(
     acc,
     largest,
     total,
@@ -97,11 +100,11 @@ def _paged_tile(  # type: ignore[no-untyped-def]
 
 
 # Columns are views into one buffer, at addresses that change with their sizes: alignment must not decide what is compiled.
-@triton.jit(  # type: ignore[untyped-decorator]
+@triton.jit(
     do_not_specialize=["table_stride", "window"],
     do_not_specialize_on_alignment=["tiles", "query_start_loc", "seq_lens", "table_rows"],
 )
-def _paged_kernel(  # type: ignore[no-untyped-def]
+def _paged_kernel(
     query,
     kv_cache,
     output,
@@ -230,6 +233,6 @@ def _launch_rule(rows: int, dim: int, kv_cache: Tensor) -> Launch:
     tile, warps = 64 if row_bytes <= 256 else 32, 4
     if kv_cache.element_size() > 2:
         tile = 32 if dim <= 128 else 16
-    elif not has_warpgroup_products(kv_cache.device):
+    elif not card.has_warpgroup_products(kv_cache.device):
         tile, warps = 64 if row_bytes <= 128 else 32, 8
     return Launch(tile, warps, pipeline_stages(kv_cache.device, rows * row_bytes, 2 * tile * row_bytes, 3))

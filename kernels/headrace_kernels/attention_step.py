@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from headrace_kernels import card
 from headrace_kernels.attention_plan import GATHER_MULTIPLE, decode_sizes
 
 
@@ -69,7 +70,7 @@ class GatherScratch:
         """Memory for as many tokens as fit into `max_bytes`; None if that is none, or if the card (before sm_90), the type or the size of heads rules the path out."""
         device = torch.device(device)
         capacity = gather_capacity(num_kv_heads, head_dim, dtype, max_bytes)
-        if not capacity or not _has_copy_engine(device):
+        if not capacity or not card.has_copy_engine(device):
             return None
         context = torch.empty(2, num_kv_heads, capacity, head_dim, dtype=dtype, device=device)
         tile_keys = 128 if head_dim <= 128 else 64
@@ -90,11 +91,6 @@ def gather_capacity(num_kv_heads: int, head_dim: int, dtype: torch.dtype, max_by
         return 0
     per_token = 2 * num_kv_heads * head_dim * dtype.itemsize
     return max_bytes // per_token // GATHER_MULTIPLE * GATHER_MULTIPLE
-
-
-def _has_copy_engine(device: torch.device) -> bool:
-    """Whether tiles can be read by descriptor: cards from sm_90 on, and the interpreter."""
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @dataclasses.dataclass(slots=True)

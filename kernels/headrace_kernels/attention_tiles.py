@@ -4,10 +4,12 @@ In the letters of the maths: S = Q K^T, P = 2^(S * scale - m), O = sum P V, z = 
 type of V for its product. A hidden score is -1e30 instead of minus infinity, so that a row which sees nothing of a tile gives finite numbers that the next tile it sees wipes out.
 """
 
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 
 import torch
@@ -15,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels import card
+
 # exp(x) is 2^(x * LOG2_E).
 LOG2_E = math.log2(math.e)
-# Shared memory that a program may take where the card cannot be asked: sm_86 and sm_89.
-_SMALL_SHARED_BYTES = 101_376
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Launch:
     stages: int
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def absorb(acc, largest, total, query, key, value, seen, score_scale, MASKED: tl.constexpr, FP32_DOT: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def absorb(acc, largest, total, query, key, value, seen, score_scale, MASKED: tl.constexpr, FP32_DOT: tl.constexpr):
     """One tile: query [M, D], key and value [N, D], seen [M, N] or broadcast to it (read if MASKED). Returns acc [M, D], largest [M], total [M]."""
     if FP32_DOT:
         query, key, value = query.to(tl.float32), key.to(tl.float32), value.to(tl.float32)
@@ -52,8 +54,8 @@ def absorb(acc, largest, total, query, key, value, seen, score_scale, MASKED: tl
     return acc, new_largest, total
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def key_offsets(  # type: ignore[no-untyped-def]
+@triton.jit
+def key_offsets(
     table, positions, mask, kv_head, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr
 ):
     """int64 [N] where the keys at `positions` of a block table begin; the values lie NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM further. Caches have more than 2^31 values."""
@@ -61,24 +63,9 @@ def key_offsets(  # type: ignore[no-untyped-def]
     return (block * (2 * NUM_KV_HEADS) + kv_head) * (BLOCK_SIZE * HEAD_DIM) + (positions % BLOCK_SIZE) * HEAD_DIM
 
 
-@functools.cache
-def shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may take on the device."""
-    if device.type != "cuda":
-        return _SMALL_SHARED_BYTES
-    properties = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # missing in torch's stubs
-
-
-@functools.cache
-def has_warpgroup_products(device: torch.device) -> bool:
-    """Whether products take operands from shared memory (sm_90 and later); before, they stand in registers, and tiles must be smaller."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def pipeline_stages(device: torch.device, fixed_bytes: int, stage_bytes: int, wanted: int) -> int:
     """Stages of loads in flight: `wanted`, or as many as fit beside `fixed_bytes`. 2 KiB are left for reductions and barriers."""
-    return max(1, min(wanted, (shared_bytes(device) - fixed_bytes - 2048) // stage_bytes))
+    return max(1, min(wanted, (card.shared_bytes(device) - fixed_bytes - 2048) // stage_bytes))
 
 
 def padded_dim(head_dim: int) -> int:

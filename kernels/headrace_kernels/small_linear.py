@@ -70,7 +70,7 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtyp
         out_dtype: Of the result; None: the type of x.
     """
     out = x.new_empty(x.shape[0], weight.shape[0], dtype=out_dtype)
-    multiply(x, weight, bias, out, launch_rule(*out.shape, x.shape[1]))
+    multiply(x, weight, bias, out, launch_rule(x.shape[0], out.shape[1], x.shape[1]))
     return out
 
 
@@ -95,7 +95,7 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias
     if not uses_triton(weight):
         return norm_linear_reference(x, norm_weight, eps, weight, bias)
     out = x.new_empty(x.shape[0], weight.shape[0])
-    multiply(x, weight, bias, out, launch_rule(*out.shape, x.shape[1]), norm=(norm_weight, eps))
+    multiply(x, weight, bias, out, launch_rule(x.shape[0], out.shape[1], x.shape[1]), norm=(norm_weight, eps))
     return out
 
 
@@ -115,7 +115,7 @@ def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
     """
     if not uses_triton(weight):
         return linear_add_reference(x, weight, bias, residual)
-    multiply(x, weight, bias, residual, launch_rule(*residual.shape, x.shape[1]), add=True)
+    multiply(x, weight, bias, residual, launch_rule(x.shape[0], residual.shape[1], x.shape[1]), add=True)
 
 
 def norm_swiglu_reference(
@@ -146,7 +146,7 @@ def norm_swiglu(x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tens
         gate_up_weight,
         bias,
         out,
-        launch_rule(*out.shape, x.shape[1], gated=True),
+        launch_rule(x.shape[0], out.shape[1], x.shape[1], gated=True),
         norm=(norm_weight, eps),
         gated=True,
     )

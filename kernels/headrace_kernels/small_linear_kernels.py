@@ -1,9 +1,10 @@
-"""The two Triton kernels behind `small_linear`: a product of a few rows with a weight that is read from memory once.
+"""The Triton kernels behind `small_linear`: a product of a few rows with a weight that is read from memory once.
 
 Owns the kernels, their launch, and the list of tile sizes that are worth trying; which of them runs when is `small_linear`'s. Weights are [out, in] with `in` contiguous.
 
-`_vector_kernel` multiplies on the ordinary cores: each thread keeps its own products of every row in registers and the sum over them comes last. It is for one row, and for two or four.
-`_tile_kernel` uses the tensor cores with the rows padded to 16, so that up to 16 rows cost the same. Both end in `_finish`: bias, SwiGLU or residual stream, one rounding, store. Sums are in
+`_stream_kernel` is for one row: a program keeps it, normed, in registers while rows of the weight stream past.
+`_vector_kernel` multiplies on the ordinary cores: each thread keeps its own products of every row in registers and the sum over them comes last. It is for one row, where that is too short or too long to be streamed, and for two or four.
+`_tile_kernel` uses the tensor cores with the rows padded to 16, so that up to 16 rows cost the same. All end in `_finish`: bias, SwiGLU or residual stream, one rounding, store. Sums are in
 fp32 and in an order that depends on the tile alone: no atomics, the same bits every time.
 """
 
@@ -12,7 +13,6 @@ fp32 and in an order that depends on the tile alone: no atomics, the same bits e
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels import card
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.triton_runtime import INTERPRETED
 
@@ -212,7 +213,7 @@ def _multiply_streams(
     norm_weight, eps = norm or (None, 0.0)
     block_k = triton.next_power_of_2(num_inputs)
     stages = min(tile.num_stages, _most_stages(x.device, block_k * weight.element_size() * (2 if gated else 1)))
-    num_programs = min(num_outputs, tile.block_n * _multiprocessors(x.device))
+    num_programs = min(num_outputs, tile.block_n * card.multiprocessors(x.device))
     _stream_kernel[(num_programs,)](
         x, norm_weight, weight, bias, out, num_outputs, eps,
         K=num_inputs, BLOCK_K=block_k, STAGES=stages, GATED=gated, ADD=add, num_warps=tile.num_warps,
@@ -256,20 +257,7 @@ def _multiply_tiles(
 
 def _most_stages(device: torch.device, stage_bytes: int) -> int:
     """What fits the shared memory: a tile for each stage but the one that is being multiplied."""
-    return 1 + (_shared_memory(device) // stage_bytes if device.type == "cuda" else 0)
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    """How many there are; in the interpreter a few."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-
-
-@functools.cache
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that one program can have."""
-    properties = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # missing in torch's stubs
+    return 1 + card.shared_bytes(device) // stage_bytes
 
 
 def variants(num_rows: int, num_outputs: int, gated: bool) -> list[Tile]:

@@ -24,7 +24,7 @@ from tests.support.attention_case import Case, Shape
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from headrace_kernels import attention, attention_decode, attention_prefill, attention_step, attention_tiles
+from headrace_kernels import attention, card
 
 # Largest shared memory of a program, by architecture.
 _SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
@@ -80,11 +80,9 @@ def resources(kernel: Any) -> dict[str, Any]:
 def compile_attention(arch: int) -> list[Any]:
     """Every kernel of a decode, a mixed and a gathered step of an 8B Llama, and of a small model with heads that are no power of two."""
     with contextlib.ExitStack() as stack:
-        for module in (attention_decode, attention_prefill, attention_tiles):
-            if hasattr(module, "has_warpgroup_products"):
-                stack.enter_context(mock.patch.object(module, "has_warpgroup_products", lambda device: arch >= 90))
-        stack.enter_context(mock.patch.object(attention_tiles, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
-        stack.enter_context(mock.patch.object(attention_step, "_has_copy_engine", lambda device: arch >= 90))
+        for ability in ("has_warpgroup_products", "has_copy_engine"):
+            stack.enter_context(mock.patch.object(card, ability, lambda device: arch >= 90))
+        stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(attention, "INTERPRETED", True))
         compiled = stack.enter_context(compiling_for(arch))
         llama = Shape(32, 8, 128, 32, None, torch.bfloat16)
