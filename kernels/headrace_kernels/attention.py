@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headrace_kernels.attention_cpu import GatherPlan, attend, plan_gathers
 from headrace_kernels.attention_decode import decode_attention
-from headrace_kernels.attention_gather import GatherPlan, attend, plan_gathers
 from headrace_kernels.attention_gathered import gathered_attention
 from headrace_kernels.attention_prefill import prefill_attention
 from headrace_kernels.attention_step import (

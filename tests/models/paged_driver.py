@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace_backend.layers.attention_metadata import AttentionMetadata
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_kernels.attention import AttentionMetadata
 
 
 @dataclasses.dataclass

@@ -6,9 +6,9 @@ import dataclasses
 
 from torch import Tensor, nn
 
-from headrace_backend.layers.attention_metadata import AttentionMetadata
 from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.layers.norm import RmsNorm
+from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.attention import paged_attention
 from headrace_kernels.rope_kv import rope_and_write_kv
@@ -48,7 +48,7 @@ class Attention(nn.Module):
         self.q_norm = None if eps is None else RmsNorm(head_dim, eps, placement)
         self.k_norm = None if eps is None else RmsNorm(head_dim, eps, placement)
 
-    def forward(self, x: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def forward(self, x: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
         """Attention of the step's tokens.
 
         Args:
@@ -64,13 +64,13 @@ class Attention(nn.Module):
         return out
 
     def add_to(
-        self, residual: Tensor, norm: RmsNorm, rotations: Tensor, kv_cache: Tensor, metadata: AttentionMetadata
+        self, residual: Tensor, norm: RmsNorm, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata
     ) -> None:
         """`residual += forward(norm(residual))` with norm and addition inside the projections, for steps that fuse."""
         qkv = self.qkv_proj.after_norm(norm, residual)
         self.o_proj.add_to(residual, self._attended(qkv, rotations, kv_cache, metadata))
 
-    def _attended(self, qkv: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def _attended(self, qkv: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
         """What lies between the projections, [num_tokens, all heads' outputs]."""
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         slots = metadata.slot_mapping

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from headrace_backend.layers.attention import Attention, AttentionShape
-from headrace_backend.layers.attention_metadata import AttentionMetadata
 from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import RmsNorm
+from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.small_linear import fuses
 
@@ -30,7 +30,7 @@ class DecoderLayer(nn.Module):
         self._is_whole = placement.shard.world_size == 1
 
     def forward(
-        self, pending: Tensor | None, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: AttentionMetadata
+        self, pending: Tensor | None, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata
     ) -> Tensor:
         """Runs the layer.
 
@@ -53,7 +53,7 @@ class DecoderLayer(nn.Module):
         """Whether a step of so many tokens takes `forward_fused`. Decided by sizes alone, so alike for all layers of a model."""
         return self._is_whole and all(fuses(num_tokens, weight) for weight in self._weights())
 
-    def forward_fused(self, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> None:
+    def forward_fused(self, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> None:
         """As `forward` with nothing pending before or after: norms, SwiGLU and additions ride along in the four products.
 
         A few tokens' products take as long as their weights take to read, and each operation beside them a launch.

@@ -13,12 +13,12 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from headrace_backend.layers.attention import AttentionShape
-from headrace_backend.layers.attention_metadata import AttentionMetadata
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.layers.sharded_module import ShardedModule
+from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_model_folder import ModelConfig
 
@@ -43,9 +43,7 @@ class Decoder(nn.Module):
         self._layers = tuple(layers)
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, placement)
 
-    def forward(
-        self, token_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], metadata: AttentionMetadata
-    ) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], metadata: StepMetadata) -> Tensor:
         """See `CausalLM.forward`."""
         residual: Tensor = self.embed_tokens(token_ids)
         rotations = self.rotary(positions)
@@ -58,7 +56,7 @@ class Decoder(nn.Module):
         return self.norm.add(pending, residual)
 
     def _forward_fused(
-        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: AttentionMetadata
+        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata
     ) -> Tensor:
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
             layer.forward_fused(residual, rotations, kv_cache, metadata)
@@ -99,9 +97,7 @@ class CausalLM(nn.Module, abc.ABC):
     def make_layer(self, config: ModelConfig, index: int, placement: Placement) -> DecoderLayer:
         """The family's layer number `index`."""
 
-    def forward(
-        self, token_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], metadata: AttentionMetadata
-    ) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], metadata: StepMetadata) -> Tensor:
         """One pass over a step's tokens. Their keys and values are written to the caches.
 
         Args:

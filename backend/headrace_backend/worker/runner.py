@@ -9,11 +9,10 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.step_plan import StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.sampler import SampledTokens
-from headrace_kernels.attention import AttentionMetadata
-from headrace_kernels.attention_step import PagedAttentionStep
 
 
 class CausalModel(Protocol):
@@ -27,7 +26,7 @@ class CausalModel(Protocol):
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         kv_caches: list[torch.Tensor],
-        metadata: AttentionMetadata | PagedAttentionStep,
+        metadata: StepMetadata,
     ) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size] of tokens int64 [num_tokens] at positions int64 [num_tokens]."""
 
