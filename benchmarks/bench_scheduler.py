@@ -115,9 +115,7 @@ class InstantWorker:
         plan = StepPlan.decode(encoded)
         tokens = self._generator.integers(3, VOCAB_SIZE, plan.sample.rows.size, np.int32)
         began_ns = plan.step_id * STEP_NS
-        return StepResult(
-            plan.step_id, began_ns, began_ns + STEP_NS, tokens, np.ones(tokens.size, np.uint8)
-        ).encode()
+        return StepResult(plan.step_id, began_ns, began_ns + STEP_NS, tokens, np.ones(tokens.size, np.uint8)).encode()
 
 
 def measure(case: Case, num_steps: int) -> dict[str, float]:
