@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,28 @@ class Harness:
         self.plan()
         if self.worker.plans:
             self.settle()
+
+    def checked_step(self) -> None:
+        self.step()
+        self.engine.check_integrity()
+
+    def serve(
+        self,
+        arrivals: Iterable[tuple[EngineRequest, int]],
+        deaths: Collection[int] = (),
+        step: Callable[[], None] | None = None,
+    ) -> list[tuple[EngineRequest, Reader]]:
+        """Adds requests, each with so many steps after it, then runs until nothing is left. Before the steps whose numbers are in `deaths` the worker dies."""
+        readers = []
+        numbers = itertools.count(1)
+        for spec, pause in arrivals:
+            readers.append((spec, self.add(spec)))
+            for number in itertools.islice(numbers, pause):
+                if number in deaths:
+                    self.replace_worker()
+                (step or self.checked_step)()
+        self.run()
+        return readers
 
     def run(self, max_steps: int = 10_000) -> None:
         """Until nothing is left to do."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hypothesis
 from hypothesis import strategies as st
 from tests.engine.fake_worker import expected_tokens
-from tests.engine.harness import Harness, Reader, request
-
-from headrace_backend.engine.requests import EngineRequest
+from tests.engine.harness import Harness, request
 
 asked = st.tuples(
     st.integers(1, 70),  # prompt tokens
@@ -40,19 +38,11 @@ def test_tokens_do_not_depend_on_pressure(
         enable_prefix_cache=enable_prefix_cache,
         ageing_s=1e-6,
     )
-    readers: list[tuple[EngineRequest, Reader]] = []
-    num_steps = 0
-    for prompt, max_tokens, n, priority, pause in requests:
-        max_tokens = min(max_tokens, num_blocks * 16 + 1 - prompt)
-        spec = request(prompt, max_tokens, n=n, priority=priority, seed=len(readers))
-        readers.append((spec, harness.add(spec)))
-        for _ in range(pause):
-            num_steps += 1
-            if num_steps in deaths:
-                harness.replace_worker()
-            plan_and_settle(harness)
-    harness.run()
-    for spec, reader in readers:
+    arrivals = [
+        (request(prompt, min(max_tokens, num_blocks * 16 + 1 - prompt), n=n, priority=priority, seed=seed), pause)
+        for seed, (prompt, max_tokens, n, priority, pause) in enumerate(requests)
+    ]
+    for spec, reader in harness.serve(arrivals, deaths, lambda: plan_and_settle(harness)):
         assert [reader.tokens[index] for index in range(spec.n)] == [expected_tokens(spec, i) for i in range(spec.n)]
     assert harness.engine.load().used_blocks == 0
 

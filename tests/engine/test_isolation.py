@@ -192,18 +192,13 @@ def test_only_who_makes_steps_fail_ends_with_an_error(
         max_num_batched_tokens=40,
         max_num_seqs=6,
     )
-    asked = []
-    num_steps = 0
-    for seed, (prompt, max_tokens, n, pause) in enumerate(requests):
-        spec = request(prompt, max_tokens, n=n, seed=seed)
-        asked.append((spec, harness.add(spec)))
-        for _ in range(pause):
-            num_steps += 1
-            if num_steps in deaths:
-                harness.replace_worker()
-            harness.step()
-            harness.engine.check_integrity()
-    harness.run()
+    asked = harness.serve(
+        [
+            (request(prompt, max_tokens, n=n, seed=seed), pause)
+            for seed, (prompt, max_tokens, n, pause) in enumerate(requests)
+        ],
+        deaths,
+    )
 
     def fails(spec: EngineRequest) -> bool:
         # The last token of an output is not computed.

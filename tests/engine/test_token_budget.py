@@ -196,20 +196,11 @@ def test_tokens_do_not_depend_on_chunks_of_few_tokens_with_long_prompts_set_back
             ageing_s=1e-3,
             step_time_target_ms=0.001,
         )
-        readers = []
-        num_steps = 0
-        for prompt, max_tokens, n, priority, pause in requests:
-            spec = request(
-                prompt, min(max_tokens, num_blocks * 16 + 1 - prompt), n=n, priority=priority, seed=len(readers)
-            )
-            readers.append((spec, harness.add(spec)))
-            for _ in range(pause):
-                num_steps += 1
-                if num_steps in deaths:
-                    harness.replace_worker()
-                harness.step()
-                harness.engine.check_integrity()
-        harness.run()
+        arrivals = [
+            (request(prompt, min(max_tokens, num_blocks * 16 + 1 - prompt), n=n, priority=priority, seed=seed), pause)
+            for seed, (prompt, max_tokens, n, priority, pause) in enumerate(requests)
+        ]
+        readers = harness.serve(arrivals, deaths)
     for spec, reader in readers:
         assert [reader.tokens[index] for index in range(spec.n)] == [expected_tokens(spec, i) for i in range(spec.n)]
     assert harness.engine.load().used_blocks == 0
