@@ -1,26 +1,14 @@
 """Attention's kernels compile for cards that this machine may not have, within their limits."""
 
-import json
-import os
-import subprocess
-import sys
-from typing import Any
+from __future__ import annotations
 
 import pytest
-
-
-def compiled(arch: int) -> list[dict[str, Any]]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-m", "tests.support.compiled_kernels", "attention", str(arch)]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return [json.loads(line) for line in result.stdout.splitlines()]
+from tests.support.compiling import compiled
 
 
 @pytest.mark.parametrize("arch", [80, 86, 90])
 def test_all_kernels_fit_the_card(arch: int) -> None:
-    kernels = compiled(arch)
+    kernels = compiled("compiled_kernels", "attention", arch)
     names = {kernel["name"] for kernel in kernels}
     expected = {"_split_kernel", "_merge_kernel", "_paged_kernel"}
     assert names == (expected | {"_gather_kernel", "_gathered_kernel"} if arch >= 90 else expected)

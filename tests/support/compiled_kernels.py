@@ -1,6 +1,6 @@
 """Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
 
-    python -m tests.support.compiled_kernels attention 90
+    python -m tests.support.compiled_kernels attention|small_linear 90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
@@ -8,6 +8,7 @@ runs the launchers on CPU tensors with compilation in place of launching, and pr
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -24,7 +25,7 @@ from tests.support.attention_case import Case, Shape
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from headrace_kernels import attention, card
+from headrace_kernels import attention, card, small_linear, small_linear_kernels
 
 # Largest shared memory of a program, by architecture.
 _SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
@@ -93,9 +94,52 @@ def compile_attention(arch: int) -> list[Any]:
     return compiled
 
 
+class _Product(NamedTuple):
+    num_outputs: int
+    num_inputs: int
+    normed: bool = False
+    gated: bool = False
+    add: bool = False
+    out_dtype: torch.dtype = torch.bfloat16
+
+
+# Of an 8B Llama: queries, keys and values; attention's output; gate and up; down; the head. And one too short to be streamed.
+_PRODUCTS = (
+    _Product(6144, 4096, normed=True),
+    _Product(4096, 4096, add=True),
+    _Product(14_336, 4096, normed=True, gated=True),
+    _Product(4096, 14_336, add=True),
+    _Product(128_256, 4096, out_dtype=torch.float32),
+    _Product(1024, 256, normed=True),
+)
+
+
+def launch_product(num_rows: int, product: _Product) -> None:
+    """With the tile that the rule chooses."""
+    x = torch.empty(num_rows, product.num_inputs, dtype=torch.bfloat16)
+    weight = torch.empty(product.num_outputs * (1 + product.gated), product.num_inputs, dtype=torch.bfloat16)
+    out = torch.empty(num_rows, product.num_outputs, dtype=product.out_dtype)
+    norm = (torch.empty(product.num_inputs, dtype=torch.bfloat16), 1e-5) if product.normed else None
+    tile = small_linear.launch_rule(num_rows, product.num_outputs, product.num_inputs, product.gated)
+    small_linear_kernels.multiply(x, weight, None, out, tile, norm=norm, gated=product.gated, add=product.add)
+
+
+def compile_small_linear(arch: int) -> list[Any]:
+    """The kernels of few rows' products."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
+        stack.enter_context(mock.patch.object(small_linear_kernels, "rms_norm", lambda x, *_: x))
+        compiled = stack.enter_context(compiling_for(arch))
+        for num_rows, product in itertools.product((1, 2, 8), _PRODUCTS):
+            launch_product(num_rows, product)
+    return compiled
+
+
+_ROOMS = {"attention": compile_attention, "small_linear": compile_small_linear}
+
+
 if __name__ == "__main__":
     assert not triton.knobs.runtime.interpret, "unset TRITON_INTERPRET"
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-    assert sys.argv[1] == "attention"
-    for each in compile_attention(int(sys.argv[2])):
+    for each in _ROOMS[sys.argv[1]](int(sys.argv[2])):
         print(json.dumps(resources(each)))
