@@ -117,7 +117,7 @@ class Operands:
 def _fused_case(shape: Shape, num_rows: int) -> Case:
     operands = Operands(shape, num_rows)
     out = operands.residual if shape.added else operands.empty_out()
-    tile = small_linear.launch_rule(num_rows, shape.num_outputs, shape.num_inputs, shape.gated)
+    tile = small_linear.launch_rule(num_rows, shape.num_outputs, shape.num_inputs)
     return lambda: operands.run_fused(tile, out), *operands.bytes_and_flops()
 
 

@@ -2,8 +2,7 @@
 
 Owns the kernels, their launch, and the list of tile sizes that are worth trying; which of them runs when is `small_linear`'s. Weights are [out, in] with `in` contiguous.
 
-`_stream_kernel` is for one row: a program keeps it, normed, in registers while rows of the weight stream past.
-`_vector_kernel` multiplies on the ordinary cores: each thread keeps its own products of every row in registers and the sum over them comes last. It is for one row, where that is too short or too long to be streamed, and for two or four.
+`_vector_kernel` multiplies on the ordinary cores: each thread keeps its own products of every row in registers and the sum over them comes last. It is for one row, two or four.
 `_tile_kernel` uses the tensor cores with the rows padded to 16, so that up to 16 rows cost the same. All end in `_finish`: bias, SwiGLU or residual stream, one rounding, store. Sums are in
 fp32 and in an order that depends on the tile alone: no atomics, the same bits every time.
 """
@@ -26,19 +25,21 @@ from headrace_kernels.triton_runtime import INTERPRETED
 
 # Rows of the tensor cores' tile. More rows than this are not small.
 MAX_ROWS = 16
+# Inputs that a warp loads at once, 16 bytes a thread. With more warps loads would be shorter.
+_WARP_INPUTS = 256
 
 
 class Tile(NamedTuple):
     """How a product is cut: which kernel, and the sizes of a program's part."""
 
-    # `stream`, `vector` or `tile`.
+    # `vector` or `tile`.
     kernel: str
-    # Outputs of one program (with SwiGLU as many again, for the gate); `stream`: programs per multiprocessor.
+    # Outputs of one program (with SwiGLU as many again, for the gate).
     block_n: int
-    # Inputs that are multiplied at a time; `stream` takes all of them.
-    block_k: int = 0
-    num_warps: int = 4
-    # Tiles that are loaded ahead; not `vector`.
+    # Inputs that are multiplied at a time.
+    block_k: int
+    num_warps: int
+    # Tiles that are loaded ahead; `tile` only.
     num_stages: int = 1
     # Parts of block_k that are summed apart, by different warps, and added at the end; `tile` only.
     slices: int = 1
@@ -97,31 +98,6 @@ def _vector_kernel(
         rstd = tl.rsqrt(tl.sum(squares, 2) / K + eps)
         y, up = y * rstd, up * rstd
     _finish(y, up, m[:, None], n[None, :], bias_ptr, out_ptr, M, N, GATED, ADD)
-
-
-@triton.jit(do_not_specialize=["N"])
-def _stream_kernel(
-    x_ptr, norm_ptr, weight_ptr, bias_ptr, out_ptr,
-    N, eps,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    """y[n] = sum_k x[k] w[n, k] for one row of x, which each program holds in registers, normed once, while its rows of w stream past."""
-    offs_k = tl.arange(0, BLOCK_K)
-    mask = offs_k < K
-    x = tl.load(x_ptr + offs_k, mask=mask, other=0.0).to(tl.float32)
-    if norm_ptr is not None:
-        rstd = tl.rsqrt(tl.sum(x * x, 0) / K + eps)
-        x = x * rstd * tl.load(norm_ptr + offs_k, mask=mask, other=0.0).to(tl.float32)
-    gate_size = N.to(tl.int64) * K
-    for n in tl.range(tl.program_id(0), N, tl.num_programs(0), num_stages=STAGES):
-        row = weight_ptr + tl.cast(n, tl.int64) * K
-        w = tl.load(row + offs_k, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        y = tl.sum(x * w, 0)
-        up = y
-        if GATED:
-            w_up = tl.load(row + gate_size + offs_k, mask=mask, other=0.0, eviction_policy="evict_first")
-            up = tl.sum(x * w_up.to(tl.float32), 0)
-        _finish(y, up, 0, n, bias_ptr, out_ptr, 1, N, GATED, ADD)
 
 
 @triton.jit
@@ -189,35 +165,11 @@ def multiply(
     """
     assert x.shape[0] <= MAX_ROWS and weight.shape == (out.shape[1] * (2 if gated else 1), x.shape[1])
     assert weight.is_contiguous() and out.is_contiguous()
-    if tile.kernel == "stream":
-        _multiply_streams(x.contiguous(), weight, bias, out, tile, norm, gated, add)
-    elif tile.kernel == "vector":
+    if tile.kernel == "vector":
         _multiply_vectors(x.contiguous(), weight, bias, out, tile, norm, gated, add)
     else:
         normed = x.contiguous() if norm is None else rms_norm(x, *norm)
         _multiply_tiles(normed, weight, bias, out, tile, gated, add)
-
-
-def _multiply_streams(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    tile: Tile,
-    norm: tuple[Tensor, float] | None,
-    gated: bool,
-    add: bool,
-) -> None:
-    (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
-    assert num_rows == 1
-    norm_weight, eps = norm or (None, 0.0)
-    block_k = triton.next_power_of_2(num_inputs)
-    stages = min(tile.num_stages, _most_stages(x.device, block_k * weight.element_size() * (2 if gated else 1)))
-    num_programs = min(num_outputs, tile.block_n * card.multiprocessors(x.device))
-    _stream_kernel[(num_programs,)](
-        x, norm_weight, weight, bias, out, num_outputs, eps,
-        K=num_inputs, BLOCK_K=block_k, STAGES=stages, GATED=gated, ADD=add, num_warps=tile.num_warps,
-    )  # fmt: skip
 
 
 def _multiply_vectors(
@@ -232,11 +184,12 @@ def _multiply_vectors(
 ) -> None:
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
     norm_weight, eps = norm or (None, 0.0)
+    block_k = min(tile.block_k, triton.next_power_of_2(num_inputs))
     _vector_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
         x, norm_weight, weight, bias, out, num_rows, num_outputs, eps,
         K=num_inputs, ROWS=triton.next_power_of_2(num_rows), BLOCK_N=tile.block_n,
-        BLOCK_K=min(tile.block_k, triton.next_power_of_2(num_inputs)), GATED=gated, ADD=add,
-        num_warps=tile.num_warps,
+        BLOCK_K=block_k, GATED=gated, ADD=add,
+        num_warps=min(tile.num_warps, triton.cdiv(block_k, _WARP_INPUTS)),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from headrace_kernels.linear import linear
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.small_linear import (
     fuses,
+    launch_rule,
     linear_add,
     linear_add_reference,
     norm_linear,
@@ -28,8 +29,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2**-7 if INTERPRETED else 2**-8, torch.float16: 2**-11}
 VECTOR = Tile("vector", 1, 2048, 4)
 # Odd tiles: outputs and inputs that they do not divide, several tiles of inputs.
-STREAM = Tile("stream", 2, num_warps=4, num_stages=3)
-ODD_TILES = (STREAM, VECTOR, Tile("vector", 4, 32, 2), Tile("tile", 16, 64, 4, 2, 4), Tile("tile", 32, 32, 2, 2, 1))
+ODD_TILES = (VECTOR, Tile("vector", 4, 32, 2), Tile("tile", 16, 64, 4, 2, 4), Tile("tile", 32, 32, 2, 2, 1))
 
 
 class Product:
@@ -78,8 +78,6 @@ def close(found: torch.Tensor, expected: torch.Tensor, rounding: float) -> None:
 
 def run_tile(rows: int, outputs: int, inputs: int, dtype: torch.dtype, tile: Tile, device: str) -> None:
     for gated, bias, add in ((False, True, True), (False, False, False), (True, True, False)):
-        if tile.kernel == "stream" and rows > 1:
-            return
         product = Product(rows, outputs, inputs, dtype, device, gated)
         normed = not add
         found = product.multiplied(tile, normed, bias, add)
@@ -104,7 +102,7 @@ def test_kernels_agree_with_fp64(rows: int, outputs: int, inputs: int, dtype: to
 def test_kernels_agree_with_fp64_at_the_sizes_of_models(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     for rows in (1, 2, 3, 4, 8, 13, 16):
         tiles = (
-            [VECTOR, STREAM]
+            [VECTOR, launch_rule(1, outputs, inputs)]
             if rows == 1
             else variants(rows, outputs, gated=True)[:: 3 if dtype == torch.bfloat16 else 5]
         )

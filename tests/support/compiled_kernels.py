@@ -120,7 +120,7 @@ def launch_product(num_rows: int, product: _Product) -> None:
     weight = torch.empty(product.num_outputs * (1 + product.gated), product.num_inputs, dtype=torch.bfloat16)
     out = torch.empty(num_rows, product.num_outputs, dtype=product.out_dtype)
     norm = (torch.empty(product.num_inputs, dtype=torch.bfloat16), 1e-5) if product.normed else None
-    tile = small_linear.launch_rule(num_rows, product.num_outputs, product.num_inputs, product.gated)
+    tile = small_linear.launch_rule(num_rows, product.num_outputs, product.num_inputs)
     small_linear_kernels.multiply(x, weight, None, out, tile, norm=norm, gated=product.gated, add=product.add)
 
 
