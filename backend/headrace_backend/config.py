@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field
 
-from headrace_backend.device_defaults import checked_graph_sizes, step_sizes
+from headrace_backend.device_defaults import checked_graph_sizes, mixed_graph_sizes, step_sizes
 
 # A step of fewer could not hold a block.
 _LEAST_TOKENS = 16
@@ -122,6 +122,10 @@ class EngineConfig(_Frozen):
     def captured_batch_sizes(self) -> tuple[int, ...]:
         """Batch sizes of decode steps to capture as CUDA graphs, ascending; none if they are off."""
         return checked_graph_sizes(self.graph_sizes, self.max_num_seqs)
+
+    def captured_mixed_sizes(self) -> tuple[int, ...]:
+        """Tokens of the steps with prompts to capture as CUDA graphs, ascending; none if graphs are off."""
+        return mixed_graph_sizes(self.max_num_batched_tokens) if self.captured_batch_sizes() else ()
 
 
 class BackendConfig(_Frozen):

@@ -17,6 +17,8 @@ _NO_GPU = ("", "-1")
 
 _ON_CPU = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
 _ON_GPU = {"max_num_seqs": 512, "max_num_batched_tokens": 8192}
+# Tokens of the steps with prompts that are captured: longer ones hide the launches of their kernels.
+_MIXED_GRAPH_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768)
 
 
 def expects_gpu(device: str) -> bool:
@@ -39,6 +41,11 @@ def default_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """
     sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32), *range(576, 4097, 64)]
     return tuple(size for size in sizes if size < max_num_seqs) + (max_num_seqs,)
+
+
+def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
+    """Tokens of the steps with prompts that are captured where graphs are on, smallest first. The worker pads to them, so the engine fills them."""
+    return tuple(size for size in _MIXED_GRAPH_TOKENS if size <= max_num_batched_tokens)
 
 
 def checked_graph_sizes(sizes: str, max_num_seqs: int) -> tuple[int, ...]:

@@ -155,7 +155,6 @@ def prefill() -> Iterator[tuple[str, Callable[[], Case]]]:
     yield "2048 after 32768 paged", functools.partial(prefill_case, 1, 2048, 32_768, gathers=False)
     yield "512 after 8192 gathered", functools.partial(prefill_case, 1, 512, 8192)
     yield "512 after 8192 paged", functools.partial(prefill_case, 1, 512, 8192, gathers=False)
-    yield "8x1000 gathered", functools.partial(prefill_case, 8, 1000)
     yield "8x1000 paged", functools.partial(prefill_case, 8, 1000, gathers=False)
     yield "8192 window 4096 gathered", functools.partial(prefill_case, 1, 8192, window=4096)
     yield "128 after 4096 paged", functools.partial(prefill_case, 1, 128, 4096, gathers=False)

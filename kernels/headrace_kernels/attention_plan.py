@@ -27,9 +27,11 @@ _TARGET_PROGRAMS = 512
 _SLACK = 0.25
 # Contexts are gathered to places that are multiples of this many tokens, the largest tile of keys.
 GATHER_MULTIPLE = 128
-# Query rows (tokens times query heads of a group) per row of context from which gathering pays. Gathering moves a token's keys and values twice; the kernel over gathered contexts
-# ran at 549 instead of 450 TFLOP/s on an H200, which pays for that from about 1,250 query rows on. Not measured yet in this form.
-_MIN_GATHER_ROWS = 2048
+# Query rows (tokens times query heads of a group) per row of context, and keys per query token, from which gathering pays. On an H200 512 tokens after 8,192 took 153 us gathered and
+# 257 paged, but 8 prompts of 1,000 (500 keys a token) 246 and 223. The thresholds are derived from these, not measured: by the programs that they have, 256 tokens deep in a context
+# should break even.
+_MIN_GATHER_ROWS = 1536
+_MIN_GATHER_KEYS = 2048
 
 
 def query_len_class(query_lens: Int32Column) -> int:
@@ -258,6 +260,32 @@ def _tiles(
     return tiles
 
 
+def gathered_tokens(seq_lens: Int32Column) -> int:
+    """Tokens of scratch that contexts of such lengths take."""
+    return int((-(-seq_lens.astype(np.int64) // GATHER_MULTIPLE)).sum()) * GATHER_MULTIPLE
+
+
+def gathering_pays(
+    query_lens: Int32Column | _Int64Array,
+    seq_lens: Int32Column | _Int64Array,
+    group: int,
+    least_keys: int,
+) -> bool:
+    """Whether contexts should be gathered before attention, where they may be.
+
+    Args:
+        query_lens: [num_entries] tokens of this step, of the entries that the prefill kernel takes.
+        seq_lens: [num_entries] tokens of context, those of this step included.
+        group: Query heads per key/value head.
+        least_keys: Keys that a query token sees on average, at least.
+    """
+    query_len, seq_len = query_lens.astype(np.int64), seq_lens.astype(np.int64)
+    if int((query_len * seq_len).sum()) * group < _MIN_GATHER_ROWS * int(seq_len.sum()):
+        return False
+    pairs = int((query_len * (2 * seq_len - query_len)).sum()) // 2
+    return pairs >= least_keys * int(query_len.sum())
+
+
 def _gather_columns(
     entries: _Int64Array,
     query_lens: Int32Column,
@@ -274,7 +302,7 @@ def _gather_columns(
     num_chunks = -(-(seq_len - base) // GATHER_MULTIPLE)
     if int(num_chunks.sum()) * GATHER_MULTIPLE > capacity:
         return None
-    if int((query_len * num_chunks).sum()) * group < _MIN_GATHER_ROWS * int(num_chunks.sum()):
+    if not gathering_pays(query_len, seq_len - base, group, _MIN_GATHER_KEYS):
         return None
     first_chunk = np.cumsum(num_chunks) - num_chunks
     of_chunk = np.repeat(np.arange(entries.size), num_chunks)

@@ -152,12 +152,12 @@ def test_tiles_hold_whole_tokens_of_a_group() -> None:
 
 
 def test_gathered_contexts_lie_side_by_side_at_multiples() -> None:
-    query_lens, seq_lens = column(1, 1000, 1, 700), column(400, 1000, 9, 2100)
+    query_lens, seq_lens = column(1, 1000, 1, 700), column(400, 3000, 9, 2800)
     gather = plan_prefill(query_lens, seq_lens, 32, 8, 32, gather_capacity=1 << 16).gather
     assert gather is not None
-    # 1,000 tokens take 8 chunks, 2,100 take 17.
-    assert gather.chunks.shape == (25, 2)
-    slots = np.arange(25) * GATHER_MULTIPLE
+    # 3,000 tokens take 24 chunks, 2,800 take 22.
+    assert gather.chunks.shape == (46, 2)
+    slots = np.arange(46) * GATHER_MULTIPLE
     assert (gather.offsets[gather.chunks[:, 0]] + gather.chunks[:, 1] == slots).all()
 
 
@@ -169,7 +169,8 @@ def test_a_window_gathers_what_is_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query_len", "seq_len", "capacity"), [(2048, 9000, 0), (2048, 9000, 8960), (100, 9000, 1 << 16)]
+    ("query_len", "seq_len", "capacity"),
+    [(2048, 9000, 0), (2048, 9000, 8960), (100, 9000, 1 << 16), (1000, 1000, 1 << 16)],
 )
 def test_contexts_are_not_gathered_where_they_do_not_fit_or_it_does_not_pay(
     query_len: int, seq_len: int, capacity: int

@@ -97,6 +97,7 @@ def test_gathered_contexts_equal_fp64(
     rows: list[tuple[int, int]], window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_ROWS", 1)
+    monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_KEYS", 1)
     case = Case(Shape(4, 2, 64, 16, window, torch.bfloat16), rows, DEVICE, gather_bytes=GATHER_BYTES)
     assert case.step.prefill is not None
     if DEVICE == "cpu" or torch.cuda.get_device_capability() >= (9, 0):
@@ -107,6 +108,7 @@ def test_gathered_contexts_equal_fp64(
 @pytest.mark.usefixtures("poisoned_outputs")
 def test_gathered_heads_of_256_equal_fp64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_ROWS", 1)
+    monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_KEYS", 1)
     check(Case(Shape(3, 1, 256, 16, 60, torch.bfloat16), [(70, 30)], DEVICE, gather_bytes=GATHER_BYTES))
 
 
@@ -115,6 +117,7 @@ def test_a_layer_with_a_narrower_window_than_the_plans_equals_fp64(
     plan_window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_ROWS", 1)
+    monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_KEYS", 1)
     shape = Shape(4, 2, 64, 16, 70, torch.bfloat16)
     rows = [(900, 1), (400, 8), (300, 140)]
     check(Case(shape, rows, DEVICE, plan_window=plan_window, gather_bytes=GATHER_BYTES))

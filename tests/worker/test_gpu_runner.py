@@ -66,7 +66,7 @@ def gpu_runner(model: CausalLM, device: str, batch_sizes: tuple[int, ...]) -> Gp
         caches,
         StepLimits(NUM_ROWS, NUM_TOKENS, MAX_MODEL_LEN),
         sizes,
-        captured_shapes(batch_sizes, NUM_TOKENS, NUM_ROWS, sizes),
+        captured_shapes(batch_sizes, (16, 32, 64, 96, 128) if batch_sizes else (), NUM_ROWS, sizes),
     )
     runner.capture(lambda *_: None)
     return runner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.worker.driver import Entry, step
@@ -74,7 +75,7 @@ entries = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60), st.boolean
 
 @given(entries)
 def test_a_captured_shape_says_the_same_as_the_exact_one(entries: list[Entry]) -> None:
-    shapes = [*captured_shapes([1, 2, 4, 8], 256, 8, SIZES), StepShape.mixed(480, 8, SIZES)]
+    shapes = [*captured_shapes([1, 2, 4, 8], [16, 64, 256], 8, SIZES), StepShape.mixed(480, 8, SIZES)]
     shape = smallest_holding(shapes, StepShape.of(step(entries), SIZES))
     assert shape is not None
     exact, larger = filled(entries), filled(entries, shape)
@@ -89,8 +90,27 @@ def test_a_captured_shape_says_the_same_as_the_exact_one(entries: list[Entry]) -
 
 
 def test_shapes_are_tried_from_the_smallest() -> None:
-    shapes = captured_shapes([1, 2, 8, 64], 64, 64, SIZES)
+    shapes = captured_shapes([1, 2, 8, 64], [16, 32, 64], 64, SIZES)
     assert [(s.num_tokens, bool(s.num_tiles)) for s in shapes] == [
         (1, False), (2, False), (8, False), (16, True), (32, True), (64, False), (64, True),
     ]  # fmt: skip
-    assert captured_shapes([], 64, 64, SIZES) == []
+    assert captured_shapes([], [], 64, SIZES) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "capacity", "gathers"),
+    [
+        (100_000, 512, 1 << 17, True),
+        (100_000, 128, 1 << 17, False),
+        (1000, 512, 1 << 17, False),
+        (100_000, 512, 1 << 16, False),
+    ],
+)
+def test_a_chunk_deep_in_a_context_is_not_padded_where_gathering_pays(
+    start: int, count: int, capacity: int, gathers: bool
+) -> None:
+    plan = step([Entry(0, 20, None, (0,), 1), Entry(1, start, [5] * count)])
+    needed = StepShape.of(plan, SIZES, capacity)
+    assert needed.gathers == gathers
+    held = smallest_holding(captured_shapes([1, 2], [128, 640], 8, SIZES), needed)
+    assert (held is None) == gathers

@@ -1,7 +1,7 @@
 """Executes step plans on a GPU: columns up, kernels launched, nothing waited for.
 
 Owns the order inside a step, and whether it is replayed or launched kernel by kernel. A step that fits a captured shape is padded to it and replayed as two graphs, the forward pass and the plain
-draw; any other is launched as it is. Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and never a variant. Rows that need more than
+draw; any other, and one whose contexts are to be gathered, is launched as it is. Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and never a variant. Rows that need more than
 a plain draw take the sampler's general way, from the same hidden states.
 
     plan -> StepBuffers.upload (one copy) -> _forward -> hidden states -> _draw -> tokens, which the next step finds in `DeviceRows`
@@ -94,7 +94,7 @@ class GpuRunner:
         if not plan.forward.rows.size:
             assert not plan.sample.rows.size, "samples without a forward pass"
             return self._buffers.hidden[:0]
-        needed = StepShape.of(plan, self._sizes)
+        needed = StepShape.of(plan, self._sizes, self._buffers.gather_capacity)
         held = smallest_holding(self._shapes, needed)
         self._shape = shape = held or needed
         self._choices = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=held is not None)

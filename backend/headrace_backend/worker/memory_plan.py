@@ -17,7 +17,6 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.penalty_slots import BYTES_PER_TOKEN
 from headrace_backend.worker.profile_step import Profile
-from headrace_backend.worker.step_shape import mixed_sizes
 from headrace_backend.worker_messages import MemoryPlan
 from headrace_model_folder import ModelConfig
 
@@ -96,7 +95,7 @@ def _graphs_estimate(config: EngineConfig, bytes_per_token: int, vocab_size: int
     batches = config.captured_batch_sizes()
     if not batches:
         return 0
-    captured = (*batches, *mixed_sizes(config.max_num_batched_tokens))
+    captured = (*batches, *config.captured_mixed_sizes())
     num_tokens = max(captured)
     logits = min(num_tokens, config.max_num_seqs) * 4 * _CAPTURED_LOGIT_COPIES * vocab_size
     return num_tokens * bytes_per_token + logits + len(captured) * _SHAPE_BYTES

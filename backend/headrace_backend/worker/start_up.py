@@ -94,7 +94,7 @@ def make_runner(
         return CpuRunner(model, batch, sampler, kv_caches)
     limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
     sizes = AttentionSizes.of(model.num_heads, kv_caches[0])
-    shapes = captured_shapes(config.captured_batch_sizes(), limits.max_num_batched_tokens, limits.max_num_seqs, sizes)
+    shapes = captured_shapes(config.captured_batch_sizes(), config.captured_mixed_sizes(), limits.max_num_seqs, sizes)
     return GpuRunner(model, sampler, kv_caches, limits, sizes, shapes)
 
 

@@ -81,6 +81,11 @@ class StepBuffers:
         # [num_samples, hidden_size] what the forward pass leaves for the draw.
         self.hidden = torch.zeros(limits.max_num_seqs, hidden_size, dtype=kv_cache.dtype, device=device)
 
+    @property
+    def gather_capacity(self) -> int:
+        """Tokens of context that a step outside of graphs can gather."""
+        return 0 if self._gather_scratch is None else self._gather_scratch.capacity
+
     def upload(self, plan: StepPlan, shape: StepShape, scratch_row: int, is_captured: bool) -> AttentionChoices:
         """Fills the columns of a shape that holds the plan and sends them, behind what has been launched so far.
 
@@ -88,7 +93,7 @@ class StepBuffers:
             What `inputs` is to be called with.
         """
         host = self._host_piece(shape)
-        capacity = 0 if is_captured or self._gather_scratch is None else self._gather_scratch.capacity
+        capacity = 0 if is_captured else self.gather_capacity
         columns = split_columns(host.numpy(), shape)
         choices = fill_columns(columns, plan, shape, self._sizes, scratch_row, capacity)
         self._send(host)

@@ -12,12 +12,19 @@ from typing import Self
 import torch
 
 from headrace_backend.step_plan import StepPlan
-from headrace_kernels.attention_plan import decode_sizes, max_prefill_tiles, prefill_tile_tokens
+from headrace_kernels.attention_plan import (
+    decode_sizes,
+    gathered_tokens,
+    gathering_pays,
+    max_prefill_tiles,
+    prefill_tile_tokens,
+)
 
 # Query tokens of an entry that the decode kernel takes. With more it computes two to four times as much per key, which pays for drafts only.
 DECODE_QUERY_LEN = 1
-# Tokens of the mixed steps that are captured: longer ones hide the launches of their kernels.
-_MIXED_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768)
+# Keys that a prompt's token sees on average from which gathering them is worth leaving the graphs, where nothing is gathered: at 8,192, 512 tokens win 3.3 of about 20 ms in 32 layers.
+# Derived, not measured.
+_GATHER_FROM_KEYS = 8192
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,15 +57,22 @@ class StepShape:
     num_merges: int
     # Work of the prefill kernel.
     num_tiles: int
+    # Whether its contexts are to be gathered, which no graph does.
+    gathers: bool = False
 
     @classmethod
-    def of(cls, plan: StepPlan, sizes: AttentionSizes) -> Self:
-        """The sizes that a plan needs."""
+    def of(cls, plan: StepPlan, sizes: AttentionSizes, gather_capacity: int = 0) -> Self:
+        """The sizes that a plan needs; `gather_capacity`: tokens of context that may be gathered."""
         counts = plan.forward.counts
-        chunks = counts[counts > DECODE_QUERY_LEN]
+        is_chunk = counts > DECODE_QUERY_LEN
+        chunks, seq_lens = counts[is_chunk], (plan.forward.starts + counts)[is_chunk]
         num_tiles = int((-(-chunks // sizes.tile_tokens)).sum())
         decodes = chunks.size < counts.size
-        return cls._sized(int(counts.sum()), counts.size, plan.sample.rows.size, decodes, num_tiles, sizes)
+        needed = cls._sized(int(counts.sum()), counts.size, plan.sample.rows.size, decodes, num_tiles, sizes)
+        group = sizes.num_heads // sizes.num_kv_heads
+        fits = 0 < gathered_tokens(seq_lens) <= gather_capacity
+        gathers = fits and gathering_pays(chunks, seq_lens, group, _GATHER_FROM_KEYS)
+        return dataclasses.replace(needed, gathers=gathers)
 
     @classmethod
     def decode(cls, num_rows: int, sizes: AttentionSizes) -> Self:
@@ -90,7 +104,8 @@ class StepShape:
     def holds(self, other: StepShape) -> bool:
         """Whether a step of the other shape can be padded to this one."""
         return (
-            self.num_tokens >= other.num_tokens
+            self.gathers >= other.gathers
+            and self.num_tokens >= other.num_tokens
             and self.num_entries >= other.num_entries
             and self.num_samples >= other.num_samples
             and self.num_splits >= other.num_splits
@@ -103,24 +118,17 @@ def smallest_holding(shapes: Iterable[StepShape], needed: StepShape) -> StepShap
     return next((shape for shape in shapes if shape.holds(needed)), None)
 
 
-def mixed_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
-    """Tokens of the mixed steps that are captured where graphs are on, smallest first."""
-    return tuple(size for size in _MIXED_TOKENS if size <= max_num_batched_tokens)
-
-
 def captured_shapes(
-    batch_sizes: Iterable[int], max_num_batched_tokens: int, max_num_seqs: int, sizes: AttentionSizes
+    batch_sizes: Iterable[int], mixed_sizes: Iterable[int], max_num_seqs: int, sizes: AttentionSizes
 ) -> list[StepShape]:
-    """What graphs are captured for, smallest first: decode steps of the batch sizes, and mixed steps too short to hide the launches of their kernels.
+    """What graphs are captured for, smallest first: decode steps, and mixed steps too short to hide the launches of their kernels.
 
     Args:
-        batch_sizes: Numbers of rows; none if graphs are off.
-        max_num_batched_tokens: Of a step.
+        batch_sizes: Rows of decode steps.
+        mixed_sizes: Tokens of mixed steps.
         max_num_seqs: Of a step.
         sizes: Of a layer's attention.
     """
     decode = [StepShape.decode(size, sizes) for size in batch_sizes]
-    if not decode:
-        return []
-    mixed = [StepShape.mixed(size, max_num_seqs, sizes) for size in mixed_sizes(max_num_batched_tokens)]
+    mixed = [StepShape.mixed(size, max_num_seqs, sizes) for size in mixed_sizes]
     return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.num_tiles))

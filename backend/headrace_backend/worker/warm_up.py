@@ -32,6 +32,9 @@ _CONTEXT_TOKENS = 1 << 17
 _CHUNK_CONTEXT_TOKENS = 4096
 # Larger chunks are computed once, alone and without a context: they take the time, and the profile has run the largest in its other forms.
 _LARGE_CHUNK_TOKENS = 512
+# Tokens behind a deep context, so that the kernels over gathered contexts run for any number of query heads in a group.
+_GATHERED_CHUNKS = (512, 1024, 2048)
+_DEEP_CONTEXT_TOKENS = 16_384
 
 
 def warm_up(
@@ -83,6 +86,10 @@ def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iter
         yield from _taken([Chunk(0, count), *_decodes(rows, max_model_len)], pool, Wish.GREEDY)
         yield make_step([Chunk(0, count)], pool, Wish.GREEDY, draws=False)
         yield release_step(1)
+    # Contexts are gathered for some of these, by the query heads of a group.
+    for count in _GATHERED_CHUNKS:
+        if count <= min(config.max_num_batched_tokens, max_model_len):
+            yield from _taken([Chunk(min(max_model_len - count, _DEEP_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
     share = min(config.max_num_batched_tokens // most_rows, max_model_len)
     yield from _taken([Chunk(0, share)] * most_rows, pool, Wish.GREEDY)
     for rows in (1, most_rows):
