@@ -78,10 +78,77 @@ def test_prompt_advances_however_long_decodes_take() -> None:
     assert MODEL.predict_us(load) <= 1.25 * alone_us
 
 
-def test_deep_in_a_long_prompt_the_least_chunk_is_computed() -> None:
+def test_deep_in_a_long_prompt_the_least_chunk_grows() -> None:
     limits, load = budget(), decodes(64, 4000)
     limits.begin(load, 2048)
-    assert limits.chunk(120_000, 5000) == 64
+    assert limits.chunk(16_384, 5000) >= 64
+    assert limits.chunk(28_672, 5000) == 64 + (384 - 64) * 3 // 4
+    assert limits.chunk(120_000, 5000) == 384
+
+
+CAPTURED = (16, 64, 128, 256, 384, 512)
+
+
+def padded_budget(target_us: float = 13_000) -> TokenBudget:
+    model = StepTimeModel()
+    model.captured = CAPTURED
+    made = TokenBudget(MAX_TOKENS, model)
+    made.target_us = target_us
+    return made
+
+
+@hypothesis.given(
+    st.integers(1, 200),
+    st.integers(0, 100_000),
+    st.integers(0, 400),
+    st.integers(300, 5000),
+    st.integers(6_000, 16_000),
+)
+def test_a_chunk_fills_a_captured_size_or_ends_its_prompt(
+    num_decodes: int, start: int, first_prompt: int, num_left: int, target_us: int
+) -> None:
+    limits, load = padded_budget(target_us), decodes(num_decodes)
+    limits.begin(load, 500)
+    if first_prompt:
+        count = limits.chunk(0, first_prompt)
+        load.add_chunk(0, count)
+        if count < first_prompt:
+            assert load.num_tokens in CAPTURED or load.num_tokens > CAPTURED[-1]
+    count = limits.chunk(start, num_left)
+    load.add_chunk(start, count)
+    assert count in (0, num_left) or load.num_tokens in CAPTURED or load.num_tokens > CAPTURED[-1]
+
+
+def test_the_largest_captured_size_that_fits_is_filled() -> None:
+    limits, load = padded_budget(), decodes(16)
+    limits.begin(load, 5000)
+    load.add_chunk(0, limits.chunk(0, 5000))
+    larger = StepLoad(16, 16 * 600)
+    larger.add_chunk(0, CAPTURED[CAPTURED.index(load.num_tokens) + 1] - 16)
+    assert limits._model.predict_us(load) <= 0.96 * 13_000 < limits._model.predict_us(larger)
+
+
+def test_padding_costs_what_tokens_cost() -> None:
+    model = padded_budget()._model
+    padded, full = decodes(16), decodes(16)
+    padded.add_chunk(0, 130)
+    full.add_chunk(0, 240)
+    pairs_us = model.coefficients_us[-1] * (full.attention_pairs - padded.attention_pairs)
+    assert model.predict_us(full) - model.predict_us(padded) == pytest.approx(pairs_us)
+
+
+@pytest.mark.parametrize(("on_gpu", "graph_sizes"), [(False, "auto"), (True, "off")])
+def test_without_graphs_no_size_is_preferred(on_gpu: bool, graph_sizes: str) -> None:
+    harness = Harness(graph_sizes=graph_sizes)
+    harness.engine.worker_ready(64, on_gpu=on_gpu)
+    assert harness.engine._step_times.captured == ()
+
+
+def test_with_graphs_the_engine_fills_what_the_worker_captures() -> None:
+    harness = Harness(max_num_batched_tokens=512)
+    harness.engine.worker_ready(64, on_gpu=True)
+    assert harness.engine._step_times.captured[0] == 16
+    assert harness.engine._step_times.captured[-1] == 512
 
 
 def test_crowd_gets_the_whole_budget_until_it_is_nearly_gone() -> None:

@@ -86,6 +86,7 @@ class Engine:
         self._outboxes = Outboxes()
         self._subscriptions = Subscriptions(self._outboxes)
         self._step_times = StepTimeModel()
+        self._captured_mixed_sizes = config.captured_mixed_sizes()
         self._budget = TokenBudget(config.max_num_batched_tokens, self._step_times)
         self._step_time_target_ms = config.step_time_target_ms
         self._scheduler = Scheduler(config, self._budget)
@@ -114,12 +115,14 @@ class Engine:
     def worker_ready(self, num_blocks: int, on_gpu: bool = False) -> None:
         """A worker with an empty cache of so many blocks takes steps from now on; what was running is computed again.
 
-        Requests that can't fit such a cache end with an error. `on_gpu` decides how long steps should take where the configuration leaves it open.
+        Requests that can't fit such a cache end with an error. `on_gpu` decides how long steps should take where the configuration leaves it open, and whether they
+        are padded to captured sizes.
         """
         if num_blocks < 1:
             raise ValueError(f"num_blocks: must be at least 1, is {num_blocks}")
         self.worker_lost()
         self._device_free_ns = 0
+        self._step_times.captured = self._captured_mixed_sizes if on_gpu else ()
         self._budget.target_us = 1e3 * (self._step_time_target_ms or (DEFAULT_GPU_STEP_MS if on_gpu else 0.0)) or None
         self._admission.num_blocks = num_blocks
         for request in self._table.active():

@@ -21,6 +21,7 @@ holds, scaled by how fast this device has been compared to it.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from typing import Final
@@ -82,9 +83,19 @@ class StepLoad:
         self.num_prefill_tokens += count
         self.attention_pairs += count * (start + 0.5 * count)
 
-    def features(self, has_prompts: bool = False) -> list[float]:
-        """By the order of the coefficients; `has_prompts`: as if it had prompts, although none of their tokens is in it yet."""
-        tokens = self.num_decodes + self.num_prefill_tokens
+    @property
+    def num_tokens(self) -> int:
+        """Of decodes and prompts."""
+        return self.num_decodes + self.num_prefill_tokens
+
+    def features(self, has_prompts: bool = False, num_padded: int = 0) -> list[float]:
+        """By the order of the coefficients.
+
+        Args:
+            has_prompts: As if it had prompts, although none of their tokens is in it yet.
+            num_padded: Tokens that are computed where that is more than the step has.
+        """
+        tokens = max(self.num_tokens, num_padded)
         mixed = 1.0 if self.num_prefill_tokens or has_prompts else 0.0
         features = [1.0, mixed, self.num_decodes]
         for begin, end in zip(_SEGMENTS, _SEGMENT_ENDS, strict=True):
@@ -124,10 +135,13 @@ class StepTimeModel:
         "_num_unfitted",
         "_settled",
         "_spread",
+        "captured",
     )
 
     def __init__(self) -> None:
         """Knows the prior only."""
+        # Tokens that steps with prompts are padded to, ascending; longer ones are not padded.
+        self.captured: tuple[int, ...] = ()
         self._forget()
 
     def _forget(self) -> None:
@@ -155,7 +169,7 @@ class StepTimeModel:
         """A step has taken so long. Durations that can't be are passed over."""
         if duration_us < _LEAST_STEP_US:
             return
-        features = load.features()
+        features = self._features(load)
         duration_us = self._plausible(features, duration_us)
         moments = self._mixed_steps if load.num_prefill_tokens else self._decode_steps
         moments.add(features, duration_us)
@@ -166,10 +180,30 @@ class StepTimeModel:
 
     def predict_us(self, load: StepLoad) -> float:
         """How long such a step will take."""
-        return _dot(self._coefficients, load.features())
+        return _dot(self._coefficients, self._features(load))
+
+    def padded(self, num_tokens: int) -> int:
+        """Tokens that a step with prompts computes if it has so many."""
+        index = bisect.bisect_left(self.captured, num_tokens)
+        return self.captured[index] if index < len(self.captured) else num_tokens
+
+    def _features(self, load: StepLoad) -> list[float]:
+        return load.features(num_padded=self.padded(load.num_tokens) if load.num_prefill_tokens else 0)
 
     def fitting_tokens(self, load: StepLoad, start: int, limit_us: float) -> int:
-        """Most tokens of a prompt, from position `start` on, with which the step stays within `limit_us`; 0 if none.
+        """Most tokens of a prompt, from position `start` on, with which the step stays within `limit_us`; 0 if none. Where steps are padded, those that fill one."""
+        count = self._fitting_unpadded(load, start, limit_us)
+        total = load.num_tokens + count
+        if self.captured and total < self.captured[-1]:
+            index = bisect.bisect_right(self.captured, total)
+            total = self.captured[index - 1] if index else 0
+            # What the step is padded to already costs no more when it is filled.
+            filled = self.padded(load.num_tokens) if load.num_prefill_tokens else 0
+            count = max(total, filled) - load.num_tokens
+        return max(0, count)
+
+    def _fitting_unpadded(self, load: StepLoad, start: int, limit_us: float) -> int:
+        """The same if no step were padded.
 
         The cost of a chunk is piecewise quadratic and grows with its length: pieces are walked until the time is used up.
         """
