@@ -25,6 +25,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber
 from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_kernels.attention_plan import gathering_pays
 
 _VOCAB_SIZE = 128_256
 _MAX_LEN = 131_072
@@ -33,23 +34,40 @@ _BLOCK_SIZE = 16
 _NUM_BLOCKS = 54_000
 _NUM_STREAMS = 4
 _DEFAULT = "poisson15,burst256,mix1000,longprompt_poisson15"
-# Tokens of a step, and what the products and the small kernels then take in ms: measured up to 256, by 660 TFLOP/s beyond.
-_LINEAR_MS = ((1, 4.60), (32, 4.76), (128, 5.07), (256, 6.81), (512, 11.7), (8192, 172.9))
+# Tokens of a step, padding included, and what the products and the small kernels then take in ms: 4.2 at one row and 20.8 us a token beyond 256 measured.
+_LINEAR_MS = ((1, 4.20), (32, 4.40), (128, 5.07), (256, 6.81), (8192, 171.9))
 _LINEAR_TOKENS = [tokens for tokens, _ in _LINEAR_MS]
 # 131,072 bytes of KV a token at 4.0 TB/s.
 _CONTEXT_MS = 131_072 / 4.0e12 * 1e3
-# Four floating-point operations per pair, head and dimension in 32 layers, at 450 TFLOP/s.
-_PAIR_MS = 4 * 32 * 128 * 32 / 450e12 * 1e3
-# Query rows of one tile: a shorter chunk costs as much.
-_TILE_ROWS = 64
+# Attention of prompts. Floating-point operations per pair of query token and key: 4 a head and dimension, 32 layers.
+_PAIR_FLOP = 4 * 32 * 128 * 32
+# Query tokens of a tile (a shorter chunk costs as much), and key/value heads: each tile has one program per head.
+_TILE_TOKENS = 32
+_HEADS = 8
+# Query heads per key/value head; and keys per token from which the worker gathers contexts, leaving a graph and outside of graphs.
+_GROUP = 4
+_GATHER_FROM_KEYS = 8192
+_GATHER_EAGER_KEYS = 2048
+# P programs of the paged kernel compute together at _PAGED_FLOPS * P / (P + _PAGED_HALF): 1.34 ms a layer for 128 tokens after 100,000 (seen: 1.4), 246 us for 512 after 8,192
+# (measured: 257). No program is faster than when few run.
+_PAGED_FLOPS = 400e12
+_PAGED_HALF = 50
+_PAGED_PROGRAM_FLOPS = 3.9e12
+# The gathered kernel: measured with 1,024 programs, and with 128 (136 us without the copy). Copying moves 131,072 bytes a token of context twice, at 4.0 TB/s.
+_GATHERED_FLOPS = 536e12
+_GATHERED_PROGRAM_FLOPS = 4.07e12
+_GATHER_MS = 2 * 131_072 / 4.0e12 * 1e3
+# A step outside of graphs takes at least as long as launching its kernels one by one. Assumed, not measured.
+_LAUNCH_MS = 10.0
 _HOST_MS = 0.3
 
 
 class Device:
     """Takes for a step what its cost model says."""
 
-    def __init__(self, seed: int, slowness: float) -> None:
-        """`slowness` multiplies every duration: a device that the engine's prior does not know."""
+    def __init__(self, seed: int, slowness: float, captured: tuple[int, ...] = ()) -> None:
+        """`slowness` multiplies every duration: a device that the engine's prior does not know. `captured`: tokens that steps with prompts are padded to."""
+        self._captured = captured
         self._random = random.Random(seed)
         self._slowness = slowness
         self.free_at_ms = 0.0
@@ -67,15 +85,43 @@ class Device:
         return StepResult(plan.step_id, *times_ns, tokens, np.ones(num_samples, np.uint8))
 
     def _cost_ms(self, plan: StepPlan) -> float:
-        cost_ms = _linear_ms(plan.num_tokens)
         forward = plan.forward
         decodes = forward.known_counts == 0
-        cost_ms += float(forward.starts[decodes].sum() + decodes.sum()) * _CONTEXT_MS
-        for start, count in zip(forward.starts[~decodes].tolist(), forward.counts[~decodes].tolist(), strict=True):
-            rows = math.ceil(count / _TILE_ROWS) * _TILE_ROWS
-            cost_ms += max(rows * (start + count / 2) * _PAIR_MS, start * _CONTEXT_MS)
+        context_ms = float(forward.starts[decodes].sum() + decodes.sum()) * _CONTEXT_MS
+        if decodes.all():
+            cost_ms = _linear_ms(plan.num_tokens) + context_ms
+        else:
+            cost_ms = self._mixed_ms(
+                plan,
+                list(zip(forward.starts[~decodes].tolist(), forward.counts[~decodes].tolist(), strict=True)),
+                context_ms,
+            )
         hiccup_ms = 5.0 if self._random.random() < 0.001 else 0.0
         return self._slowness * cost_ms * self._random.lognormvariate(0.0, 0.01) + hiccup_ms
+
+    def _mixed_ms(self, plan: StepPlan, chunks: list[tuple[int, int]], context_ms: float) -> float:
+        counts, starts = np.array([count for _, count in chunks]), np.array([start for start, _ in chunks])
+        padded = next((size for size in self._captured if size >= plan.num_tokens), 0)
+        gathers = gathering_pays(counts, starts + counts, _GROUP, _GATHER_FROM_KEYS if padded else _GATHER_EAGER_KEYS)
+        if padded and not gathers:
+            return _linear_ms(padded) + context_ms + _attention_ms(chunks, gathered=False)
+        launched_ms = _LAUNCH_MS if self._captured else 0.0
+        return max(launched_ms, _linear_ms(plan.num_tokens) + context_ms + _attention_ms(chunks, gathers))
+
+
+def _attention_ms(chunks: list[tuple[int, int]], gathered: bool) -> float:
+    """What chunks (start, tokens) of prompts take in all layers: as many programs as tiles and heads, the longest of them at its own rate."""
+    tiles = [math.ceil(count / _TILE_TOKENS) for _, count in chunks]
+    flop = sum(
+        n * _TILE_TOKENS * (start + count / 2) * _PAIR_FLOP for n, (start, count) in zip(tiles, chunks, strict=True)
+    )
+    longest_flop = max(_TILE_TOKENS * (start + count) for start, count in chunks) * _PAIR_FLOP / _HEADS
+    if gathered:
+        copy_ms = sum(start + count for start, count in chunks) * _GATHER_MS
+        return copy_ms + 1e3 * max(flop / _GATHERED_FLOPS, longest_flop / _GATHERED_PROGRAM_FLOPS)
+    num_programs = sum(tiles) * _HEADS
+    flops = _PAGED_FLOPS * num_programs / (num_programs + _PAGED_HALF)
+    return 1e3 * max(flop / flops, longest_flop / _PAGED_PROGRAM_FLOPS)
 
 
 def _linear_ms(num_tokens: int) -> float:
@@ -166,7 +212,7 @@ def simulate(name: str, arguments: argparse.Namespace) -> dict[str, float | str]
         enable_prefix_cache=False,
         max_waiting_requests=2048,
     )
-    device = Device(arguments.seed, arguments.slowness)
+    device = Device(arguments.seed, arguments.slowness, config.captured_mixed_sizes())
     simulation = Simulation(workload, config, device)
     began_ms = simulation.now_ms
     simulation.run()
