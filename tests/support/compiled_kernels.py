@@ -88,7 +88,7 @@ def compile_attention(arch: int) -> list[Any]:
         compiled = stack.enter_context(compiling_for(arch))
         llama = Shape(32, 8, 128, 32, None, torch.bfloat16)
         for shape in (llama, Shape(6, 2, 80, 16, 100, torch.float16)):
-            for rows, gather_bytes in ([(700, 1), (0, 20)], 0), ([(0, 512)], 1 << 23):
+            for rows, gather_bytes in ([(700, 1), (0, 20)], 0), ([(2048, 512)], 1 << 24):
                 case = Case(shape, rows, "cpu", gather_bytes=gather_bytes)
                 attention.paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window)
     return compiled
