@@ -1,7 +1,7 @@
 """Generates the committed stubs from protos/, and with --check tells whether they drifted.
 
 Public API (headrace.v1) -> clients/python/headrace/v1, inside the client distribution, which is all that a caller installs.
-Private protocol (headrace_engine.v1) -> protos/python/headrace_protos/engine/v1. A virtual proto path gives the private files an
+Private protocols (headrace_engine.v1, headrace_control.v1) -> protos/python/headrace_protos/engine/v1 and control/v1. A virtual proto path gives the private files an
 import path under our own package, so that an installed wheel owns no top-level name but ours.
 """
 
@@ -18,8 +18,9 @@ from grpc_tools import protoc
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
-PUBLIC = ["headrace/v1/generation.proto", "headrace/v1/inference.proto"]
-PRIVATE = ["headrace_protos/engine/v1/engine.proto"]
+PUBLIC = ["headrace/v1/generation.proto", "headrace/v1/inference.proto", "headrace/v1/admin.proto"]
+SERVICES = ["headrace/v1/inference.proto", "headrace/v1/admin.proto"]
+PRIVATE = ("engine", "control")
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 
 
@@ -52,13 +53,15 @@ def _python(paths: list[str], include: str, out: pathlib.Path, *, services: bool
 def generate(client: pathlib.Path, private: pathlib.Path) -> None:
     """Writes all stubs below the two given package roots."""
     _python(PUBLIC, str(PROTOS), client, services=False)
-    _run([f"-I{PROTOS}", f"--grpc_python_out={client}", "headrace/v1/inference.proto"])
-    _python(PRIVATE, f"headrace_protos/engine={PROTOS / 'headrace_engine'}", private, services=True)
+    _run([f"-I{PROTOS}", f"--grpc_python_out={client}", *SERVICES])
+    for name in PRIVATE:
+        path = f"headrace_protos/{name}/v1/{name}.proto"
+        _python([path], f"headrace_protos/{name}={PROTOS / f'headrace_{name}'}", private, services=True)
 
 
 def image(target: pathlib.Path) -> None:
     """Writes a descriptor set with comments, which buf lints and compares."""
-    sources = [*PUBLIC, "headrace_engine/v1/engine.proto"]
+    sources = [*PUBLIC, *(f"headrace_{name}/v1/{name}.proto" for name in PRIVATE)]
     _run([f"-I{PROTOS}", "--include_imports", "--include_source_info", f"--descriptor_set_out={target}", *sources])
 
 

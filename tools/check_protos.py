@@ -1,8 +1,8 @@
 """buf lint and buf breaking over protos/, for `make check`.
 
 Owns which rules hold. The descriptor image comes from protos/generate.py, so buf compiles nothing and fetches no dependency. Public API: all of
-buf's STANDARD rules. The private protocol keeps all but those about the names of request and response messages: its two ends talk in one
-bidirectional stream. Breaking changes are looked for against the newest tag, in the public API only.
+buf's STANDARD rules. The private protocols keep all but those about the names of request and response messages: their ends talk in
+streams. Breaking changes are looked for against the newest tag, in the public API only.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRIVATE = "headrace_engine"
+PRIVATE = ("headrace_engine", "headrace_control")
 _STREAM_RULES = ("RPC_REQUEST_STANDARD_NAME", "RPC_RESPONSE_STANDARD_NAME", "RPC_REQUEST_RESPONSE_UNIQUE")
 CONFIG = {
     "version": "v2",
-    "lint": {"use": ["STANDARD"], "ignore": ["google"], "ignore_only": {rule: [PRIVATE] for rule in _STREAM_RULES}},
-    "breaking": {"use": ["FILE"], "ignore": ["google", PRIVATE]},
+    "lint": {"use": ["STANDARD"], "ignore": ["google"], "ignore_only": {rule: list(PRIVATE) for rule in _STREAM_RULES}},
+    "breaking": {"use": ["FILE"], "ignore": ["google", *PRIVATE]},
 }
 
 

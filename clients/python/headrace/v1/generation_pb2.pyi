@@ -27,7 +27,7 @@ FINISH_REASON_DEADLINE: FinishReason
 FINISH_REASON_ERROR: FinishReason
 
 class GenerationSpec(_message.Message):
-    __slots__ = ("text", "token_ids", "model", "sampling", "stop", "n", "logprobs", "priority", "time_limit", "cache_salt", "skip_special_tokens")
+    __slots__ = ("text", "token_ids", "model", "sampling", "stop", "n", "logprobs", "priority", "time_limit", "cache_salt", "skip_special_tokens", "token_ids_only", "prompt_logprobs", "structured_output", "beam_search")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,10 @@ class GenerationSpec(_message.Message):
     TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     model: str
@@ -50,7 +54,29 @@ class GenerationSpec(_message.Message):
     time_limit: _duration_pb2.Duration
     cache_salt: str
     skip_special_tokens: bool
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., skip_special_tokens: bool = ...) -> None: ...
+    token_ids_only: bool
+    prompt_logprobs: int
+    structured_output: StructuredOutput
+    beam_search: BeamSearch
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., skip_special_tokens: bool = ..., token_ids_only: bool = ..., prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ...) -> None: ...
+
+class StructuredOutput(_message.Message):
+    __slots__ = ("json_schema", "regex", "grammar")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    regex: str
+    grammar: str
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ...) -> None: ...
+
+class BeamSearch(_message.Message):
+    __slots__ = ("width", "length_penalty")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    length_penalty: float
+    def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -106,20 +132,22 @@ class StopConditions(_message.Message):
     def __init__(self, strings: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: bool = ..., bad_words: _Optional[_Iterable[str]] = ..., include_stop_string: bool = ...) -> None: ...
 
 class GenerationEvent(_message.Message):
-    __slots__ = ("accepted", "started", "delta", "output_finished", "resumed", "done")
+    __slots__ = ("accepted", "started", "delta", "output_finished", "resumed", "done", "prompt_logprobs")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FINISHED_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     started: Started
     delta: Delta
     output_finished: OutputFinished
     resumed: Resumed
     done: Done
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., output_finished: _Optional[_Union[OutputFinished, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., output_finished: _Optional[_Union[OutputFinished, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("request_id", "model_revision", "prompt_tokens")
@@ -170,6 +198,14 @@ class Logprobs(_message.Message):
     top_token_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, sampled: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("first_token_index", "logprobs")
+    FIRST_TOKEN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    first_token_index: int
+    logprobs: Logprobs
+    def __init__(self, first_token_index: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class OutputFinished(_message.Message):
     __slots__ = ("output_index", "reason", "matched_stop", "error")

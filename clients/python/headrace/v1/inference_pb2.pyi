@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.rpc import status_pb2 as _status_pb2
 from headrace.v1 import generation_pb2 as _generation_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -80,14 +81,26 @@ class Output(_message.Message):
     def __init__(self, output_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., content: _Optional[_Iterable[_Union[_generation_pb2.Content, _Mapping]]] = ..., logprobs: _Optional[_Union[_generation_pb2.Logprobs, _Mapping]] = ..., finished: _Optional[_Union[_generation_pb2.OutputFinished, _Mapping]] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("messages", "spec", "continue_last_message")
+    __slots__ = ("messages", "spec", "continue_last_message", "tools")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_LAST_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     spec: _generation_pb2.GenerationSpec
     continue_last_message: bool
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., spec: _Optional[_Union[_generation_pb2.GenerationSpec, _Mapping]] = ..., continue_last_message: bool = ...) -> None: ...
+    tools: _containers.RepeatedCompositeFieldContainer[Tool]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., spec: _Optional[_Union[_generation_pb2.GenerationSpec, _Mapping]] = ..., continue_last_message: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ...) -> None: ...
+
+class Tool(_message.Message):
+    __slots__ = ("name", "description", "parameters_json_schema")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    description: str
+    parameters_json_schema: str
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters_json_schema: _Optional[str] = ...) -> None: ...
 
 class ChatResponse(_message.Message):
     __slots__ = ("event",)
@@ -145,6 +158,78 @@ class SubscribeResponse(_message.Message):
     event: _generation_pb2.GenerationEvent
     def __init__(self, event: _Optional[_Union[_generation_pb2.GenerationEvent, _Mapping]] = ...) -> None: ...
 
+class SessionRequest(_message.Message):
+    __slots__ = ("stream_id", "submit", "attach", "cancel")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    submit: SessionSubmit
+    attach: SessionAttach
+    cancel: SessionCancel
+    def __init__(self, stream_id: _Optional[int] = ..., submit: _Optional[_Union[SessionSubmit, _Mapping]] = ..., attach: _Optional[_Union[SessionAttach, _Mapping]] = ..., cancel: _Optional[_Union[SessionCancel, _Mapping]] = ...) -> None: ...
+
+class SessionSubmit(_message.Message):
+    __slots__ = ("spec", "messages", "continue_last_message", "detached", "idempotency_key")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_LAST_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DETACHED_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    spec: _generation_pb2.GenerationSpec
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    continue_last_message: bool
+    detached: bool
+    idempotency_key: str
+    def __init__(self, spec: _Optional[_Union[_generation_pb2.GenerationSpec, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., continue_last_message: bool = ..., detached: bool = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+
+class SessionAttach(_message.Message):
+    __slots__ = ("request_id", "output_index", "from_token")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FROM_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    output_index: int
+    from_token: int
+    def __init__(self, request_id: _Optional[str] = ..., output_index: _Optional[int] = ..., from_token: _Optional[int] = ...) -> None: ...
+
+class SessionCancel(_message.Message):
+    __slots__ = ("detach",)
+    DETACH_FIELD_NUMBER: _ClassVar[int]
+    detach: bool
+    def __init__(self, detach: bool = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("tokens", "events")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    tokens: SessionTokens
+    events: _containers.RepeatedCompositeFieldContainer[SessionEvent]
+    def __init__(self, tokens: _Optional[_Union[SessionTokens, _Mapping]] = ..., events: _Optional[_Iterable[_Union[SessionEvent, _Mapping]]] = ...) -> None: ...
+
+class SessionTokens(_message.Message):
+    __slots__ = ("stream_ids", "output_indices", "token_ids", "texts")
+    STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_INDICES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    stream_ids: _containers.RepeatedScalarFieldContainer[int]
+    output_indices: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stream_ids: _Optional[_Iterable[int]] = ..., output_indices: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SessionEvent(_message.Message):
+    __slots__ = ("stream_id", "event", "error")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    event: _generation_pb2.GenerationEvent
+    error: _status_pb2.Status
+    def __init__(self, stream_id: _Optional[int] = ..., event: _Optional[_Union[_generation_pb2.GenerationEvent, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -158,14 +243,16 @@ class CancelResponse(_message.Message):
     def __init__(self, cancelled: bool = ...) -> None: ...
 
 class ListRequestsRequest(_message.Message):
-    __slots__ = ("state", "page_size", "page_token")
+    __slots__ = ("state", "page_size", "page_token", "model")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     state: RequestState
     page_size: int
     page_token: str
-    def __init__(self, state: _Optional[_Union[RequestState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    model: str
+    def __init__(self, state: _Optional[_Union[RequestState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
 
 class ListRequestsResponse(_message.Message):
     __slots__ = ("requests", "next_page_token")
@@ -176,7 +263,7 @@ class ListRequestsResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class RequestSummary(_message.Message):
-    __slots__ = ("request_id", "state", "create_time", "prompt_tokens", "output_tokens", "finish_reasons", "detached")
+    __slots__ = ("request_id", "state", "create_time", "prompt_tokens", "output_tokens", "finish_reasons", "detached", "model")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +271,7 @@ class RequestSummary(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
     DETACHED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: RequestState
     create_time: _timestamp_pb2.Timestamp
@@ -191,7 +279,8 @@ class RequestSummary(_message.Message):
     output_tokens: int
     finish_reasons: _containers.RepeatedScalarFieldContainer[_generation_pb2.FinishReason]
     detached: bool
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finish_reasons: _Optional[_Iterable[_Union[_generation_pb2.FinishReason, str]]] = ..., detached: bool = ...) -> None: ...
+    model: str
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finish_reasons: _Optional[_Iterable[_Union[_generation_pb2.FinishReason, str]]] = ..., detached: bool = ..., model: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text", "add_special_tokens", "model")
@@ -310,7 +399,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("running_sequences", "waiting_requests", "waiting_tokens", "kv_cache_usage", "kv_blocks", "max_waiting_requests", "output_tokens_per_second", "expected_wait_ns", "serving")
+    __slots__ = ("running_sequences", "waiting_requests", "waiting_tokens", "kv_cache_usage", "kv_blocks", "max_waiting_requests", "output_tokens_per_second", "expected_wait_ns", "serving", "model", "max_running_sequences", "prefix_cache_hit_rate", "draining", "open_calls", "max_open_calls")
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +409,12 @@ class GetLoadResponse(_message.Message):
     OUTPUT_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_HIT_RATE_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    OPEN_CALLS_FIELD_NUMBER: _ClassVar[int]
+    MAX_OPEN_CALLS_FIELD_NUMBER: _ClassVar[int]
     running_sequences: int
     waiting_requests: int
     waiting_tokens: int
@@ -329,4 +424,10 @@ class GetLoadResponse(_message.Message):
     output_tokens_per_second: float
     expected_wait_ns: int
     serving: bool
-    def __init__(self, running_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., kv_blocks: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., output_tokens_per_second: _Optional[float] = ..., expected_wait_ns: _Optional[int] = ..., serving: bool = ...) -> None: ...
+    model: str
+    max_running_sequences: int
+    prefix_cache_hit_rate: float
+    draining: bool
+    open_calls: int
+    max_open_calls: int
+    def __init__(self, running_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., kv_blocks: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., output_tokens_per_second: _Optional[float] = ..., expected_wait_ns: _Optional[int] = ..., serving: bool = ..., model: _Optional[str] = ..., max_running_sequences: _Optional[int] = ..., prefix_cache_hit_rate: _Optional[float] = ..., draining: bool = ..., open_calls: _Optional[int] = ..., max_open_calls: _Optional[int] = ...) -> None: ...

@@ -60,6 +60,11 @@ class InferenceServiceStub(object):
                 request_serializer=headrace_dot_v1_dot_inference__pb2.SubscribeRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_inference__pb2.SubscribeResponse.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/headrace.v1.InferenceService/Session',
+                request_serializer=headrace_dot_v1_dot_inference__pb2.SessionRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_inference__pb2.SessionResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/headrace.v1.InferenceService/Cancel',
                 request_serializer=headrace_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -131,6 +136,15 @@ class InferenceServiceServicer(object):
 
     def Subscribe(self, request, context):
         """Reads a submitted generation from any token on, while it runs and until its log expires. Any number of readers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Session(self, request_iterator, context):
+        """Many generations over one stream, for gateways: submit, attach and cancel by an id of the caller's choice, and one message back per
+        engine step with what is new in all of them. Closing the sending side lets what runs end; dropping the call cancels what was
+        submitted attached to it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,6 +226,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Subscribe,
                     request_deserializer=headrace_dot_v1_dot_inference__pb2.SubscribeRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_inference__pb2.SubscribeResponse.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=headrace_dot_v1_dot_inference__pb2.SessionRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_inference__pb2.SessionResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -385,6 +404,33 @@ class InferenceService(object):
             '/headrace.v1.InferenceService/Subscribe',
             headrace_dot_v1_dot_inference__pb2.SubscribeRequest.SerializeToString,
             headrace_dot_v1_dot_inference__pb2.SubscribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/headrace.v1.InferenceService/Session',
+            headrace_dot_v1_dot_inference__pb2.SessionRequest.SerializeToString,
+            headrace_dot_v1_dot_inference__pb2.SessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -157,7 +157,7 @@ class EngineState(_message.Message):
     def __init__(self, serving: bool = ..., reason: _Optional[str] = ..., stale_after_ns: _Optional[int] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("handle", "query_id", "request_id", "tenant", "prompt_token_ids", "sampling", "stop", "n", "logprobs", "priority", "remaining_ns", "service_ns", "cache_salt", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted")
+    __slots__ = ("handle", "query_id", "request_id", "tenant", "prompt_token_ids", "sampling", "stop", "n", "logprobs", "priority", "remaining_ns", "service_ns", "cache_salt", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "prompt_logprobs", "limits")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +177,8 @@ class AddRequest(_message.Message):
     SERVICE_STATE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     query_id: int
     request_id: str
@@ -196,7 +198,21 @@ class AddRequest(_message.Message):
     service_state: bytes
     traceparent: str
     emitted: _containers.RepeatedCompositeFieldContainer[EmittedTokens]
-    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[EngineSampling, _Mapping]] = ..., stop: _Optional[_Union[EngineStop, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: int
+    limits: TenantLimits
+    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[EngineSampling, _Mapping]] = ..., stop: _Optional[_Union[EngineStop, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., prompt_logprobs: _Optional[int] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ...) -> None: ...
+
+class TenantLimits(_message.Message):
+    __slots__ = ("requests_per_minute", "concurrent_streams", "tokens_per_minute", "kv_cache_share")
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENT_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    requests_per_minute: int
+    concurrent_streams: int
+    tokens_per_minute: int
+    kv_cache_share: float
+    def __init__(self, requests_per_minute: _Optional[int] = ..., concurrent_streams: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., kv_cache_share: _Optional[float] = ...) -> None: ...
 
 class EmittedTokens(_message.Message):
     __slots__ = ("token_ids",)
@@ -291,21 +307,23 @@ class Aborted(_message.Message):
     def __init__(self, query_id: _Optional[int] = ..., found: bool = ..., was_active: bool = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("handle", "request_id", "tenant", "output_index", "from_token")
+    __slots__ = ("handle", "request_id", "tenant", "output_index", "from_token", "limits")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
     FROM_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     tenant: str
     output_index: int
     from_token: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., output_index: _Optional[int] = ..., from_token: _Optional[int] = ...) -> None: ...
+    limits: TenantLimits
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., output_index: _Optional[int] = ..., from_token: _Optional[int] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("handle", "service_state", "prompt_tokens", "started", "cached_tokens", "outputs", "done")
+    __slots__ = ("handle", "service_state", "prompt_tokens", "started", "cached_tokens", "outputs", "done", "prompt_logprobs")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SERVICE_STATE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +331,7 @@ class Attached(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     service_state: bytes
     prompt_tokens: int
@@ -320,7 +339,8 @@ class Attached(_message.Message):
     cached_tokens: int
     outputs: _containers.RepeatedCompositeFieldContainer[OutputLog]
     done: RequestDone
-    def __init__(self, handle: _Optional[int] = ..., service_state: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., started: bool = ..., cached_tokens: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputLog, _Mapping]]] = ..., done: _Optional[_Union[RequestDone, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobColumns]
+    def __init__(self, handle: _Optional[int] = ..., service_state: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., started: bool = ..., cached_tokens: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputLog, _Mapping]]] = ..., done: _Optional[_Union[RequestDone, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobColumns, _Mapping]]] = ...) -> None: ...
 
 class OutputLog(_message.Message):
     __slots__ = ("output_index", "token_ids", "logprobs", "end")
@@ -381,18 +401,28 @@ class LogprobColumns(_message.Message):
     def __init__(self, sampled: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_counts: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("handle", "started", "output_end", "resumed", "done")
+    __slots__ = ("handle", "started", "output_end", "resumed", "done", "prompt_logprobs")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_END_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     started: RequestStarted
     output_end: OutputEnd
     resumed: RequestResumed
     done: RequestDone
-    def __init__(self, handle: _Optional[int] = ..., started: _Optional[_Union[RequestStarted, _Mapping]] = ..., output_end: _Optional[_Union[OutputEnd, _Mapping]] = ..., resumed: _Optional[_Union[RequestResumed, _Mapping]] = ..., done: _Optional[_Union[RequestDone, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobColumns
+    def __init__(self, handle: _Optional[int] = ..., started: _Optional[_Union[RequestStarted, _Mapping]] = ..., output_end: _Optional[_Union[OutputEnd, _Mapping]] = ..., resumed: _Optional[_Union[RequestResumed, _Mapping]] = ..., done: _Optional[_Union[RequestDone, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobColumns, _Mapping]] = ...) -> None: ...
+
+class PromptLogprobColumns(_message.Message):
+    __slots__ = ("first_token_index", "columns")
+    FIRST_TOKEN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    first_token_index: int
+    columns: LogprobColumns
+    def __init__(self, first_token_index: _Optional[int] = ..., columns: _Optional[_Union[LogprobColumns, _Mapping]] = ...) -> None: ...
 
 class RequestStarted(_message.Message):
     __slots__ = ("cached_tokens",)
@@ -503,7 +533,7 @@ class LoadQuery(_message.Message):
     def __init__(self, query_id: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("query_id", "running_sequences", "waiting_requests", "waiting_tokens", "kv_cache_usage", "kv_blocks", "max_waiting_requests", "output_tokens_per_second", "expected_wait_ns", "free_blocks", "cached_blocks", "used_blocks", "step_count", "preemptions", "prefix_query_tokens", "prefix_hit_tokens", "late_work")
+    __slots__ = ("query_id", "running_sequences", "waiting_requests", "waiting_tokens", "kv_cache_usage", "kv_blocks", "max_waiting_requests", "output_tokens_per_second", "expected_wait_ns", "free_blocks", "cached_blocks", "used_blocks", "step_count", "preemptions", "prefix_query_tokens", "prefix_hit_tokens", "late_work", "max_running_sequences")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -521,6 +551,7 @@ class Load(_message.Message):
     PREFIX_QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LATE_WORK_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     running_sequences: int
     waiting_requests: int
@@ -538,4 +569,5 @@ class Load(_message.Message):
     prefix_query_tokens: int
     prefix_hit_tokens: int
     late_work: int
-    def __init__(self, query_id: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., kv_blocks: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., output_tokens_per_second: _Optional[float] = ..., expected_wait_ns: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., used_blocks: _Optional[int] = ..., step_count: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., late_work: _Optional[int] = ...) -> None: ...
+    max_running_sequences: int
+    def __init__(self, query_id: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., kv_blocks: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., output_tokens_per_second: _Optional[float] = ..., expected_wait_ns: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., used_blocks: _Optional[int] = ..., step_count: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., late_work: _Optional[int] = ..., max_running_sequences: _Optional[int] = ...) -> None: ...

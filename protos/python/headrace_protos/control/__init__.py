@@ -1,0 +1,1 @@
+"""Between service and backend."""
