@@ -53,18 +53,20 @@ class CompleteRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_generation_pb2.GenerationSpec, _Mapping]] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
-    __slots__ = ("request_id", "model_revision", "outputs", "usage", "ledger")
+    __slots__ = ("request_id", "model_revision", "outputs", "usage", "ledger", "prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_revision: str
     outputs: _containers.RepeatedCompositeFieldContainer[Output]
     usage: _generation_pb2.Usage
     ledger: _generation_pb2.Ledger
-    def __init__(self, request_id: _Optional[str] = ..., model_revision: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., ledger: _Optional[_Union[_generation_pb2.Ledger, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.PromptLogprobs]
+    def __init__(self, request_id: _Optional[str] = ..., model_revision: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., ledger: _Optional[_Union[_generation_pb2.Ledger, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_generation_pb2.PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Output(_message.Message):
     __slots__ = ("output_index", "token_ids", "content", "logprobs", "finished")
