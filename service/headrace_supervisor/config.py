@@ -80,9 +80,10 @@ SERVE = (
 SERVICE = (Group("Service", ServiceConfig),)
 BACKEND = (Group("Model and engine", EngineConfig), Group("Backend", BackendConfig, frozenset({"engine"})))
 
-# Every setting has one environment variable; a command overlooks those of the other commands, but not unknown ones. The client's
-# command line reads HEADRACE_SERVER.
-_KNOWN = frozenset(name for groups in (SERVE, SERVICE, BACKEND) for name in settings.names(groups)) | {"server"}
+# Every setting has one environment variable; a command overlooks those of the other commands, but not unknown ones. The last are the
+# client's (clients/python/headrace/cli/options.py).
+_CLIENT = {"server", "api_key", "tls", "ca", "client_certificate", "client_key", "server_name"}
+_KNOWN = frozenset(name for groups in (SERVE, SERVICE, BACKEND) for name in settings.names(groups)) | _CLIENT
 
 
 def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> ServerConfig:
