@@ -11,7 +11,7 @@ from headrace_service.resolved_spec import ResolvedSpec
 
 
 def collect(stream: GenerationStream, model_revision: str, spec: ResolvedSpec) -> inference_pb2.CompleteResponse:
-    """Returns the answer of an ended stream.
+    """Returns the answer of an ended stream, whose wire is `event_wire`.
 
     Raises:
         ServiceError: the stream failed before its request ended.
@@ -24,7 +24,9 @@ def collect(stream: GenerationStream, model_revision: str, spec: ResolvedSpec) -
         response.outputs.add(output_index=index)
     for message in stream.take():
         _join(response, inference_pb2.GenerateResponse.FromString(message).event)
-    done = inference_pb2.GenerateResponse.FromString(stream.take_done()).event.done
+    last = stream.take_done()
+    assert last is not None
+    done = inference_pb2.GenerateResponse.FromString(last).event.done
     response.usage.CopyFrom(done.usage)
     response.ledger.CopyFrom(done.ledger)
     return response

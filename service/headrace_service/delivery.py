@@ -1,6 +1,6 @@
 """A stream's events to its reader: the writer of one call.
 
-Owns the loop between `GenerationStream` and `context.write`, and the end of the call in all its ways. One coroutine per call, the handler's own:
+Owns the loop between `GenerationStream` and the call's `write`, and the end of the call in all its ways. One coroutine per call, the handler's own:
 a task more per stream would cost a wake-up per token.
 """
 
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 from headrace_service import errors
 from headrace_service.generation_stream import GenerationStream
-from headrace_service.rpc_boundary import Context
+
+# Takes one message to the caller; returns when the transport has room for the next.
+Write = Callable[[bytes], Awaitable[None]]
 
 
-async def deliver(stream: GenerationStream, context: Context) -> None:
-    """Writes everything up to Done.
+async def deliver(stream: GenerationStream, write: Write) -> None:
+    """Writes everything up to the request's end.
 
     Raises:
         ServiceError: the subscription failed, or its reader is too slow; what had arrived before a failure has been written.
@@ -23,12 +26,14 @@ async def deliver(stream: GenerationStream, context: Context) -> None:
     """
     stream.writer = asyncio.current_task()
     try:
-        await _write_until_ended(stream, context)
+        await _write_until_ended(stream, write)
         if stream.failure is not None:
             raise stream.failure
         if stream.hit_deadline and stream.deadline_is_status:
             raise errors.deadline_exceeded()
-        await _write(stream, context, stream.take_done())
+        last = stream.take_done()
+        if last is not None:
+            await _write(stream, write, last)
     except BaseException:
         # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason is the stream's.
         if stream.failure is not None:
@@ -38,20 +43,20 @@ async def deliver(stream: GenerationStream, context: Context) -> None:
         stream.writer = None
 
 
-async def _write_until_ended(stream: GenerationStream, context: Context) -> None:
+async def _write_until_ended(stream: GenerationStream, write: Write) -> None:
     while True:
         if stream.has_news:
             for message in stream.take():
-                await _write(stream, context, message)
+                await _write(stream, write, message)
         elif stream.done is None and stream.failure is None:
             await stream.news()
         else:
             return
 
 
-async def _write(stream: GenerationStream, context: Context, message: bytes) -> None:
+async def _write(stream: GenerationStream, write: Write, message: bytes) -> None:
     began_ns = stream.writing_since_ns = time.monotonic_ns()
-    await context.write(message)
+    await write(message)
     stream.writing_since_ns = 0
     if stream.done is not None:
         stream.clock.wrote(began_ns, time.monotonic_ns())

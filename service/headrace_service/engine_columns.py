@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service.event_wire import TokenLogprobs
+from headrace_service.wires import TokenLogprobs
 
 
 def token_ids_of(column: bytes) -> list[int]:

@@ -34,15 +34,21 @@ class EngineConnection:
     """Keeps an `EngineClient` connected.
 
     Args:
-        config: the backend's address, secret, limits and pauses.
+        config: secret, limits and pauses.
+        address: where the backend listens.
         client: what messages are dealt to.
         prepare: called with each welcome's model before questions are asked; its exceptions end the connection for good.
     """
 
     def __init__(
-        self, config: ServiceConfig, client: EngineClient, prepare: Callable[[engine_pb2.EngineModel], Awaitable[None]]
+        self,
+        config: ServiceConfig,
+        address: str,
+        client: EngineClient,
+        prepare: Callable[[engine_pb2.EngineModel], Awaitable[None]],
     ) -> None:
         self._config = config
+        self._address = address
         self._client = client
         self._prepare = prepare
         self._metadata = _secret_metadata(config)
@@ -65,14 +71,14 @@ class EngineConnection:
 
     async def _run_once(self) -> None:
         """One connection from hello to its end, whatever that is."""
-        async with grpc.aio.insecure_channel(self._config.engine, options=_channel_options(self._config)) as channel:
+        async with grpc.aio.insecure_channel(self._address, options=_channel_options(self._config)) as channel:
             stream: _Stream = _connect(channel)(None, metadata=self._metadata)
             try:
                 await self._converse(stream)
             except grpc.aio.AioRpcError as error:
                 # A service often starts before its backend listens; only the loss of a connection is worth a warning.
                 level = logging.WARNING if self._was_connected else logging.INFO
-                _log.log(level, "engine.disconnected", engine=self._config.engine, code=error.code().name)
+                _log.log(level, "engine.disconnected", engine=self._address, code=error.code().name)
             except asyncio.CancelledError:
                 # grpc.aio raises it in readers of a call that was cancelled here; only a cancelled task must end.
                 if _task_is_cancelled():
@@ -90,10 +96,10 @@ class EngineConnection:
         await stream.write(engine_pb2.ToEngine(hello=hello))
         first = await asyncio.wait_for(stream.read(), _WELCOME_TIMEOUT_S)
         if not isinstance(first, engine_pb2.FromEngine) or not first.HasField("welcome"):
-            _log.error("engine.no_welcome", engine=self._config.engine)
+            _log.error("engine.no_welcome", engine=self._address)
             return
         await self._welcomed(first.welcome)
-        _log.info("engine.connected", engine=self._config.engine, model=first.welcome.model.revision)
+        _log.info("engine.connected", engine=self._address, model=first.welcome.model.revision)
         writer = asyncio.create_task(self._write(stream))
         silence = asyncio.create_task(self._end_on_silence(stream))
         try:
@@ -124,7 +130,7 @@ class EngineConnection:
         limit_ns = int(self._config.engine_silence_s * 1e9)
         while time.monotonic_ns() - self._client.last_heard_ns < limit_ns:
             await asyncio.sleep(self._config.engine_silence_s / 10)
-        _log.error("engine.silent", engine=self._config.engine, silence_s=self._config.engine_silence_s)
+        _log.error("engine.silent", engine=self._address, silence_s=self._config.engine_silence_s)
         self._client.connection_lost()
         stream.cancel()
 

@@ -27,7 +27,7 @@ def build(
     spec: ResolvedSpec, prompt: TokenIds, max_tokens: int, model: TextModel, request_id: str, call: Call
 ) -> tuple[engine_pb2.AddRequest, RenderState]:
     """Returns the request, without handle and without remaining time, and the state that renders it."""
-    render = RenderState(spec.skip_special_tokens, spec.logprobs is not None, spec.stop.strings)
+    render = RenderState(spec.skip_special_tokens, spec.logprobs is not None, spec.stop.strings, spec.token_ids_only)
     request = engine_pb2.AddRequest(
         prompt_token_ids=prompt.astype("<u4").tobytes(),
         sampling=_sampling(spec, model),

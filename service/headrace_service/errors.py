@@ -96,6 +96,11 @@ def failed_precondition(text: str) -> ServiceError:
     return ServiceError(grpc.StatusCode.FAILED_PRECONDITION, text)
 
 
+def unimplemented(text: str) -> ServiceError:
+    """Returns UNIMPLEMENTED, for what this version of the server cannot do; the text names the field."""
+    return ServiceError(grpc.StatusCode.UNIMPLEMENTED, text)
+
+
 def unavailable(text: str, retry_after_s: float = 1.0) -> ServiceError:
     """Returns UNAVAILABLE with the time after which trying again makes sense."""
     return ServiceError(grpc.StatusCode.UNAVAILABLE, text, [_retry_info(retry_after_s)])

@@ -1,4 +1,4 @@
-"""Generation events as bytes, ready for `context.write`.
+"""Generation events of headrace.v1 as bytes, ready for `context.write`; this module is an `EventWire`.
 
 Owns the encoding of every `GenerationEvent`. The answers of Generate, Chat and Subscribe hold their event in field 1, so that one encoding
 serves all three, and streams are registered without a serializer. The message of one token is joined from parts that protobuf encoded before
@@ -8,12 +8,12 @@ serves all three, and streams are registered without a serializer. The message o
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_service.wires import TokenLogprobs
 
 _REASONS = {
     engine_pb2.OUTPUT_END_REASON_STOP: generation_pb2.FINISH_REASON_STOP,
@@ -32,16 +32,6 @@ _DELTA_TAG = bytes([generation_pb2.GenerationEvent.DELTA_FIELD_NUMBER << 3 | 2])
 
 _delta_response = inference_pb2.GenerateResponse()
 _delta = _delta_response.event.delta
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log probabilities of one token (natural logarithm)."""
-
-    sampled: float
-    rank: int
-    top_ids: Sequence[int]
-    top_logprobs: Sequence[float]
 
 
 def finish_reason(reason: engine_pb2.OutputEndReason) -> generation_pb2.FinishReason:

@@ -3,21 +3,22 @@
 Owns what is pending for the reader and the order of events: started, resumed, deltas, output_finished, done. The engine's side (`push`, `note_*`,
 `fail`) is called while a step is dealt out and never waits; the reader's side (`take`, `news`) is one coroutine. When the reader is behind,
 everything pending goes into one message per output, so that a slow reader costs fewer messages, not more memory; how far behind it may
-fall is watched by `reader_watch`. Knows the engine's messages, not its connection.
+fall is watched by `reader_watch`. Knows the engine's messages, not its connection; what events become is the `EventWire`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator
 
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import errors, event_wire, ledger
+from headrace_service import errors, ledger
 from headrace_service.detokenizer import PieceTable
 from headrace_service.engine_columns import LogprobReader, token_ids_of
-from headrace_service.event_wire import TokenLogprobs
 from headrace_service.output_text import OutputText
 from headrace_service.render_state import RenderState
+from headrace_service.wires import EventWire, TokenLogprobs
 
 # What one pending token, and one of its reported alternatives, takes in this process's lists.
 _TOKEN_BYTES = 40
@@ -39,11 +40,12 @@ class GenerationStream:
         has_news: whether something came since the last `take`.
         pending_bytes: memory that undelivered tokens take.
         writing_since_ns: when the write that the reader has not taken yet began; 0: none.
+        listener: called on news instead of waking whoever awaits `news`; for readers of many streams.
     """
 
     __slots__ = (
-        "_accepted", "_outputs", "_pauses_ns", "_render", "_started", "_table", "_waiter", "_whole", "clock", "deadline_is_status", "done", "failure", "from_token", "handle", "has_news",
-        "hit_deadline", "over_cap_since_ns", "pending_bytes", "request_id", "writer", "writing_since_ns",
+        "_accepted", "_outputs", "_pauses_ns", "_render", "_started", "_table", "_waiter", "_whole", "_wire", "clock", "deadline_is_status", "done", "failure", "from_token", "handle", "has_news",
+        "hit_deadline", "listener", "over_cap_since_ns", "pending_bytes", "request_id", "writer", "writing_since_ns",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +55,7 @@ class GenerationStream:
         table: PieceTable,
         render: RenderState | None,
         clock: ledger.DeliveryClock,
+        wire: EventWire,
         from_token: int = 0,
     ) -> None:
         self.handle = handle
@@ -68,7 +71,9 @@ class GenerationStream:
         self.deadline_is_status = False
         self.hit_deadline = False
         self.writer: asyncio.Task[None] | None = None
-        self._accepted: bytes | None = None
+        self.listener: Callable[[GenerationStream], None] | None = None
+        self._accepted: tuple[str, int] | None = None
+        self._wire = wire
         self._table = table
         self._render = render
         self._outputs: dict[int, OutputText] = {}
@@ -78,9 +83,9 @@ class GenerationStream:
         # Whether the reader wants nothing before the end, and is not woken for tokens.
         self._whole = False
 
-    def announce(self, accepted: bytes) -> None:
-        """Sets the event that comes before all others."""
-        self._accepted = accepted
+    def announce(self, model_revision: str, num_prompt_tokens: int) -> None:
+        """Has the reader told that the request is accepted, before all other events."""
+        self._accepted = (model_revision, num_prompt_tokens)
         self._wake()
 
     # -- the engine's side
@@ -142,34 +147,25 @@ class GenerationStream:
     # -- the reader's side
 
     def take(self) -> list[bytes]:
-        """Returns all pending events but Done, in order; empty if there are none."""
+        """Returns the messages of all pending events but done, in order; empty if there are none."""
         messages: list[bytes] = []
         self.has_news = False
         self.pending_bytes = 0
         self.over_cap_since_ns = 0
-        if self._accepted is not None:
-            messages.append(self._accepted)
-            self._accepted = None
-        if self._started is not None:
-            messages.append(event_wire.started(self._started))
-            self._started = None
-        if self._pauses_ns:
-            messages.extend(map(event_wire.resumed, self._pauses_ns))
-            self._pauses_ns = []
+        if self._accepted is not None or self._started is not None or self._pauses_ns:
+            messages.extend(message for message in self._take_beginnings() if message is not None)
         for output in self._outputs.values():
             if output.tokens or output.end is not None:
                 output.take(messages)
                 if output.end is not None:
-                    messages.append(
-                        event_wire.output_finished(output.end, self._render.stop_strings if self._render else ())
-                    )
+                    self._take_end(output.end, messages)
                     output.end = None
         return messages
 
-    def take_done(self) -> bytes:
-        """Returns the Done event as of this moment. The request must have ended."""
+    def take_done(self) -> bytes | None:
+        """Returns the message of the request's end as of this moment. The request must have ended."""
         assert self.done is not None
-        return event_wire.done(self.done, ledger.close(self.done, self.clock, time.monotonic_ns()))
+        return self._wire.done(self.done, ledger.close(self.done, self.clock, time.monotonic_ns()))
 
     def news(self) -> asyncio.Future[None]:
         """Returns what the reader awaits for the next news. One coroutine at a time."""
@@ -184,8 +180,27 @@ class GenerationStream:
 
     # -- inside
 
+    def _take_beginnings(self) -> Iterator[bytes | None]:
+        """Yields the messages of events that are no output's."""
+        if self._accepted is not None:
+            yield self._wire.accepted(self.request_id, *self._accepted)
+            self._accepted = None
+        if self._started is not None:
+            yield self._wire.started(self._started)
+            self._started = None
+        yield from map(self._wire.resumed, self._pauses_ns)
+        self._pauses_ns = []
+
+    def _take_end(self, end: engine_pb2.OutputEnd, messages: list[bytes]) -> None:
+        message = self._wire.output_finished(end, self._render.stop_strings if self._render else ())
+        if message is not None:
+            messages.append(message)
+
     def _wake(self) -> None:
         self.has_news = True
+        if self.listener is not None:
+            self.listener(self)
+            return
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
@@ -194,9 +209,7 @@ class GenerationStream:
 
     def _new_output(self, output_index: int) -> OutputText:
         assert self._render is not None
-        output = OutputText(
-            output_index, self._table, self._render.skip_special, self._render.with_logprobs, self.from_token
-        )
+        output = OutputText(output_index, self._table, self._render, self.from_token, self._wire)
         self._outputs[output_index] = output
         return output
 

@@ -22,8 +22,7 @@ class ModelHandlers:
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, call: Call) -> inference_pb2.TokenizeResponse:
         """Encodes a text, whether it fits the context or not."""
-        model = self._core.model
-        validation.check_model_name(request.model, model.facts)
+        model = self._core.models.find(request.model).text
         validation.check_text(request.text, self._core.config.max_text_bytes, "text")
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
         token_ids = await model.tokenizer.encode(request.text, add_special_tokens)
@@ -37,8 +36,7 @@ class ModelHandlers:
         self, request: inference_pb2.DetokenizeRequest, call: Call
     ) -> inference_pb2.DetokenizeResponse:
         """Decodes token ids of any number that fits a message."""
-        model = self._core.model
-        validation.check_model_name(request.model, model.facts)
+        model = self._core.models.find(request.model).text
         skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         joined = bytearray()
         for begin in range(0, len(request.token_ids), _SLICE_IDS):
@@ -58,20 +56,21 @@ class ModelHandlers:
 
     async def get_model(self, request: inference_pb2.GetModelRequest, call: Call) -> inference_pb2.GetModelResponse:
         """Describes one model."""
-        model = self._core.model
-        validation.check_model_name(request.model, model.facts)
+        model = self._core.models.find(request.model).text
         return inference_pb2.GetModelResponse(model=model.describe())
 
     async def list_models(
         self, request: inference_pb2.ListModelsRequest, call: Call
     ) -> inference_pb2.ListModelsResponse:
-        """Describes all models, of which there is one."""
-        return inference_pb2.ListModelsResponse(models=[self._core.model.describe()])
+        """Describes all models, by name."""
+        texts = sorted((model.text for model in self._core.models), key=lambda text: text.facts.name)
+        return inference_pb2.ListModelsResponse(models=[text.describe() for text in texts])
 
     async def get_load(self, request: inference_pb2.GetLoadRequest, call: Call) -> inference_pb2.GetLoadResponse:
         """Says how busy the engine is."""
-        validation.check_model_name(request.model, self._core.model.facts)
-        load = await self._core.engine.load()
+        core = self._core
+        model = core.models.find(request.model)
+        load = await model.engine.load()
         return inference_pb2.GetLoadResponse(
             running_sequences=load.running_sequences,
             waiting_requests=load.waiting_requests,
@@ -81,5 +80,11 @@ class ModelHandlers:
             max_waiting_requests=load.max_waiting_requests,
             output_tokens_per_second=load.output_tokens_per_second,
             expected_wait_ns=load.expected_wait_ns,
-            serving=self._core.serving,
+            serving=model.serving and not core.draining,
+            model=model.name,
+            max_running_sequences=load.max_running_sequences,
+            prefix_cache_hit_rate=load.prefix_hit_tokens / max(load.prefix_query_tokens, 1),
+            draining=core.draining,
+            open_calls=core.num_open,
+            max_open_calls=core.config.max_open_generations,
         )

@@ -1,15 +1,15 @@
 """One output of a stream: the tokens that wait for the reader, and the text they become.
 
-Owns what is pending for one (stream, output), and cuts it into Delta messages whose ids, text and log probabilities cover the same tokens.
+Owns what is pending for one (stream, output), and cuts it into deltas whose ids, text and log probabilities cover the same tokens.
 A subscription that starts in the middle is rendered from token 0, silently, up to the last whole character before its first token.
 """
 
 from __future__ import annotations
 
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import event_wire
 from headrace_service.detokenizer import IncrementalDetokenizer, PieceTable
-from headrace_service.event_wire import TokenLogprobs
+from headrace_service.render_state import RenderState
+from headrace_service.wires import EventWire, TokenLogprobs
 
 # Keeps a message of a long replay (log probabilities included) well under a client's default limit of 4 MiB.
 _MAX_DELTA_TOKENS = 1024
@@ -32,26 +32,29 @@ class OutputText:
         "_output_index",
         "_skip_left",
         "_unsent_logprobs",
+        "_wire",
         "end",
         "logprobs",
         "tokens",
     )
 
     def __init__(
-        self, output_index: int, table: PieceTable, skip_special: bool, with_logprobs: bool, from_token: int
+        self, output_index: int, table: PieceTable, render: RenderState, from_token: int, wire: EventWire
     ) -> None:
         self.tokens: list[int] = []
-        self.logprobs: list[TokenLogprobs] | None = [] if with_logprobs else None
+        self.logprobs: list[TokenLogprobs] | None = [] if render.with_logprobs else None
         self.end: engine_pb2.OutputEnd | None = None
         self._output_index = output_index
-        self._detokenizer = IncrementalDetokenizer(table, skip_special)
+        self._wire = wire
+        # None: the reader wants token ids alone.
+        self._detokenizer = None if render.ids_only else IncrementalDetokenizer(table, render.skip_special)
         self._next_token = 0
         self._skip_left = from_token
         # Log probabilities of tokens that the detokenizer holds back, then of those that it gets next.
         self._unsent_logprobs: list[TokenLogprobs] = []
 
     def take(self, messages: list[bytes]) -> None:
-        """Appends the Delta messages of all that is pending."""
+        """Appends the messages of all that is pending, as the wire writes them."""
         if self._skip_left:
             self._skip()
         while len(self.tokens) > 2 * _MAX_DELTA_TOKENS:  # the rest stays whole, so that an end can trim it
@@ -72,13 +75,13 @@ class OutputText:
         batch = self.tokens[:num_tokens]
         del self.tokens[:num_tokens]
         logprobs_batch = self._take_logprobs(num_tokens)
-        token_ids, text = self._detokenizer.feed(batch)
+        token_ids, text = self._detokenizer.feed(batch) if self._detokenizer is not None else (batch, "")
         return self._advance(token_ids, text, logprobs_batch)
 
     def _finish(self, trim_bytes: int) -> _Run:
         batch, self.tokens = self.tokens, []
         logprobs_batch = self._take_logprobs(len(batch))
-        token_ids, text = self._detokenizer.finish(batch, trim_bytes)
+        token_ids, text = self._detokenizer.finish(batch, trim_bytes) if self._detokenizer is not None else (batch, "")
         return self._advance(token_ids, text, logprobs_batch)
 
     def _take_logprobs(self, num_tokens: int) -> list[TokenLogprobs] | None:
@@ -99,4 +102,6 @@ class OutputText:
         self, messages: list[bytes], first: int, token_ids: list[int], text: str, logprobs: list[TokenLogprobs] | None
     ) -> None:
         if token_ids:
-            messages.append(event_wire.delta(self._output_index, first, token_ids, text, logprobs))
+            message = self._wire.delta(self._output_index, first, token_ids, text, logprobs)
+            if message is not None:
+                messages.append(message)

@@ -18,11 +18,13 @@ class RenderState(msgspec.Struct, frozen=True):
         skip_special: whether special tokens are left out of the text.
         with_logprobs: whether tokens come with log probabilities.
         stop_strings: to name the one that matched.
+        ids_only: whether tokens are told by their ids alone.
     """
 
     skip_special: bool
     with_logprobs: bool
     stop_strings: tuple[str, ...] = ()
+    ids_only: bool = False
 
     def encode(self) -> bytes:
         """Returns the state as bytes."""

@@ -14,6 +14,7 @@ from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, event_wire, validation
 from headrace_service.rpc_boundary import Call
+from headrace_service.served_models import ServedModel
 from headrace_service.service_core import ServiceCore
 
 _DEFAULT_PAGE_SIZE = 100
@@ -29,7 +30,8 @@ class RequestHandlers:
     async def cancel(self, request: inference_pb2.CancelRequest, call: Call) -> inference_pb2.CancelResponse:
         """Ends a request of the caller's."""
         validation.check_request_id(request.request_id)
-        aborted = await self._core.engine.cancel(request.request_id, call.tenant)
+        model = self._core.models.of_request(request.request_id)
+        aborted = await model.engine.cancel(request.request_id, call.tenant)
         if not aborted.found:
             raise errors.not_found(f"request {errors.echo(request.request_id)} is not known, or its log has expired")
         return inference_pb2.CancelResponse(cancelled=aborted.was_active)
@@ -38,9 +40,10 @@ class RequestHandlers:
         self, request: inference_pb2.ListRequestsRequest, call: Call
     ) -> inference_pb2.ListRequestsResponse:
         """Lists a page of the caller's requests, newest first."""
-        page = await self._core.engine.list_requests(_query(request, call.tenant))
+        model = self._core.models.find(request.model)
+        page = await model.engine.list_requests(_query(request, call.tenant))
         return inference_pb2.ListRequestsResponse(
-            requests=[_summary(row) for row in page.rows], next_page_token=_page_token(page.next_before)
+            requests=[_summary(row, model) for row in page.rows], next_page_token=_page_token(page.next_before)
         )
 
 
@@ -70,7 +73,7 @@ def _before(page_token: str, found: validation.Violations) -> int:
     return before
 
 
-def _summary(row: engine_pb2.RequestRow) -> inference_pb2.RequestSummary:
+def _summary(row: engine_pb2.RequestRow, model: ServedModel) -> inference_pb2.RequestSummary:
     summary = inference_pb2.RequestSummary(
         request_id=row.request_id,
         state=cast(inference_pb2.RequestState, row.state),
@@ -78,6 +81,7 @@ def _summary(row: engine_pb2.RequestRow) -> inference_pb2.RequestSummary:
         output_tokens=row.output_tokens,
         finish_reasons=_reasons(row),
         detached=row.detached,
+        model=model.name,
     )
     summary.create_time.FromNanoseconds(row.created_at_ns)
     return summary

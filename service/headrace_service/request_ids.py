@@ -1,16 +1,19 @@
-"""Request ids: 26 characters that are unique without coordination and sort by time of creation.
+"""Request ids: unique without coordination, sorted by time of creation, and with the tag of the model that answers.
 
-48 bits of milliseconds since the epoch, then 80 random bits, in Crockford's base 32 (no I, L, O, U). Ids of one process keep their order
-within a millisecond too: the random part then counts on.
+48 bits of milliseconds since the epoch, then 80 random bits, in Crockford's base 32 (no I, L, O, U), a hyphen, and 20 bits of the SHA-256 of the
+model's name. Ids of one process keep their order within a millisecond too: the random part then counts on. The tag lets any service process find
+the engine that knows a request, without asking all of them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _LENGTH = 26
+_TAG_LENGTH = 4
 _RANDOM_BITS = 80
 
 
@@ -20,13 +23,23 @@ class RequestIds:
     def __init__(self) -> None:
         self._last = 0
 
-    def new(self) -> str:
-        """Returns an id larger than all this source gave before."""
+    def new(self, tag: str) -> str:
+        """Returns an id larger than all this source gave before, for a model's tag."""
         fresh = (time.time_ns() // 1_000_000) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
         same_millisecond = fresh >> _RANDOM_BITS <= self._last >> _RANDOM_BITS
         self._last = self._last + 1 if same_millisecond else fresh
-        return _base32(self._last)
+        return f"{_base32(self._last, _LENGTH)}-{tag}"
 
 
-def _base32(number: int) -> str:
-    return "".join(_ALPHABET[number >> shift & 31] for shift in range(5 * (_LENGTH - 1), -1, -5))
+def model_tag(name: str) -> str:
+    """Returns what the ids of a model's requests end with."""
+    return _base32(int.from_bytes(hashlib.sha256(name.encode()).digest()[:3], "big"), _TAG_LENGTH)
+
+
+def tag_of(request_id: str) -> str:
+    """Returns the tag of an id, "" if it has none."""
+    return request_id.rpartition("-")[2] if "-" in request_id else ""
+
+
+def _base32(number: int, length: int) -> str:
+    return "".join(_ALPHABET[number >> shift & 31] for shift in range(5 * (length - 1), -1, -5))

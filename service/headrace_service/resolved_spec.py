@@ -48,6 +48,7 @@ class ResolvedSpec:
     time_limit_ns: int | None
     cache_salt: bytes
     skip_special_tokens: bool
+    token_ids_only: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class ModelFacts:
     """What validation must know of the model.
 
     Attributes:
-        name: the one name requests may use, besides none at all.
+        name: what requests call it.
         vocabulary_size: token ids are below it.
         max_context_tokens: of prompt and output together.
         max_outputs: largest n.

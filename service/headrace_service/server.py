@@ -16,7 +16,6 @@ from grpc_reflection.v1alpha import reflection
 
 from headrace_service import inference_service, reader_watch
 from headrace_service.config import ServiceConfig
-from headrace_service.engine_connection import EngineConnection
 from headrace_service.health import HealthServicer
 from headrace_service.service_core import ServiceCore
 
@@ -59,7 +58,6 @@ class Service:
         self._config = config
         self._core = ServiceCore(config)
         self._server = grpc.aio.server(options=channel_options(config))
-        self._connection = EngineConnection(config, self._core.engine, self._core.prepare_model)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -84,7 +82,7 @@ class Service:
         addresses = [_bind(self._server, address) for address in self._config.listen]
         await self._server.start()
         self._tasks = [
-            asyncio.create_task(self._connection.run(), name="engine-connection"),
+            *(asyncio.create_task(model.connection.run(), name="engine-connection") for model in self._core.models),
             asyncio.create_task(
                 reader_watch.watch(lambda: self._core.delivering, self._reader_limits()), name="reader-watch"
             ),

@@ -1,7 +1,7 @@
 """What the handlers of one service process share.
 
-Owns the model that is served (known from the engine's welcome on), the count of open generations, and whether new ones are taken. Holds the
-engine client, the tokenizer threads and the template helper; no handler makes its own.
+Owns the count of open generations, whether new ones are taken, and the streams that are being delivered. Holds the models, the tokenizer threads
+and the template helper; no handler makes its own.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import concurrent.futures
 import contextlib
 from collections.abc import Iterator
 
-from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import errors
+from headrace_service import delivery, errors
 from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
-from headrace_service.engine_client import EngineClient
 from headrace_service.generation_stream import GenerationStream
-from headrace_service.request_ids import RequestIds
-from headrace_service.text_model import TextModel
+from headrace_service.generations import Generations
+from headrace_service.served_models import ServedModel, ServedModels, TextLoader
 
 _RETRY_WHEN_FULL_S = 1.0
 
@@ -28,51 +26,44 @@ class ServiceCore:
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
-        self.engine = EngineClient()
-        self.request_ids = RequestIds()
         self.templates = ChatTemplateRenderer(config.template_timeout_s, config.template_memory_bytes)
         # Streams whose writer may wait for a reader, those of ended requests included.
         self.delivering: set[GenerationStream] = set()
         self._threads = concurrent.futures.ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
-        self._model: TextModel | None = None
+        loader = TextLoader(config, self._threads, self.templates)
+        self.models = ServedModels([ServedModel(config, config.engine, loader)])
+        self.generations = Generations(config, self.templates)
         self._num_open = 0
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
-    def model(self) -> TextModel:
-        """The model served.
+    def draining(self) -> bool:
+        """Whether new generations are refused."""
+        return self._draining
 
-        Raises:
-            ServiceError: UNAVAILABLE; the engine has not said yet what it serves.
-        """
-        if self._model is None:
-            raise errors.unavailable("the engine cannot be reached yet")
-        return self._model
+    @property
+    def num_open(self) -> int:
+        """Generations and subscriptions open now."""
+        return self._num_open
 
     @property
     def serving(self) -> bool:
-        """Whether a generation that arrives now would be computed."""
-        return self._model is not None and self.engine.serving and not self._draining
+        """Whether a generation that arrives now for the default model would be computed."""
+        return self.models.default.serving and not self._draining
 
-    async def prepare_model(self, engine: engine_pb2.EngineModel) -> None:
-        """Loads tokenizer and template of the engine's model, unless they are loaded.
+    async def deliver(self, stream: GenerationStream, write: delivery.Write) -> None:
+        """Writes a stream's messages to its reader until the request has ended, under the watch over slow readers.
 
         Raises:
-            InvalidModelFolder: the folder cannot be served.
+            ServiceError: the subscription failed, or its reader is too slow.
         """
-        known = self._model.described_anew(engine) if self._model is not None else None
-        if known is not None:
-            self._model = known
-            return
-        config = self.config
-        model = await asyncio.get_running_loop().run_in_executor(
-            self._threads, TextModel.load, engine, config.model_folder, config.max_text_bytes, self._threads
-        )
-        if model.chat_template is not None:
-            await self.templates.warm_up()
-        self._model = model
+        self.delivering.add(stream)
+        try:
+            await delivery.deliver(stream, write)
+        finally:
+            self.delivering.discard(stream)
 
     @contextlib.contextmanager
     def open_generation(self) -> Iterator[None]:
@@ -102,7 +93,7 @@ class ServiceCore:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_s)
         failure = errors.unavailable("the server is shutting down")
-        for stream in [*self.delivering, *self.engine.open_streams()]:
+        for stream in [*self.delivering, *(stream for model in self.models for stream in model.engine.open_streams())]:
             stream.interrupt(failure)
 
     async def close(self) -> None:

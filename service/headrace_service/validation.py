@@ -7,6 +7,7 @@ relies on that.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import struct
@@ -73,14 +74,6 @@ class Violations:
             raise errors.invalid(self._found)
 
 
-def check_model_name(name: str, model: ModelFacts) -> None:
-    """Raises NOT_FOUND unless the name is empty or the model's."""
-    if name and name != model.name:
-        raise errors.not_found(
-            f"Request for unknown model: {errors.echo(name)} is not found; ListModels names the models of this server"
-        )
-
-
 def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: bool = False) -> ResolvedSpec:
     """Checks a spec and fills in its defaults.
 
@@ -90,9 +83,9 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
         in_chat: whether messages are the prompt, so that the spec must have none.
 
     Raises:
-        ServiceError: NOT_FOUND for the model; INVALID_ARGUMENT with all violations.
+        ServiceError: UNIMPLEMENTED for what is not built yet; INVALID_ARGUMENT with all violations.
     """
-    check_model_name(spec.model, model)
+    _refuse_unbuilt(spec)
     found = Violations()
     _check_prompt(spec, model, in_chat, found)
     sampling = _resolve_sampling(spec.sampling, model, found)
@@ -121,7 +114,14 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
         time_limit_ns=time_limit_ns,
         cache_salt=salt,
         skip_special_tokens=_given(spec, "skip_special_tokens", True),
+        token_ids_only=spec.token_ids_only,
     )
+
+
+def refuse_tools(request: inference_pb2.ChatRequest) -> None:
+    """Raises UNIMPLEMENTED if a chat offers functions."""
+    if request.tools:
+        raise errors.unimplemented("tools: tool calls are not built yet")
 
 
 def resolve_max_tokens(spec: ResolvedSpec, num_prompt_tokens: int, model: ModelFacts, prompt_field: str) -> int:
@@ -172,40 +172,64 @@ def check_request_id(request_id: str) -> None:
         raise errors.not_found(f"request {errors.echo(request_id)} is not known, or its log has expired")
 
 
-def conversation(request: inference_pb2.ChatRequest) -> list[dict[str, str]]:
-    """Checks a chat's messages.
+def check_idempotency_key(key: str) -> None:
+    """Raises INVALID_ARGUMENT if a key is too long."""
+    if len(key.encode()) > MAX_IDEMPOTENCY_KEY_BYTES:
+        raise errors.invalid_field("idempotency_key", f"must have at most {MAX_IDEMPOTENCY_KEY_BYTES} bytes")
 
-    Returns:
-        Per message its role and content, as templates read them.
+
+def check_subscription(request_id: str, output_index: int | None) -> None:
+    """Raises INVALID_ARGUMENT or NOT_FOUND if no request can have this id, or this output."""
+    check_request_id(request_id)
+    if output_index is not None and output_index >= MAX_OUTPUTS:
+        raise errors.invalid_field("output_index", f"must be below {MAX_OUTPUTS}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conversation:
+    """A checked conversation: per message its role and content, as templates read them, and whether the answer goes on with the last one."""
+
+    messages: list[dict[str, str]]
+    continues_last: bool
+
+
+def conversation(messages: Sequence[inference_pb2.ChatMessage], continue_last_message: bool) -> Conversation:
+    """Checks a chat's messages.
 
     Raises:
         ServiceError: INVALID_ARGUMENT with all violations.
     """
     found = Violations()
     found.require(
-        1 <= len(request.messages) <= MAX_MESSAGES,
-        "messages",
-        f"must have at least 1 and at most {MAX_MESSAGES} messages",
+        1 <= len(messages) <= MAX_MESSAGES, "messages", f"must have at least 1 and at most {MAX_MESSAGES} messages"
     )
-    for index, chat_message in enumerate(request.messages[:MAX_MESSAGES]):
-        field = f"messages[{index}]"
-        found.require(chat_message.role in _ROLES, f"{field}.role", "must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT")
-        found.require(len(chat_message.parts) > 0, f"{field}.parts", "must have at least 1 part")
-        for part_index, part in enumerate(chat_message.parts):
-            found.require(part.HasField("text"), f"{field}.parts[{part_index}]", "must have text")
-    continues = request.continue_last_message and len(request.messages) > 0
-    if continues:
-        last = len(request.messages) - 1
+    for index, chat_message in enumerate(messages[:MAX_MESSAGES]):
+        _check_message(chat_message, f"messages[{index}]", found)
+    if continue_last_message and messages:
+        last = len(messages) - 1
         found.require(
-            request.messages[last].role == inference_pb2.ROLE_ASSISTANT,
+            messages[last].role == inference_pb2.ROLE_ASSISTANT,
             f"messages[{last}].role",
             "must be ROLE_ASSISTANT when continue_last_message is set",
         )
     found.raise_if_any()
-    return [
-        {"role": _ROLES[entry.role], "content": "".join(part.text for part in entry.parts)}
-        for entry in request.messages
+    contents = [
+        {"role": _ROLES[entry.role], "content": "".join(part.text for part in entry.parts)} for entry in messages
     ]
+    return Conversation(contents, continue_last_message)
+
+
+def _check_message(chat_message: inference_pb2.ChatMessage, field: str, found: Violations) -> None:
+    found.require(chat_message.role in _ROLES, f"{field}.role", "must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT")
+    found.require(len(chat_message.parts) > 0, f"{field}.parts", "must have at least 1 part")
+    for index, part in enumerate(chat_message.parts):
+        found.require(part.HasField("text"), f"{field}.parts[{index}]", "must have text")
+
+
+def _refuse_unbuilt(spec: generation_pb2.GenerationSpec) -> None:
+    for field, what in (("structured_output", "structured output"), ("beam_search", "beam search")):
+        if spec.HasField(field):
+            raise errors.unimplemented(f"spec.{field}: {what} is not built yet")
 
 
 def _check_prompt(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: bool, found: Violations) -> None:

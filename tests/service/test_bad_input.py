@@ -292,11 +292,13 @@ async def test_a_text_to_tokenize_has_a_limit(running: Running) -> None:
 
 
 async def test_token_ids_by_the_million_are_checked_and_joined_without_stopping_other_calls(running: Running) -> None:
-    longest = max(enumerate(running.service.core.model.pieces.columns(True)[0]), key=lambda entry: len(entry[1]))[0]
+    longest = max(
+        enumerate(running.service.core.models.default.text.pieces.columns(True)[0]), key=lambda entry: len(entry[1])
+    )[0]
     rows = {
         grpc.StatusCode.INVALID_ARGUMENT: [5] * 1_000_000 + [2**32 - 1],
         grpc.StatusCode.RESOURCE_EXHAUSTED: [longest]
-        * (1 + (16 << 20) // running.service.core.model.pieces.max_piece_bytes),
+        * (1 + (16 << 20) // running.service.core.models.default.text.pieces.max_piece_bytes),
     }
     for code, token_ids in rows.items():
         call = running.stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=token_ids))
@@ -330,7 +332,7 @@ async def test_a_bug_ends_internal_with_an_id_and_says_nothing_of_itself(
     async def broken(text: str, add_special_tokens: bool) -> None:
         raise KeyError(f"secret {text}")
 
-    monkeypatch.setattr(running.service.core.model.tokenizer, "encode", broken)
+    monkeypatch.setattr(running.service.core.models.default.text.tokenizer, "encode", broken)
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         await ENTRANCES["Generate"](running, Spec(text="prompt-marker"))
     details = ended.value.details() or ""

@@ -195,7 +195,7 @@ async def test_a_dropped_call_aborts_its_request(running: Running) -> None:
     call.cancel()  # type: ignore[attr-defined]
     await running.until(lambda: running.engine.aborts)
     assert running.engine.aborts[0].cause == engine_pb2.ABORT_CAUSE_CANCELLED
-    await running.until(lambda: not running.service.core.engine.streams and running.engine.detached)
+    await running.until(lambda: not running.service.core.models.default.engine.streams and running.engine.detached)
 
 
 async def test_a_calls_deadline_reaches_the_engine_and_ends_the_call(running: Running) -> None:
@@ -208,7 +208,7 @@ async def test_a_calls_deadline_reaches_the_engine_and_ends_the_call(running: Ru
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         await events_of(generate(running, timeout=0.5))
     assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    await running.until(lambda: not running.service.core.engine.streams)
+    await running.until(lambda: not running.service.core.models.default.engine.streams)
 
 
 async def test_an_output_ended_by_the_calls_deadline_ends_the_call_with_it(running: Running) -> None:
@@ -273,7 +273,7 @@ async def test_a_full_queue_is_resource_exhausted_with_retry_info(running: Runni
         await events_of(generate(running))
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert retry_delay_s(refused.value) == 3
-    assert not running.service.core.engine.streams
+    assert not running.service.core.models.default.engine.streams
 
 
 async def test_too_many_open_generations_are_refused_while_health_answers(

@@ -149,7 +149,7 @@ async def test_random_cancels_leave_nothing_behind(running: Running) -> None:
         call.cancel()
 
     await asyncio.gather(*(one(index % 40 * 0.002) for index in range(200)))
-    await running.until(lambda: not core.engine.streams and not core.delivering)
+    await running.until(lambda: not core.models.default.engine.streams and not core.delivering)
     await running.until(lambda: all(request.done for request in running.engine.requests.values()))
     assert text_of(await events_of(running.stub.Generate(inference_pb2.GenerateRequest(spec=Spec(text="x"))))) == ANSWER
     await running.until(lambda: core._num_open == 0)

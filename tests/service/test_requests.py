@@ -175,5 +175,5 @@ async def test_a_subscriptions_ledger_leaves_out_the_time_before_it(running: Run
 
 
 def _bytes(running: Running, token_ids: list[int]) -> bytes:
-    pieces = running.service.core.model.pieces.pieces
+    pieces = running.service.core.models.default.text.pieces.pieces
     return b"".join(pieces[token] for token in token_ids)

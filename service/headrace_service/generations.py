@@ -1,0 +1,181 @@
+"""From what a caller wants to a stream that brings it, whatever the wire: headrace.v1, sessions, KServe.
+
+Owns the steps that every way of generating shares: a text or conversation becomes a prompt, spec and prompt become the engine's request, the
+request becomes a `GenerationStream` that is given up however its reader leaves. Which events are sent, and as what, is the wire's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+
+from headrace.v1 import generation_pb2
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_service import engine_request, errors, validation
+from headrace_service.chat_template import ChatTemplateRenderer
+from headrace_service.config import ServiceConfig
+from headrace_service.generation_stream import GenerationStream
+from headrace_service.ledger import DeliveryClock
+from headrace_service.render_state import RenderState
+from headrace_service.request_ids import RequestIds
+from headrace_service.resolved_spec import ResolvedSpec
+from headrace_service.rpc_boundary import Call
+from headrace_service.served_models import ServedModel
+from headrace_service.tokenization import TokenIds
+from headrace_service.validation import Conversation
+from headrace_service.wires import EventWire
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's tokens, and the field that errors about it name."""
+
+    token_ids: TokenIds
+    field: str
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class Generations:
+    """Starts and joins generations for one service process."""
+
+    def __init__(self, config: ServiceConfig, templates: ChatTemplateRenderer) -> None:
+        self._config = config
+        self._templates = templates
+        self._request_ids = RequestIds()
+
+    # -- prompts
+
+    async def prompt_of(self, spec: generation_pb2.GenerationSpec, model: ServedModel) -> Prompt:
+        """Returns the prompt of a checked spec, encoded."""
+        if spec.WhichOneof("prompt") == "text":
+            return Prompt(await model.text.tokenizer.encode(spec.text, add_special_tokens=True), "spec.text")
+        return Prompt(engine_request.token_column(spec.token_ids.ids), "spec.token_ids.ids")
+
+    async def prompt_of_conversation(self, conversation: Conversation, model: ServedModel) -> Prompt:
+        """Returns a conversation as the model's own template lays it out, encoded.
+
+        Raises:
+            ServiceError: FAILED_PRECONDITION, there is no template; INVALID_ARGUMENT, the template refuses it or its text is too long.
+        """
+        text_model = model.text
+        if text_model.chat_template is None:
+            raise errors.failed_precondition("the model's folder has no chat template; use Generate")
+        text = await self._templates.render(
+            text_model.chat_template,
+            conversation.messages,
+            text_model.template_tokens,
+            text_model.facts.max_text_bytes,
+            conversation.continues_last,
+        )
+        validation.check_text(text, text_model.facts.max_text_bytes, "messages")
+        # The template writes special tokens out itself.
+        return Prompt(await text_model.tokenizer.encode(text, add_special_tokens=False), "messages")
+
+    # -- streams
+
+    async def start(
+        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
+    ) -> GenerationStream:
+        """Has the engine begin a generation that ends with its call, and returns its stream.
+
+        Whoever gets the stream gives it up by `model.engine.abandon(stream, call)`.
+
+        Raises:
+            ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
+        """
+        add, render = self._build(spec, prompt, model, call)
+        clock = DeliveryClock(call.arrival_ns, subscribed=False)
+        handle = model.engine.new_handle()
+        stream = GenerationStream(handle, add.request_id, model.text.pieces, render, clock, wire)
+        try:
+            limit_ns = self._time_limit_ns(spec, call.deadline_ns)
+            stream.deadline_is_status = engine_request.set_times(add, call, limit_ns, bounded_by_call=True)
+            await model.engine.add(add, stream)
+        except BaseException:
+            model.engine.abandon(stream, call)
+            raise
+        stream.announce(model.text.engine.revision, len(prompt))
+        return stream
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
+    ) -> AsyncIterator[GenerationStream]:
+        """`start`, and the stream is given up at the end of the block, however that comes."""
+        stream = await self.start(spec, prompt, model, call, wire)
+        try:
+            yield stream
+        finally:
+            model.engine.abandon(stream, call)
+
+    async def start_detached(
+        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, idempotency_key: str
+    ) -> engine_pb2.Added:
+        """Has the engine begin a generation that outlives its readers.
+
+        Raises:
+            ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
+        """
+        add, _ = self._build(spec, prompt, model, call)
+        add.detached = True
+        add.idempotency_key = idempotency_key
+        call.check_deadline()
+        engine_request.set_times(add, call, self._time_limit_ns(spec, None), bounded_by_call=False)
+        try:
+            return await model.engine.add(add, None)
+        except asyncio.CancelledError:
+            # Nobody will ever know this request's id, unless the same key asks for it again.
+            if not add.idempotency_key:
+                model.engine.abort(add.request_id, call.tenant, engine_pb2.ABORT_CAUSE_CANCELLED)
+            raise
+
+    async def attach(
+        self, attach: engine_pb2.AttachRequest, model: ServedModel, call: Call, wire: EventWire
+    ) -> GenerationStream:
+        """Joins a generation that exists, and returns its stream; whoever gets it gives it up by `model.engine.leave(stream)`.
+
+        Args:
+            attach: request id, output and first token.
+            model: the model of the request.
+            call: on whose behalf.
+            wire: what events become.
+
+        Raises:
+            ServiceError: NOT_FOUND; OUT_OF_RANGE; UNAVAILABLE.
+        """
+        attach.tenant = call.tenant
+        stream = GenerationStream(
+            model.engine.new_handle(),
+            attach.request_id,
+            model.text.pieces,
+            None,
+            DeliveryClock(call.arrival_ns, subscribed=True),
+            wire,
+            attach.from_token,
+        )
+        try:
+            call.check_deadline()
+            attached = await model.engine.attach(attach, stream)
+        except BaseException:
+            model.engine.leave(stream)
+            raise
+        stream.announce(model.text.engine.revision, attached.prompt_tokens)
+        return stream
+
+    # -- inside
+
+    def _build(
+        self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call
+    ) -> tuple[engine_pb2.AddRequest, RenderState]:
+        max_tokens = validation.resolve_max_tokens(spec, len(prompt), model.text.facts, prompt.field)
+        request_id = self._request_ids.new(model.tag)
+        return engine_request.build(spec, prompt.token_ids, max_tokens, model.text, request_id, call)
+
+    def _time_limit_ns(self, spec: ResolvedSpec, deadline_ns: int | None) -> int | None:
+        if spec.time_limit_ns is not None or deadline_ns is not None:
+            return spec.time_limit_ns
+        return int(self._config.default_time_limit_s * 1e9)

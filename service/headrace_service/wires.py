@@ -1,0 +1,61 @@
+"""What a stream's events become on the wire: one method per kind of event.
+
+Owns the seam between `GenerationStream`, which knows what happened and in which order, and the protocols that tell it to a caller: headrace.v1
+(`event_wire`, stateless), sessions and KServe (an object per generation). A stream calls these in the order of `GenerationEvent`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.v1 import generation_pb2
+from headrace_protos.engine.v1 import engine_pb2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities of one token (natural logarithm)."""
+
+    sampled: float
+    rank: int
+    top_ids: Sequence[int]
+    top_logprobs: Sequence[float]
+
+
+class EventWire(Protocol):
+    """Each method returns the message that tells of the event, or None where the protocol says nothing of it, or not yet."""
+
+    def accepted(self, request_id: str, model_revision: str, prompt_tokens: int) -> bytes | None:
+        """The request is valid and queued."""
+
+    def started(self, cached_tokens: int) -> bytes | None:
+        """The engine computed a first step for the request."""
+
+    def resumed(self, pause_ns: int) -> bytes | None:
+        """A worker was replaced; nothing was computed for `pause_ns` nanoseconds."""
+
+    def delta(
+        self,
+        output_index: int,
+        first_token_index: int,
+        token_ids: Sequence[int],
+        text: str,
+        logprobs: Sequence[TokenLogprobs] | None,
+    ) -> bytes | None:
+        """New tokens of one output, at least one, and their text.
+
+        Args:
+            output_index: which of the n outputs.
+            first_token_index: position of the first token in its output.
+            token_ids: at least one.
+            text: the text of these tokens; may be empty.
+            logprobs: one per token, or None if not asked for.
+        """
+
+    def output_finished(self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> bytes | None:
+        """One output ended; `stop_strings` are the request's, to name the one that matched."""
+
+    def done(self, engine_done: engine_pb2.RequestDone, ledger: generation_pb2.Ledger) -> bytes | None:
+        """All outputs ended; the last event."""
