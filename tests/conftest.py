@@ -8,6 +8,8 @@ import signal
 
 import hypothesis
 import pytest
+from tests.support import toolchains
+from tests.support import toolchains
 
 _HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
 
@@ -31,3 +33,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A run ends by naming what it left out, and how to get it."""
+    lines = toolchains.summary(terminalreporter.stats.get("skipped", ()))
+    if lines:
+        terminalreporter.section("left out")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The last lines name the toolchains whose tests were left out, and how to get them."""
+    lines = toolchains.summary(terminalreporter.stats.get("skipped", []))
+    if lines:
+        terminalreporter.section("left out")
+    for line in lines:
+        terminalreporter.line(line)
