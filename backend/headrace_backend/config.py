@@ -48,6 +48,12 @@ class EngineConfig(_Frozen):
             description="memory of the KV cache, as in 20GiB; 0: what the GPU leaves (on a CPU: a quarter of free memory, at most 4 GiB)",
         ),
     ] = pydantic.ByteSize(0)
+    memory_budget: Annotated[
+        pydantic.ByteSize,
+        Field(
+            description="most memory that the model may take, weights and cache and all, as in 40GiB: of the GPU, on a CPU of the machine; 0: no limit of its own",
+        ),
+    ] = pydantic.ByteSize(0)
     num_blocks: Annotated[int, Field(ge=0, description="KV cache blocks; overrides kv_memory; 0: from the memory")] = 0
     max_model_len: Annotated[
         int, Field(ge=0, description="tokens of prompt and output, also --max-seq-len; 0: the model's context")
@@ -136,6 +142,10 @@ class BackendConfig(_Frozen):
     token_file: Annotated[
         pathlib.Path | None,
         Field(description="file with the shared secret that services must present; needed on HOST:PORT"),
+    ] = None
+    refusal_file: Annotated[
+        pathlib.Path | None,
+        Field(description="JSON file that is made when a start is refused: reason, does_not_fit"),
     ] = None
     drain_grace_s: Annotated[
         float, Field(ge=0, description="seconds that running requests get to finish after SIGTERM")

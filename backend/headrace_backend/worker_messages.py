@@ -82,6 +82,8 @@ class WorkerFailed(msgspec.Struct, tag="worker_failed", frozen=True):
     invalid_model: bool
     # Steps that were not computed because of it; 0 if it was no step.
     step_id: int = 0
+    # The folder is at fault only in that the memory can't hold it.
+    does_not_fit: bool = False
 
 
 WorkerMessage = MemoryPlan | LoadProgress | WorkerReady | Notice | WorkerFailed

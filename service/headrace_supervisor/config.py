@@ -69,7 +69,7 @@ class ServerConfig(pydantic.BaseModel):
 _SERVICE_PRIVATE = frozenset(
     {"listen", "engine", "engine_token_file", "model_folder", "service_name", "reuse_port", "exit_with_parent"}
 )
-_BACKEND_PRIVATE = frozenset({"engine", "listen", "token_file", "max_message_bytes"})
+_BACKEND_PRIVATE = frozenset({"engine", "listen", "token_file", "refusal_file", "max_message_bytes"})
 
 SERVE = (
     Group("Server", SupervisorConfig),

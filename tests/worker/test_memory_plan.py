@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.worker.device import choose_device, choose_dtype
-from headrace_backend.worker.errors import StartRefused
+from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.memory_plan import (
     ModelMemory,
     Room,
@@ -96,6 +96,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(
     kv_block=st.integers(1, 64 * MIB),
     max_model_len=st.integers(1, 1 << 20),
     on_gpu=st.booleans(),
+    budget=st.just(0) | st.integers(1, 300 * GIB),
     values=st.sampled_from([{}, {"num_blocks": 1000}, {"kv_memory": "20GiB"}, {"kv_memory": 1}]),
 )
 def test_a_plan_fits_and_a_refusal_names_a_value_that_does(
@@ -106,10 +107,11 @@ def test_a_plan_fits_and_a_refusal_names_a_value_that_does(
     kv_block: int,
     max_model_len: int,
     on_gpu: bool,
+    budget: int,
     values: dict[str, object],
 ) -> None:
     memory = ModelMemory(weights, activations, kv_block, graphs)
-    room = Room(GPU if on_gpu else CPU, free, free + GIB if on_gpu else 0)
+    room = Room(GPU if on_gpu else CPU, free, free + GIB if on_gpu else 0, budget)
     try:
         plan = plan_memory(config_of(**values), memory, max_model_len, room)
     except StartRefused as refused:
@@ -128,12 +130,34 @@ def test_a_plan_fits_and_a_refusal_names_a_value_that_does(
         if name == "kv_memory":
             assert plan_memory(config_of(kv_memory=kv_block), memory, max_model_len, room).num_blocks == 1
     taken = plan.weight_bytes + plan.activation_bytes + plan.graph_bytes + plan.reserve_bytes + plan.kv_cache_bytes
-    assert taken <= plan.total_bytes == free and plan.num_blocks >= 1
+    assert taken <= plan.total_bytes == min(free, budget or free) and plan.num_blocks >= 1
     assert plan.kv_cache_bytes == plan.num_blocks * kv_block
     if not values:
         assert plan.num_blocks * 16 >= max_model_len
         # On a GPU less than a block is left over.
-        assert not on_gpu or free - taken < kv_block
+        assert not on_gpu or plan.total_bytes - taken < kv_block
+
+
+def test_a_budget_takes_the_place_of_what_is_free() -> None:
+    on_gpu = plan_memory(config_of(), MEMORY, 16, Room(GPU, 70 * GIB, 80 * GIB, 20 * GIB))
+    assert on_gpu.total_bytes == 20 * GIB
+    assert on_gpu.num_blocks == (20 * GIB - int(0.0075 * 80 * GIB) - 150 * MIB) // MIB
+    # On a CPU too the cache gets the rest of it: nothing is left for others to take.
+    assert plan_memory(config_of(), MEMORY, 16, Room(CPU, 64 * GIB, 0, GIB)).num_blocks == 1024 - 150
+    assert plan_memory(config_of(), MEMORY, 16, Room(CPU, 2 * GIB, 0, 20 * GIB)).total_bytes == 2 * GIB
+
+
+def test_what_a_budget_cannot_hold_is_refused_with_the_arithmetic() -> None:
+    with pytest.raises(
+        DoesNotFit, match=r"= 151\.0 MiB; memory_budget is 125829120 \(120\.0 MiB\), 1,024\.0 MiB are free"
+    ):
+        plan_memory(config_of(), MEMORY, 16, Room(CPU, GIB, 0, 120 * MIB))
+
+
+def test_what_the_driver_takes_is_measured_on_the_card_not_on_the_budget() -> None:
+    estimate = ModelMemory(weights=14 * GIB, activations=9 * GIB, kv_block=MIB, graphs=GIB)
+    profile = Profile(weights=15 * GIB, activations=2 * GIB, free=60 * GIB)
+    assert measured_memory(estimate, profile, Room(GPU, 79 * GIB, 80 * GIB, 30 * GIB)).other == 4 * GIB
 
 
 def test_where_no_cache_fits_smaller_steps_are_named_if_they_leave_room_for_one(llama_path: pathlib.Path) -> None:

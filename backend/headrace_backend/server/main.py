@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import pathlib
 import sys
 import time
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
     )
     parser.add_argument("--outlive-parent", action="store_true", help="do not die with the parent process")
     options = parser.parse_args(arguments)
+    config = None
     try:
         config = _read_config(options.config_json)
         configure_logs(config.log_format, config.log_level)
@@ -66,8 +68,18 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
             backend = uvloop.run(_run(config, address, secret, folder, worker_command))
     except (StartRefused, ModelRefused) as refused:
         print(f"headrace backend: {refused}", file=sys.stderr, flush=True)
+        _note_refusal(config, refused)
         return ExitCode.REFUSED
     return backend
+
+
+def _note_refusal(config: BackendConfig | None, refused: StartRefused | ModelRefused) -> None:
+    """Tells whoever started this process why, in a form that a program reads."""
+    if config is None or config.refusal_file is None:
+        return
+    does_not_fit = isinstance(refused, ModelRefused) and refused.does_not_fit
+    with contextlib.suppress(OSError):
+        config.refusal_file.write_text(json.dumps({"reason": str(refused), "does_not_fit": does_not_fit}))
 
 
 def _read_config(source: str) -> BackendConfig:

@@ -42,15 +42,22 @@ class WorkersLost(Exception):  # what happened, not a mistake of ours
     """The group can't go on."""
 
     def __init__(
-        self, reason: str, *, invalid_model: bool = False, hung: bool = False, failed_step_id: int = 0
+        self,
+        reason: str,
+        *,
+        invalid_model: bool = False,
+        does_not_fit: bool = False,
+        hung: bool = False,
+        failed_step_id: int = 0,
     ) -> None:
-        """Says why: `invalid_model` means that a restart can't help, `hung` that the processes still live and their stacks are worth a look.
+        """Says why: `invalid_model` means that a restart can't help, `does_not_fit` that memory is what is wrong, `hung` that the processes still live and their stacks are worth a look.
 
         `failed_step_id` is the step that could not be computed, 0 if it was none.
         """
         super().__init__(reason)
         self.failed_step_id = failed_step_id
         self.invalid_model = invalid_model
+        self.does_not_fit = does_not_fit
         self.hung = hung
 
 
@@ -175,7 +182,13 @@ class WorkerGroup:
         else:
             assert isinstance(message, WorkerFailed)
             reason = f"worker {rank}: {message.reason}"
-            self._lose(WorkersLost(reason, invalid_model=message.invalid_model, failed_step_id=message.step_id))
+            lost = WorkersLost(
+                reason,
+                invalid_model=message.invalid_model,
+                does_not_fit=message.does_not_fit,
+                failed_step_id=message.step_id,
+            )
+            self._lose(lost)
 
     def _on_ready(self, rank: int, message: WorkerReady) -> None:
         if message.block_size != self._launch.config.block_size or message.num_blocks < 1:

@@ -31,7 +31,14 @@ _SHUTDOWN_GRACE_S = 3.0
 
 
 class ModelRefused(Exception):
-    """The workers can't use the model folder or the configuration; a restart can't help."""
+    """The workers can't use the model folder or the configuration; a restart can't help.
+
+    `does_not_fit`: the memory is what is too small.
+    """
+
+    def __init__(self, reason: str, *, does_not_fit: bool = False) -> None:
+        super().__init__(reason)
+        self.does_not_fit = does_not_fit
 
 
 class WorkersGivenUp(Exception):
@@ -164,7 +171,7 @@ class WorkerSupervision:
     async def _after_death(self, lost: WorkersLost) -> None:
         """Waits before the next life, or raises if there is none."""
         if lost.invalid_model:
-            raise ModelRefused(str(lost)) from lost
+            raise ModelRefused(str(lost), does_not_fit=lost.does_not_fit) from lost
         now = time.monotonic()
         self._deaths.append(now)
         while now - self._deaths[0] > _WINDOW_S:

@@ -7,6 +7,10 @@ class StartRefused(ValueError):
     """Configuration and model, or configuration and machine, contradict each other; a restart can't help. The message names field, value and limit."""
 
 
+class DoesNotFit(StartRefused):
+    """The memory there is can't hold the model. The message has the arithmetic."""
+
+
 class StepFailed(Exception):
     """A step raised; the cause is chained."""
 

@@ -18,7 +18,7 @@ import pydantic
 from headrace_backend.config import EngineConfig
 from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
 from headrace_backend.worker.channel import Channel
-from headrace_backend.worker.errors import StartRefused, StepFailed
+from headrace_backend.worker.errors import DoesNotFit, StartRefused, StepFailed
 from headrace_backend.worker.lifetime import arrange_signals, die_with_parent
 from headrace_backend.worker_messages import WorkerFailed
 from headrace_model_folder import InvalidModelFolder, ModelFolder
@@ -80,7 +80,9 @@ def main(argv: list[str]) -> int:
     try:
         _run(arguments.config_json, channel)
     except (InvalidModelFolder, StartRefused, pydantic.ValidationError) as error:
-        channel.send_message(WorkerFailed(_one_line(error), invalid_model=True))
+        channel.send_message(
+            WorkerFailed(_one_line(error), invalid_model=True, does_not_fit=isinstance(error, DoesNotFit))
+        )
         return _REFUSED
     except StepFailed as error:
         traceback.print_exception(error)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.worker.errors import StartRefused
+from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.penalty_slots import BYTES_PER_TOKEN
 from headrace_backend.worker.profile_step import Profile
 from headrace_backend.worker_messages import MemoryPlan
@@ -41,10 +41,17 @@ class Room(NamedTuple):
     """The memory there is."""
 
     device: torch.device
-    # What the worker may use in all.
+    # What nobody uses.
     free_bytes: int
     # The whole device's; 0 on a CPU.
     device_bytes: int = 0
+    # The most that this worker may take of it; 0: all.
+    budget_bytes: int = 0
+
+    @property
+    def usable_bytes(self) -> int:
+        """What the worker may use in all."""
+        return min(self.free_bytes, self.budget_bytes or self.free_bytes)
 
     @property
     def reserve_bytes(self) -> int:
@@ -119,19 +126,19 @@ def plan_memory(config: EngineConfig, memory: ModelMemory, max_model_len: int, r
         room: What there is.
 
     Raises:
-        StartRefused: It does not fit. The message holds the arithmetic and the nearest value that fits, if there is one.
+        DoesNotFit: It does not fit. The message holds the arithmetic and the nearest value that fits, if there is one.
     """
     is_configured = bool(config.num_blocks or config.kv_memory)
     num_blocks = config.num_blocks or (config.kv_memory or _cache_share(memory, room)) // memory.kv_block
     needed_blocks = 1 if is_configured else -(-max_model_len // config.block_size)
     cache_bytes = max(num_blocks, needed_blocks) * memory.kv_block
-    if num_blocks < needed_blocks or memory.beside_cache + cache_bytes + room.reserve_bytes > room.free_bytes:
-        raise StartRefused(
+    if num_blocks < needed_blocks or memory.beside_cache + cache_bytes + room.reserve_bytes > room.usable_bytes:
+        raise DoesNotFit(
             f"{_arithmetic(config, memory, cache_bytes, room)}{_cache_rule(config, room)}{_nearest(config, memory, room)}"
         )
     return MemoryPlan(
         device=str(room.device),
-        total_bytes=room.free_bytes,
+        total_bytes=room.usable_bytes,
         weight_bytes=memory.weights,
         activation_bytes=memory.activations,
         graph_bytes=memory.graphs,
@@ -152,15 +159,15 @@ def plan_estimate(
     """The plan before anything is allocated, and the estimates behind it.
 
     Raises:
-        StartRefused: As `plan_memory`; where no cache fits at all, the message names smaller steps that leave room for one.
+        DoesNotFit: As `plan_memory`; where no cache fits at all, the message names smaller steps that leave room for one.
     """
     memory = model_memory(model, config, parameter_count, dtype, room.device.type == "cuda")
     try:
         return memory, plan_memory(config, memory, max_model_len, room)
-    except StartRefused as refused:
+    except DoesNotFit as refused:
         if config.num_blocks or config.kv_memory or _most_blocks(config, memory, room):
             raise
-        raise StartRefused(f"{refused}; {_smaller_steps(config, model, parameter_count, dtype, room)}") from None
+        raise DoesNotFit(f"{refused}; {_smaller_steps(config, model, parameter_count, dtype, room)}") from None
 
 
 def _smaller_steps(
@@ -182,14 +189,17 @@ def _smaller_steps(
 
 def _cache_share(memory: ModelMemory, room: Room) -> int:
     """Bytes of a cache that nobody has configured."""
+    left = max(0, room.usable_bytes - room.reserve_bytes - memory.beside_cache)
     if room.device.type == "cpu":
-        return min(int(room.free_bytes * _CPU_CACHE_SHARE), _CPU_CACHE_LIMIT)
-    return max(0, room.free_bytes - room.reserve_bytes - memory.beside_cache)
+        # A budget says already what is left to others.
+        share = left if room.budget_bytes else int(room.free_bytes * _CPU_CACHE_SHARE)
+        return min(share, _CPU_CACHE_LIMIT)
+    return left
 
 
 def _most_blocks(config: EngineConfig, memory: ModelMemory, room: Room) -> int:
     """Blocks of the largest cache that fits."""
-    left = max(0, room.free_bytes - room.reserve_bytes - memory.beside_cache)
+    left = max(0, room.usable_bytes - room.reserve_bytes - memory.beside_cache)
     if not (config.num_blocks or config.kv_memory):
         left = min(left, _cache_share(memory, room))
     return left // memory.kv_block
@@ -202,10 +212,15 @@ def _arithmetic(config: EngineConfig, memory: ModelMemory, cache_bytes: int, roo
     summands = [f"{name} {_mib(size)}" for name, size in parts if size or name in ("weights", "activations")]
     blocks = f"{cache_bytes // memory.kv_block} blocks of {config.block_size} tokens, {memory.kv_block} bytes each"
     total = memory.beside_cache + room.reserve_bytes + cache_bytes
-    return (
-        f"{' + '.join(summands)} + KV cache {_mib(cache_bytes)} ({blocks}) = {_mib(total)};"
-        f" {_mib(room.free_bytes)} are free on {room.device}"
-    )
+    return f"{' + '.join(summands)} + KV cache {_mib(cache_bytes)} ({blocks}) = {_mib(total)}; {_there_is(room)}"
+
+
+def _there_is(room: Room) -> str:
+    """What a sum is held against, for the message of a refusal."""
+    free = f"{_mib(room.free_bytes)} are free on {room.device}"
+    if not room.budget_bytes:
+        return free
+    return f"memory_budget is {room.budget_bytes} ({_mib(room.budget_bytes)}), {free}"
 
 
 def _cache_rule(config: EngineConfig, room: Room) -> str:
@@ -214,7 +229,7 @@ def _cache_rule(config: EngineConfig, room: Room) -> str:
         return f", num_blocks is {config.num_blocks}"
     if config.kv_memory:
         return f", kv_memory is {config.kv_memory}"
-    if room.device.type == "cpu":
+    if room.device.type == "cpu" and not room.budget_bytes:
         return ", of which the cache gets a quarter, at most 4 GiB, and must hold one sequence of max_model_len"
     return ", and the cache must hold one sequence of max_model_len"
 

@@ -129,7 +129,7 @@ def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, ph
     device = _prepared_device(config, channel)
     dtype = choose_dtype(config.dtype, folder.config, device)
     memory = CudaMemory(device) if device.type == "cuda" else None
-    room = Room(device, free_memory_bytes(device), memory.total() if memory else 0)
+    room = Room(device, free_memory_bytes(device), memory.total() if memory else 0, int(config.memory_budget))
     estimate, plan = plan_estimate(config, folder.config, folder.parameter_count, dtype, max_model_len, room)
     plan = msgspec.structs.replace(plan, pinned_host_bytes=pinned_bytes(device) if config.load == "folder" else 0)
     channel.send_message(plan)
