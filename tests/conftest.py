@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
-from tests.support import toolchains
 from tests.support import toolchains
 
 _HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
@@ -35,17 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A run ends by naming what it left out, and how to get it."""
-    lines = toolchains.summary(terminalreporter.stats.get("skipped", ()))
-    if lines:
-        terminalreporter.section("left out")
-        for line in lines:
-            terminalreporter.write_line(line)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The last lines name the toolchains whose tests were left out, and how to get them."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """The last lines, after pytest's own, name the toolchains whose tests were left out, and how to get them."""
+    yield
     lines = toolchains.summary(terminalreporter.stats.get("skipped", []))
     if lines:
         terminalreporter.section("left out")
