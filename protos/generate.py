@@ -5,6 +5,8 @@ Private protocols (headrace_engine.v1, headrace_control.v1) -> protos/python/hea
 import path under our own package, so that an installed wheel owns no top-level name but ours.
 KServe v2 wire (inference) -> protos/python/headrace_protos/inference: stubs as protoc writes them, modules that register in a pool of their own
 (`private_pool` there says why).
+Other languages' clients get the public API too; each has a module of its own here (LANGUAGES), is skipped by name where this machine lacks its
+tools, and fails instead where HEADRACE_DEMAND_TOOLCHAINS is 1.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from __future__ import annotations
 import argparse
 import filecmp
 import importlib.util
+import os
 import pathlib
 import sys
 import tempfile
 
+import generate_go
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
@@ -27,6 +31,8 @@ PRIVATE = ("engine", "control")
 # In the order of their imports.
 KSERVE = ("model_config", "grpc_service")
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+# Each a module with MODULE (root of the client's committed stubs), SUFFIXES (what is generated there), missing() and generate().
+LANGUAGES = {"Go": generate_go}
 
 
 def _google_protos() -> str:
@@ -114,9 +120,36 @@ def image(target: pathlib.Path) -> None:
     _run([f"-I{PROTOS}", "--include_imports", "--include_source_info", f"--descriptor_set_out={target}", *sources])
 
 
-def _differences(fresh: pathlib.Path, committed: pathlib.Path) -> list[str]:
-    names = {p.relative_to(fresh) for p in fresh.rglob("*") if p.name.endswith(SUFFIXES)}
-    old = {p.relative_to(committed) for p in committed.rglob("*") if p.name.endswith(SUFFIXES)}
+def _public(arguments: list[str]) -> None:
+    _run([f"-I{PROTOS}", *arguments])
+
+
+def _languages(*, skipped: str) -> list[str]:
+    """The other languages that this machine can generate; says which it can't."""
+    able = []
+    for language, module in LANGUAGES.items():
+        if lack := module.missing():
+            if os.environ.get("HEADRACE_DEMAND_TOOLCHAINS") == "1":
+                sys.exit(f"protos: the {language} stubs are demanded, but {lack}")
+            print(f"protos: the {language} stubs are {skipped}, because {lack}", file=sys.stderr)
+        else:
+            able.append(language)
+    return able
+
+
+def _check_languages(scratch: pathlib.Path) -> list[str]:
+    drift = []
+    for language in _languages(skipped="not compared"):
+        module, out = LANGUAGES[language], scratch / language
+        out.mkdir()
+        module.generate(_public, PUBLIC, SERVICES, out)
+        drift += _differences(out, module.MODULE, module.SUFFIXES)
+    return drift
+
+
+def _differences(fresh: pathlib.Path, committed: pathlib.Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[str]:
+    names = {p.relative_to(fresh) for p in fresh.rglob("*") if p.name.endswith(suffixes)}
+    old = {p.relative_to(committed) for p in committed.rglob("*") if p.name.endswith(suffixes)}
     changed = {n for n in names & old if not filecmp.cmp(fresh / n, committed / n, shallow=False)}
     return sorted(str(n) for n in (names ^ old) | changed)
 
@@ -129,16 +162,20 @@ def main() -> None:
     options = parser.parse_args()
     client, private = ROOT / "clients" / "python", PROTOS / "python"
     if options.image:
-        return image(options.image)
+        image(options.image)
+        return
     if not options.check:
-        return generate(client, private)
+        generate(client, private)
+        for language in _languages(skipped="left as they are"):
+            LANGUAGES[language].generate(_public, PUBLIC, SERVICES, LANGUAGES[language].MODULE)
+        return
     with tempfile.TemporaryDirectory() as name:
         scratch = pathlib.Path(name)
         generate(scratch / "client", scratch / "private")
         drift = _differences(scratch / "client", client) + _differences(scratch / "private", private)
+        drift += _check_languages(scratch)
     if drift:
         sys.exit("generated stubs drifted from protos/ (run `make protos`): " + ", ".join(drift))
-    return None
 
 
 if __name__ == "__main__":
