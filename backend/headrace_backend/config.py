@@ -94,6 +94,14 @@ class EngineConfig(_Frozen):
     log_ttl_s: Annotated[float, Field(gt=0, description="seconds an ended request's token log is kept")] = 600.0
     max_logs: Annotated[int, Field(ge=1, description="ended requests kept")] = 10_000
     max_log_bytes: Annotated[int, Field(ge=1 << 16, description="bytes of ended requests' token logs kept")] = 256 << 20
+    max_prompt_logprobs_bytes: Annotated[
+        int,
+        Field(
+            ge=1 << 16,
+            le=1 << 30,
+            description="bytes that the log probabilities of one prompt may take: 10 a token, and 8 for each most likely one",
+        ),
+    ] = 32 << 20
     max_time_limit_s: Annotated[
         float, Field(gt=0, le=86_400, description="longest life of a request that has no deadline of its own")
     ] = 3600.0

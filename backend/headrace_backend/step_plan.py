@@ -58,6 +58,11 @@ _admissions_encoder = msgspec.msgpack.Encoder()
 _admissions_decoder = msgspec.msgpack.Decoder(list[RowAdmission])
 
 _EMPTY = np.empty(0, np.int32)
+_NO_FLOATS = np.empty(0, np.float32)
+
+# Most prompt tokens of one step whose log probabilities are reported. Bounds what the output layer computes beyond the draws, the results
+# and what a reader is sent at once, whatever the token budget.
+MAX_PROMPT_LOGPROBS = 2048
 
 
 @dataclasses.dataclass(slots=True)
@@ -103,15 +108,36 @@ class SamplePlan:
     output_positions: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
 
 
+@dataclasses.dataclass(slots=True)
+class PromptLogprobPlan:
+    """Which prompt tokens have their log probabilities reported. `num_runs` entries per column; most steps have none.
+
+    A run is consecutive hidden states of one entry. Each tells of the prompt token that follows it, which may be computed only by a later step,
+    so the plan names them all.
+    """
+
+    # Index of the run's first hidden state in the step's flattened tokens.
+    first_indices: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # Hidden states of the run, at least 1; of all runs at most MAX_PROMPT_LOGPROBS.
+    counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # Number of most likely tokens to report at each, at most the vocabulary.
+    num_tops: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # [sum(counts)] the prompt tokens that follow.
+    token_ids: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+
+
 _FORWARD_COLUMNS = tuple(f.name for f in dataclasses.fields(ForwardPlan))
 _SAMPLE_COLUMNS = tuple(f.name for f in dataclasses.fields(SamplePlan))
-_NUM_COLUMNS = 1 + len(_FORWARD_COLUMNS) + len(_SAMPLE_COLUMNS) + 1
+_PROMPT_COLUMNS = tuple(f.name for f in dataclasses.fields(PromptLogprobPlan))
+_FIRST_SAMPLE = 1 + len(_FORWARD_COLUMNS)
+_FIRST_PROMPT = _FIRST_SAMPLE + len(_SAMPLE_COLUMNS)
+_NUM_COLUMNS = _FIRST_PROMPT + len(_PROMPT_COLUMNS) + 1
 _HEADER = struct.Struct(f"<Q{_NUM_COLUMNS}I")
 
 
 @dataclasses.dataclass(slots=True)
 class StepPlan:
-    """One step: rows given back, rows taken, the forward pass, the draws. `step_id` counts from 1 per worker start."""
+    """One step: rows given back, rows taken, the forward pass, the draws, what is told of prompts. `step_id` counts from 1 per worker start."""
 
     step_id: int
     # Rows whose sequence left; they may be taken again by `admissions` of the same plan.
@@ -119,6 +145,7 @@ class StepPlan:
     admissions: list[RowAdmission]
     forward: ForwardPlan
     sample: SamplePlan
+    prompt_logprobs: PromptLogprobPlan = dataclasses.field(default_factory=PromptLogprobPlan)
 
     @property
     def num_tokens(self) -> int:
@@ -130,6 +157,7 @@ class StepPlan:
         columns = [self.released_rows]
         columns += [getattr(self.forward, name) for name in _FORWARD_COLUMNS]
         columns += [getattr(self.sample, name) for name in _SAMPLE_COLUMNS]
+        columns += [getattr(self.prompt_logprobs, name) for name in _PROMPT_COLUMNS]
         admissions = _admissions_encoder.encode(self.admissions) if self.admissions else b""
         header = _HEADER.pack(self.step_id, *(c.size for c in columns), len(admissions))
         return b"".join([header, *(c.tobytes() for c in columns), admissions])
@@ -145,11 +173,13 @@ class StepPlan:
             offset += 4 * length
         tail = bytes(data[offset : offset + lengths[-1]])
         admissions = _admissions_decoder.decode(tail) if tail else []
-        forward = ForwardPlan(*columns[1 : 1 + len(_FORWARD_COLUMNS)])
-        return cls(step_id, columns[0], admissions, forward, SamplePlan(*columns[1 + len(_FORWARD_COLUMNS) :]))
+        forward = ForwardPlan(*columns[1:_FIRST_SAMPLE])
+        sample = SamplePlan(*columns[_FIRST_SAMPLE:_FIRST_PROMPT])
+        prompt_logprobs = PromptLogprobPlan(*columns[_FIRST_PROMPT:])
+        return cls(step_id, columns[0], admissions, forward, sample, prompt_logprobs)
 
 
-_RESULT_HEADER = struct.Struct("<QQQ4I")
+_RESULT_HEADER = struct.Struct("<QQQ6I")
 
 
 @dataclasses.dataclass(slots=True)
@@ -172,11 +202,17 @@ class StepResult:
     # Log probabilities, for those samples whose row asked for them, in order: the sampled token's, its rank (1 is the most likely) and how
     # many of the flat top entries are its own.
     logprob_samples: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
-    logprob_sampled: Float32Column = dataclasses.field(default_factory=lambda: np.empty(0, np.float32))
+    logprob_sampled: Float32Column = dataclasses.field(default_factory=lambda: _NO_FLOATS)
     logprob_ranks: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     logprob_counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     top_token_ids: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
-    top_logprobs: Float32Column = dataclasses.field(default_factory=lambda: np.empty(0, np.float32))
+    top_logprobs: Float32Column = dataclasses.field(default_factory=lambda: _NO_FLOATS)
+    # Log probabilities of prompt tokens, in the order of the plan's `prompt_logprobs`: the token's, its rank, and flat as many top entries as
+    # its run asks for. NaN where the logits held one.
+    prompt_sampled: Float32Column = dataclasses.field(default_factory=lambda: _NO_FLOATS)
+    prompt_ranks: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    prompt_top_token_ids: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    prompt_top_logprobs: Float32Column = dataclasses.field(default_factory=lambda: _NO_FLOATS)
 
     def encode(self) -> bytes:
         """The result as bytes: a header of lengths, then the columns, four bytes an entry first."""
@@ -188,6 +224,8 @@ class StepResult:
             self.logprob_samples.size,
             self.top_token_ids.size,
             self.late_work,
+            self.prompt_sampled.size,
+            self.prompt_top_token_ids.size,
         )
         columns = (
             self.tokens,
@@ -197,6 +235,10 @@ class StepResult:
             self.logprob_counts,
             self.top_token_ids,
             self.top_logprobs,
+            self.prompt_sampled,
+            self.prompt_ranks,
+            self.prompt_top_token_ids,
+            self.prompt_top_logprobs,
             self.ok,
         )
         return b"".join([header, *(c.tobytes() for c in columns)])
@@ -204,7 +246,9 @@ class StepResult:
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
         """Reads what `encode` wrote. The columns are views of `data`, which must outlive them."""
-        step_id, started, finished, samples, logprobs, tops, late_work = _RESULT_HEADER.unpack_from(data)
+        step_id, started, finished, samples, logprobs, tops, late_work, prompts, prompt_tops = (
+            _RESULT_HEADER.unpack_from(data)
+        )
         offset = _RESULT_HEADER.size
 
         def column(dtype: type[np.generic], length: int) -> npt.NDArray[np.generic]:
@@ -222,6 +266,10 @@ class StepResult:
             column(i32, logprobs),
             column(i32, tops),
             column(f32, tops),
+            column(f32, prompts),
+            column(i32, prompts),
+            column(i32, prompt_tops),
+            column(f32, prompt_tops),
         )
         ok = column(np.uint8, samples)
         return cls(step_id, started, finished, tokens, ok, late_work, *flat)  # type: ignore[arg-type]  # dtypes are as written above

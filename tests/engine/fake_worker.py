@@ -8,12 +8,13 @@ a stale or shared block, a wrong start or a token in the wrong place changes the
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import deque
 
 import numpy as np
 
 from headrace_backend.engine.requests import EngineRequest
-from headrace_backend.step_plan import RowAdmission, StepPlan, StepResult
+from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, RowAdmission, StepPlan, StepResult
 
 VOCAB_SIZE = 24
 _EMPTY_SLOT = -1
@@ -48,6 +49,25 @@ def expected_tokens(request: EngineRequest, output_index: int) -> list[int]:
     return tokens
 
 
+PromptEntry = tuple[float, int, list[int]]
+
+
+def prompt_entry(slot: int, token: int, num_tops: int) -> PromptEntry:
+    """What is reported of a prompt's token after the KV of the token before it: its log probability, its rank, the most likely tokens."""
+    value = hash((slot, token))
+    return -float(value % 1009), 1 + value % 31, [(value + offset) % VOCAB_SIZE for offset in range(num_tops)]
+
+
+def expected_prompt(request: EngineRequest) -> list[PromptEntry]:
+    """Of the prompt's second token and all after it, computed without any engine."""
+    entries, slot = [], 0
+    prompt = request.prompt_ids.tolist()
+    for token, following in itertools.pairwise(prompt):
+        slot = chain(slot, token)
+        entries.append(prompt_entry(slot, following, request.num_prompt_logprobs))
+    return entries
+
+
 @dataclasses.dataclass
 class Row:
     admission: RowAdmission
@@ -72,6 +92,9 @@ class FakeWorker:
         self.unsound_rows: set[int] = set()
         self.num_tokens = 0
         self.num_copies = 0
+        self.num_prompt_logprobs = 0
+        # A prompt token whose log probability is not a number.
+        self.unsound_prompt_token: int | None = None
 
     def push(self, plan: StepPlan) -> None:
         self.plans.append(plan.encode())
@@ -85,7 +108,10 @@ class FakeWorker:
         self._update_tables(plan)
         self._copy_blocks(plan)
         hidden = self._forward(plan)
-        return StepResult.decode(self._sample(plan, hidden).encode())
+        result = self._sample(plan, hidden)
+        if plan.prompt_logprobs.counts.size:
+            self._report_prompts(plan, hidden, result)
+        return StepResult.decode(result.encode())
 
     def _move_rows(self, plan: StepPlan) -> None:
         for row in plan.released_rows.tolist():
@@ -187,6 +213,24 @@ class FakeWorker:
             result.top_token_ids = np.array(tops, np.int32)
             result.top_logprobs = -np.array(tops, np.float32)
         return result
+
+    def _report_prompts(self, plan: StepPlan, hidden: list[tuple[Row, int]], result: StepResult) -> None:
+        runs = plan.prompt_logprobs
+        following = runs.token_ids.tolist()
+        entries: list[PromptEntry] = []
+        columns = (runs.first_indices, runs.counts, runs.num_tops)
+        for first, count, num_tops in zip(*(column.tolist() for column in columns), strict=True):
+            for index in range(first, first + count):
+                row, num_tokens = hidden[index]
+                entries.append(prompt_entry(self._read(row, num_tokens - 1), following[len(entries)], num_tops))
+        assert 0 < len(entries) == len(following) <= MAX_PROMPT_LOGPROBS
+        self.num_prompt_logprobs += len(entries)
+        tops = [token for _, _, ids in entries for token in ids]
+        result.prompt_sampled = np.array([sampled for sampled, _, _ in entries], np.float32)
+        result.prompt_sampled[np.array(following) == self.unsound_prompt_token] = np.nan
+        result.prompt_ranks = np.array([rank for _, rank, _ in entries], np.int32)
+        result.prompt_top_token_ids = np.array(tops, np.int32)
+        result.prompt_top_logprobs = -np.array(tops, np.float32)
 
     def _read(self, row: Row, position: int) -> int:
         slot = self.blocks[row.table[position // self.block_size]][position % self.block_size]

@@ -13,9 +13,19 @@ from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.outbox import Event, LogprobColumns, OutputEnd, RequestDone, Resumed, Started
+from headrace_backend.engine.outbox import (
+    Event,
+    LogprobColumns,
+    OutputEnd,
+    PromptLogprobs,
+    RequestDone,
+    Resumed,
+    Started,
+)
 from headrace_backend.engine.requests import EngineRequest, ModelLimits, SamplingSpec, StopSpec, Subscriber
 
+# Events that come before the tokens of their outbox.
+PRECEDING = (Started, PromptLogprobs)
 EOS = 0
 STREAM = 1
 # Short texts, so that stop strings fall within, at and across borders of tokens; one token without text.
@@ -58,6 +68,8 @@ class Reader:
     tokens: dict[int, list[int]] = dataclasses.field(default_factory=dict)
     # Per token: its log probability, its rank, the most likely tokens.
     logprobs: list[tuple[float, int, list[int]]] = dataclasses.field(default_factory=list)
+    # The same of the prompt's second token and those after it.
+    prompt: list[tuple[float, int, list[int]]] = dataclasses.field(default_factory=list)
     ends: dict[int, OutputEnd] = dataclasses.field(default_factory=dict)
     events: list[Event] = dataclasses.field(default_factory=list)
     started: Started | None = None
@@ -70,6 +82,11 @@ class Reader:
         if isinstance(event, Started):
             assert self.started is None, "a request starts once"
             self.started = event
+        elif isinstance(event, PromptLogprobs):
+            assert self.started is not None and not self.tokens, "the prompt comes between the start and the first token"
+            assert event.first_token_index == 1 + len(self.prompt), "parts are in order and have no gaps"
+            assert len(event.columns) > 0
+            self.prompt.extend(logprob_entries(event.columns))
         elif isinstance(event, OutputEnd):
             assert event.output_index not in self.ends, "an output ends once"
             self.ends[event.output_index] = event
@@ -187,6 +204,9 @@ class Harness:
 
     def read(self) -> None:
         for stream_id, outbox in self.engine.take_outboxes().items():
+            for handle, event in outbox.events:
+                if isinstance(event, PRECEDING):
+                    self.readers[stream_id, handle].take(event)
             columns = zip(outbox.handles, outbox.output_indices, outbox.tokens, strict=True)
             for handle, output_index, token in columns:
                 reader = self.readers[stream_id, handle]
@@ -195,4 +215,5 @@ class Harness:
             for row, entry in zip(outbox.logprob_rows, logprob_entries(outbox.logprobs), strict=True):
                 self.readers[stream_id, outbox.handles[row]].logprobs.append(entry)
             for handle, event in outbox.events:
-                self.readers[stream_id, handle].take(event)
+                if not isinstance(event, PRECEDING):
+                    self.readers[stream_id, handle].take(event)

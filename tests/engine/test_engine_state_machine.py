@@ -7,7 +7,7 @@ import dataclasses
 import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.engine.fake_worker import expected_tokens
+from tests.engine.fake_worker import expected_prompt, expected_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 
 from headrace_backend.engine.errors import RequestRefused
@@ -78,6 +78,7 @@ class EngineMachine(RuleBasedStateMachine):
         penalty=st.booleans(),
         tenant=st.sampled_from(["", "other"]),
         deadline_ns=st.none() | st.integers(1, 60_000),
+        num_prompt_logprobs=st.sampled_from([-1, -1, 0, 2]),
     )
     def add(
         self,
@@ -93,6 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
         penalty: bool,
         tenant: str,
         deadline_ns: int | None,
+        num_prompt_logprobs: int,
     ) -> None:
         spec = request(
             [5] * shared + own,
@@ -106,6 +108,7 @@ class EngineMachine(RuleBasedStateMachine):
             presence_penalty=0.5 if penalty else 0.0,
             tenant=tenant,
             deadline_ns=None if deadline_ns is None else self.harness.now_ns + deadline_ns,
+            num_prompt_logprobs=num_prompt_logprobs,
         )
         try:
             reader = self.harness.add(spec)
@@ -175,6 +178,10 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def readers_have_a_prefix_of_what_is_expected(self) -> None:
         for asked in self.asked:
+            if asked.spec.num_prompt_logprobs >= 0:
+                expected = expected_prompt(asked.spec)
+                read = asked.reader.prompt
+                assert read == expected if asked.reader.tokens else read == expected[: len(read)]
             for output_index, tokens in asked.reader.tokens.items():
                 assert tokens == expected_tokens(asked.spec, output_index)[: len(tokens)]
 

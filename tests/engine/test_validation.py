@@ -46,6 +46,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("spec.n", {"n": 10**9}),
     ("spec.logprobs", {"num_logprobs": 21}),
     ("spec.logprobs", {"num_logprobs": -2}),
+    ("spec.prompt_logprobs", {"num_prompt_logprobs": 21}),
+    ("spec.prompt_logprobs", {"num_prompt_logprobs": -2}),
     ("spec.priority", {"priority": 101}),
     ("spec.priority", {"priority": -101}),
     *[("spec.sampling.temperature", {"temperature": t}) for t in (-1.0, math.nan, math.inf, -math.inf, 1e-40, 101.0)],
@@ -83,6 +85,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("emitted", {"emitted": (np.array([1] * 8, np.int32),)}),
     ("emitted", {"emitted": (np.array([VOCAB_SIZE], np.int32),)}),
     ("emitted", {"emitted": (np.array([1], np.int32),), "num_logprobs": 1}),
+    ("emitted", {"emitted": (np.array([1], np.int32),), "num_prompt_logprobs": 0}),
 ]
 
 
@@ -137,6 +140,7 @@ def test_limits_themselves_are_accepted() -> None:
             token_ids=frozenset([EOS, VOCAB_SIZE - 1]),
             priority=-100,
             num_logprobs=20,
+            num_prompt_logprobs=20,
             n=8,
         )
     )

@@ -30,14 +30,21 @@ class Admission:
         self.num_waiting = 0
         self.num_waiting_tokens = 0
         self._num_waiting_outputs = 0
+        # What requests that have not ended may come to keep of their prompts.
+        self._prompt_logprob_bytes = 0
 
     def entered(self, request: EngineRequest) -> None:
         """A request began to wait."""
         self._count(request, 1)
+        self._prompt_logprob_bytes += request.prompt_logprob_bytes
 
     def left(self, request: EngineRequest) -> None:
         """A request started, or ended before it could."""
         self._count(request, -1)
+
+    def ended(self, request: EngineRequest) -> None:
+        """A request ended; what is kept of it is the request table's to bound."""
+        self._prompt_logprob_bytes -= request.prompt_logprob_bytes
 
     def expected_wait_ns(self, num_running: int, outputs: int = 0) -> int:
         """How long a request of so many outputs would wait for its first step, by what was measured; 0 while nothing was.
@@ -90,6 +97,13 @@ class Admission:
                 f" the limit is {self._config.max_log_bytes}"
             )
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message)
+        num_bytes, limit = request.prompt_logprob_bytes, self._config.max_prompt_logprobs_bytes
+        if num_bytes > limit:
+            message = (
+                f"spec.prompt_logprobs: {request.num_prompt_logprobs} most likely tokens at each of {len(request.prompt_ids)} prompt tokens"
+                f" take {num_bytes} bytes; the limit is {limit}"
+            )
+            raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message)
 
     def _check_queue(self, request: EngineRequest, num_running: int) -> None:
         limits = self._config
@@ -98,9 +112,17 @@ class Admission:
             message = f"the queue is full: {limits.max_waiting_requests} requests wait"
         elif self.num_waiting and self.num_waiting_tokens + len(request.prompt_ids) > limits.max_waiting_tokens:
             message = f"the queue is full: its prompts may have {limits.max_waiting_tokens} tokens"
+        elif self._exceeds_prompt_logprobs(request):
+            message = (
+                f"spec.prompt_logprobs: running and waiting requests may take {limits.max_log_bytes} bytes for them"
+            )
         if message is not None:
             retry_ns = self.expected_wait_ns(num_running) // max(1, self.num_waiting)
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message, retry_after_ns=_bounded_retry(retry_ns))
+
+    def _exceeds_prompt_logprobs(self, request: EngineRequest) -> bool:
+        num_bytes, taken = request.prompt_logprob_bytes, self._prompt_logprob_bytes
+        return bool(num_bytes and taken) and taken + num_bytes > self._config.max_log_bytes
 
     def _check_wait(self, request: EngineRequest, now_ns: int, num_running: int) -> None:
         if request.deadline_ns is None:

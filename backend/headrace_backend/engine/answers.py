@@ -9,7 +9,7 @@ import dataclasses
 from array import array
 from typing import NamedTuple
 
-from headrace_backend.engine.outbox import LogprobColumns, OutputEnd, RequestDone
+from headrace_backend.engine.outbox import LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
 from headrace_backend.engine.requests import EndReason, RequestState
 
 
@@ -60,6 +60,8 @@ class AttachSnapshot:
     cached_tokens: int
     outputs: list[OutputSnapshot]
     done: RequestDone | None
+    # All parts so far, in order.
+    prompt_logprobs: list[PromptLogprobs] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True, frozen=True)

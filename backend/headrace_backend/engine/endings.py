@@ -58,6 +58,7 @@ class Endings:
             self.rates.note_request(now_ns - ledger.started_at_ns)
         else:
             self.admission.left(request.spec)
+        self.admission.ended(request.spec)
         ledger.end(now_ns)
         request.done = _done(request)
         request.publish(request.done)

@@ -100,7 +100,7 @@ class Engine:
         validator = RequestValidator(
             model, min(config.max_outputs, config.max_num_seqs, config.max_num_batched_tokens), token_bytes is not None
         )
-        self._intake = Intake(config, validator, token_bytes, wall_clock)
+        self._intake = Intake(config, validator, model.vocab_size, token_bytes, wall_clock)
         self._isolation = Isolation(self._scheduler)
         self._in_flight: deque[InFlightStep] = deque()
         self._next_step_id = 1
@@ -149,6 +149,8 @@ class Engine:
         self._scheduler.drop_cache(now_ns)
         for request in self._table.active():
             request.last_step_id = 0
+            if request.prompt_log is not None:
+                request.prompt_log.forget_unread()
             if request.announced:
                 request.ledger.restarting(now_ns)
                 request.lost_at_ns = request.lost_at_ns or now_ns
@@ -215,6 +217,7 @@ class Engine:
             request.ledger.cached_tokens,
             outputs,
             request.done,
+            list(request.prompt_log.parts) if request.prompt_log is not None else [],
         )
 
     def detach(self, subscriber: Subscriber) -> None:
@@ -365,7 +368,9 @@ class Engine:
         """A step that was launched while the one before ran began when that one was done."""
         duration_ns = result.finished_at_ns - max(result.started_at_ns, self._device_free_ns)
         self._device_free_ns = result.finished_at_ns
-        self._step_times.observe(step.load, duration_ns / 1e3)
+        # The load does not tell what a step's output layer had to compute for prompts.
+        if not step.prompt_runs:
+            self._step_times.observe(step.load, duration_ns / 1e3)
         self._rates.note_step(now_ns, duration_ns, step.load.num_prefill_tokens, len(step.samples))
 
     def _announce(self, request: LiveRequest, now_ns: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.ledger import Ledger
+from headrace_backend.engine.prompt_log import PromptLog
 from headrace_backend.engine.requests import EngineRequest, Subscriber
 from headrace_backend.engine.sequence import LiveRequest, Sequence
 from headrace_backend.engine.stops import StopAutomaton, StopWatch
@@ -26,11 +27,13 @@ class Intake:
         self,
         config: EngineConfig,
         validator: RequestValidator,
+        vocab_size: int,
         token_bytes: AbstractSequence[bytes] | None,
         wall_clock: Callable[[], int],
     ) -> None:
         """No request yet."""
         self._validator = validator
+        self._vocab_size = vocab_size
         self._token_bytes = token_bytes if token_bytes is not None else ()
         self._wall_clock = wall_clock
         self._ageing_ns = int(config.ageing_s * 1e9)
@@ -53,6 +56,7 @@ class Intake:
             num_prompt_tokens=len(request.prompt_ids),
             owner=owner,
             num_active=request.n,
+            prompt_log=self._prompt_log(request),
         )
         automaton = StopAutomaton(request.stop.strings) if request.stop.strings else None
         for output_index in range(request.n):
@@ -60,6 +64,11 @@ class Intake:
         live.logs = [sequence.log for sequence in live.sequences]
         live.unforked = [] if request.emitted else live.sequences[1:]
         return live
+
+    def _prompt_log(self, request: EngineRequest) -> PromptLog | None:
+        if request.num_prompt_logprobs < 0:
+            return None
+        return PromptLog(len(request.prompt_ids), min(request.num_prompt_logprobs, self._vocab_size))
 
     def _sequence(self, live: LiveRequest, output_index: int, automaton: StopAutomaton | None, now_ns: int) -> Sequence:
         spec = live.spec

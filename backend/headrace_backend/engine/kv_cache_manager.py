@@ -41,11 +41,17 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
-        """Known blocks from the sequence's start on; never all of its tokens, so that the last one is computed and can be sampled from."""
+        """Known blocks from the sequence's start on; never all of its tokens, so that the last one is computed and can be sampled from.
+
+        Nor any whose hidden states have to tell of the prompt.
+        """
         if not self._enable_prefix_cache:
             return []
+        num_tokens = sequence.num_tokens - 1
+        if sequence.prompt_log is not None and sequence.prompt_log.num_planned < sequence.num_prompt_tokens:
+            num_tokens = sequence.prompt_log.num_reusable
         blocks = []
-        for index in range((sequence.num_tokens - 1) // self.block_size):
+        for index in range(num_tokens // self.block_size):
             block = self.pool.find(self._key(sequence, index))
             if block is None:
                 break

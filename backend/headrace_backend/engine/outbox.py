@@ -1,7 +1,8 @@
 """What leaves the engine for one service stream: token columns and rare events, merged until the server takes them.
 
 Owns the columns (as `array`, whose `tobytes()` is what the protocol carries) and the events. Does not own the log that tokens come from
-(`token_log`) nor the message they go into (the server). Within an outbox, events come after its tokens.
+(`token_log`, `prompt_log`) nor the message they go into (the server). Within an outbox, events come after its tokens, but for those that precede every
+token of their request: Started and PromptLogprobs.
 """
 
 from __future__ import annotations
@@ -54,6 +55,19 @@ class Started:
     cached_tokens: int
 
 
+@dataclasses.dataclass(slots=True, frozen=True, eq=False)
+class PromptLogprobs:
+    """Log probabilities of consecutive prompt tokens. Written once; readers and the request's log share it."""
+
+    first_token_index: int
+    columns: LogprobColumns
+
+    @property
+    def end(self) -> int:
+        """Position after the last of these tokens."""
+        return self.first_token_index + len(self.columns)
+
+
 @dataclasses.dataclass(slots=True, frozen=True)
 class Resumed:
     """Computing goes on after a worker was replaced."""
@@ -99,7 +113,7 @@ class RequestDone:
     ended_at_ns: int
 
 
-Event = Started | Resumed | OutputEnd | RequestDone
+Event = Started | PromptLogprobs | Resumed | OutputEnd | RequestDone
 
 
 @dataclasses.dataclass(slots=True)

@@ -14,9 +14,18 @@ from collections.abc import Sequence as AbstractSequence
 import numpy as np
 
 from headrace_backend.engine.kv_cache_manager import BlockCopy
-from headrace_backend.engine.sequence import Sequence
+from headrace_backend.engine.prompt_log import PromptRun
+from headrace_backend.engine.sequence import LiveRequest, Sequence
 from headrace_backend.engine.step_time import StepLoad
-from headrace_backend.step_plan import ForwardPlan, Int32Column, RowAdmission, SamplePlan, StepPlan
+from headrace_backend.step_plan import (
+    MAX_PROMPT_LOGPROBS,
+    ForwardPlan,
+    Int32Column,
+    PromptLogprobPlan,
+    RowAdmission,
+    SamplePlan,
+    StepPlan,
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -35,6 +44,8 @@ class InFlightStep:
     num_sequences: int
     # Samples whose log probabilities were asked for.
     num_logprobs: int
+    # In the order of the plan's runs of prompt tokens.
+    prompt_runs: list[tuple[LiveRequest, PromptRun]]
 
 
 def _column(values: Iterable[int]) -> Int32Column:
@@ -52,6 +63,8 @@ class PlanBuilder:
         "_counts",
         "_decode_starts",
         "_decodes",
+        "_prompt_indices",
+        "_prompt_runs",
         "_rows",
         "_samples",
         "_starts",
@@ -62,6 +75,7 @@ class PlanBuilder:
         "_token_bytes",
         "_token_indices",
         "load",
+        "num_prompt_logprobs",
         "num_tokens",
         "step_id",
     )
@@ -71,6 +85,8 @@ class PlanBuilder:
         self.step_id = step_id
         self.num_tokens = 0
         self.load = StepLoad()
+        # Prompt tokens reported by the step.
+        self.num_prompt_logprobs = 0
         self._decodes: list[Sequence] = []
         self._decode_starts: list[int] = []
         self._samples: list[Sequence] = []
@@ -87,6 +103,13 @@ class PlanBuilder:
         self._table_starts: list[int] = []
         self._table_counts: list[int] = []
         self._table_blocks: list[int] = []
+        self._prompt_indices: list[int] = []
+        self._prompt_runs: list[tuple[LiveRequest, PromptRun]] = []
+
+    @property
+    def num_prompt_logprobs_left(self) -> int:
+        """Prompt tokens that the step can report beside those it does."""
+        return MAX_PROMPT_LOGPROBS - self.num_prompt_logprobs
 
     def admit(self, sequence: Sequence) -> None:
         """The sequence takes its row with this step."""
@@ -114,6 +137,8 @@ class PlanBuilder:
         self._starts.append(start)
         self._counts.append(count)
         self._token_bytes.append(sequence.token_bytes(start, end))
+        if sequence.prompt_log is not None:
+            self._report_prompt(sequence, start, end)
         self.num_tokens += count
         self.load.add_chunk(start, count)
         sequence.num_computed = end
@@ -167,7 +192,9 @@ class PlanBuilder:
             # The sampled token is counted already.
             output_positions=_column([sequence.num_tokens - sequence.num_prompt_tokens - 1 for sequence in samples]),
         )
-        plan = StepPlan(self.step_id, _column(released_rows), self._admissions, forward, sample)
+        plan = StepPlan(
+            self.step_id, _column(released_rows), self._admissions, forward, sample, self._prompt_logprobs()
+        )
         return plan, self._record(samples, planned_at_ns)
 
     def _record(self, samples: list[Sequence], planned_at_ns: int) -> InFlightStep:
@@ -180,6 +207,27 @@ class PlanBuilder:
             self._chunks,
             len(self._chunks) + len(samples),
             sum([sequence.wants_logprobs for sequence in samples]),
+            self._prompt_runs,
+        )
+
+    def _report_prompt(self, sequence: Sequence, start: int, end: int) -> None:
+        """Tokens [start, end) of the sequence are the next of the step: what they tell of the prompt."""
+        log = sequence.prompt_log
+        run = log.plan(start, end) if log is not None else None
+        if run is not None:
+            self._prompt_indices.append(self.num_tokens + run.first_token - 1 - start)
+            self._prompt_runs.append((sequence.request, run))
+            self.num_prompt_logprobs += run.count
+
+    def _prompt_logprobs(self) -> PromptLogprobPlan:
+        if not self._prompt_runs:
+            return PromptLogprobPlan()
+        runs = [(request.spec.prompt_ids, request.prompt_log, run) for request, run in self._prompt_runs]
+        return PromptLogprobPlan(
+            first_indices=_column(self._prompt_indices),
+            counts=_column([run.count for _, _, run in runs]),
+            num_tops=_column([log.num_tops for _, log, _ in runs if log is not None]),
+            token_ids=np.concatenate([ids[run.first_token : run.first_token + run.count] for ids, _, run in runs]),
         )
 
     def _sample(self, sequence: Sequence, token_index: int) -> None:

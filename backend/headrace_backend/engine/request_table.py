@@ -94,7 +94,7 @@ class RequestTable:
     def note_ended(self, request: LiveRequest) -> None:
         """A request ended: its log is kept as long as the bounds allow, so it may go at once."""
         request_id = request.spec.request_id
-        num_bytes = _FIXED_BYTES + len(request.spec.service_state) + sum(log.num_bytes for log in request.logs)
+        num_bytes = _FIXED_BYTES + len(request.spec.service_state) + request.log_bytes
         del self._active[request.sequence_number]
         self._by_end[request_id] = request
         self._by_use[request_id] = num_bytes

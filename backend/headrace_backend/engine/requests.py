@@ -15,6 +15,10 @@ import numpy.typing as npt
 
 TokenIds = npt.NDArray[np.int32]
 
+# Of one token and of one of its top entries, as `outbox.LogprobColumns` keeps them.
+_LOGPROB_BYTES = 10
+_TOP_LOGPROB_BYTES = 8
+
 
 class Subscriber(NamedTuple):
     """One subscription: the service's stream and the handle that the service chose on it."""
@@ -108,6 +112,8 @@ class EngineRequest:
     n: int = 1
     # Most likely tokens to report beside the sampled one; -1: no log probabilities at all.
     num_logprobs: int = -1
+    # Most likely tokens to report beside each token of the prompt; -1: nothing of the prompt.
+    num_prompt_logprobs: int = -1
     # Higher runs first.
     priority: int = 0
     # On the engine's clock. None: the engine's own limit applies.
@@ -127,6 +133,13 @@ class EngineRequest:
     traceparent: str = ""
     # A continuation: per output, the tokens that an earlier attempt emitted. Empty, or n entries.
     emitted: tuple[TokenIds, ...] = ()
+
+    @property
+    def prompt_logprob_bytes(self) -> int:
+        """What the log probabilities of the prompt take while they are kept, at most; 0 if none are asked for."""
+        if self.num_prompt_logprobs < 0:
+            return 0
+        return (len(self.prompt_ids) - 1) * (_LOGPROB_BYTES + _TOP_LOGPROB_BYTES * self.num_prompt_logprobs)
 
 
 @dataclasses.dataclass(slots=True, frozen=True)

@@ -202,7 +202,10 @@ class Scheduler:
             # It may have been preempted for one before it.
             if sequence.row == NO_ROW:
                 continue
-            count = self._budget.chunk(sequence.num_computed, sequence.num_tokens - sequence.num_computed)
+            num_wanted = _num_wanted(sequence, sequence.num_computed, builder)
+            if num_wanted == 0:
+                continue
+            count = self._budget.chunk(sequence.num_computed, num_wanted)
             if count == 0:
                 return True
             if not self._make_room(sequence, sequence.num_computed + count, builder, now_ns):
@@ -224,7 +227,7 @@ class Scheduler:
             if kv.num_needed(sequence, prefix) + self._num_spare_blocks() + num_promised > kv.pool.num_available:
                 return
             num_known = len(prefix) * kv.block_size
-            count = budget.chunk(num_known, sequence.num_tokens - num_known)
+            count = budget.chunk(num_known, _num_wanted(sequence, num_known, builder))
             if count == 0:
                 return
             self.waiting.pop()
@@ -318,6 +321,13 @@ class Scheduler:
         self.kv.release(sequence)
         sequence.leave_row()
         sequence.request.lost_row(now_ns)
+
+
+def _num_wanted(sequence: Sequence, num_known: int, builder: PlanBuilder) -> int:
+    """Tokens that the step may compute of a sequence of which so many are computed: all others, unless they report more of a prompt than a step can."""
+    num_missing = sequence.num_tokens - num_known
+    log = sequence.prompt_log
+    return num_missing if log is None else log.most_computed(num_known, num_missing, builder.num_prompt_logprobs_left)
 
 
 def _urgency(sequence: Sequence) -> tuple[int, int, int]:

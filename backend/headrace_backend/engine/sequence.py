@@ -19,6 +19,7 @@ import dataclasses
 
 from headrace_backend.engine.ledger import Ledger
 from headrace_backend.engine.outbox import Event, RequestDone, Stream
+from headrace_backend.engine.prompt_log import PromptLog
 from headrace_backend.engine.requests import EngineRequest, RequestState
 from headrace_backend.engine.stops import StopWatch
 from headrace_backend.engine.token_log import OutputLog
@@ -47,6 +48,7 @@ class Sequence:
         "num_settled",
         "num_tokens",
         "planned_in",
+        "prompt_log",
         "publish_at",
         "request",
         "row",
@@ -70,6 +72,8 @@ class Sequence:
         self.stop_token_ids = spec.stop.token_ids
         self.min_tokens = spec.stop.min_tokens
         self.wants_logprobs = log.logprobs is not None
+        # Set where this output's steps report the log probabilities of the prompt: those of a request's first output.
+        self.prompt_log = request.prompt_log if log.output_index == 0 else None
         self.num_prompt_tokens = len(spec.prompt_ids)
         self.max_output_tokens = spec.stop.max_tokens
         # Never scheduled beyond: the last token's KV is not needed.
@@ -146,6 +150,8 @@ class LiveRequest:
     owner: tuple[int, int] | None
     sequences: list[Sequence] = dataclasses.field(default_factory=list)
     logs: list[OutputLog] = dataclasses.field(default_factory=list)
+    # Log probabilities of the prompt, if they were asked for.
+    prompt_log: PromptLog | None = None
     # Outputs that wait for the first one to compute the prompt that they share.
     unforked: list[Sequence] = dataclasses.field(default_factory=list)
     # Subscriptions: (stream, handle) of each.
@@ -175,6 +181,12 @@ class LiveRequest:
         if not self.active:
             return RequestState.FINISHED
         return RequestState.RUNNING if self.ledger.started else RequestState.QUEUED
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of what readers that come later are sent."""
+        prompt_bytes = self.prompt_log.num_bytes if self.prompt_log is not None else 0
+        return prompt_bytes + sum(log.num_bytes for log in self.logs)
 
     @property
     def num_output_tokens(self) -> int:

@@ -49,6 +49,7 @@ class Settlement:
         """
         tokens = self._checked_tokens(step, result)
         logprobs = self._checked_logprobs(step, result)
+        _check_prompt_logprobs(step, result)
         step_id = step.step_id
         for sequence, epoch, num_settled in step.chunks:
             if not sequence.ended:
@@ -56,6 +57,8 @@ class Settlement:
                     self._count_step(sequence.request, step_id)
                 if sequence.epoch == epoch:
                     sequence.num_settled = num_settled
+        if step.prompt_runs:
+            self._report_prompts(step, result, now_ns)
         for index, (sequence, token) in enumerate(zip(step.samples, tokens, strict=True)):
             if sequence.ended:
                 continue
@@ -67,6 +70,20 @@ class Settlement:
             if sequence.wants_logprobs:
                 sequence.log.append_logprobs(logprobs[index])
             self._append(sequence, token, now_ns)
+
+    def _report_prompts(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
+        """Before the tokens of the step are read: a request's first token follows the whole of its prompt."""
+        first = top_first = 0
+        for request, run in step.prompt_runs:
+            log = request.prompt_log
+            assert log is not None, "runs are those of requests that asked"
+            end = first + run.count
+            if request.active:
+                if np.isnan(result.prompt_sampled[first:end]).any():
+                    self._endings.end_all(request, EndReason.ERROR, now_ns, error=_UNSOUND)
+                else:
+                    request.publish(log.append(run, result, first, top_first))
+            first, top_first = end, top_first + run.count * log.num_tops
 
     def _checked_tokens(self, step: InFlightStep, result: StepResult) -> list[int]:
         """The sampled tokens, -1 where the worker reports unsound logits or gives no token of the vocabulary."""
@@ -135,6 +152,18 @@ class Settlement:
         if num_tokens >= sequence.max_output_tokens:
             return OutputEnd(output_index, EndReason.LENGTH)
         return None
+
+
+def _check_prompt_logprobs(step: InFlightStep, result: StepResult) -> None:
+    num_tokens = num_tops = 0
+    for request, run in step.prompt_runs:
+        assert request.prompt_log is not None, "runs are those of requests that asked"
+        num_tokens += run.count
+        num_tops += run.count * request.prompt_log.num_tops
+    if (result.prompt_sampled.size, result.prompt_top_token_ids.size) != (num_tokens, num_tops):
+        raise ValueError(
+            f"step {step.step_id}: log probabilities of {result.prompt_sampled.size} prompt tokens, not {num_tokens}"
+        )
 
 
 def _error(sequence: Sequence) -> OutputEnd:

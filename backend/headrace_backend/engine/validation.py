@@ -62,6 +62,9 @@ class RequestValidator:
         violations.require(1 <= request.n <= self._max_outputs, "spec.n", f"must be 1 to {self._max_outputs}")
         violations.require(-1 <= request.num_logprobs <= MAX_LOGPROBS, "spec.logprobs", f"must be 0 to {MAX_LOGPROBS}")
         violations.require(
+            -1 <= request.num_prompt_logprobs <= MAX_LOGPROBS, "spec.prompt_logprobs", f"must be 0 to {MAX_LOGPROBS}"
+        )
+        violations.require(
             abs(request.priority) <= MAX_PRIORITY, "spec.priority", f"must be -{MAX_PRIORITY} to {MAX_PRIORITY}"
         )
         if violations.found:
@@ -190,7 +193,7 @@ class RequestValidator:
         require = violations.require
         require(len(emitted) == request.n, "emitted", "must have one entry per output, or none")
         require(
-            request.num_logprobs < 0,
+            request.num_logprobs < 0 and request.num_prompt_logprobs < 0,
             "emitted",
             "can't be continued with log probabilities, which are not known any more",
         )

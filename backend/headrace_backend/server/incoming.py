@@ -216,6 +216,7 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
         stop=_stop(add.stop, checks),
         n=add.n,
         num_logprobs=add.logprobs if add.HasField("logprobs") else -1,
+        num_prompt_logprobs=add.prompt_logprobs if add.HasField("prompt_logprobs") else -1,
         priority=add.priority,
         deadline_ns=now_ns + add.remaining_ns if add.remaining_ns else None,
         service_ns=add.service_ns,

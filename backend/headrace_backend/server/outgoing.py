@@ -11,7 +11,16 @@ from collections.abc import Iterator
 import grpc
 
 from headrace_backend.engine.answers import AttachSnapshot, LoadSnapshot, OutputSnapshot, RequestPage
-from headrace_backend.engine.outbox import Event, LogprobColumns, Outbox, OutputEnd, RequestDone, Resumed, Started
+from headrace_backend.engine.outbox import (
+    Event,
+    LogprobColumns,
+    Outbox,
+    OutputEnd,
+    PromptLogprobs,
+    RequestDone,
+    Resumed,
+    Started,
+)
 from headrace_backend.engine.requests import EndReason
 from headrace_backend.server.health import STALE_AFTER_NS, HealthState
 from headrace_backend.server.statuses import make_status
@@ -31,7 +40,12 @@ _END_REASONS = {
 
 def outbox_bytes(outbox: Outbox) -> int:
     """About how many bytes an outbox takes, here and on the wire."""
-    return _ROW_BYTES * len(outbox.tokens) + _EVENT_BYTES * len(outbox.events) + 2 * outbox.logprobs.num_bytes
+    size = _ROW_BYTES * len(outbox.tokens) + 2 * outbox.logprobs.num_bytes
+    return size + sum([_event_bytes(event) for _, event in outbox.events])
+
+
+def _event_bytes(event: Event) -> int:
+    return _EVENT_BYTES + (event.columns.num_bytes if isinstance(event, PromptLogprobs) else 0)
 
 
 def merge_outbox(into: Outbox, later: Outbox) -> None:
@@ -92,6 +106,8 @@ def _write_event(target: engine_pb2.RequestEvent, event: Event, now_ns: int) -> 
         target.started.cached_tokens = event.cached_tokens
         # A message whose only field is 0 must still be there.
         target.started.SetInParent()
+    elif isinstance(event, PromptLogprobs):
+        target.prompt_logprobs.CopyFrom(_write_prompt_logprobs(event))
     elif isinstance(event, Resumed):
         target.resumed.pause_ns = event.pause_ns
         target.resumed.SetInParent()
@@ -99,6 +115,12 @@ def _write_event(target: engine_pb2.RequestEvent, event: Event, now_ns: int) -> 
         target.output_end.CopyFrom(_write_end(event))
     else:
         target.done.CopyFrom(_write_done(event, now_ns))
+
+
+def _write_prompt_logprobs(part: PromptLogprobs) -> engine_pb2.PromptLogprobColumns:
+    return engine_pb2.PromptLogprobColumns(
+        first_token_index=part.first_token_index, columns=_write_logprobs(part.columns)
+    )
 
 
 def _write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
@@ -136,9 +158,16 @@ def _write_done(done: RequestDone, now_ns: int) -> engine_pb2.RequestDone:
 
 def snapshot_bytes(snapshot: AttachSnapshot) -> int:
     """About how many bytes the replay of a log takes."""
-    return len(snapshot.service_state) + sum(
-        _ROW_BYTES * len(output.token_ids) + (2 * output.logprobs.num_bytes if output.logprobs else 0) + _EVENT_BYTES
-        for output in snapshot.outputs
+    prompt_bytes = sum(_event_bytes(part) for part in snapshot.prompt_logprobs)
+    return (
+        prompt_bytes
+        + len(snapshot.service_state)
+        + sum(
+            _ROW_BYTES * len(output.token_ids)
+            + (2 * output.logprobs.num_bytes if output.logprobs else 0)
+            + _EVENT_BYTES
+            for output in snapshot.outputs
+        )
     )
 
 
@@ -148,7 +177,7 @@ def write_attached(
     """The answer to an attach, within messages of about `max_bytes`.
 
     A log that fits comes whole in `Attached`. Of a longer one `Attached` has the heads only (no tokens, no ends), and the tokens follow as
-    `StepOutputs` of the handle, in order, each output's end with its last tokens.
+    `StepOutputs` of the handle, in order, each output's end with its last tokens; before them all, what is told of the prompt.
     """
     whole = snapshot_bytes(snapshot) <= max_bytes
     attached = engine_pb2.Attached(
@@ -162,6 +191,8 @@ def write_attached(
         log = attached.outputs.add(output_index=output.output_index)
         if whole:
             _write_log(log, output)
+    if whole:
+        attached.prompt_logprobs.extend(map(_write_prompt_logprobs, snapshot.prompt_logprobs))
     if whole and snapshot.done is not None:
         attached.done.CopyFrom(_write_done(snapshot.done, now_ns))
     yield engine_pb2.FromEngine(attached=attached)
@@ -178,6 +209,8 @@ def _write_log(log: engine_pb2.OutputLog, output: OutputSnapshot) -> None:
 
 
 def _write_parts(handle: int, snapshot: AttachSnapshot, now_ns: int, max_bytes: int) -> Iterator[engine_pb2.FromEngine]:
+    for part in _prompt_parts(handle, snapshot.prompt_logprobs, max_bytes):
+        yield write_outbox(part, now_ns)
     for output in snapshot.outputs:
         parts = list(_log_parts(handle, output, max_bytes)) or [Outbox()]
         if output.end is not None:
@@ -187,6 +220,19 @@ def _write_parts(handle: int, snapshot: AttachSnapshot, now_ns: int, max_bytes: 
             yield write_outbox(part, now_ns)
     if snapshot.done is not None:
         yield write_outbox(Outbox(events=[(handle, snapshot.done)]), now_ns)
+
+
+def _prompt_parts(handle: int, parts: list[PromptLogprobs], max_bytes: int) -> Iterator[Outbox]:
+    """Outboxes of about `max_bytes`, at least one part of the prompt each."""
+    taken, size = Outbox(), 0
+    for part in parts:
+        if taken.events and size + _event_bytes(part) > max_bytes:
+            yield taken
+            taken, size = Outbox(), 0
+        taken.events.append((handle, part))
+        size += _event_bytes(part)
+    if taken.events:
+        yield taken
 
 
 def _log_parts(handle: int, output: OutputSnapshot, max_bytes: int) -> Iterator[Outbox]:

@@ -20,6 +20,7 @@ from headrace_backend.ring import RingDescriptors, RingFull, RingWriter, create_
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.start_report import StartReport
 from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND, Record, WorkerProcess
+from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS
 from headrace_backend.worker_messages import (
     LoadProgress,
     MemoryPlan,
@@ -87,7 +88,8 @@ def plan_ring_bytes(launch: WorkerLaunch) -> int:
 
 def result_ring_bytes(config: EngineConfig) -> int:
     """Space for two of the largest results, and for messages."""
-    return 2 * config.max_num_seqs * (32 + 8 * _MAX_TOP_LOGPROBS) + _MIB
+    num_tokens = config.max_num_seqs + min(config.max_num_batched_tokens, MAX_PROMPT_LOGPROBS)
+    return 2 * num_tokens * (32 + 8 * _MAX_TOP_LOGPROBS) + _MIB
 
 
 class WorkerGroup:
