@@ -20,6 +20,7 @@ import sys
 import tempfile
 
 import generate_go
+import generate_java
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
@@ -32,7 +33,7 @@ PRIVATE = ("engine", "control")
 KSERVE = ("model_config", "grpc_service")
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 # Each a module with MODULE (root of the client's committed stubs), SUFFIXES (what is generated there), missing() and generate().
-LANGUAGES = {"Go": generate_go}
+LANGUAGES = {"Go": generate_go, "Java": generate_java}
 
 
 def _google_protos() -> str:
