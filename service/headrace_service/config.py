@@ -35,10 +35,40 @@ class ServiceConfig(pydantic.BaseModel):
     ]
     insecure: Annotated[
         bool,
-        Field(
-            description="serve on addresses that other machines reach, though this version knows neither TLS nor keys"
-        ),
+        Field(description="serve on addresses that other machines reach without TLS, or without keys"),
     ] = False
+    tls_cert: Annotated[
+        pathlib.Path | None,
+        Field(description="PEM file of the server's certificate and those up to its CA; all HOST:PORT then speak TLS"),
+    ] = None
+    tls_key: Annotated[pathlib.Path | None, Field(description="PEM file of the certificate's private key")] = None
+    tls_client_ca: Annotated[
+        pathlib.Path | None,
+        Field(description="PEM file of CAs; clients on HOST:PORT must then show a certificate of one of them (mTLS)"),
+    ] = None
+    keys_file: Annotated[
+        pathlib.Path | None,
+        Field(description="file of API keys, which `headrace keys` makes; every call then needs one"),
+    ] = None
+    credentials_reload_s: Annotated[
+        float, Field(ge=0.05, le=3600, description="seconds between looks at the files of keys and certificates")
+    ] = 2.0
+    health_needs_key: Annotated[
+        bool, Field(description="demand a key for grpc.health.v1 as well; load balancers seldom have one")
+    ] = False
+    admin: Annotated[
+        bool,
+        Field(
+            description="serve administration, to keys with the permission admin; without keys, only while no address is reached by other machines"
+        ),
+    ] = True
+    probe: Annotated[
+        str | None,
+        Field(
+            pattern=r"^unix:.",
+            description="unix:PATH that answers health checks alone, without TLS and keys, for who started this process",
+        ),
+    ] = None
     engine: Annotated[str, Field(min_length=1, description="the backend's address: unix:PATH or HOST:PORT")]
     engine_token_file: Annotated[
         pathlib.Path | None, Field(description="file with the shared secret that the backend asks for on HOST:PORT")
@@ -71,6 +101,20 @@ class ServiceConfig(pydantic.BaseModel):
     max_connection_streams: Annotated[
         int, Field(ge=1, le=100_000, description="calls one connection may have open at once; more wait at the client")
     ] = 10_000
+    max_connections: Annotated[
+        int, Field(ge=1, le=1_000_000, description="connections that each address may have open at once")
+    ] = 4096
+    max_connection_age_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=10 * 365 * 86_400,
+            description="seconds after which a connection is asked to be made anew, its open calls going on; 0: never",
+        ),
+    ] = 0.0
+    handshake_timeout_s: Annotated[
+        float, Field(ge=0.1, le=600, description="seconds a client may take to begin with TLS and HTTP/2")
+    ] = 10.0
     default_time_limit_s: Annotated[
         float,
         Field(
@@ -123,11 +167,37 @@ class ServiceConfig(pydantic.BaseModel):
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines reach one of the addresses."""
+        return any(exposed(address) for address in self.listen)
+
+    @property
+    def serves_admin(self) -> bool:
+        """Whether methods that need the permission admin are served."""
+        return self.admin and (self.keys_file is not None or not self.is_exposed)
+
+    @pydantic.model_validator(mode="after")
+    def _refuse_half_a_certificate(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key: one needs the other")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError(
+                "tls_client_ca: needs tls_cert and tls_key; clients show certificates to servers that have one"
+            )
+        if self.tls_cert is not None and all(address.startswith("unix:") for address in self.listen):
+            raise ValueError("tls_cert: no address to listen on is a HOST:PORT; unix: addresses speak no TLS")
+        if self.health_needs_key and self.keys_file is None:
+            raise ValueError("health_needs_key: there are no keys; it needs keys_file")
+        return self
+
     @pydantic.model_validator(mode="after")
     def _refuse_exposure(self) -> Self:
+        lacking = [name for name in ("tls_cert", "keys_file") if getattr(self, name) is None]
         for address in self.listen:
-            if exposed(address) and not self.insecure:
+            if exposed(address) and lacking and not self.insecure:
                 raise ValueError(
-                    f"listen: {address} is no loopback address, and there is no TLS yet; --insecure serves there all the same"
+                    f"listen: {address} is reached by other machines and needs {' and '.join(lacking)} "
+                    "(headrace certs and headrace keys make them); --insecure serves there all the same"
                 )
         return self

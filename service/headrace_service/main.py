@@ -18,7 +18,9 @@ import uvloop
 
 from headrace_model_folder import InvalidModelFolder
 from headrace_service import logs, server
+from headrace_service.auth.credential_files import CredentialError
 from headrace_service.config import ServiceConfig
+from headrace_service.listening import CannotListen
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
         return _refuse(f"configuration: {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
-    except (server.CannotListen, InvalidModelFolder) as error:
+    except (CannotListen, CredentialError, InvalidModelFolder) as error:
         return _refuse(str(error))
     except OSError as error:
         return _refuse(f"{error.filename or path}: {error.strerror}")

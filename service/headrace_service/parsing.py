@@ -49,6 +49,13 @@ class Unparsed(Generic[Request]):
             raise errors.invalid(violations)
         return request
 
+    def peek(self) -> Request | None:
+        """Returns the message unchecked, for those who only look; None if the bytes are none."""
+        try:
+            return self._message_type.FromString(self._data)
+        except message.DecodeError:
+            return None
+
     def _check_unknown_bytes(self, request: Request) -> None:
         """Refuses a mass of unknown fields unseen: UnknownFieldSet makes an object of each, seconds for a large request."""
         known = self._message_type.FromString(self._data)

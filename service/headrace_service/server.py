@@ -1,6 +1,6 @@
 """One service process: its gRPC server, its connection to the backend, and how both begin and end.
 
-Owns channel options, ports, the order of start and of shutdown. On SIGTERM health turns NOT_SERVING first, new generations are refused UNAVAILABLE,
+Owns which services it serves, the order of start and of shutdown. On SIGTERM health turns NOT_SERVING first, new generations are refused UNAVAILABLE,
 open streams go on for the grace time, what is left ends UNAVAILABLE, and the process exits with 0; a second signal cuts the grace time short.
 """
 
@@ -14,41 +14,15 @@ import structlog
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from headrace_service import inference_service, reader_watch
+from headrace_service import inference_service, listening, reader_watch
+from headrace_service.auth.credentials import Credentials
 from headrace_service.config import ServiceConfig
 from headrace_service.health import HealthServicer
 from headrace_service.service_core import ServiceCore
 
 _STOP_S = 1.0
-_MAX_METADATA_BYTES = 8 << 10
 _HEALTH_NAME = "grpc.health.v1.Health"
 _log = structlog.get_logger("headrace.service")
-
-
-class CannotListen(Exception):
-    """An address is taken or not ours; the text names it."""
-
-
-def channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
-    """Returns the server's options; each corrects a default that was measured to harm (unbounded messages, a shared port, late pings)."""
-    return [
-        ("grpc.max_receive_message_length", config.max_message_bytes),
-        ("grpc.max_send_message_length", config.max_message_bytes),
-        ("grpc.so_reuseport", int(config.reuse_port)),
-        ("grpc.max_concurrent_streams", config.max_connection_streams),
-        # Calls beyond these end CANCELLED before any handler sees them; admission is ours.
-        ("grpc.server.max_pending_requests", 20_000),
-        ("grpc.server.max_pending_requests_hard_limit", 40_000),
-        ("grpc.keepalive_time_ms", int(config.keepalive_s * 1000)),
-        ("grpc.keepalive_timeout_ms", int(config.keepalive_timeout_s * 1000)),
-        ("grpc.http2.ping_timeout_ms", int(config.keepalive_timeout_s * 1000)),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        ("grpc.server_handshake_timeout_ms", 10_000),
-        # One limit instead of a range in which requests are refused at random.
-        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
-        ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
-    ]
 
 
 class Service:
@@ -57,7 +31,12 @@ class Service:
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
         self._core = ServiceCore(config)
-        self._server = grpc.aio.server(options=channel_options(config))
+        self._credentials = Credentials(config)
+        self._server = grpc.aio.server(
+            interceptors=[self._credentials.interceptor(listening.MAX_METADATA_BYTES)],
+            options=listening.channel_options(config),
+        )
+        self._probe_server = grpc.aio.server() if config.probe is not None else None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -76,18 +55,21 @@ class Service:
         """
         inference_service.register(self._server, self._core)
         names = [inference_service.SERVICE_NAME]
-        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(lambda: self._core.serving, names), self._server)
+        health = HealthServicer(lambda: self._core.serving, names)
+        health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         if self._config.reflection:
             reflection.enable_server_reflection([*names, _HEALTH_NAME, reflection.SERVICE_NAME], self._server)
-        addresses = [_bind(self._server, address) for address in self._config.listen]
+        addresses = [listening.bind(self._server, address, self._credentials.tls) for address in self._config.listen]
         await self._server.start()
+        await self._start_probe(health)
         self._tasks = [
             *(asyncio.create_task(model.connection.run(), name="engine-connection") for model in self._core.models),
             asyncio.create_task(
                 reader_watch.watch(lambda: self._core.delivering, self._reader_limits()), name="reader-watch"
             ),
+            asyncio.create_task(self._credentials.watch(), name="credentials"),
         ]
-        _log.info("service.listening", addresses=addresses)
+        self._log_listening(addresses)
         return addresses
 
     async def wait_failed(self) -> None:
@@ -101,10 +83,33 @@ class Service:
         """Shuts down in order; streams may go on for `grace_s`."""
         await self._core.drain(grace_s)
         await self._server.stop(_STOP_S)
+        if self._probe_server is not None:
+            await self._probe_server.stop(_STOP_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._core.close()
+
+    async def _start_probe(self, health: HealthServicer) -> None:
+        """Answers health checks on the private address, if there is one: a server of its own, so that nothing else is open there."""
+        if self._probe_server is None or self._config.probe is None:
+            return
+        health_pb2_grpc.add_HealthServicer_to_server(health, self._probe_server)
+        listening.bind(self._probe_server, self._config.probe, None)
+        await self._probe_server.start()
+
+    def _log_listening(self, addresses: list[str]) -> None:
+        config, credentials = self._config, self._credentials
+        _log.info(
+            "service.listening",
+            addresses=addresses,
+            tls="off" if credentials.tls is None else "mutual" if config.tls_client_ca is not None else "on",
+            keys=None if credentials.keys is None else len(credentials.keys),
+            admin=config.serves_admin,
+            reflection=config.reflection,
+        )
+        if config.is_exposed and (credentials.tls is None or credentials.keys is None):
+            _log.warning("service.insecure", why="other machines reach this server without TLS, or without keys")
 
     def _reader_limits(self) -> reader_watch.ReaderLimits:
         config = self._config
@@ -118,6 +123,7 @@ async def run(config: ServiceConfig) -> None:
 
     Raises:
         CannotListen: an address is taken.
+        CredentialError: a file of keys or certificates cannot be used.
         InvalidModelFolder: the model's folder cannot be served.
     """
     asked_to_stop = _stop_signals()
@@ -150,15 +156,3 @@ def _stop_signals() -> asyncio.Semaphore:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.release)
     return asked
-
-
-def _bind(server: grpc.aio.Server, address: str) -> str:
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError:
-        port = 0
-    if port == 0:
-        raise CannotListen(f"cannot listen on {address}: the address is taken or not this machine's")
-    if address.startswith("unix:"):
-        return address
-    return f"{address.rpartition(':')[0]}:{port}"

@@ -1,0 +1,10 @@
+"""Who may call what: API keys, TLS, and the gate in front of every method.
+
+Imports inside this package go one way:
+
+    interceptor -> key_ring, audit -> caller -> api_keys -> permissions, refusals
+    tls, key_ring -> credential_files;  keys_command -> api_keys;  certs_command -> certificates
+
+Nothing here knows a handler. `interceptor.AuthInterceptor` names the caller before a handler runs, `rpc_boundary.Call` carries it, and whoever resolves
+a model's name asks `Caller.check_model`. Quotas are numbers here; the engine keeps them, because they hold over all service processes.
+"""

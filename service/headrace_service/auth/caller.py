@@ -1,0 +1,88 @@
+"""Who calls.
+
+Owns the caller that the interceptor found for a call, and its way to the handler: a context variable, set in the task that then runs the handler. A handler
+that runs without it is a mistake of ours and fails; it never runs as somebody by default.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+
+from headrace_service.auth import permissions, refusals
+from headrace_service.auth.api_keys import ALL_MODELS, ApiKey, Limits
+
+# An entry that all is allowed to: everybody, on a server without keys.
+_EVERYBODY = ApiKey("everybody", "0" * 64, tuple(permissions.Permission), (ALL_MODELS,))
+
+
+class Caller:
+    """A caller, and what it may do now.
+
+    Rights are looked up each time they are asked for, since a stream may live longer than the key that opened it.
+
+    Args:
+        key_id: the key's id; "" on a server without keys.
+        entry: returns the key's entry as it is now, or None once the key that this caller presented is not valid any more.
+    """
+
+    __slots__ = ("_entry", "key_id")
+
+    def __init__(self, key_id: str, entry: Callable[[], ApiKey | None]) -> None:
+        self.key_id = key_id
+        self._entry = entry
+
+    @property
+    def tenant(self) -> str:
+        """On whose behalf requests are made; "" for everybody on a server without keys."""
+        return self.key_id
+
+    @property
+    def limits(self) -> Limits:
+        """The caller's quotas. Raises ServiceError as `check_method` does."""
+        return self._valid().limits
+
+    def check_method(self, method: str) -> None:
+        """Lets a method pass, given as "package.Service/Method".
+
+        Raises:
+            ServiceError: PERMISSION_DENIED; or UNAUTHENTICATED, the key is not valid any more.
+        """
+        if not permissions.allows(self._valid().permissions, method):
+            raise refusals.method_denied(method, permissions.needed(method))
+
+    def check_model(self, model: str) -> None:
+        """Lets a model pass, by name.
+
+        Raises:
+            ServiceError: PERMISSION_DENIED; or UNAUTHENTICATED, the key is not valid any more.
+        """
+        if not self._valid().allows_model(model):
+            raise refusals.model_denied(model)
+
+    def may_use_model(self, model: str) -> bool:
+        """Returns whether the caller may know of a model. Raises ServiceError: UNAUTHENTICATED."""
+        return self._valid().allows_model(model)
+
+    def _valid(self) -> ApiKey:
+        entry = self._entry()
+        if entry is None:
+            raise refusals.unauthenticated()
+        return entry
+
+
+EVERYBODY = Caller("", lambda: _EVERYBODY)
+
+_current: contextvars.ContextVar[Caller] = contextvars.ContextVar("headrace_caller")
+
+
+def set_current(caller: Caller) -> None:
+    """Sets the caller of the call that this task serves."""
+    _current.set(caller)
+
+
+def current() -> Caller:
+    """Returns the caller of the call that this task, or the one that started it, serves."""
+    caller = _current.get(None)
+    assert caller is not None, "a handler ran without the interceptor"
+    return caller

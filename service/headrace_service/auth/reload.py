@@ -1,0 +1,25 @@
+"""Looks after files of keys and certificates while the server runs.
+
+Owns the rhythm only: what a change means is the owner's of the file. Files are read in another thread, as a mounted folder may take its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Reloadable(Protocol):
+    """What follows a file."""
+
+    def reload(self) -> None:
+        """Takes the file's new content, or logs why not. Never raises for what is in the file."""
+
+
+async def watch(sources: Sequence[Reloadable], interval_s: float) -> None:
+    """Asks each source in turn, for ever."""
+    while True:
+        await asyncio.sleep(interval_s)
+        for source in sources:
+            await asyncio.to_thread(source.reload)

@@ -1,0 +1,149 @@
+"""Certificates of the TCP listeners, and their files' changes.
+
+Owns what is checked before grpc gets a certificate (that files parse, belong together and are valid now) and the exchange while the server runs. grpc asks
+for the certificate before every handshake, from one of its own threads and holding up that handshake: the answer is an object that lies ready. Reading
+and checking happens in `reload`. New connections get the new certificate, open ones live on with theirs. New files that are unsound are logged, and the
+certificate in force stays; so do the moments in which only one of two files has been replaced.
+"""
+
+from __future__ import annotations
+
+import datetime
+import pathlib
+from typing import NamedTuple
+
+import grpc
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from headrace_service.auth import credential_files
+from headrace_service.auth.credential_files import CredentialError
+
+_log = structlog.get_logger("headrace.audit")
+
+
+class TlsFiles(NamedTuple):
+    """Where the certificates lie.
+
+    Attributes:
+        certificate: PEM, the server's own first, then those up to its CA.
+        key: PEM, its private key, not encrypted.
+        client_ca: PEM; clients must have a certificate of one of these CAs. None: clients need none.
+    """
+
+    certificate: pathlib.Path
+    key: pathlib.Path
+    client_ca: pathlib.Path | None
+
+
+class _Loaded(NamedTuple):
+    configuration: grpc.ServerCertificateConfiguration
+    fingerprint: bytes
+    expires: datetime.datetime
+
+
+class Tls:
+    """The certificate of one service process.
+
+    Args:
+        files: where it lies.
+
+    Raises:
+        CredentialError: a file cannot be used.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._loaded = _load(files)
+        self._complained_of = ""
+
+    @property
+    def expires(self) -> datetime.datetime:
+        """When the certificate in force ends."""
+        return self._loaded.expires
+
+    def port_credentials(self) -> grpc.ServerCredentials:
+        """Returns credentials for one port; another port needs others, because grpc asks each for what is new to it."""
+        given = self._loaded
+
+        def newer() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal given
+            if given is self._loaded:
+                return None
+            given = self._loaded
+            return given.configuration
+
+        return grpc.dynamic_ssl_server_credentials(
+            given.configuration,
+            newer,  # type: ignore[arg-type]
+            require_client_authentication=self._files.client_ca is not None,
+        )
+
+    def reload(self) -> None:
+        """Takes the files' certificate if it has changed and is sound. Blocks on the disk; may run in another thread."""
+        try:
+            contents = _contents(self._files)
+            if credential_files.fingerprint(*contents) == self._loaded.fingerprint:
+                return
+            loaded = _checked(self._files, contents)
+        except CredentialError as error:
+            self._complain(str(error))
+            return
+        self._loaded, self._complained_of = loaded, ""
+        _log.info("tls.reloaded", expires=loaded.expires.isoformat())
+
+    def _complain(self, why: str) -> None:
+        """Logs once what is wrong with the files, until that changes."""
+        if why != self._complained_of:
+            _log.error("tls.not_reloaded", why=why, expires=self.expires.isoformat())
+        self._complained_of = why
+
+
+def _load(files: TlsFiles) -> _Loaded:
+    return _checked(files, _contents(files))
+
+
+def _contents(files: TlsFiles) -> list[bytes]:
+    """Returns certificate, key and, if there is one, client CA."""
+    contents = [
+        credential_files.read(files.certificate, private=False),
+        credential_files.read(files.key, private=True),
+    ]
+    if files.client_ca is not None:
+        contents.append(credential_files.read(files.client_ca, private=False))
+    return contents
+
+
+def _checked(files: TlsFiles, contents: list[bytes]) -> _Loaded:
+    certificate = _certificates(files.certificate, contents[0])[0]
+    _check_pair(files, certificate, contents[1])
+    now = datetime.datetime.now(datetime.UTC)
+    if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
+        raise CredentialError(
+            f"{files.certificate}: is valid from {certificate.not_valid_before_utc.isoformat()} to "
+            f"{certificate.not_valid_after_utc.isoformat()}, and it is {now.isoformat(timespec='seconds')}"
+        )
+    client_ca = contents[2] if files.client_ca is not None else None
+    if files.client_ca is not None:
+        _certificates(files.client_ca, contents[2])
+    configuration = grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], root_certificates=client_ca)
+    return _Loaded(configuration, credential_files.fingerprint(*contents), certificate.not_valid_after_utc)
+
+
+def _certificates(path: pathlib.Path, data: bytes) -> list[x509.Certificate]:
+    """Returns the certificates of a PEM file, one at least."""
+    try:
+        return x509.load_pem_x509_certificates(data)
+    except ValueError:
+        raise CredentialError(f"{path}: holds no certificate in PEM form") from None
+
+
+def _check_pair(files: TlsFiles, certificate: x509.Certificate, key: bytes) -> None:
+    try:
+        private = serialization.load_pem_private_key(key, password=None)
+    except (ValueError, TypeError):
+        raise CredentialError(f"{files.key}: holds no private key in PEM form without a passphrase") from None
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    if private.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
+        raise CredentialError(f"{files.key}: is not the key of the first certificate in {files.certificate}")

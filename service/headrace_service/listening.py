@@ -1,0 +1,71 @@
+"""Addresses and connections of a service process.
+
+Owns the options of the gRPC server, what each of them corrects, and binding: with TLS on HOST:PORT where there is a certificate, plain on Unix sockets.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from headrace_service.auth.tls import Tls
+from headrace_service.config import ServiceConfig
+
+MAX_METADATA_BYTES = 8 << 10
+# Above what the interceptor allows, so that it can answer a key of 64 KiB as it answers any other wrong one.
+_MAX_TRANSPORT_METADATA_BYTES = 80 << 10
+
+
+class CannotListen(Exception):
+    """An address is taken or not ours; the text names it."""
+
+
+def channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
+    """Returns the server's options; each corrects a default that was measured to harm (unbounded messages, a shared port, late pings)."""
+    options = [
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        ("grpc.so_reuseport", int(config.reuse_port)),
+        ("grpc.max_concurrent_streams", config.max_connection_streams),
+        # Counted for each address. What comes beyond is closed before its handshake.
+        ("grpc.max_allowed_incoming_connections", config.max_connections),
+        # Calls beyond these end CANCELLED before any handler sees them; admission is ours.
+        ("grpc.server.max_pending_requests", 20_000),
+        ("grpc.server.max_pending_requests_hard_limit", 40_000),
+        ("grpc.keepalive_time_ms", int(config.keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(config.keepalive_timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(config.keepalive_timeout_s * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+        # A client that pings more often, twice in a row, is sent away.
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 2),
+        ("grpc.server_handshake_timeout_ms", int(config.handshake_timeout_s * 1000)),
+        # One limit instead of a range in which requests are refused at random.
+        ("grpc.max_metadata_size", _MAX_TRANSPORT_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", _MAX_TRANSPORT_METADATA_BYTES),
+    ]
+    if config.max_connection_age_s:
+        options.append(("grpc.max_connection_age_ms", int(config.max_connection_age_s * 1000)))
+    return options
+
+
+def bind(server: grpc.aio.Server, address: str, tls: Tls | None) -> str:
+    """Makes a server listen on an address, with TLS if there is any and the address is HOST:PORT.
+
+    Returns:
+        The address with the port that was given.
+
+    Raises:
+        CannotListen: the address is taken or not this machine's.
+    """
+    try:
+        if tls is None or address.startswith("unix:"):
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, tls.port_credentials())
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise CannotListen(f"cannot listen on {address}: the address is taken or not this machine's")
+    if address.startswith("unix:"):
+        return address
+    return f"{address.rpartition(':')[0]}:{port}"
