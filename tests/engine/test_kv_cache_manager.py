@@ -8,11 +8,12 @@ from headrace_backend.engine.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.ledger import Ledger
 from headrace_backend.engine.requests import EngineRequest
 from headrace_backend.engine.sequence import LiveRequest, Sequence
+from headrace_backend.engine.tenant_account import TenantAccount
 from headrace_backend.engine.token_log import OutputLog
 
 
 def sequences(spec: EngineRequest) -> list[Sequence]:
-    live = LiveRequest(spec, 1, 0, 0, Ledger(0, 0), len(spec.prompt_ids), None)
+    live = LiveRequest(spec, 1, 0, 0, Ledger(0, 0), len(spec.prompt_ids), None, TenantAccount(""))
     return [Sequence(live, OutputLog(index, False), 0, None) for index in range(spec.n)]
 
 

@@ -8,13 +8,16 @@ from tests.engine.harness import request
 
 from headrace_backend.engine.ledger import Ledger
 from headrace_backend.engine.sequence import LiveRequest, Sequence
+from headrace_backend.engine.tenant_account import TenantAccount
 from headrace_backend.engine.token_log import OutputLog
 from headrace_backend.engine.waiting_queue import WaitingQueue
 
+ACCOUNT = TenantAccount("")
 
-def sequence(number: int, urgency_ns: int) -> Sequence:
+
+def sequence(number: int, urgency_ns: int, account: TenantAccount = ACCOUNT) -> Sequence:
     spec = request(3)
-    live = LiveRequest(spec, number, 0, 0, Ledger(0, 0), 3, None)
+    live = LiveRequest(spec, number, 0, 0, Ledger(0, 0), 3, None, account)
     return Sequence(live, OutputLog(0, False), urgency_ns, None)
 
 
@@ -48,6 +51,6 @@ def test_ended_sequences_are_swept_out_before_they_surface() -> None:
     for entered in behind:
         entered.ended = True
         queue.note_ended(entered)
-    assert len(queue._heap) < 200
+    assert len(queue._lines[ACCOUNT].heap) < 200
     assert len(queue) == 1
     assert queue.peek() is front

@@ -112,3 +112,5 @@ class LoadSnapshot:
     prefix_hit_tokens: int
     # Kernels compiled and graphs captured by the workers after they were ready; a warm engine has none.
     late_work: int
+    # Most sequences that the batch holds.
+    max_running_sequences: int

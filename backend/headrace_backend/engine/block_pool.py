@@ -65,24 +65,29 @@ class BlockPool:
         self.ref_counts[block] = 1
         return block
 
-    def hold(self, block: int) -> None:
-        """One more holder of a block that is used or cached."""
-        if self.ref_counts[block] == 0:
-            del self._cached[block]
+    def hold(self, block: int) -> bool:
+        """One more holder of a block that is used or cached. Returns whether it is the first."""
         self.ref_counts[block] += 1
+        if self.ref_counts[block] > 1:
+            return False
+        del self._cached[block]
+        return True
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """One holder fewer of each; the earlier in the iteration, the sooner evicted."""
+    def release(self, blocks: Iterable[int]) -> int:
+        """One holder fewer of each; the earlier in the iteration, the sooner evicted. Returns how many are held by nobody now."""
         ref_counts = self.ref_counts
+        num_unheld = 0
         for block in blocks:
             count = ref_counts[block] - 1
             assert count >= 0, "a block was released more often than held"
             ref_counts[block] = count
             if count == 0:
+                num_unheld += 1
                 if self._key_of_block[block] is None:
                     self._free.append(block)
                 else:
                     self._cached[block] = None
+        return num_unheld
 
     def publish(self, block: int, key: PrefixKey) -> None:
         """Makes a held, full and sound block findable. Where the key is known already, the earlier block stays the one to find."""

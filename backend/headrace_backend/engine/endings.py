@@ -14,6 +14,7 @@ from headrace_backend.engine.admission import Admission
 from headrace_backend.engine.deadlines import Deadlines
 from headrace_backend.engine.ledger import Phase
 from headrace_backend.engine.outbox import OutputEnd, RequestDone
+from headrace_backend.engine.quotas import Quotas
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.request_table import RequestTable
 from headrace_backend.engine.requests import EndReason
@@ -34,6 +35,7 @@ class Endings:
     admission: Admission
     deadlines: Deadlines
     rates: Rates
+    quotas: Quotas
 
     def end_output(self, sequence: Sequence, end: OutputEnd, now_ns: int) -> None:
         """Ends one output: releases what was held back, gives row and blocks back; with the last one the request ends."""
@@ -62,6 +64,7 @@ class Endings:
         ledger.end(now_ns)
         request.done = _done(request)
         request.publish(request.done)
+        self.quotas.ended(request, now_ns)
         self.subscriptions.end_request(request)
         self.deadlines.note_ended()
         # What is kept is the log; prompt and sequences would weigh more than it.

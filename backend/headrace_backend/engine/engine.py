@@ -35,21 +35,25 @@ from headrace_backend.engine.intake import Intake
 from headrace_backend.engine.isolation import GUILTY, Isolation
 from headrace_backend.engine.outbox import Outbox, Outboxes, Resumed, Started
 from headrace_backend.engine.plan_builder import InFlightStep, PlanBuilder
+from headrace_backend.engine.quotas import Quotas
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.request_table import RequestTable
 from headrace_backend.engine.requests import (
+    NO_LIMITS,
     AbortCause,
     EndReason,
     EngineRequest,
     ModelLimits,
     RequestState,
     Subscriber,
+    TenantLimits,
 )
 from headrace_backend.engine.scheduler import Scheduler
 from headrace_backend.engine.sequence import LiveRequest
 from headrace_backend.engine.settlement import Settlement
 from headrace_backend.engine.step_time import StepTimeModel
 from headrace_backend.engine.subscriptions import Subscriptions, read_outputs
+from headrace_backend.engine.tenant_account import TenantAccount
 from headrace_backend.engine.token_budget import DEFAULT_GPU_STEP_MS, TokenBudget
 from headrace_backend.engine.validation import RequestValidator
 from headrace_backend.step_plan import StepPlan, StepResult
@@ -92,9 +96,10 @@ class Engine:
         self._scheduler = Scheduler(config, self._budget)
         self._table = RequestTable(config)
         self._admission = Admission(config, rates)
+        self._quotas = Quotas(config.block_size)
         self._deadlines = Deadlines()
         self._endings = Endings(
-            self._scheduler, self._table, self._subscriptions, self._admission, self._deadlines, rates
+            self._scheduler, self._table, self._subscriptions, self._admission, self._deadlines, rates, self._quotas
         )
         self._settlement = Settlement(self._scheduler, self._endings, config.block_size, model.vocab_size, token_bytes)
         validator = RequestValidator(
@@ -125,10 +130,8 @@ class Engine:
         self._step_times.captured = self._captured_mixed_sizes if on_gpu else ()
         self._budget.target_us = 1e3 * (self._step_time_target_ms or (DEFAULT_GPU_STEP_MS if on_gpu else 0.0)) or None
         self._admission.num_blocks = num_blocks
-        for request in self._table.active():
-            reason = self._admission.check_fits(request.spec)
-            if reason is not None:
-                self._endings.end_all(request, EndReason.ERROR, self._clock(), error=reason)
+        self._quotas.set_num_blocks(num_blocks)
+        self._end_unfit(self._clock())
         self._scheduler.create_cache(num_blocks)
 
     def worker_lost(self, failed_step_id: int = 0) -> LossOutcome:
@@ -170,6 +173,7 @@ class Engine:
         """
         now_ns = self._clock()
         self._intake.validate(request)
+        account = self._account(request.tenant, request.limits, now_ns)
         if subscriber is None and not request.detached:
             raise RequestRefused.invalid([Violation("detached", "must be set for a request without a subscription")])
         earlier = self._table.find_by_key(request.tenant, request.idempotency_key, request.spec_digest)
@@ -179,7 +183,10 @@ class Engine:
         if subscriber is not None:
             self._subscriptions.check_free(subscriber)
         self._admission.check(request, now_ns, len(self._scheduler.running))
-        self._enter(self._intake.accept(request, subscriber, now_ns), subscriber)
+        token_charge = self._quotas.admit(account, request, now_ns)
+        live = self._intake.accept(request, subscriber, account, now_ns)
+        live.token_charge = token_charge
+        self._enter(live, subscriber)
         return AddOutcome(request.request_id, False, len(request.prompt_ids))
 
     def abort(self, request_id: str, tenant: str, cause: AbortCause) -> AbortOutcome:
@@ -196,20 +203,31 @@ class Engine:
     # Readers.
 
     def attach(
-        self, subscriber: Subscriber, request_id: str, tenant: str, output_index: int | None, from_token: int
+        self,
+        subscriber: Subscriber,
+        request_id: str,
+        tenant: str,
+        output_index: int | None,
+        from_token: int,
+        limits: TenantLimits = NO_LIMITS,
     ) -> AttachSnapshot:
         """A further reader of a request, of one output or of all; what it missed is in the snapshot.
 
         Raises:
-            RequestRefused: NOT_FOUND; OUT_OF_RANGE, the output or the token does not exist.
+            RequestRefused: INVALID_ARGUMENT, by a rule of limits; NOT_FOUND; OUT_OF_RANGE, the output or the token does not exist;
+                RESOURCE_EXHAUSTED, the tenant's streams are in use.
         """
+        self._intake.validate_limits(limits)
+        account = self._account(tenant, limits, self._clock())
         request = self._table.find(request_id, tenant)
         if request is None:
             raise RequestRefused(RefusalCode.NOT_FOUND, "request_id: unknown or expired")
         self._subscriptions.check_free(subscriber)
         outputs = read_outputs(request, output_index, from_token)
+        self._quotas.check_reader(account, request)
         if request.active:
             self._subscriptions.add(subscriber, request, output_index)
+            self._quotas.reader_came(request)
         return AttachSnapshot(
             request.spec.service_state,
             request.num_prompt_tokens,
@@ -223,7 +241,10 @@ class Engine:
     def detach(self, subscriber: Subscriber) -> None:
         """Ends a subscription; if it came with a request that is not detached, ends the request too."""
         request = self._subscriptions.remove(subscriber)
-        if request is not None and request.owner == subscriber and not request.spec.detached:
+        if request is None:
+            return
+        self._quotas.reader_left(request)
+        if request.owner == subscriber and not request.spec.detached:
             self._endings.end_all(request, EndReason.CANCELLED, self._clock())
 
     def stream_lost(self, stream_id: int) -> None:
@@ -298,16 +319,16 @@ class Engine:
     # Time.
 
     def expire(self) -> None:
-        """Ends requests whose deadline has passed, and forgets logs whose time is up."""
+        """Ends requests whose deadline has passed, and forgets logs and accounts whose time is up."""
         now_ns = self._clock()
         self._end_expired(now_ns)
         self._table.expire(now_ns)
+        self._quotas.expire(now_ns)
 
     def next_deadline_ns(self) -> int | None:
         """When `expire` has something to do next; None: nothing in sight."""
-        return min(
-            (t for t in (self._deadlines.next_ns(), self._table.next_expiry_ns()) if t is not None), default=None
-        )
+        times_ns = (self._deadlines.next_ns(), self._table.next_expiry_ns(), self._quotas.next_expiry_ns())
+        return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
 
     def drain(self) -> None:
         """Takes no new requests from now on; those there are go on."""
@@ -342,6 +363,7 @@ class Engine:
             prefix_query_tokens=scheduler.num_prefix_query_tokens,
             prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
             late_work=self._late_work,
+            max_running_sequences=scheduler.num_rows,
         )
 
     def check_integrity(self) -> None:
@@ -353,6 +375,8 @@ class Engine:
         )
         waiting = [request for request in active if not request.announced]
         assert len(waiting) == self._admission.num_waiting, "requests that have not started are counted"
+        pool = self._scheduler.kv.pool if self._scheduler.kv is not None else None
+        self._quotas.check_integrity(active, pool.num_used if pool is not None else 0)
 
     def _enter(self, request: LiveRequest, subscriber: Subscriber | None) -> None:
         self._table.add(request)
@@ -363,6 +387,23 @@ class Engine:
         for sequence in request.sequences:
             if sequence not in request.unforked:
                 self._scheduler.add(sequence)
+
+    def _account(self, tenant: str, limits: TenantLimits, now_ns: int) -> TenantAccount:
+        """The tenant's account, and what follows at once if its limits are new."""
+        before = self._quotas.find(tenant)
+        max_blocks = before.max_blocks if before is not None else None
+        account = self._quotas.account(tenant, limits, now_ns)
+        if account is before and account.max_blocks != max_blocks:
+            self._end_unfit(now_ns)
+            self._scheduler.waiting.unpark(account)
+        return account
+
+    def _end_unfit(self, now_ns: int) -> None:
+        """Ends requests that could not be computed even alone, now that the cache or the share of a tenant is smaller than when they were accepted."""
+        for request in self._table.active():
+            reason = self._admission.check_fits(request.spec) or self._quotas.check_fits(request.account, request.spec)
+            if reason is not None:
+                self._endings.end_all(request, EndReason.ERROR, now_ns, error=reason)
 
     def _note_duration(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
         """A step that was launched while the one before ran began when that one was done."""

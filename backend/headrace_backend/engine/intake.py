@@ -13,9 +13,10 @@ import numpy as np
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.ledger import Ledger
 from headrace_backend.engine.prompt_log import PromptLog
-from headrace_backend.engine.requests import EngineRequest, Subscriber
+from headrace_backend.engine.requests import EngineRequest, Subscriber, TenantLimits
 from headrace_backend.engine.sequence import LiveRequest, Sequence
 from headrace_backend.engine.stops import StopAutomaton, StopWatch
+from headrace_backend.engine.tenant_account import TenantAccount
 from headrace_backend.engine.token_log import OutputLog
 from headrace_backend.engine.validation import RequestValidator
 
@@ -44,7 +45,13 @@ class Intake:
         """Raises RequestRefused INVALID_ARGUMENT, naming every rule broken."""
         self._validator.check(request)
 
-    def accept(self, request: EngineRequest, owner: Subscriber | None, now_ns: int) -> LiveRequest:
+    def validate_limits(self, limits: TenantLimits) -> None:
+        """Raises RequestRefused INVALID_ARGUMENT, naming every rule broken."""
+        self._validator.check_limits(limits)
+
+    def accept(
+        self, request: EngineRequest, owner: Subscriber | None, account: TenantAccount, now_ns: int
+    ) -> LiveRequest:
         """A live request with nothing computed. Its outputs but the first wait to fork from it, unless each continues tokens of its own."""
         self._num_requests += 1
         live = LiveRequest(
@@ -55,6 +62,7 @@ class Intake:
             ledger=Ledger(now_ns, request.service_ns),
             num_prompt_tokens=len(request.prompt_ids),
             owner=owner,
+            account=account,
             num_active=request.n,
             prompt_log=self._prompt_log(request),
         )

@@ -1,6 +1,6 @@
 """Which blocks a sequence holds: growing, taking up a known prefix, sharing between outputs, copying before a write, giving back.
 
-Owns every change to a sequence's `blocks`, and through it the block pool. Does not decide who may have blocks (`scheduler`). A block is
+Owns every change to a sequence's `blocks`, and through it the block pool and what the tenants' accounts count as held. Does not decide who may have blocks (`scheduler`). A block is
 published to the prefix cache only when a sample that attended to all of it came out sound: a NaN anywhere in it would have shown there.
 """
 
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from headrace_backend.engine.block_pool import BlockPool
 from headrace_backend.engine.prefix_keys import PrefixKeys
 from headrace_backend.engine.sequence import Sequence
+from headrace_backend.engine.tenant_account import TenantAccount
 
 
 class BlockCopy(NamedTuple):
@@ -25,7 +26,7 @@ class BlockCopy(NamedTuple):
 class KVCacheManager:
     """Blocks of `block_size` tokens for sequences."""
 
-    __slots__ = ("_enable_prefix_cache", "_held_sources", "_keys", "block_size", "pool")
+    __slots__ = ("_enable_prefix_cache", "_held_sources", "_keys", "_source_accounts", "block_size", "pool")
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_cache: bool) -> None:
         """All blocks free, no prefix known."""
@@ -35,6 +36,7 @@ class KVCacheManager:
         self._enable_prefix_cache = enable_prefix_cache
         # Sources of the copies of the step in the making: not to be given away before its plan is complete.
         self._held_sources: Counter[int] = Counter()
+        self._source_accounts: dict[int, TenantAccount] = {}
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -66,8 +68,7 @@ class KVCacheManager:
     def take_prefix(self, sequence: Sequence, prefix: list[int]) -> None:
         """Gives a sequence without blocks the prefix just found."""
         assert not sequence.blocks, "only a sequence that begins takes up a prefix"
-        for block in prefix:
-            self.pool.hold(block)
+        sequence.request.account.num_blocks += sum([self.pool.hold(block) for block in prefix])
         sequence.blocks = prefix
         num_tokens = len(prefix) * self.block_size
         sequence.publish_at = num_tokens + self.block_size
@@ -80,11 +81,12 @@ class KVCacheManager:
 
     def grow(self, sequence: Sequence, num_tokens: int) -> int:
         """Appends blocks until the tokens fit. The caller has seen to it that they are available. Returns how many were appended."""
-        missing = self.num_blocks_for(num_tokens) - len(sequence.blocks)
+        missing = max(0, self.num_blocks_for(num_tokens) - len(sequence.blocks))
         for _ in range(missing):
             sequence.blocks.append(self._allocate())
+        sequence.request.account.num_blocks += missing
         sequence.capacity = len(sequence.blocks) * self.block_size
-        return max(0, missing)
+        return missing
 
     def copy_on_write(self, sequence: Sequence) -> BlockCopy | None:
         """Makes the block that the sequence writes to next its own; None if it is. The last holder needs no copy."""
@@ -95,15 +97,19 @@ class KVCacheManager:
         index = sequence.num_computed // self.block_size
         source, target = sequence.blocks[index], self._allocate()
         sequence.blocks[index] = target
+        sequence.request.account.num_blocks += 1
         # The sequence's own hold passes to the copy.
         self._held_sources[source] += 1
+        self._source_accounts[source] = sequence.request.account
         return BlockCopy(source, target)
 
     def end_step(self) -> None:
         """The step's plan is complete: sources of its copies may be given away by later ones."""
         if self._held_sources:
-            self.pool.release(self._held_sources.elements())
+            for source in self._held_sources.elements():
+                self._source_accounts[source].num_blocks -= self.pool.release((source,))
             self._held_sources.clear()
+            self._source_accounts.clear()
 
     def fork(self, leader: Sequence, sibling: Sequence) -> None:
         """Gives an output that has computed nothing the prompt's blocks of the output that computed it."""
@@ -127,7 +133,7 @@ class KVCacheManager:
 
     def release(self, sequence: Sequence) -> None:
         """Gives all blocks back; the end of a prefix is forgotten before its beginning."""
-        self.pool.release(reversed(sequence.blocks))
+        sequence.request.account.num_blocks -= self.pool.release(reversed(sequence.blocks))
         sequence.blocks = []
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:

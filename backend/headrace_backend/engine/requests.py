@@ -96,6 +96,22 @@ class StopSpec:
     include_stop_string: bool = False
 
 
+class TenantLimits(NamedTuple):
+    """What one tenant may take, over all services. 0: no such limit."""
+
+    # Accepted requests.
+    requests_per_minute: int = 0
+    # Requests that wait or run, and readers beside the first of each, at one time.
+    concurrent_streams: int = 0
+    # Of prompts and outputs.
+    tokens_per_minute: int = 0
+    # Of the KV cache's blocks, above 0 to 1.
+    kv_cache_share: float = 0.0
+
+
+NO_LIMITS = TenantLimits()
+
+
 @dataclasses.dataclass(slots=True)
 class EngineRequest:
     """One request: a prompt and n outputs."""
@@ -133,6 +149,8 @@ class EngineRequest:
     traceparent: str = ""
     # A continuation: per output, the tokens that an earlier attempt emitted. Empty, or n entries.
     emitted: tuple[TokenIds, ...] = ()
+    # The tenant's newest ones: they hold for all of its requests.
+    limits: TenantLimits = NO_LIMITS
 
     @property
     def prompt_logprob_bytes(self) -> int:

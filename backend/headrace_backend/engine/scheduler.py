@@ -10,7 +10,10 @@ There are no phases: each step lets sequences catch up with their tokens, within
    (`token_budget`, which may also set the long ones back behind 3, with a share kept for them).
 3. Waiting sequences, most urgent first, unless blocks were short in this step.
 
-When blocks are short the least urgent sequence that the step does not compute is preempted: its blocks go back and it waits, to be
+A tenant's sequences hold at most its share of the blocks. One that waits for more is passed over with its whole tenant, and those of others go on; one that runs and
+needs more preempts the least urgent of its own tenant, never another's.
+
+When blocks are short for all, the least urgent sequence that the step does not compute is preempted: its blocks go back and it waits, to be
 computed again. A sequence never preempts a more urgent one: it stalls for the step instead and keeps what it has. So the most
 urgent sequence always advances, and as admission refuses what could not fit even alone, every sequence ends. Costs grow with the
 rows scheduled; a waiting sequence costs nothing until it is at the front.
@@ -19,6 +22,7 @@ rows scheduled; a waiting sequence costs nothing until it is at the front.
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
@@ -26,6 +30,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.engine.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.plan_builder import PlanBuilder
 from headrace_backend.engine.sequence import NO_ROW, LiveRequest, Sequence
+from headrace_backend.engine.tenant_account import TenantAccount
 from headrace_backend.engine.token_budget import MAX_COUNTED_TOKENS, TokenBudget
 from headrace_backend.engine.waiting_queue import WaitingQueue
 
@@ -52,10 +57,12 @@ class Scheduler:
         self.num_prefix_hit_tokens = 0
         self._config = config
         # Every row can decode in every step, so that no row starves behind the budget.
-        self._num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._free_rows: list[int] = []
         # Given back, but the worker was not told yet.
         self._leaving_rows: list[int] = []
+        # In the step in the making somebody was preempted or stalled for want of blocks, other than those of a share.
+        self._blocks_short = False
         # Requests that took a row in the step planned last, while they had none.
         self.entered: list[LiveRequest] = []
 
@@ -63,7 +70,7 @@ class Scheduler:
         """A worker with empty rows and an empty cache is there."""
         assert not self.running, "sequences of the worker before were evicted"
         self.kv = KVCacheManager(num_blocks, self._config.block_size, self._config.enable_prefix_cache)
-        self._free_rows = list(range(self._num_rows - 1, -1, -1))
+        self._free_rows = list(range(self.num_rows - 1, -1, -1))
         self._leaving_rows = []
 
     def drop_cache(self, now_ns: int) -> None:
@@ -71,7 +78,10 @@ class Scheduler:
         evicted, self.running = self.running, []
         for sequence in evicted:
             sequence.leave_row()
+            account = sequence.request.account
+            account.num_running = account.num_blocks = 0
             self.waiting.push(sequence)
+            self.waiting.unpark(account)
             sequence.request.lost_row(now_ns)
         for sequence in self._queued():
             sequence.forget_unread()
@@ -131,14 +141,14 @@ class Scheduler:
         """Fills a step. Returns whether there is anything to compute; if not, nothing of the builder is to be used."""
         assert self.kv is not None, "there is a worker"
         self.entered.clear()
-        num_preemptions = self.num_preemptions
-        catching_up, enough = self._schedule_decodes(builder, now_ns)
+        self._blocks_short = False
+        catching_up = self._schedule_decodes(builder, now_ns)
         builder.close_decodes()
         if catching_up or self.waiting:
             self._budget.begin(builder.load, self._num_backlog_tokens(catching_up))
             long = self._take_long(catching_up)
-            enough &= self._schedule_catching_up(catching_up, builder, now_ns)
-            if enough and num_preemptions == self.num_preemptions:
+            self._schedule_catching_up(catching_up, builder, now_ns)
+            if not self._blocks_short:
                 self._admit_waiting(catching_up + long, builder, now_ns)
             self._budget.unreserve()
             self._schedule_catching_up(long, builder, now_ns)
@@ -157,7 +167,7 @@ class Scheduler:
             return
         self.kv.check_integrity(self.running)
         rows = [sequence.row for sequence in self.running]
-        assert sorted(rows + self._free_rows) == list(range(self._num_rows)), "a row is lost or held twice"
+        assert sorted(rows + self._free_rows) == list(range(self.num_rows)), "a row is lost or held twice"
         assert all(not sequence.ended for sequence in self.running), "an ended sequence holds a row"
         assert all(s.num_settled <= s.num_computed <= s.capacity for s in self.running), "settled <= scheduled <= room"
         assert all(not s.blocks and s.row == NO_ROW for s in self._queued()), "a waiting sequence holds something"
@@ -165,10 +175,9 @@ class Scheduler:
         keys = [sequence.urgency for sequence in self.running]
         assert keys == sorted(keys), "running sequences are ordered by urgency"
 
-    def _schedule_decodes(self, builder: PlanBuilder, now_ns: int) -> tuple[list[Sequence], bool]:
-        """One token for each that has one to decode. Returns the sequences that catch up, and whether blocks sufficed."""
+    def _schedule_decodes(self, builder: PlanBuilder, now_ns: int) -> list[Sequence]:
+        """One token for each that has one to decode. Returns the sequences that catch up."""
         catching_up: list[Sequence] = []
-        enough = True
         # Preemption removes only less urgent sequences, which come later in the list.
         for sequence in self.running:
             if not sequence.decodes:
@@ -176,10 +185,9 @@ class Scheduler:
             elif sequence.num_tokens < sequence.max_tokens_total:
                 if sequence.num_tokens > sequence.capacity or sequence.tail_shared:
                     if not self._make_room(sequence, sequence.num_tokens, builder, now_ns):
-                        enough = False
                         continue
                 builder.add_decode(sequence)
-        return catching_up, enough
+        return catching_up
 
     def _num_backlog_tokens(self, catching_up: list[Sequence]) -> int:
         """Tokens that wait to be computed, each sequence counted up to a limit."""
@@ -196,8 +204,8 @@ class Scheduler:
         budget.reserve()
         return long
 
-    def _schedule_catching_up(self, sequences: list[Sequence], builder: PlanBuilder, now_ns: int) -> bool:
-        """Chunks for those that have more than one token to compute. Returns whether blocks sufficed."""
+    def _schedule_catching_up(self, sequences: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
+        """Chunks for those that have more than one token to compute."""
         for sequence in sequences:
             # It may have been preempted for one before it.
             if sequence.row == NO_ROW:
@@ -207,24 +215,34 @@ class Scheduler:
                 continue
             count = self._budget.chunk(sequence.num_computed, num_wanted)
             if count == 0:
-                return True
-            if not self._make_room(sequence, sequence.num_computed + count, builder, now_ns):
-                return False
-            self._add_known(sequence, count, builder, now_ns)
-        return True
+                return
+            if self._make_room(sequence, sequence.num_computed + count, builder, now_ns):
+                self._add_known(sequence, count, builder, now_ns)
+            elif self._blocks_short:
+                return
 
     def _admit_waiting(self, catching_up: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
         """Lets in who fits with all its tokens, beside the blocks that whoever catches up will need."""
         kv, budget = self.kv, self._budget
         assert kv is not None, "there is a worker"
-        num_promised = sum([kv.num_missing(sequence, sequence.num_tokens) for sequence in catching_up])
+        promised: Counter[TenantAccount] = Counter()
+        for computing in catching_up:
+            promised[computing.request.account] += kv.num_missing(computing, computing.num_tokens)
+        num_promised = promised.total()
         while self._free_rows and budget.num_tokens_left > 0:
             sequence = self.waiting.peek()
-            # A token sampled before a preemption may still be on its way; it has to be read before it can be computed again.
-            if sequence is None or sequence.num_unread:
+            if sequence is None:
                 return
-            prefix = kv.find_prefix(sequence)
-            if kv.num_needed(sequence, prefix) + self._num_spare_blocks() + num_promised > kv.pool.num_available:
+            account = sequence.request.account
+            prefix = [] if sequence.num_unread else kv.find_prefix(sequence)
+            num_needed = kv.num_needed(sequence, prefix)
+            if num_needed + _num_spare_blocks(account.num_running) + promised[account] > account.num_blocks_left:
+                self.waiting.park()
+                continue
+            # A token sampled before a preemption may still be on its way; it has to be read before it can be computed again.
+            if sequence.num_unread:
+                return
+            if num_needed + _num_spare_blocks(len(self.running)) + num_promised > kv.pool.num_available:
                 return
             num_known = len(prefix) * kv.block_size
             count = budget.chunk(num_known, _num_wanted(sequence, num_known, builder))
@@ -238,7 +256,9 @@ class Scheduler:
             builder.admit(sequence)
             builder.update_table(sequence.row, 0, sequence.blocks)
             self._add_known(sequence, count, builder, now_ns)
-            num_promised += kv.num_missing(sequence, sequence.num_tokens)
+            num_missing = kv.num_missing(sequence, sequence.num_tokens)
+            num_promised += num_missing
+            promised[account] += num_missing
 
     def _note_prefix(self, sequence: Sequence) -> None:
         """The prefix cache was asked for a prompt; what is computed again after a preemption does not count."""
@@ -247,9 +267,6 @@ class Scheduler:
             self.num_prefix_query_tokens += sequence.num_prompt_tokens
             self.num_prefix_hit_tokens += num_hits
             sequence.request.note_prefix(num_hits)
-
-    def _num_spare_blocks(self) -> int:
-        return -(-len(self.running) // _RUNNING_PER_SPARE_BLOCK)
 
     def _add_known(self, sequence: Sequence, count: int, builder: PlanBuilder, now_ns: int) -> None:
         if builder.add_known(sequence, count) and sequence.request.unforked:
@@ -274,8 +291,15 @@ class Scheduler:
         """Sees to it that the tokens before `num_tokens` can be written, preempting if need be. False: not in this step."""
         kv = self.kv
         assert kv is not None, "there is a worker"
+        account = sequence.request.account
         # A preempted sequence may have been the other holder of a block: what is missing is asked again each time.
+        while kv.num_missing(sequence, num_tokens) > account.num_blocks_left:
+            victim = self._find_victim(sequence, builder.step_id, account)
+            if victim is None:
+                return False
+            self._preempt(victim, now_ns)
         while kv.num_missing(sequence, num_tokens) > kv.pool.num_available:
+            self._blocks_short = True
             victim = self._find_victim(sequence, builder.step_id)
             if victim is None:
                 return False
@@ -290,11 +314,13 @@ class Scheduler:
             builder.update_table(sequence.row, len(sequence.blocks) - appended, sequence.blocks[-appended:])
         return True
 
-    def _find_victim(self, sequence: Sequence, step_id: int) -> Sequence | None:
-        """The least urgent sequence that is less urgent than `sequence`, is not computed by the step, and has more to compute."""
+    def _find_victim(self, sequence: Sequence, step_id: int, account: TenantAccount | None = None) -> Sequence | None:
+        """The least urgent sequence, of one tenant or of all, that is less urgent than `sequence`, is not computed by the step, and has more to compute."""
         for candidate in reversed(self.running):
             if candidate is sequence:
                 return None
+            if account is not None and candidate.request.account is not account:
+                continue
             if candidate.planned_in != step_id and not candidate.completing:
                 return candidate
         return None
@@ -309,6 +335,7 @@ class Scheduler:
     def _occupy(self, sequence: Sequence, now_ns: int) -> None:
         sequence.row = self._free_rows.pop()
         bisect.insort(self.running, sequence, key=_urgency)
+        sequence.request.account.num_running += 1
         if sequence.request.num_rows == 0:
             self.entered.append(sequence.request)
         sequence.request.took_row(now_ns)
@@ -320,6 +347,8 @@ class Scheduler:
         self._leaving_rows.append(sequence.row)
         self.kv.release(sequence)
         sequence.leave_row()
+        sequence.request.account.num_running -= 1
+        self.waiting.unpark(sequence.request.account)
         sequence.request.lost_row(now_ns)
 
 
@@ -328,6 +357,10 @@ def _num_wanted(sequence: Sequence, num_known: int, builder: PlanBuilder) -> int
     num_missing = sequence.num_tokens - num_known
     log = sequence.prompt_log
     return num_missing if log is None else log.most_computed(num_known, num_missing, builder.num_prompt_logprobs_left)
+
+
+def _num_spare_blocks(num_running: int) -> int:
+    return -(-num_running // _RUNNING_PER_SPARE_BLOCK)
 
 
 def _urgency(sequence: Sequence) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from headrace_backend.engine.outbox import Event, RequestDone, Stream
 from headrace_backend.engine.prompt_log import PromptLog
 from headrace_backend.engine.requests import EngineRequest, RequestState
 from headrace_backend.engine.stops import StopWatch
+from headrace_backend.engine.tenant_account import TenantAccount, TokenCharge
 from headrace_backend.engine.token_log import OutputLog
 
 NO_ROW = -1
@@ -148,6 +149,9 @@ class LiveRequest:
     num_prompt_tokens: int
     # The stream and handle that came with the request: a request that is not detached ends with them.
     owner: tuple[int, int] | None
+    account: TenantAccount
+    # What its account gets back at its end, but for what was used; None where its tokens were not limited.
+    token_charge: TokenCharge | None = None
     sequences: list[Sequence] = dataclasses.field(default_factory=list)
     logs: list[OutputLog] = dataclasses.field(default_factory=list)
     # Log probabilities of the prompt, if they were asked for.

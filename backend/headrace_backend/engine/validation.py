@@ -14,7 +14,14 @@ from collections.abc import Iterable
 import numpy as np
 
 from headrace_backend.engine.errors import RequestRefused, Violation
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, SamplingSpec, StopSpec, TokenIds
+from headrace_backend.engine.requests import (
+    EngineRequest,
+    ModelLimits,
+    SamplingSpec,
+    StopSpec,
+    TenantLimits,
+    TokenIds,
+)
 
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 100
@@ -59,6 +66,7 @@ class RequestValidator:
         self._check_sampling(request.sampling, violations)
         self._check_stop(request.stop, len(request.prompt_ids), violations)
         self._check_emitted(request, violations)
+        self._check_limits(request.limits, violations)
         violations.require(1 <= request.n <= self._max_outputs, "spec.n", f"must be 1 to {self._max_outputs}")
         violations.require(-1 <= request.num_logprobs <= MAX_LOGPROBS, "spec.logprobs", f"must be 0 to {MAX_LOGPROBS}")
         violations.require(
@@ -69,6 +77,28 @@ class RequestValidator:
         )
         if violations.found:
             raise RequestRefused.invalid(violations.found)
+
+    def check_limits(self, limits: TenantLimits) -> None:
+        """Accepts limits that come without a request.
+
+        Raises:
+            RequestRefused: INVALID_ARGUMENT with every rule broken.
+        """
+        violations = _Violations()
+        self._check_limits(limits, violations)
+        if violations.found:
+            raise RequestRefused.invalid(violations.found)
+
+    def _check_limits(self, limits: TenantLimits, violations: _Violations) -> None:
+        for name in ("requests_per_minute", "concurrent_streams", "tokens_per_minute"):
+            violations.require(
+                getattr(limits, name) >= 0, f"limits.{name}", "must be 0 (no limit), or the number allowed"
+            )
+        violations.require(
+            0 <= limits.kv_cache_share <= 1,
+            "limits.kv_cache_share",
+            "must be 0 (no limit), or a share above 0 and at most 1",
+        )
 
     def _check_identity(self, request: EngineRequest, violations: _Violations) -> None:
         require = violations.require

@@ -292,10 +292,12 @@ class EngineService:
         self._log.debug("request aborted", request_id=abort.request_id, cause=cause.name, was_active=was_active)
 
     def _attach(self, stream: ServiceStream, attach: engine_pb2.AttachRequest) -> None:
-        incoming.check_attach(attach)
+        limits = incoming.read_attach_limits(attach)
         subscriber = self._claim_handle(stream, attach.handle)
         output_index = attach.output_index if attach.HasField("output_index") else None
-        snapshot = self._engine.attach(subscriber, attach.request_id, attach.tenant, output_index, attach.from_token)
+        snapshot = self._engine.attach(
+            subscriber, attach.request_id, attach.tenant, output_index, attach.from_token, limits
+        )
         if snapshot.done is None:
             stream.handles.add(attach.handle)
         limit = min(_MAX_ATTACHED_BYTES, self._max_message_bytes // 2)

@@ -20,6 +20,7 @@ from headrace_backend.engine.requests import (
     RequestState,
     SamplingSpec,
     StopSpec,
+    TenantLimits,
     TokenIds,
 )
 from headrace_protos.engine.v1 import engine_pb2
@@ -227,9 +228,22 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
         service_state=add.service_state,
         traceparent=add.traceparent,
         emitted=tuple(_token_ids(part.token_ids, f"emitted[{i}]", checks) for i, part in enumerate(add.emitted)),
+        limits=_limits(add.limits, checks),
     )
     checks.finish()
     return request
+
+
+def _limits(limits: engine_pb2.TenantLimits, checks: _Checks) -> TenantLimits:
+    """The tenant's limits. A share comes as the decimal number that was meant: 0.7, not the float32 below it."""
+    share = limits.kv_cache_share
+    checks.require(math.isfinite(share), "limits.kv_cache_share", "must be a finite number")
+    return TenantLimits(
+        requests_per_minute=limits.requests_per_minute,
+        concurrent_streams=limits.concurrent_streams,
+        tokens_per_minute=limits.tokens_per_minute,
+        kv_cache_share=float(str(np.float32(share))),
+    )
 
 
 def read_abort_cause(abort: engine_pb2.AbortRequest) -> AbortCause:
@@ -246,13 +260,19 @@ def read_abort_cause(abort: engine_pb2.AbortRequest) -> AbortCause:
     return AbortCause(abort.cause)
 
 
-def check_attach(attach: engine_pb2.AttachRequest) -> None:
-    """Raises RequestRefused if the message breaks a rule of the wire."""
+def read_attach_limits(attach: engine_pb2.AttachRequest) -> TenantLimits:
+    """The tenant's limits; the other fields are as they are.
+
+    Raises:
+        RequestRefused: The message breaks a rule of the wire.
+    """
     _refuse_unknown(attach)
     checks = _Checks()
     _identity(attach.request_id, attach.tenant, checks)
     checks.require(attach.handle != 0, "handle", "must not be 0")
+    limits = _limits(attach.limits, checks)
     checks.finish()
+    return limits
 
 
 def read_list_state(query: engine_pb2.ListQuery) -> RequestState:

@@ -297,6 +297,7 @@ def write_load(query_id: int, load: LoadSnapshot) -> engine_pb2.FromEngine:
             prefix_query_tokens=load.prefix_query_tokens,
             prefix_hit_tokens=load.prefix_hit_tokens,
             late_work=load.late_work,
+            max_running_sequences=load.max_running_sequences,
         )
     )
 
