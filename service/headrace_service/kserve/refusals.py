@@ -1,0 +1,75 @@
+"""Refusals in the words that Triton's clients look for.
+
+Owns texts that several rooms of this package share, and the translation of the public API's field paths into what a KServe caller sent. The
+texts name tensor, rule and limit, and are capped by `errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import grpc
+from google.rpc import error_details_pb2
+
+from headrace_service import errors
+from headrace_service.errors import ServiceError, Violation
+
+VERSION = "1"
+
+
+def invalid(text: str, field: str) -> ServiceError:
+    """Returns INVALID_ARGUMENT with a text of its own; `field` is what a program reads."""
+    detail = errors.invalid([Violation(field, text)]).details
+    return ServiceError(grpc.StatusCode.INVALID_ARGUMENT, text, detail)
+
+
+def unsupported(text: str) -> ServiceError:
+    """Returns UNIMPLEMENTED."""
+    return ServiceError(grpc.StatusCode.UNIMPLEMENTED, text)
+
+
+def unknown_model(name: str, version: str = "") -> ServiceError:
+    """Returns NOT_FOUND for a model that is not served, or not in that version."""
+    of_version = f" version {errors.echo(version)}" if version else ""
+    return errors.not_found(f"Request for unknown model: {errors.echo(name)}{of_version} is not found")
+
+
+def check_name(name: str, field: str) -> None:
+    """Raises INVALID_ARGUMENT if no model is named."""
+    if not name:
+        raise errors.invalid_field(field, "must be set")
+
+
+def check_version(name: str, version: str) -> None:
+    """Raises INVALID_ARGUMENT for what is no version, NOT_FOUND for one that no model has."""
+    if version in ("", VERSION):
+        return
+    if not (version.isascii() and version.isdigit() and int(version[:20]) > 0):
+        raise invalid(
+            f"failed to get model version from specified version string {errors.echo(version)}, "
+            "version should be an integer value > 0",
+            "model_version",
+        )
+    raise unknown_model(name, version)
+
+
+def renamed(error: ServiceError, names: Mapping[str, str]) -> ServiceError:
+    """Returns an error of the public API's validation in the caller's own words.
+
+    Args:
+        error: as raised for a GenerationSpec.
+        names: what the caller calls a field, by its path's beginning; the longest that fits counts.
+    """
+    for detail in error.details:
+        if isinstance(detail, error_details_pb2.BadRequest):
+            violations = [Violation(_rename(v.field, names), v.description) for v in detail.field_violations]
+            return errors.invalid(violations)
+    return error
+
+
+def _rename(field: str, names: Mapping[str, str]) -> str:
+    fitting = [path for path in names if field == path or field.startswith((path + ".", path + "["))]
+    if not fitting:
+        return field
+    longest = max(fitting, key=len)
+    return names[longest] + field[len(longest) :]

@@ -1,0 +1,231 @@
+"""Counts and durations of every model, over all service processes of a server.
+
+Owns what ModelStatistics answers. Clients' connections are spread over processes, so each process counts into a file of its own in the server's
+private folder, and whoever is asked adds all files up. One writer per file, eight-byte counters, no lock: a reader may see a request's
+counters half written, and right a moment later. A process that is started again goes on with its file; without a folder a process
+counts for itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from headrace_protos.inference import grpc_service_pb2 as pb
+from headrace_service.kserve.refusals import VERSION
+
+# Responses of a request beyond these are not counted one by one (they are in all other counts).
+MAX_RESPONSES = 1024
+MAX_BATCH = 16
+_MAX_MODELS = 128
+_NAME_BYTES = 256
+_SUFFIX = ".kserve-statistics"
+_INFER = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+_BATCH = ("compute_input", "compute_infer", "compute_output")
+_RESPONSE = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
+
+# A model's counters: every duration is a pair (count, nanoseconds).
+_RECORD = np.dtype(
+    [
+        ("name", f"S{_NAME_BYTES}"),
+        ("last_inference_ms", "<u8"),
+        ("inferences", "<u8"),
+        ("executions", "<u8"),
+        ("infer", "<u8", (len(_INFER), 2)),
+        ("batch", "<u8", (MAX_BATCH, len(_BATCH), 2)),
+        ("responses", "<u8", (MAX_RESPONSES, len(_RESPONSE), 2)),
+    ]
+)
+_Records = np.ndarray[Any, np.dtype[Any]]
+_log = structlog.get_logger("headrace.service")
+
+
+@dataclasses.dataclass(slots=True)
+class Durations:
+    """Where a request's time went, nanoseconds."""
+
+    total: int = 0
+    queue: int = 0
+    compute_input: int = 0
+    compute_infer: int = 0
+    compute_output: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class ResponseTimes:
+    """The responses of one request of a decoupled model, each by the moments (CLOCK_MONOTONIC, ns) it was ready and it was sent.
+
+    Attributes:
+        begin_ns: when computing began.
+        ready_ns: per response.
+        sent_ns: likewise.
+        empty: index of the response that only said it was the last, if there was one.
+    """
+
+    begin_ns: int
+    ready_ns: list[int] = dataclasses.field(default_factory=list)
+    sent_ns: list[int] = dataclasses.field(default_factory=list)
+    empty: int | None = None
+
+
+class ModelCounters:
+    """The counters of one model in this process."""
+
+    def __init__(self, record: np.void) -> None:
+        self._record = record
+        self._infer: npt.NDArray[np.uint64] = record["infer"]
+        self._batch: npt.NDArray[np.uint64] = record["batch"]
+        self._responses: npt.NDArray[np.uint64] = record["responses"]
+
+    def succeeded(self, durations: Durations, batch_size: int = 1) -> None:
+        """Counts a request that was answered whole."""
+        parts = [durations.compute_input, durations.compute_infer, durations.compute_output]
+        self._infer[0] += (1, durations.total)
+        self._infer[2:6] += [(1, part) for part in (durations.queue, *parts)]
+        self._batch[min(batch_size, MAX_BATCH) - 1] += [(1, part) for part in parts]
+        self._record["inferences"] += batch_size
+        self._record["executions"] += 1
+        self._record["last_inference_ms"] = time.time_ns() // 1_000_000
+
+    def failed(self, total_ns: int) -> None:
+        """Counts a request that ended with an error or was cancelled."""
+        self._infer[1] += (1, total_ns)
+
+    def responded(self, times: ResponseTimes) -> None:
+        """Counts the responses that a request got."""
+        num = min(len(times.sent_ns), MAX_RESPONSES)
+        if num == 0:
+            return
+        ready = np.array(times.ready_ns[:num], dtype=np.int64)
+        sent = np.array(times.sent_ns[:num], dtype=np.int64)
+        before = np.concatenate(([times.begin_ns], sent[:-1]))
+        rows = self._responses[:num]
+        columns = np.zeros(rows.shape, dtype=np.int64)
+        columns[:, 0, 1] = ready - before
+        columns[:, 1, 1] = sent - ready
+        columns[:, 2, 1] = sent - before
+        columns[:, :3, 0] = 1
+        if times.empty is not None and times.empty < num:
+            columns[times.empty, 4] = columns[times.empty, 2]
+            columns[times.empty, :4] = 0
+        rows += np.maximum(columns, 0).astype(np.uint64)
+
+    def response_failed(self, index: int, duration_ns: int, cancelled: bool) -> None:
+        """Counts the error, or the end by cancellation, that came in a response's place."""
+        if index < MAX_RESPONSES:
+            self._responses[index, 5 if cancelled else 3] += (1, max(duration_ns, 0))
+
+
+class Statistics:
+    """The counters of this process, and the sum over all.
+
+    Args:
+        folder: shared by the service processes of one server; None: this process alone.
+        process_name: names this process's file; unique on the server.
+    """
+
+    def __init__(self, folder: pathlib.Path | None, process_name: str) -> None:
+        self._folder = folder
+        self._own = folder / (_file_name(process_name) + _SUFFIX) if folder is not None else None
+        self._records = np.zeros(_MAX_MODELS, _RECORD) if self._own is None else _mapped(self._own)
+        self._counters: dict[str, ModelCounters] = {}
+
+    def of(self, name: str) -> ModelCounters:
+        """Returns the counters of a model by the name it is asked by."""
+        found = self._counters.get(name)
+        if found is None:
+            found = self._counters[name] = ModelCounters(self._records[self._slot(name)])
+        return found
+
+    def report(self, name: str, *, decoupled: bool) -> pb.ModelStatistics:
+        """Returns a model's statistics over all processes."""
+        key = _key(name)
+        total = np.zeros(1, _RECORD)[0]
+        for records in self._all_records():
+            for slot in np.flatnonzero(records["name"] == key):
+                _add(total, records[slot])
+        return _message(name, total, decoupled)
+
+    def _slot(self, name: str) -> int:
+        key = _key(name)
+        names = self._records["name"]
+        known = np.flatnonzero(names == key)
+        free = np.flatnonzero(names == b"")
+        if len(known):
+            return int(known[0])
+        assert len(free), "names come from the table of models, which is smaller"
+        self._records[int(free[0])]["name"] = key
+        return int(free[0])
+
+    def _all_records(self) -> Iterator[_Records]:
+        yield self._records
+        if self._folder is None:
+            return
+        for path in sorted(self._folder.glob("*" + _SUFFIX)):
+            if path != self._own:
+                records = _read(path)
+                if records is not None:
+                    yield records
+
+
+def _key(name: str) -> bytes:
+    return name.encode()[:_NAME_BYTES]
+
+
+def _file_name(process_name: str) -> str:
+    return "".join(char if char.isalnum() or char in "-_" else "_" for char in process_name)
+
+
+def _mapped(path: pathlib.Path) -> _Records:
+    """Returns a file's records, mapped; a new or foreign file begins empty. Untouched pages take no memory."""
+    size = _MAX_MODELS * _RECORD.itemsize
+    if not path.exists() or path.stat().st_size != size:
+        with path.open("wb") as file:
+            file.truncate(size)
+    return np.memmap(path, _RECORD, "r+", shape=(_MAX_MODELS,))
+
+
+def _read(path: pathlib.Path) -> _Records | None:
+    try:
+        return np.memmap(path, _RECORD, "r", shape=(_MAX_MODELS,))
+    except (OSError, ValueError) as error:
+        _log.warning("kserve.statistics_unreadable", exception_type=type(error).__name__)
+        return None
+
+
+def _add(total: np.void, record: np.void) -> None:
+    for field in ("inferences", "executions", "infer", "batch", "responses"):
+        total[field] += record[field]
+    total["last_inference_ms"] = max(total["last_inference_ms"], record["last_inference_ms"])
+
+
+def _message(name: str, total: np.void, decoupled: bool) -> pb.ModelStatistics:
+    message = pb.ModelStatistics(
+        name=name,
+        version=VERSION,
+        last_inference=int(total["last_inference_ms"]),
+        inference_count=int(total["inferences"]),
+        execution_count=int(total["executions"]),
+        inference_stats=pb.InferStatistics(**_durations(_INFER, total["infer"])),
+    )
+    for index in np.flatnonzero(total["batch"][:, 0, 0]):
+        message.batch_stats.add(batch_size=int(index) + 1, **_durations(_BATCH, total["batch"][index]))
+    if decoupled:
+        for index in np.flatnonzero(total["responses"][:, :, 0].any(axis=1)):
+            durations = pb.InferResponseStatistics(**_durations(_RESPONSE, total["responses"][index]))
+            message.response_stats[str(index)].CopyFrom(durations)
+    return message
+
+
+def _durations(names: Sequence[str], columns: npt.NDArray[np.uint64]) -> dict[str, Any]:
+    return {
+        name: pb.StatisticDuration(count=int(count), ns=int(ns))
+        for name, (count, ns) in zip(names, columns, strict=True)
+    }
