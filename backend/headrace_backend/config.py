@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field
 
-from headrace_backend.device_defaults import checked_graph_sizes, mixed_graph_sizes, step_sizes
+from headrace_backend.device_defaults import checked_graph_sizes, expects_gpu, mixed_graph_sizes, step_sizes
 
 # A step of fewer could not hold a block.
 _LEAST_TOKENS = 16
@@ -132,6 +132,12 @@ class EngineConfig(_Frozen):
             )
         checked_graph_sizes(self.graph_sizes, self.max_num_seqs)
         return self
+
+    def expected_device(self) -> str:
+        """The device that the configuration means on this machine: "cpu" or "cuda:<index>". Whether it can be used is seen by the worker."""
+        if not expects_gpu(self.device):
+            return "cpu"
+        return self.device if ":" in self.device else "cuda:0"
 
     def captured_batch_sizes(self) -> tuple[int, ...]:
         """Batch sizes of decode steps to capture as CUDA graphs, ascending; none if they are off."""

@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from headrace_backend.config import BackendConfig, EngineConfig
-from headrace_service.config import ServiceConfig
+from headrace_backend.config import BackendConfig as BackendConfig
+from headrace_backend.config import EngineConfig
+from headrace_service.config import ServiceConfig as ServiceConfig
 from headrace_supervisor import settings
 from headrace_supervisor.runtime_folder import MAX_BASE_BYTES
 from headrace_supervisor.settings import ConfigError, Group
@@ -34,6 +35,14 @@ class SupervisorConfig(pydantic.BaseModel):
             description="addresses to serve: HOST:PORT (port 0: any free one) or unix:PATH; may be repeated",
         ),
     ] = ("127.0.0.1:50051",)
+    model_repository: Annotated[
+        pathlib.Path | None,
+        Field(description="folder whose subfolders with a config.json are models that may be loaded, by their names"),
+    ] = None
+    load_models: Annotated[
+        tuple[str, ...],
+        Field(description="further models of the repository that are loaded at start; may be repeated"),
+    ] = ()
     services: Annotated[int, Field(ge=1, le=64, description="service processes that share the port")] = 1
     runtime_folder: Annotated[
         pathlib.Path | None,
@@ -56,13 +65,21 @@ class SupervisorConfig(pydantic.BaseModel):
 
 
 class ServerConfig(pydantic.BaseModel):
-    """Everything `headrace serve` was told. `service` and `backend` lack the addresses until `addressed` fills them in."""
+    """Everything `headrace serve` was told. `service` and `backend` lack the addresses until the supervisor fills them in.
+
+    Attributes:
+        backend: settings of backends; its engine's model is the default model.
+        model_name: name of the default model.
+        engine_values: the settings of all models' engines as they were merged, which a model's own file goes before.
+    """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     supervisor: SupervisorConfig
     service: ServiceConfig
     backend: BackendConfig
+    model_name: str
+    engine_values: dict[str, Any]
 
 
 # What serve decides by itself: private addresses, names, and who dies with whom (launch.py sees to it). One limit holds for both ends of the private socket.
@@ -77,6 +94,10 @@ SERVE = (
     Group("Service", ServiceConfig, _SERVICE_PRIVATE),
     Group("Backend", BackendConfig, _BACKEND_PRIVATE),
 )
+# What the headrace.toml in a model's folder may set: where the model is, and its name, the folder says.
+MODEL = Group("Model and engine", EngineConfig, frozenset({"model", "model_name"}))
+MODEL_FILE = "headrace.toml"
+
 SERVICE = (Group("Service", ServiceConfig),)
 BACKEND = (Group("Model and engine", EngineConfig), Group("Backend", BackendConfig, frozenset({"engine"})))
 
@@ -95,12 +116,61 @@ def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> Server
             f"services is {supervisor.services}; processes can share a HOST:PORT only, a unix: address takes 1"
         )
     private = "unix:to-be-chosen"
-    engine = _engine(_part(SERVE[1], values))
+    engine_values = _with_model_found(_part(SERVE[1], values), supervisor)
+    engine = _engine(engine_values)
     backend = BackendConfig(
         engine=engine, listen=private, max_message_bytes=values["max_engine_message_bytes"], **_part(SERVE[3], values)
     )
     service = _service(listen=supervisor.listen, engine=private, **_part(SERVE[2], values))
-    return ServerConfig(supervisor=supervisor, service=service, backend=backend)
+    return ServerConfig(
+        supervisor=supervisor,
+        service=service,
+        backend=backend,
+        model_name=engine.model_name or engine.model.resolve().name,
+        engine_values=engine_values,
+    )
+
+
+def _with_model_found(engine_values: dict[str, Any], supervisor: SupervisorConfig) -> dict[str, Any]:
+    """The engine's settings, `model` being a folder: a bare name that the repository has is meant to be that one."""
+    if supervisor.model_repository is None:
+        if supervisor.load_models:
+            raise ConfigError("load_models needs model_repository, the folder that the names are looked for in")
+        return engine_values
+    name = str(engine_values["model"])
+    folder = supervisor.model_repository / name
+    if "/" in name or not (folder / "config.json").is_file():
+        return engine_values
+    if engine_values["model_name"] not in ("", name):
+        raise ConfigError(f"model_name is for a model given as a path; {name} of the repository has its folder's name")
+    return {**engine_values, "model": folder}
+
+
+def model_backend(
+    config: ServerConfig, name: str, folder: pathlib.Path, *, memory_bytes: int = 0, **private: Any
+) -> BackendConfig:
+    """Configuration of one model's backend: the server's settings, before them the model's own file, before that a budget given at its loading.
+
+    Args:
+        config: the server's.
+        name: the model's name.
+        folder: its folder.
+        memory_bytes: memory budget; 0: what the settings say.
+        private: fields of BackendConfig that the supervisor chooses.
+
+    Raises:
+        ConfigError: the model's headrace.toml has an unknown key or an impossible value.
+    """
+    path = folder / MODEL_FILE
+    own = settings.read_file(MODEL, path)
+    budget = {"memory_budget": memory_bytes} if memory_bytes else {}
+    try:
+        engine = EngineConfig(**{**config.engine_values, **own, **budget, "model": folder, "model_name": name})
+    except pydantic.ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        field = f"{problem['loc'][0]}: " if problem["loc"] else ""
+        raise ConfigError(f"{path}: {field}{problem['msg'].removeprefix('Value error, ')}") from None
+    return config.backend.model_copy(update={"engine": engine, **private})
 
 
 def load_service(flags: Mapping[str, Any], config: pathlib.Path | None) -> ServiceConfig:
@@ -114,13 +184,10 @@ def load_backend(flags: Mapping[str, Any], config: pathlib.Path | None) -> Backe
     return BackendConfig(engine=_engine(_part(BACKEND[0], values)), **_part(BACKEND[1], values))
 
 
-def addressed(config: ServerConfig, listen: tuple[str, ...], engine: str) -> ServerConfig:
-    """The same configuration with the real public addresses and the private socket in it."""
+def addressed(config: ServerConfig, listen: tuple[str, ...], engine: str) -> ServiceConfig:
+    """The services' configuration with the real public addresses and the private socket in it."""
     shares = any(not address.startswith("unix:") for address in listen)
-    service = config.service.model_copy(update={"listen": listen, "engine": engine, "reuse_port": shares})
-    return config.model_copy(
-        update={"service": service, "backend": config.backend.model_copy(update={"listen": engine})}
-    )
+    return config.service.model_copy(update={"listen": listen, "engine": engine, "reuse_port": shares})
 
 
 def runtime_base(config: SupervisorConfig) -> pathlib.Path:

@@ -1,4 +1,4 @@
-"""The private folder of one running server: the backend's socket and the configurations of its processes.
+"""The private folder of one running server: the sockets of backends and control, and the configurations of its processes.
 
 Owns its mode (0700), its removal at the end, and the removal of folders whose server was killed. A locked file in each folder tells the living
 from the dead.
@@ -16,9 +16,12 @@ from collections.abc import Iterator
 
 _PREFIX = "headrace-"
 _LOCK = "lock"
-SOCKET_NAME = "engine.sock"
+CONTROL_SOCKET = "control.sock"
+# One for each start of a model's backend.
+ENGINE_SOCKET = "engine-{index}.sock"
+_MOST_STARTS = 999_999
 # A socket's path holds 107 bytes.
-MAX_BASE_BYTES = 107 - len(f"/{_PREFIX}xxxxxxxx/{SOCKET_NAME}")
+MAX_BASE_BYTES = 107 - len(f"/{_PREFIX}xxxxxxxx/{ENGINE_SOCKET.format(index=_MOST_STARTS)}")
 
 
 class RuntimeFolderError(Exception):

@@ -75,6 +75,19 @@ def merge(
     return {name: getattr(values, name) for name in fields}
 
 
+def read_file(group: Group, path: pathlib.Path) -> dict[str, Any]:
+    """Settings of one group from a TOML file, not validated yet; none if there is no such file.
+
+    Raises:
+        ConfigError: it can't be read, or holds a key that is none of the group's settings.
+    """
+    if not path.exists():
+        return {}
+    table = _read_toml(path)
+    _refuse_unknown(f"{path}: ", table, group.fields())
+    return table
+
+
 def _config_from_environment() -> pathlib.Path | None:
     named = os.environ.get(CONFIG_VARIABLE)
     return pathlib.Path(named) if named else None

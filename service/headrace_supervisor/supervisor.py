@@ -1,8 +1,9 @@
-"""`headrace serve`: one backend and N services, from the first check to the last process ended.
+"""`headrace serve`: one backend per model and N services, from the first check to the last process ended.
 
-Owns the order: model folder and addresses are checked before anything starts; backend and services start together; the ready line is printed once, when
-the server says SERVING; on SIGTERM or SIGINT services finish their streams first, then the backend ends. What happens when one process dies
-is `processes.py`'s, workers are the backend's. Configurations go to the processes as JSON files in the private runtime folder.
+Owns the order: model folders, memory and addresses are checked before anything starts; backends and services start together; the ready line is printed
+once, when all models named at start are loaded and the server says SERVING; on SIGTERM or SIGINT services finish their streams first, then the backends
+end. What happens when one process dies is `processes.py`'s, which models run is `backend_table`'s, workers are the backend's. Configurations go to the
+processes as JSON files in the private runtime folder.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pydantic
 
-from headrace_model_folder.errors import InvalidModelFolder
-from headrace_model_folder.folder import ModelFolder
 from headrace_supervisor import config as configs
+from headrace_supervisor import memory_sums
 from headrace_supervisor.address import AddressError, claimed, reachable
+from headrace_supervisor.backend_table import BackendTable, Probe, initial_names
 from headrace_supervisor.config import ServerConfig
+from headrace_supervisor.control_server import ControlServer
+from headrace_supervisor.model_launches import Launches, ModelLaunches
 from headrace_supervisor.processes import ManagedProcess, ProcessGaveUp, ProcessSpec, RestartRule
 from headrace_supervisor.readiness import until_serving
-from headrace_supervisor.runtime_folder import SOCKET_NAME, RuntimeFolderError, runtime_folder
+from headrace_supervisor.refusals import Refused
+from headrace_supervisor.runtime_folder import CONTROL_SOCKET, RuntimeFolderError, runtime_folder
 
 EXIT_REFUSED = 2
-# A service needs a moment beyond its own grace to say goodbye; the backend has nothing to finish by then.
+# A service needs a moment beyond its own grace to say goodbye.
 _SERVICE_MARGIN_S = 5.0
-_BACKEND_GRACE_S = 10.0
 
 
 class StartRefused(Exception):  # an outcome
@@ -41,39 +45,51 @@ def serve(config: ServerConfig) -> int:
     Raises:
         StartRefused: before anything was started.
     """
-    engine = config.backend.engine
-    check_model(engine.model, needs_weights=engine.load == "folder")
+    names = initial_names(config.model_name, config.supervisor.load_models)
     try:
         with (
             claimed(config.supervisor.listen) as addresses,
             runtime_folder(configs.runtime_base(config.supervisor)) as folder,
         ):
-            ready_to_run = configs.addressed(config, addresses, f"unix:{folder / SOCKET_NAME}")
-            backend, services = process_specs(ready_to_run, folder)
+            launches = ModelLaunches(config, folder)
+            check_models(launches, names)
+            control = f"unix:{folder / CONTROL_SOCKET}"
+            services = service_specs(
+                config, configs.addressed(config, addresses, f"unix:{folder}/engine-0.sock"), folder
+            )
             supervisor = Supervisor(
-                config.supervisor, backend, services, addresses=addresses, grace_s=config.service.shutdown_grace_s
+                config.supervisor,
+                launches,
+                names,
+                services,
+                control=control,
+                addresses=addresses,
+                grace_s=config.service.shutdown_grace_s,
             )
             return asyncio.run(supervisor.run())
     except (AddressError, RuntimeFolderError) as error:
         raise StartRefused(str(error)) from None
 
 
-def check_model(folder: pathlib.Path, *, needs_weights: bool) -> None:
-    """Validates a model folder without torch. Raises StartRefused naming file and tensor."""
+def check_models(launches: Launches, names: Sequence[str]) -> None:
+    """Checks, without torch, the models to load at start and the sum of their memory. Raises StartRefused."""
+    claims: list[memory_sums.Claim] = []
     try:
-        ModelFolder.open(folder, require_weights=needs_weights)
-    except InvalidModelFolder as error:
-        raise StartRefused(f"model {folder}: {error}") from None
+        for name in names:
+            claim = launches.check(name)
+            memory_sums.check(claim, claims, memory_sums.machine_bytes())
+            claims.append(claim)
+    except Refused as refused:
+        raise StartRefused(str(refused)) from None
 
 
-def process_specs(config: ServerConfig, folder: pathlib.Path) -> tuple[ProcessSpec, list[ProcessSpec]]:
-    """The backend and the services of a configuration, whose JSON is written to `folder`."""
-    backend = _spec("backend", "headrace_backend", config.backend, folder)
-    services = []
+def service_specs(config: ServerConfig, service: configs.ServiceConfig, folder: pathlib.Path) -> list[ProcessSpec]:
+    """The services of a configuration, whose JSON is written to `folder`."""
+    specs = []
     for index in range(config.supervisor.services):
-        service = config.service.model_copy(update={"service_name": f"service-{index}"})
-        services.append(_spec(service.service_name, "headrace_service", service, folder))
-    return backend, services
+        named = service.model_copy(update={"service_name": f"service-{index}"})
+        specs.append(_spec(named.service_name, "headrace_service", named, folder))
+    return specs
 
 
 def _spec(name: str, module: str, config: pydantic.BaseModel, folder: pathlib.Path) -> ProcessSpec:
@@ -83,24 +99,43 @@ def _spec(name: str, module: str, config: pydantic.BaseModel, folder: pathlib.Pa
 
 
 class Supervisor:
-    """The life of one server's processes."""
+    """The life of one server's processes.
+
+    Args:
+        config: restarts, and whether there is a repository.
+        launches: which models there are.
+        names: models to load at start. The server ends with one that can't be, before it ever served.
+        services: processes of the services.
+        control: where the control server listens.
+        addresses: the public ones.
+        grace_s: what services get to finish their streams.
+        ready: returns when an address serves.
+        probe: questions to backends.
+    """
 
     def __init__(
         self,
         config: configs.SupervisorConfig,
-        backend: ProcessSpec,
+        launches: Launches,
+        names: Sequence[str],
         services: Sequence[ProcessSpec],
         *,
+        control: str,
         addresses: Sequence[str],
         grace_s: float,
         ready: Callable[[str], Awaitable[None]] = until_serving,
+        probe: Probe = Probe(),  # noqa: B008  # immutable
     ) -> None:
-        rule = RestartRule(config.restart_backoff_s, config.start_attempts)
-        self._backend = ManagedProcess(backend, rule, lambda: self._served)
-        self._services = [ManagedProcess(spec, rule, lambda: self._served) for spec in services]
+        self._rule = RestartRule(config.restart_backoff_s, config.start_attempts)
+        self._has_repository = config.model_repository is not None
+        self._launches = launches
+        self._names = names
+        self._services = [ManagedProcess(spec, self._rule, lambda: self._served) for spec in services]
+        self._control = control
         self._addresses = addresses
         self._grace_s = grace_s
         self._ready = ready
+        self._probe = probe
         self._served = False
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -110,30 +145,46 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        lives = [process.start() for process in (self._backend, *self._services)]
-        announced = asyncio.create_task(self._announce())
+        table = BackendTable(self._launches, self._rule, ends_server=self._ends_server, probe=self._probe)
+        server = ControlServer(table)
+        await server.start(self._control)
+        lives = [process.start() for process in self._services]
+        looking = asyncio.create_task(table.keep_looking())
+        announced = asyncio.create_task(self._announce(table))
         stopped = asyncio.create_task(self._stop.wait())
         try:
             # A life ends by itself only when it gave up; an announcement, only when it was made or failed.
-            while not stopped.done() and not any(life.done() for life in lives):
-                waiting = {*lives, stopped} if announced.done() else {*lives, stopped, announced}
+            while not (stopped.done() or table.fatal.done() or any(life.done() for life in lives)):
+                waiting: set[asyncio.Future[Any]] = {*lives, stopped, table.fatal}
+                if not announced.done():
+                    waiting.add(announced)
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if announced.done():
+                if announced.done() and not table.fatal.done():
                     announced.result()
+        except Refused as refused:
+            print(f"headrace: {refused}", file=sys.stderr, flush=True)
+            return EXIT_REFUSED
         finally:
-            announced.cancel()
-            stopped.cancel()
-            await self._end()
-        return _exit_code(lives)
+            for task in (announced, stopped, looking):
+                task.cancel()
+            await self._end(table)
+            await server.stop()
+        return _exit_code([*lives, table.fatal])
+
+    def _ends_server(self, name: str) -> bool:
+        """Whether the server is of no use without this model: it was asked for at start, and never served; or nobody could load it again."""
+        return name in self._names and (not self._served or not self._has_repository)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()
 
-    async def _announce(self) -> None:
-        """Prints the ready line when every address serves."""
+    async def _announce(self, table: BackendTable) -> None:
+        """Loads the first models, then prints the ready line when every address serves. Raises Refused."""
         started = time.monotonic()
+        for name in self._names:
+            await table.load(name)
         for address in self._addresses:
             await self._ready(reachable(address))
         self._served = True
@@ -142,16 +193,16 @@ class Supervisor:
             flush=True,
         )
 
-    async def _end(self) -> None:
-        """Services first: they finish their streams while the backend still computes."""
+    async def _end(self, table: BackendTable) -> None:
+        """Services first: they finish their streams while the backends still compute."""
         grace_s = self._grace_s + _SERVICE_MARGIN_S
         await asyncio.gather(*(service.stop(grace_s, self._hurry) for service in self._services))
-        await self._backend.stop(_BACKEND_GRACE_S, self._hurry)
+        await table.stop_all(self._hurry)
 
 
-def _exit_code(lives: Sequence[asyncio.Task[None]]) -> int:
+def _exit_code(lives: Sequence[asyncio.Future[None]]) -> int:
     """0 after a signal; the first process that gave up decides otherwise."""
-    for failure in [error for life in lives if (error := life.exception())]:
+    for failure in [error for life in lives if life.done() and (error := life.exception())]:
         if not isinstance(failure, ProcessGaveUp):
             raise failure
         print(f"headrace: {failure}", file=sys.stderr, flush=True)

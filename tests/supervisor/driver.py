@@ -2,7 +2,7 @@
 
 Usage: driver.py FOLDER BACKEND_SCRIPT SERVICE_SCRIPT GRACE_S. A fake is a Python script (text) that finds FOLDER in its working directory. Every start
 appends "NAME PID" to FOLDER/starts, and a fake whose signal handlers are in place calls `up`, which appends NAME to FOLDER/up. The server counts
-as ready when FOLDER/ready exists. GRACE_S is the services' grace.
+as ready when FOLDER/ready exists, and so does its one model. GRACE_S is the services' grace.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ import os
 import pathlib
 import sys
 
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_supervisor import logs
+from headrace_supervisor.backend_table import Probe
 from headrace_supervisor.config import SupervisorConfig
+from headrace_supervisor.memory_sums import Claim
+from headrace_supervisor.model_launches import Launch
 from headrace_supervisor.processes import ProcessSpec
 from headrace_supervisor.supervisor import Supervisor
 
@@ -26,16 +31,52 @@ def spec(name: str, script: str) -> ProcessSpec:
     return ProcessSpec(name, (sys.executable, "-c", f"NAME = {name!r}\n{_PREFIX}{script}"))
 
 
+class OneModel:
+    """Launches of a single model, whose backend is a script."""
+
+    default = "model"
+
+    def __init__(self, script: str) -> None:
+        self._script = script
+
+    def names(self) -> tuple[str, ...]:
+        return (self.default,)
+
+    def check(self, name: str, memory_bytes: int = 0) -> Claim:
+        return Claim(name, "cpu", memory_bytes)
+
+    def prepare(self, name: str, memory_bytes: int) -> Launch:
+        return Launch(spec("backend", self._script), "unix:backend.sock", self.check(name), pathlib.Path("refusal"))
+
+
 async def ready(_: str) -> None:
     while not pathlib.Path("ready").exists():
         await asyncio.sleep(0.01)
 
 
+async def model_ready(address: str) -> engine_pb2.EngineModel:
+    await ready(address)
+    return engine_pb2.EngineModel(device="cpu")
+
+
+async def idle(_: str) -> None:
+    return
+
+
 async def main(backend: str, service: str, grace_s: float) -> int:
+    logs.configure("console", "info")
     config = SupervisorConfig(restart_backoff_s=0.05, start_attempts=4)
     services = [spec("service-0", service), spec("service-1", service)]
     return await Supervisor(
-        config, spec("backend", backend), services, addresses=["127.0.0.1:1"], grace_s=grace_s, ready=ready
+        config,
+        OneModel(backend),
+        ["model"],
+        services,
+        control=f"unix:{os.getcwd()}/control.sock",
+        addresses=["127.0.0.1:1"],
+        grace_s=grace_s,
+        ready=ready,
+        probe=Probe(model_ready, idle),
     ).run()
 
 

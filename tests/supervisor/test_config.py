@@ -195,15 +195,11 @@ def test_a_name_that_two_parts_share_means_the_same_in_both() -> None:
 
 
 def test_the_processes_get_private_addresses() -> None:
-    config = configs.addressed(configs.load_server(MODEL, None), ("127.0.0.1:7",), "unix:/run/engine.sock")
-    assert (config.service.listen, config.service.engine, config.backend.listen) == (
-        ("127.0.0.1:7",),
-        "unix:/run/engine.sock",
-        "unix:/run/engine.sock",
-    )
-    assert config.service.reuse_port
+    service = configs.addressed(configs.load_server(MODEL, None), ("127.0.0.1:7",), "unix:/run/control.sock")
+    assert (service.listen, service.engine) == (("127.0.0.1:7",), "unix:/run/control.sock")
+    assert service.reuse_port
     # launch.py ties processes to the supervisor by SIGKILL; the service would replace it by SIGTERM and its whole grace.
-    assert not config.service.exit_with_parent
+    assert not service.exit_with_parent
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "192.168.1.5:1", "example.org:1", ":1"])

@@ -1,0 +1,309 @@
+"""The models of a server and their backends: which there are, which run, and how they come and go.
+
+Owns the states that services watch (`control_server` tells them), one managed process per loaded model, and the order of loading and unloading. Loads run
+one at a time, because a model measures its device's free memory while it loads. What a launch consists of is `model_launches`'s, restarts are
+`processes`'s.
+
+    load    checks and memory sum -> LOADING, process starts -> its engine says serving -> READY, or FAILED
+    unload  UNLOADING -> no request left, or grace passed -> process ended -> UNLOADED
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from headrace_protos.control.v1 import control_pb2
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_supervisor import engine_probe, memory_sums, refusals
+from headrace_supervisor.model_launches import Launch, Launches, read_refusal
+from headrace_supervisor.processes import ManagedProcess, ProcessGaveUp, RestartRule
+from headrace_supervisor.refusals import Refused
+
+# What a backend gets after SIGTERM; it has nothing to finish by then.
+BACKEND_GRACE_S = 10.0
+_RESCAN_S = 2.0
+_State = control_pb2.BackendState
+_RUNNING = (
+    control_pb2.BACKEND_STATE_LOADING,
+    control_pb2.BACKEND_STATE_READY,
+    control_pb2.BACKEND_STATE_UNLOADING,
+)
+
+_log = structlog.get_logger(process="supervisor")
+
+
+class Probe(NamedTuple):
+    """Questions to a backend at an address."""
+
+    until_serving: Callable[[str], Awaitable[engine_pb2.EngineModel]] = engine_probe.until_serving
+    until_idle: Callable[[str], Awaitable[None]] = engine_probe.until_idle
+
+
+@dataclasses.dataclass
+class _Entry:
+    """One model: its state, and its backend while there is one."""
+
+    name: str
+    state: _State = control_pb2.BACKEND_STATE_UNLOADED
+    reason: str = ""
+    launch: Launch | None = None
+    process: ManagedProcess | None = None
+    life: asyncio.Task[None] | None = None
+    was_ready: bool = False
+    loading: asyncio.Task[None] | None = None
+    unloading: asyncio.Task[None] | None = None
+
+    def message(self) -> control_pb2.ModelBackend:
+        """What services are told."""
+        model = control_pb2.ModelBackend(name=self.name, state=self.state, reason=self.reason)
+        if self.launch is not None and self.state in _RUNNING:
+            model.engine_address = self.launch.address
+            model.memory_bytes = self.launch.claim.budget_bytes
+        return model
+
+
+class BackendTable:
+    """All models of one server.
+
+    Args:
+        launches: which models there are and how their backends start.
+        rule: when a backend that died is started again.
+        ends_server: asked, by name, when a backend can't be kept running: whether the server ends with it.
+        probe: questions to backends.
+        machine_bytes: memory of the machine, for models on the CPU.
+    """
+
+    def __init__(
+        self,
+        launches: Launches,
+        rule: RestartRule,
+        *,
+        ends_server: Callable[[str], bool],
+        probe: Probe = Probe(),  # noqa: B008  # immutable
+        machine_bytes: int | None = None,
+    ) -> None:
+        self._launches = launches
+        self._rule = rule
+        self._ends_server = ends_server
+        self._probe = probe
+        self._machine_bytes = memory_sums.machine_bytes() if machine_bytes is None else machine_bytes
+        self._entries: dict[str, _Entry] = {}
+        self._draining = False
+        self._one_load = asyncio.Lock()
+        self._change = asyncio.Event()
+        # Set with ProcessGaveUp when the server must end.
+        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._take_names(launches.names())
+
+    # -- what there is
+
+    def state(self) -> control_pb2.ServerState:
+        """Everything that services need to know."""
+        return control_pb2.ServerState(
+            models=[self._entries[name].message() for name in sorted(self._entries)],
+            default_model=self._launches.default,
+            draining=self._draining,
+        )
+
+    async def states(self) -> AsyncIterator[control_pb2.ServerState]:
+        """The state now, and again whenever it has changed."""
+        while True:
+            change = self._change
+            yield self.state()
+            await change.wait()
+
+    def set_draining(self, draining: bool) -> None:
+        """Whether services take no new generations."""
+        self._draining = draining
+        self._changed()
+
+    async def keep_looking(self) -> None:
+        """Takes new folders of the repository in, and forgets those that are gone, every other second. Never returns."""
+        while True:
+            await asyncio.sleep(_RESCAN_S)
+            self._take_names(await asyncio.to_thread(self._launches.names))
+
+    def _take_names(self, found: Sequence[str]) -> None:
+        names = set(found)
+        gone = [n for n, e in self._entries.items() if n not in names and e.state not in _RUNNING]
+        for name in gone:
+            del self._entries[name]
+        new = names - set(self._entries)
+        self._entries.update((name, _Entry(name)) for name in new)
+        if gone or new:
+            self._changed()
+
+    # -- coming
+
+    async def load(self, name: str, memory_bytes: int = 0) -> tuple[control_pb2.ModelBackend, bool]:
+        """Starts a model's backend and returns when it serves. A caller who leaves does not end the load.
+
+        Args:
+            name: the model's.
+            memory_bytes: its memory budget; 0: what the settings say.
+
+        Returns:
+            The model, and whether it served already.
+
+        Raises:
+            Refused: it can't be loaded, and why.
+        """
+        entry = self._entries.get(name)
+        if entry is not None and entry.state == control_pb2.BACKEND_STATE_READY:
+            return entry.message(), True
+        if entry is not None and entry.state == control_pb2.BACKEND_STATE_UNLOADING:
+            raise refusals.unavailable(f"model {name} is being unloaded")
+        if entry is None or entry.loading is None:
+            # Refused before the model has a state: a name that is none must not appear in lists.
+            await asyncio.to_thread(self._launches.check, name, memory_bytes)
+            entry = self._entries.setdefault(name, _Entry(name))
+        if entry.loading is None:
+            entry.loading = asyncio.create_task(self._load(entry, memory_bytes), name=f"load {name}")
+            # Its callers may all have left by the time it fails; the state says so too.
+            entry.loading.add_done_callback(lambda load: load.cancelled() or load.exception())
+        await asyncio.shield(entry.loading)
+        return entry.message(), False
+
+    async def _load(self, entry: _Entry, memory_bytes: int) -> None:
+        try:
+            async with self._one_load:
+                await self._start(entry, memory_bytes)
+                await self._until_ready(entry)
+        except Refused as refused:
+            if entry.state == control_pb2.BACKEND_STATE_LOADING:
+                self._fail(entry, str(refused))
+            raise
+        finally:
+            entry.loading = None
+
+    async def _start(self, entry: _Entry, memory_bytes: int) -> None:
+        loaded = [e.launch.claim for e in self._entries.values() if e.launch is not None and e.state in _RUNNING]
+        claim = await asyncio.to_thread(self._launches.check, entry.name, memory_bytes)
+        memory_sums.check(claim, loaded, self._machine_bytes)
+        launch = await asyncio.to_thread(self._launches.prepare, entry.name, memory_bytes)
+        entry.launch, entry.was_ready = launch, False
+        entry.process = ManagedProcess(launch.spec, self._rule, lambda: entry.was_ready)
+        entry.life = entry.process.start()
+        entry.life.add_done_callback(lambda life: self._life_ended(entry, life))
+        self._set(entry, control_pb2.BACKEND_STATE_LOADING)
+
+    async def _until_ready(self, entry: _Entry) -> None:
+        """Waits until the engine serves. Raises Refused if its process gave up, or was unloaded meanwhile."""
+        assert entry.launch is not None and entry.life is not None
+        began_s, life = time.monotonic(), entry.life
+        ready = asyncio.ensure_future(self._probe.until_serving(entry.launch.address))
+        try:
+            await asyncio.wait({ready, life}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done() or entry.state != control_pb2.BACKEND_STATE_LOADING:
+                raise self._why_ended(entry, life)
+            self._note_device(entry, ready.result())
+        finally:
+            ready.cancel()
+        entry.was_ready = True
+        self._set(entry, control_pb2.BACKEND_STATE_READY)
+        _log.info("model loaded", model=entry.name, seconds=round(time.monotonic() - began_s, 2))
+
+    def _note_device(self, entry: _Entry, model: engine_pb2.EngineModel) -> None:
+        """From now on sums are of the device that it really is, with the memory that it really has."""
+        assert entry.launch is not None
+        device = model.device.split(" ")[0] or entry.launch.claim.device
+        claim = entry.launch.claim._replace(device=device, device_bytes=model.memory.device_bytes)
+        entry.launch = entry.launch._replace(claim=claim)
+
+    # -- going
+
+    async def unload(self, name: str, grace_s: float) -> None:
+        """Ends a model's backend, after its requests or the grace time. A caller who leaves does not stop it.
+
+        Raises:
+            Refused: NOT_FOUND: it is not served.
+        """
+        entry = self._entries.get(name)
+        if entry is None or entry.state not in _RUNNING:
+            raise refusals.not_found(f"model {name[:128]!r} is not loaded")
+        if entry.unloading is None:
+            entry.unloading = asyncio.create_task(self._unload(entry, grace_s), name=f"unload {name}")
+        await asyncio.shield(entry.unloading)
+
+    async def _unload(self, entry: _Entry, grace_s: float) -> None:
+        assert entry.launch is not None and entry.process is not None
+        was_ready = entry.state == control_pb2.BACKEND_STATE_READY
+        self._set(entry, control_pb2.BACKEND_STATE_UNLOADING)
+        hurry = asyncio.Event()
+        if was_ready and not await self._idle_within(entry.launch.address, grace_s):
+            hurry.set()
+        await entry.process.stop(BACKEND_GRACE_S, hurry)
+        entry.process = entry.life = entry.launch = entry.unloading = None
+        self._set(entry, control_pb2.BACKEND_STATE_UNLOADED)
+        _log.info("model unloaded", model=entry.name)
+
+    async def _idle_within(self, address: str, grace_s: float) -> bool:
+        """Whether the backend had no request left before the grace time passed."""
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._probe.until_idle(address)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop_all(self, hurry: asyncio.Event) -> None:
+        """Ends every backend."""
+        for entry in self._entries.values():
+            for task in (entry.unloading, entry.loading):
+                if task is not None:
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError, Refused):
+                        await task
+        running = [entry.process for entry in self._entries.values() if entry.process is not None]
+        await asyncio.gather(*(process.stop(BACKEND_GRACE_S, hurry) for process in running))
+
+    # -- inside
+
+    def _life_ended(self, entry: _Entry, life: asyncio.Task[None]) -> None:
+        """A process that gave up takes its model, or the server, with it; one that was ended does not."""
+        error = None if life.cancelled() else life.exception()
+        if error is None or entry.life is not life:
+            return
+        if not isinstance(error, ProcessGaveUp) or self._ends_server(entry.name):
+            if not self.fatal.done():
+                self.fatal.set_exception(error)
+        elif entry.loading is None and entry.unloading is None:
+            self._fail(entry, str(self._why_ended(entry, life)))
+
+    def _why_ended(self, entry: _Entry, life: asyncio.Task[None]) -> Refused:
+        """The reason of a backend that ended before it was ready, or after."""
+        error = life.exception() if life.done() else None
+        if error is None or entry.launch is None:
+            return refusals.unavailable(f"model {entry.name} was unloaded while it loaded")
+        said = read_refusal(entry.launch.refusal_file)
+        if said is not None:
+            return Refused(said.code, f"model {entry.name}: {said}")
+        return refusals.failed_precondition(f"model {entry.name}: {error}")
+
+    def _fail(self, entry: _Entry, reason: str) -> None:
+        _log.error("model failed", model=entry.name, reason=reason)
+        entry.process = entry.life = entry.launch = None
+        entry.reason = reason
+        self._set(entry, control_pb2.BACKEND_STATE_FAILED)
+
+    def _set(self, entry: _Entry, state: _State) -> None:
+        entry.state = state
+        if state != control_pb2.BACKEND_STATE_FAILED:
+            entry.reason = ""
+        self._changed()
+
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
+
+
+def initial_names(default: str, further: Sequence[str]) -> tuple[str, ...]:
+    """Models to load at start, each once, the default model first."""
+    return tuple(dict.fromkeys((default, *further)))
