@@ -44,7 +44,7 @@ class GenerationStream:
     """
 
     __slots__ = (
-        "_accepted", "_outputs", "_pauses_ns", "_render", "_started", "_table", "_waiter", "_whole", "_wire", "clock", "deadline_is_status", "done", "failure", "from_token", "handle", "has_news",
+        "_accepted", "_outputs", "_pauses_ns", "_render", "_started", "_table", "_waiter", "_whole", "_wire", "cap_factor", "clock", "deadline_is_status", "done", "failure", "from_token", "handle", "has_news",
         "hit_deadline", "listener", "over_cap_since_ns", "pending_bytes", "request_id", "writer", "writing_since_ns",
     )  # fmt: skip
 
@@ -66,6 +66,7 @@ class GenerationStream:
         self.failure: errors.ServiceError | None = None
         self.has_news = False
         self.pending_bytes = 0
+        self.cap_factor = 1
         self.over_cap_since_ns = 0
         self.writing_since_ns = 0
         self.deadline_is_status = False

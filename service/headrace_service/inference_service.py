@@ -14,8 +14,9 @@ from headrace.v1 import inference_pb2 as pb
 from headrace_service.generation_handlers import GenerationHandlers
 from headrace_service.model_handlers import ModelHandlers
 from headrace_service.request_handlers import RequestHandlers
-from headrace_service.rpc_boundary import streaming, unary
+from headrace_service.rpc_boundary import bidirectional, streaming, unary
 from headrace_service.service_core import ServiceCore
+from headrace_service.session import SessionHandlers
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
@@ -23,12 +24,14 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 def method_handlers(core: ServiceCore) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
     """Returns the handler of each method by its name."""
     generation, requests, model = GenerationHandlers(core), RequestHandlers(core), ModelHandlers(core)
+    sessions = SessionHandlers(core)
     return {
         "Generate": streaming(pb.GenerateRequest, generation.generate),
         "Complete": unary(pb.CompleteRequest, pb.CompleteResponse, generation.complete),
         "Chat": streaming(pb.ChatRequest, generation.chat),
         "Submit": unary(pb.SubmitRequest, pb.SubmitResponse, generation.submit),
         "Subscribe": streaming(pb.SubscribeRequest, generation.subscribe),
+        "Session": bidirectional(pb.SessionRequest, sessions.session),
         "Cancel": unary(pb.CancelRequest, pb.CancelResponse, requests.cancel),
         "ListRequests": unary(pb.ListRequestsRequest, pb.ListRequestsResponse, requests.list_requests),
         "Tokenize": unary(pb.TokenizeRequest, pb.TokenizeResponse, model.tokenize),

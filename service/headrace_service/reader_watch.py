@@ -10,11 +10,35 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from headrace_service import errors
-from headrace_service.generation_stream import GenerationStream
 
 _LOOK_EVERY_S = 0.2
+
+
+class Reader(Protocol):
+    """Whoever may be too slow: the reader of one generation, or of a session.
+
+    Attributes:
+        writer: the task that writes to it; None while there is none.
+        pending_bytes: memory that what waits for it takes.
+        cap_factor: how many times the cap it may take.
+        over_cap_since_ns: when it went above its cap; 0: it is not.
+        writing_since_ns: when the write that it has not taken yet began; 0: none.
+    """
+
+    writer: asyncio.Task[None] | None
+    cap_factor: int
+    over_cap_since_ns: int
+    writing_since_ns: int
+
+    @property
+    def pending_bytes(self) -> int:
+        """See the class."""
+
+    def interrupt(self, failure: errors.ServiceError) -> None:
+        """Ends the call now."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,25 +55,26 @@ class ReaderLimits:
     timeout_ns: int
     stall_timeout_ns: int
 
-    def broken_by(self, stream: GenerationStream, now_ns: int) -> errors.ServiceError | None:
-        """Returns why the stream must end, if its reader is too slow; notes when it went above the cap."""
-        if stream.pending_bytes > self.cap_bytes:
-            stream.over_cap_since_ns = stream.over_cap_since_ns or now_ns
-            if now_ns - stream.over_cap_since_ns > self.timeout_ns:
+    def broken_by(self, reader: Reader, now_ns: int) -> errors.ServiceError | None:
+        """Returns why the call must end, if its reader is too slow; notes when it went above the cap."""
+        cap_bytes = self.cap_bytes * reader.cap_factor
+        if reader.pending_bytes > cap_bytes:
+            reader.over_cap_since_ns = reader.over_cap_since_ns or now_ns
+            if now_ns - reader.over_cap_since_ns > self.timeout_ns:
                 return errors.exhausted(
-                    f"client too slow: more than {self.cap_bytes} bytes waited for over {self.timeout_ns / 1e9:g} s"
+                    f"client too slow: more than {cap_bytes} bytes waited for over {self.timeout_ns / 1e9:g} s"
                 )
-        if stream.writing_since_ns and now_ns - stream.writing_since_ns > self.stall_timeout_ns:
+        if reader.writing_since_ns and now_ns - reader.writing_since_ns > self.stall_timeout_ns:
             return errors.exhausted(f"client too slow: no message taken for {self.stall_timeout_ns / 1e9:g} s")
         return None
 
 
-async def watch(streams: Callable[[], Iterable[GenerationStream]], limits: ReaderLimits) -> None:
+async def watch(readers: Callable[[], Iterable[Reader]], limits: ReaderLimits) -> None:
     """Ends the calls of readers beyond the limits, until cancelled."""
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
         now_ns = time.monotonic_ns()
-        for stream in list(streams()):
-            failure = limits.broken_by(stream, now_ns) if stream.writer is not None else None
+        for reader in list(readers()):
+            failure = limits.broken_by(reader, now_ns) if reader.writer is not None else None
             if failure is not None:
-                stream.interrupt(failure)
+                reader.interrupt(failure)

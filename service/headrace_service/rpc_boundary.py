@@ -11,7 +11,7 @@ import dataclasses
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -19,6 +19,8 @@ import structlog
 from google.protobuf import message
 
 from headrace_service import errors, logs, parsing
+from headrace_service.auth import caller
+from headrace_service.auth.caller import Caller
 
 Request = TypeVar("Request", bound=message.Message)
 Response = TypeVar("Response", bound=message.Message)
@@ -38,15 +40,20 @@ class Call:
         context: grpc's own.
         arrival_ns: CLOCK_MONOTONIC when the call reached this process.
         deadline_ns: CLOCK_MONOTONIC of the caller's deadline; None if it set none.
-        tenant: on whose behalf; requests are visible to their tenant only.
+        caller: who calls, and what it may do.
         traceparent: the caller's W3C trace context; "" if it sent none that is well-formed.
     """
 
     context: Context
     arrival_ns: int
     deadline_ns: int | None
-    tenant: str
+    caller: Caller
     traceparent: str
+
+    @property
+    def tenant(self) -> str:
+        """On whose behalf; requests are visible to their tenant only."""
+        return self.caller.tenant
 
     @staticmethod
     def of(context: Context) -> Call:
@@ -55,17 +62,12 @@ class Call:
         remaining_s = context.time_remaining()
         bounded = remaining_s is not None and remaining_s < _NO_DEADLINE_S
         deadline_ns = now_ns + int(remaining_s * 1e9) if bounded else None
-        return Call(context, now_ns, deadline_ns, tenant_of(context), _traceparent_of(context))
+        return Call(context, now_ns, deadline_ns, caller.current(), _traceparent_of(context))
 
     def check_deadline(self) -> None:
         """Raises DEADLINE_EXCEEDED if the caller waits no more."""
         if self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns:
             raise errors.deadline_exceeded("the call's deadline had passed on arrival")
-
-
-def tenant_of(context: Context) -> str:
-    """Returns on whose behalf a call comes: the empty tenant for all, as this server does not authenticate callers yet."""
-    return ""
 
 
 def unary(
@@ -103,6 +105,23 @@ def streaming(
     )
 
 
+def bidirectional(
+    request_type: type[Request],
+    handler: Callable[[AsyncIterator[parsing.Unparsed[Request]], Call], Awaitable[None]],
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """Returns the method handler of an RPC that streams both ways; its handler parses each request and writes serialized messages."""
+
+    async def stream(requests: AsyncIterator[parsing.Unparsed[Request]], context: Context) -> None:
+        try:
+            await handler(requests, Call.of(context))
+        except Exception as error:
+            await _abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(
+        stream, request_deserializer=parsing.deserializer(request_type), response_serializer=None
+    )
+
+
 async def _abort(context: Context, error: Exception) -> None:
     """Ends the call with the status that the error stands for."""
     if isinstance(error, grpc.aio.AbortError):
@@ -120,6 +139,11 @@ def _unexpected(context: Context, error: Exception) -> errors.ServiceError:
         or context.done()
     ):
         return errors.cancelled()
+    return unexpected(error)
+
+
+def unexpected(error: Exception) -> errors.ServiceError:
+    """Logs a mistake of ours where it happened, and returns the INTERNAL that callers see of it."""
     error_id = secrets.token_hex(8)
     _log.error("rpc.internal_error", error_id=error_id, exception_type=type(error).__name__, places=logs.places(error))
     return errors.internal(error_id)

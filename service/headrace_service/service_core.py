@@ -16,6 +16,7 @@ from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
 from headrace_service.generation_stream import GenerationStream
 from headrace_service.generations import Generations
+from headrace_service.reader_watch import Reader
 from headrace_service.served_models import ServedModel, ServedModels, TextLoader
 
 _RETRY_WHEN_FULL_S = 1.0
@@ -27,8 +28,8 @@ class ServiceCore:
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
         self.templates = ChatTemplateRenderer(config.template_timeout_s, config.template_memory_bytes)
-        # Streams whose writer may wait for a reader, those of ended requests included.
-        self.delivering: set[GenerationStream] = set()
+        # Readers that a writer may wait for, those of ended requests included.
+        self.delivering: set[Reader] = set()
         self._threads = concurrent.futures.ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
         loader = TextLoader(config, self._threads, self.templates)
         self.models = ServedModels([ServedModel(config, config.engine, loader)])
@@ -93,8 +94,8 @@ class ServiceCore:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_s)
         failure = errors.unavailable("the server is shutting down")
-        for stream in [*self.delivering, *(stream for model in self.models for stream in model.engine.open_streams())]:
-            stream.interrupt(failure)
+        for reader in [*self.delivering, *(stream for model in self.models for stream in model.engine.open_streams())]:
+            reader.interrupt(failure)
 
     async def close(self) -> None:
         """Ends helper process and threads."""

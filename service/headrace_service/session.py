@@ -1,0 +1,276 @@
+"""Session: many generations of one caller over one stream, one message per engine step.
+
+Owns the life of a session: the table of its generations by the caller's ids, a short task for each wish, and one writer for all of them. The engine's
+side marks generations that have news (`GenerationStream.listener`); since a step is dealt out without a pause, the writer finds all of it together. A wish
+that fails is answered by an error event, and nothing else ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable
+
+from headrace.v1 import inference_pb2
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_service import errors, rpc_boundary, validation
+from headrace_service.generation_stream import GenerationStream
+from headrace_service.generations import Prompt
+from headrace_service.parsing import Unparsed
+from headrace_service.rpc_boundary import Call
+from headrace_service.served_models import ServedModel
+from headrace_service.service_core import ServiceCore
+from headrace_service.session_batch import SessionBatch, SessionWire
+
+_CAP_FACTOR = 64
+# Events that may wait for the caller before no more wishes are read; a refusal has up to 1 KiB.
+_MAX_WAITING_EVENTS = 4096
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Entry:
+    """One generation of a session: being started (`task`), then read (`stream`, `give_up`)."""
+
+    stream_id: int
+    resources: contextlib.ExitStack
+    task: asyncio.Task[None] | None = None
+    stream: GenerationStream | None = None
+    model: ServedModel | None = None
+    give_up: Callable[[], None] = lambda: None
+
+
+class SessionHandlers:
+    """The RPC."""
+
+    def __init__(self, core: ServiceCore) -> None:
+        self._core = core
+
+    async def session(self, requests: AsyncIterator[Unparsed[inference_pb2.SessionRequest]], call: Call) -> None:
+        """Serves one session until its caller has closed it and its generations have ended, or the call ends."""
+        session = _Session(self._core, call)
+        self._core.delivering.add(session)
+        try:
+            await session.run(requests)
+        finally:
+            self._core.delivering.discard(session)
+
+
+class _Session:
+    """See the module. Also the `Reader` that is watched for being too slow."""
+
+    def __init__(self, core: ServiceCore, call: Call) -> None:
+        self.writer: asyncio.Task[None] | None = None
+        self.cap_factor = _CAP_FACTOR
+        self.over_cap_since_ns = 0
+        self.writing_since_ns = 0
+        self._core = core
+        self._call = call
+        self._batch = SessionBatch()
+        self._entries: dict[int, _Entry] = {}
+        self._by_stream: dict[GenerationStream, _Entry] = {}
+        # Generations with news, in the order in which it came.
+        self._with_news: dict[GenerationStream, None] = {}
+        self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._closed_by_caller = False
+        self._failure: errors.ServiceError | None = None
+
+    @property
+    def pending_bytes(self) -> int:
+        """Memory that undelivered tokens of all generations take."""
+        return sum(stream.pending_bytes for stream in self._by_stream)
+
+    def interrupt(self, failure: errors.ServiceError) -> None:
+        """Ends the call now, though its reader may take nothing."""
+        self._failure = failure
+        self._wake.set()
+        if self.writer is not None:
+            self.writer.cancel()
+
+    async def run(self, requests: AsyncIterator[Unparsed[inference_pb2.SessionRequest]]) -> None:
+        """Reads and writes until the session is over.
+
+        Raises:
+            ServiceError: a message was malformed, or the reader is too slow.
+        """
+        self.writer = asyncio.current_task()
+        reading = asyncio.create_task(self._read(requests))
+        try:
+            await self._write_until_over(reading)
+        except BaseException:
+            # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason is the session's.
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+        finally:
+            self.writer = None
+            reading.cancel()
+            self._give_all_up()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    # -- the caller's wishes
+
+    async def _read(self, requests: AsyncIterator[Unparsed[inference_pb2.SessionRequest]]) -> None:
+        try:
+            async for unparsed in requests:
+                self._take(unparsed.parse())
+                while self._batch.num_events > _MAX_WAITING_EVENTS:
+                    self._has_room.clear()
+                    await self._has_room.wait()
+        except errors.ServiceError as failure:
+            self._failure = failure
+        finally:
+            self._closed_by_caller = True
+            self._wake.set()
+
+    def _take(self, request: inference_pb2.SessionRequest) -> None:
+        stream_id, action = request.stream_id, request.WhichOneof("action")
+        if action == "cancel":
+            self._cancel(stream_id, request.cancel.detach)
+        elif action is None:
+            self._refuse(stream_id, errors.invalid_field("action", "one of submit, attach and cancel must be set"))
+        elif stream_id == 0:
+            self._refuse(0, errors.invalid_field("stream_id", "must be at least 1"))
+        elif stream_id in self._entries:
+            self._refuse(0, errors.invalid_field("stream_id", f"{stream_id} names a generation that has not ended"))
+        else:
+            entry = self._entries[stream_id] = _Entry(stream_id, contextlib.ExitStack())
+            entry.task = asyncio.create_task(self._begin(entry, request))
+
+    def _refuse(self, stream_id: int, error: errors.ServiceError) -> None:
+        """Answers a wish that fails; one about a generation that has not ended must not look like that one's end."""
+        shown = 0 if stream_id in self._entries else stream_id
+        self._batch.add_error(shown, errors.to_status(error))
+        self._wake.set()
+
+    async def _begin(self, entry: _Entry, request: inference_pb2.SessionRequest) -> None:
+        """Starts or joins the generation of one wish."""
+        try:
+            entry.resources.enter_context(self._core.open_generation())
+            call = dataclasses.replace(self._call, arrival_ns=time.monotonic_ns())
+            if request.HasField("submit"):
+                await self._submit(entry, request.submit, call)
+            else:
+                await self._attach(entry, request.attach, call)
+        except errors.ServiceError as error:
+            self._end(entry, error)
+        except Exception as error:
+            self._end(entry, rpc_boundary.unexpected(error))
+        else:
+            assert entry.stream is not None
+            self._by_stream[entry.stream] = entry
+            entry.stream.listener = self._note
+            self._note(entry.stream)
+
+    async def _submit(self, entry: _Entry, submit: inference_pb2.SessionSubmit, call: Call) -> None:
+        model = entry.model = self._core.models.find(submit.spec.model)
+        if submit.idempotency_key and not submit.detached:
+            raise errors.invalid_field("idempotency_key", "must not be set unless detached is")
+        validation.check_idempotency_key(submit.idempotency_key)
+        spec = validation.resolve(submit.spec, model.text.facts, in_chat=bool(submit.messages))
+        prompt = await self._prompt_of(submit, model)
+        generations = self._core.generations
+        if submit.detached:
+            added = await generations.start_detached(spec, prompt, model, call, submit.idempotency_key)
+            await self._join(entry, engine_pb2.AttachRequest(request_id=added.request_id), model, call)
+            return
+        wire = SessionWire(self._batch, entry.stream_id, deltas_are_events=False)
+        stream = entry.stream = await generations.start(spec, prompt, model, call, wire)
+        entry.give_up = lambda: model.engine.abandon(stream, call)
+
+    async def _prompt_of(self, submit: inference_pb2.SessionSubmit, model: ServedModel) -> Prompt:
+        if not submit.messages:
+            return await self._core.generations.prompt_of(submit.spec, model)
+        conversation = validation.conversation(submit.messages, submit.continue_last_message)
+        return await self._core.generations.prompt_of_conversation(conversation, model)
+
+    async def _attach(self, entry: _Entry, attach: inference_pb2.SessionAttach, call: Call) -> None:
+        output_index = attach.output_index if attach.HasField("output_index") else None
+        validation.check_subscription(attach.request_id, output_index)
+        model = self._core.models.of_request(attach.request_id)
+        request = engine_pb2.AttachRequest(
+            request_id=attach.request_id, from_token=attach.from_token, output_index=output_index
+        )
+        await self._join(entry, request, model, call)
+
+    async def _join(self, entry: _Entry, attach: engine_pb2.AttachRequest, model: ServedModel, call: Call) -> None:
+        entry.model = model
+        wire = SessionWire(self._batch, entry.stream_id, deltas_are_events=attach.from_token > 0)
+        stream = entry.stream = await self._core.generations.attach(attach, model, call, wire)
+        entry.give_up = lambda: model.engine.leave(stream)
+
+    def _cancel(self, stream_id: int, detach: bool) -> None:
+        entry = self._entries.get(stream_id)
+        if entry is None:
+            self._refuse(stream_id, errors.not_found(f"stream_id: {stream_id} names no generation of this session"))
+        elif detach or entry.stream is None:
+            self._forget(entry)
+            if not detach:
+                self._refuse(stream_id, errors.cancelled())
+        else:
+            assert entry.model is not None
+            cause = engine_pb2.ABORT_CAUSE_CANCELLED
+            entry.model.engine.abort(entry.stream.request_id, self._call.tenant, cause)
+
+    # -- the writer
+
+    def _note(self, stream: GenerationStream) -> None:
+        self._with_news[stream] = None
+        self._wake.set()
+
+    async def _write_until_over(self, reading: asyncio.Task[None]) -> None:
+        while not self._is_over():
+            await self._wake.wait()
+            self._wake.clear()
+            self._collect()
+            for message in self._batch.take():
+                self.writing_since_ns = time.monotonic_ns()
+                await self._call.context.write(message)
+                self.writing_since_ns = 0
+            self._has_room.set()
+            if self._failure is not None:
+                raise self._failure
+        if reading.done():
+            # Tells of a mistake of ours in the reader.
+            reading.result()
+
+    def _is_over(self) -> bool:
+        return self._closed_by_caller and not (self._entries or self._with_news or self._batch.num_events)
+
+    def _collect(self) -> None:
+        """Moves all news into the batch."""
+        self.over_cap_since_ns = 0
+        with_news, self._with_news = self._with_news, {}
+        for stream in with_news:
+            entry = self._by_stream.get(stream)
+            if entry is None:
+                continue
+            stream.take()
+            if stream.failure is not None:
+                self._end(entry, stream.failure)
+            elif stream.done is not None:
+                stream.take_done()
+                self._forget(entry)
+
+    def _end(self, entry: _Entry, error: errors.ServiceError) -> None:
+        """Ends a generation of the session by an error event."""
+        self._forget(entry)
+        self._refuse(entry.stream_id, error)
+
+    def _forget(self, entry: _Entry) -> None:
+        """Gives up what a generation holds; its id may be used again."""
+        self._entries.pop(entry.stream_id, None)
+        if entry.stream is not None:
+            self._by_stream.pop(entry.stream, None)
+            entry.stream.listener = None
+        if entry.task is not None and entry.task is not asyncio.current_task():
+            entry.task.cancel()
+        entry.give_up()
+        entry.resources.close()
+        self._wake.set()
+
+    def _give_all_up(self) -> None:
+        for entry in list(self._entries.values()):
+            self._forget(entry)
