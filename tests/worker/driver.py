@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import torch
 
-from headrace_backend.step_plan import ForwardPlan, RowAdmission, SamplePlan, StepPlan, StepResult
+from headrace_backend.step_plan import ForwardPlan, PromptLogprobPlan, RowAdmission, SamplePlan, StepPlan, StepResult
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.cpu_runner import CpuRunner
 from headrace_backend.worker.kv_caches import allocate_kv_caches
@@ -46,6 +46,9 @@ class Entry:
     # Rows that draw from the entry's last token.
     drawing: tuple[int, ...] = ()
     output_position: int = 0
+    # The prompt's tokens after the first, second ... of `ids` that are told of, and how many top tokens at each.
+    told: list[int] = dataclasses.field(default_factory=list)
+    num_top: int = 0
 
 
 def step(
@@ -75,7 +78,14 @@ def step(
         copy_targets=column(*(target for _, target in copies)),
     )
     columns = [column(*(d[i] for d in drawn)) for i in range(3)]
-    plan = StepPlan(step_id, column(*released), admissions, forward, SamplePlan(*columns))
+    telling = [(entry, int(end) - count) for entry, end, count in zip(entries, ends, counts, strict=True) if entry.told]
+    prompt_logprobs = PromptLogprobPlan(
+        first_indices=column(*(first for _, first in telling)),
+        counts=column(*(len(entry.told) for entry, _ in telling)),
+        num_tops=column(*(entry.num_top for entry, _ in telling)),
+        token_ids=column(*(token for entry, _ in telling for token in entry.told)),
+    )
+    plan = StepPlan(step_id, column(*released), admissions, forward, SamplePlan(*columns), prompt_logprobs)
     return StepPlan.decode(plan.encode())
 
 

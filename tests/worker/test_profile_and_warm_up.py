@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepPlan
 from headrace_backend.worker import start_up
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.gpu_runner import GpuRunner
@@ -57,6 +57,9 @@ def check_limits(plans: list[StepPlan], config: EngineConfig, max_model_len: int
         assert forward.token_ids.size == forward.known_counts.sum()
         assert (plan.sample.token_indices < plan.num_tokens).all()
         assert set(plan.sample.rows.tolist()) <= taken
+        told = plan.prompt_logprobs
+        assert (told.first_indices + told.counts <= plan.num_tokens).all() and (told.counts > 0).all()
+        assert told.token_ids.size == told.counts.sum() <= MAX_PROMPT_LOGPROBS
         assert StepPlan.decode(plan.encode()).encode() == plan.encode()
     assert not taken, "rows are still taken"
 
@@ -77,6 +80,9 @@ def test_made_up_steps_stay_within_all_limits(
     for plans in (largest, for_gpu, list(short_steps(config, length, pool))):
         check_limits(plans, config, length, pool)
     # No step there can be is larger.
+    assert max(plan.prompt_logprobs.token_ids.size for plan in largest) == min(
+        largest[0].num_tokens, MAX_PROMPT_LOGPROBS
+    )
     assert max(plan.num_tokens for plan in largest) == min(tokens, min(rows, tokens) * length)
     assert max(plan.sample.rows.size for plan in largest) == min(rows, tokens)
     assert max(int((plan.forward.starts + plan.forward.counts).max(initial=0)) for plan in largest) == length

@@ -217,7 +217,7 @@ class PlanBuilder:
         if run is not None:
             self._prompt_indices.append(self.num_tokens + run.first_token - 1 - start)
             self._prompt_runs.append((sequence.request, run))
-            self.num_prompt_logprobs += run.count
+            self.num_prompt_logprobs += run.num_tokens
 
     def _prompt_logprobs(self) -> PromptLogprobPlan:
         if not self._prompt_runs:
@@ -225,9 +225,9 @@ class PlanBuilder:
         runs = [(request.spec.prompt_ids, request.prompt_log, run) for request, run in self._prompt_runs]
         return PromptLogprobPlan(
             first_indices=_column(self._prompt_indices),
-            counts=_column([run.count for _, _, run in runs]),
+            counts=_column([run.num_tokens for _, _, run in runs]),
             num_tops=_column([log.num_tops for _, log, _ in runs if log is not None]),
-            token_ids=np.concatenate([ids[run.first_token : run.first_token + run.count] for ids, _, run in runs]),
+            token_ids=np.concatenate([ids[run.first_token : run.first_token + run.num_tokens] for ids, _, run in runs]),
         )
 
     def _sample(self, sequence: Sequence, token_index: int) -> None:

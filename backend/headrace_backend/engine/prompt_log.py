@@ -23,7 +23,7 @@ class PromptRun(NamedTuple):
     """Consecutive prompt tokens that a step reports."""
 
     first_token: int
-    count: int
+    num_tokens: int
 
 
 class PromptLog:
@@ -72,11 +72,11 @@ class PromptLog:
     def append(self, run: PromptRun, result: StepResult, first: int, top_first: int) -> PromptLogprobs:
         """Keeps what a result says of a run, which begins at entry `first` of its prompt columns and at `top_first` of the flat ones."""
         assert run.first_token == self.num_settled, "parts come in order, each once"
-        end, top_end = first + run.count, top_first + run.count * self.num_tops
+        end, top_end = first + run.num_tokens, top_first + run.num_tokens * self.num_tops
         columns = LogprobColumns(
             array("f", result.prompt_sampled[first:end].tobytes()),
             array("I", result.prompt_ranks[first:end].tobytes()),
-            array("H", [self.num_tops]) * run.count,
+            array("H", [self.num_tops]) * run.num_tokens,
             array("I", result.prompt_top_token_ids[top_first:top_end].tobytes()),
             array("f", result.prompt_top_logprobs[top_first:top_end].tobytes()),
         )

@@ -77,13 +77,13 @@ class Settlement:
         for request, run in step.prompt_runs:
             log = request.prompt_log
             assert log is not None, "runs are those of requests that asked"
-            end = first + run.count
+            end = first + run.num_tokens
             if request.active:
                 if np.isnan(result.prompt_sampled[first:end]).any():
                     self._endings.end_all(request, EndReason.ERROR, now_ns, error=_UNSOUND)
                 else:
                     request.publish(log.append(run, result, first, top_first))
-            first, top_first = end, top_first + run.count * log.num_tops
+            first, top_first = end, top_first + run.num_tokens * log.num_tops
 
     def _checked_tokens(self, step: InFlightStep, result: StepResult) -> list[int]:
         """The sampled tokens, -1 where the worker reports unsound logits or gives no token of the vocabulary."""
@@ -158,8 +158,8 @@ def _check_prompt_logprobs(step: InFlightStep, result: StepResult) -> None:
     num_tokens = num_tops = 0
     for request, run in step.prompt_runs:
         assert request.prompt_log is not None, "runs are those of requests that asked"
-        num_tokens += run.count
-        num_tops += run.count * request.prompt_log.num_tops
+        num_tokens += run.num_tokens
+        num_tops += run.num_tokens * request.prompt_log.num_tops
     if (result.prompt_sampled.size, result.prompt_top_token_ids.size) != (num_tokens, num_tops):
         raise ValueError(
             f"step {step.step_id}: log probabilities of {result.prompt_sampled.size} prompt tokens, not {num_tokens}"

@@ -14,6 +14,7 @@ import torch
 from headrace_backend.step_plan import StepPlan
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.kv_caches import copy_planned_blocks
+from headrace_backend.worker.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.runner import CausalModel
 from headrace_backend.worker.sampler import SampledTokens, Sampler
 
@@ -40,7 +41,7 @@ class CpuRunner:
         """Takes and gives back rows, then computes the plan's tokens.
 
         Returns:
-            Hidden states of the sampled tokens, [num_samples, hidden_size].
+            Hidden states of the sampled tokens, then those that tell of prompts, [num_samples + num_prompt_tokens, hidden_size].
         """
         self._sampler.release(plan.released_rows)
         self._sampler.admit(plan.admissions)
@@ -51,13 +52,19 @@ class CpuRunner:
             return torch.empty(0, 0)
         inputs = self._batch.build(plan.forward)
         hidden = self._model(inputs.token_ids, inputs.positions, self._kv_caches, inputs.metadata)
-        return hidden.index_select(0, torch.from_numpy(plan.sample.token_indices.astype(np.int64)))
+        indices = plan.sample.token_indices.astype(np.int64)
+        if plan.prompt_logprobs.counts.size:
+            indices = np.concatenate((indices, hidden_indices(plan.prompt_logprobs)))
+        return hidden.index_select(0, torch.from_numpy(indices))
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """Draws the plan's tokens from what `forward` returned; None if it samples nothing."""
-        if not plan.sample.rows.size:
-            return None
-        sampled = self._sampler.sample(plan.sample, self._model.logits(hidden))
+        """Draws the plan's tokens from what `forward` returned, and tells of prompts; None if there is neither."""
+        num_samples = plan.sample.rows.size
+        prompts = prompt_logprobs(plan.prompt_logprobs, hidden[num_samples:], self._model.logits)
+        if not num_samples:
+            return SampledTokens.none(prompts, hidden.device)
+        sampled = self._sampler.sample(plan.sample, self._model.logits(hidden[:num_samples]))
         self._batch.remember(plan.sample.rows, sampled.tokens)
+        sampled.prompts = prompts
         return sampled

@@ -1,7 +1,7 @@
 """Executes step plans on a GPU: columns up, kernels launched, nothing waited for.
 
 Owns the order inside a step, and whether it is replayed or launched kernel by kernel. A step that fits a captured shape is padded to it and replayed as two graphs, the forward pass and the plain
-draw; any other, and one whose contexts are to be gathered, is launched as it is. Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and never a variant. Rows that need more than
+draw; any other, one whose contexts are to be gathered, and one that tells of prompts, is launched as it is. Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and never a variant. Rows that need more than
 a plain draw take the sampler's general way, from the same hidden states.
 
     plan -> StepBuffers.upload (one copy) -> _forward -> hidden states -> _draw -> tokens, which the next step finds in `DeviceRows`
@@ -18,8 +18,10 @@ import torch
 
 from headrace_backend.step_plan import StepPlan
 from headrace_backend.weights.progress import Progress
+from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.device_rows import DeviceRows
 from headrace_backend.worker.kv_caches import copy_planned_blocks
+from headrace_backend.worker.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.runner import CausalModel
 from headrace_backend.worker.sampler import SampledTokens, Sampler
 from headrace_backend.worker.step_buffers import StepBuffers, StepLimits
@@ -85,7 +87,7 @@ class GpuRunner:
         """Takes and gives back rows, then launches the pass over the plan's tokens.
 
         Returns:
-            Hidden states of the sampled tokens, [num_samples, hidden_size], valid until the next step.
+            Hidden states of the sampled tokens, then those that tell of prompts, [num_samples + num_prompt_tokens, hidden_size], valid until the next step.
         """
         self._sampler.release(plan.released_rows)
         self._sampler.admit(plan.admissions)
@@ -95,23 +97,31 @@ class GpuRunner:
             assert not plan.sample.rows.size, "samples without a forward pass"
             return self._buffers.hidden[:0]
         needed = StepShape.of(plan, self._sizes, self._buffers.gather_capacity)
-        held = smallest_holding(self._shapes, needed)
+        tells_of_prompts = plan.prompt_logprobs.counts.size > 0
+        held = None if tells_of_prompts else smallest_holding(self._shapes, needed)
         self._shape = shape = held or needed
         self._choices = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=held is not None)
+        if tells_of_prompts:
+            # No graph keeps the hidden states that are not sampled.
+            hidden = self._forward(shape)
+            indices = indices_on_device(hidden_indices(plan.prompt_logprobs), self._device)
+            return torch.cat((self._buffers.hidden[: shape.num_samples], hidden[indices]))
         self._launch(_Piece.FORWARD, shape)
         return self._buffers.hidden[: needed.num_samples]
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """Draws the plan's tokens from what `forward` returned; None if it samples nothing."""
+        """Draws the plan's tokens from what `forward` returned, and tells of prompts; None if there is neither."""
         num_samples = plan.sample.rows.size
+        prompts = prompt_logprobs(plan.prompt_logprobs, hidden[num_samples:], self._model.logits)
         if not num_samples:
-            return None
+            return SampledTokens.none(prompts, self._device)
         assert self._shape is not None
         if self._sampler.is_plain(plan.sample):
             tokens, sound = self._launch(_Piece.DRAW, self._shape)
-            return SampledTokens(tokens[:num_samples], sound[:num_samples], None)
-        sampled = self._sampler.sample(plan.sample, self._model.logits(hidden))
+            return SampledTokens(tokens[:num_samples], sound[:num_samples], None, prompts)
+        sampled = self._sampler.sample(plan.sample, self._model.logits(hidden[:num_samples]))
+        sampled.prompts = prompts
         rows = self._buffers.columns(self._shape).sample_rows[:num_samples]
         store_last_tokens(self._rows.last_tokens, rows, sampled.tokens)
         return sampled
@@ -144,12 +154,13 @@ class GpuRunner:
         self._forward(shape)
         return None
 
-    def _forward(self, shape: StepShape) -> None:
-        """Inputs from the columns, the model, and the hidden states that are sampled."""
+    def _forward(self, shape: StepShape) -> torch.Tensor:
+        """Inputs from the columns, the model, and the hidden states that are sampled. Gives those of all tokens, [num_tokens, hidden_size]."""
         inputs = self._buffers.inputs(shape, self._rows, self._choices)
         hidden = self._model(inputs.token_ids, inputs.positions, self.kv_caches, inputs.attention)
         sampled = self._buffers.columns(shape).sample_tokens
         torch.index_select(hidden, 0, sampled, out=self._buffers.hidden[: shape.num_samples])
+        return hidden
 
     def _draw(self, shape: StepShape) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens int64 [num_samples] and whether each is sound, for rows without special wishes."""

@@ -6,12 +6,16 @@ Owns the copies of one step and the event that says they have arrived. Reading a
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 import torch
 
 from headrace_backend.step_plan import StepResult
+from headrace_backend.worker.prompt_logprobs import PromptLogprobs
 from headrace_backend.worker.sampler import SampledLogprobs, SampledTokens
 from headrace_kernels.logprobs import TokenLogprobs
+
+Logprobs = TypeVar("Logprobs", SampledLogprobs, PromptLogprobs)
 
 
 class HostCopy:
@@ -30,6 +34,7 @@ class HostCopy:
                 tokens=_to_host(sampled.tokens),
                 sound=_to_host(sampled.sound),
                 logprobs=None if logprobs is None else _logprobs_to_host(logprobs),
+                prompts=None if sampled.prompts is None else _logprobs_to_host(sampled.prompts),
             )
         # Blocking: who waits sleeps instead of spinning.
         self._arrived = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
@@ -57,5 +62,5 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("cpu", non_blocking=True)
 
 
-def _logprobs_to_host(logprobs: SampledLogprobs) -> SampledLogprobs:
+def _logprobs_to_host(logprobs: Logprobs) -> Logprobs:
     return dataclasses.replace(logprobs, values=TokenLogprobs(*(_to_host(tensor) for tensor in logprobs.values)))

@@ -12,7 +12,15 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from headrace_backend.step_plan import ForwardPlan, Int32Column, RowAdmission, SamplePlan, StepPlan
+from headrace_backend.step_plan import (
+    MAX_PROMPT_LOGPROBS,
+    ForwardPlan,
+    Int32Column,
+    PromptLogprobPlan,
+    RowAdmission,
+    SamplePlan,
+    StepPlan,
+)
 
 _NOTHING: Int32Column = np.empty(0, np.int32)
 _TOKEN = np.int32(0).tobytes()
@@ -26,7 +34,7 @@ class Wish(enum.Enum):
     GREEDY = enum.auto()
     RANDOM = enum.auto()
     TRUNCATED = enum.auto()
-    # The longest way: truncation, penalties, changed logits and log probabilities.
+    # The longest way: truncation, penalties, changed logits and log probabilities, those of as much of the prompts as a step can tell of too.
     EVERYTHING = enum.auto()
 
 
@@ -109,7 +117,8 @@ def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish, draws: bool 
     )
     admissions = [msgspec.structs.replace(_ADMISSIONS[wish], row=row) for row in range(len(chunks))]
     sample = _draws(rows, counts, output_position=0) if draws else SamplePlan()
-    return StepPlan(0, _NOTHING, admissions, forward, sample)
+    prompt_logprobs = _told(counts) if wish is Wish.EVERYTHING else PromptLogprobPlan()
+    return StepPlan(0, _NOTHING, admissions, forward, sample, prompt_logprobs)
 
 
 def next_step(before: StepPlan, pool: BlockPool) -> StepPlan:
@@ -133,6 +142,19 @@ def release_step(num_rows: int) -> StepPlan:
 
 def _column(values: Sequence[int]) -> Int32Column:
     return np.array(values, np.int32)
+
+
+def _told(counts: Int32Column) -> PromptLogprobPlan:
+    """Log probabilities of the tokens after the first ones of the step, which are as many as a step may tell of."""
+    ends = np.minimum(np.cumsum(counts, dtype=np.int32), MAX_PROMPT_LOGPROBS)
+    told = np.diff(ends, prepend=np.int32(0))
+    told = told[told > 0]
+    return PromptLogprobPlan(
+        first_indices=np.cumsum(told, dtype=np.int32) - told,
+        counts=told,
+        num_tops=np.full_like(told, _MOST_LOGPROBS),
+        token_ids=np.zeros(int(told.sum()), np.int32),
+    )
 
 
 def _draws(rows: Int32Column, counts: Int32Column, output_position: int) -> SamplePlan:

@@ -17,6 +17,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.penalty_slots import BYTES_PER_TOKEN
 from headrace_backend.worker.profile_step import Profile
+from headrace_backend.worker.prompt_logprobs import CPU_PIECE_ROWS
 from headrace_backend.worker_messages import MemoryPlan
 from headrace_model_folder import ModelConfig
 
@@ -87,7 +88,9 @@ def model_memory(
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     # Residual and normed stream, queries, keys and values with their rotated copies, gate-up and its product.
     per_token = size * (4 * model.hidden_size + 3 * heads + 3 * model.intermediate_size)
-    sampled = config.max_num_seqs * model.vocab_size * (4 * _LOGIT_COPIES + BYTES_PER_TOKEN)
+    # Log probabilities of prompts take pieces of the CPU's size with half as many copies at most.
+    rows = max(config.max_num_seqs, CPU_PIECE_ROWS // 2)
+    sampled = model.vocab_size * (4 * rows * _LOGIT_COPIES + config.max_num_seqs * BYTES_PER_TOKEN)
     kv_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * size
     return ModelMemory(
         weights=parameter_count * size,

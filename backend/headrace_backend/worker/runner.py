@@ -38,10 +38,10 @@ class Runner(Protocol):
     """Computes steps, strictly in the order in which they are given (`cpu_runner`, `gpu_runner`)."""
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Takes and gives back rows, then computes the plan's tokens; hidden states of the sampled ones, [num_samples, hidden_size]."""
+        """Takes and gives back rows, then computes the plan's tokens; hidden states of the sampled ones and of those that tell of prompts, [num_samples + num_prompt_tokens, hidden_size]."""
 
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """Draws the plan's tokens from what `forward` returned; None if it samples nothing."""
+        """Draws the plan's tokens from what `forward` returned, and tells of prompts; None if there is neither."""
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ from headrace_backend.step_plan import Int32Column, RowAdmission, SamplePlan, St
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
 from headrace_backend.worker.logit_changes import LogitChanges
 from headrace_backend.worker.penalty_slots import PenaltySlots
+from headrace_backend.worker.prompt_logprobs import PromptLogprobs
 from headrace_backend.worker.row_parameters import RowParameters, Trait
 from headrace_kernels.logprobs import TokenLogprobs, token_logprobs
 from headrace_kernels.sampling import choose_greedy, sample_rows
@@ -41,13 +42,22 @@ class SampledLogprobs:
 
 @dataclasses.dataclass(slots=True)
 class SampledTokens:
-    """What a step drew, still on the device."""
+    """What a step drew, and what it tells of prompts, still on the device."""
 
     # int64 [num_samples]; 0 where the row is not sound.
     tokens: torch.Tensor
     # bool [num_samples]
     sound: torch.Tensor
     logprobs: SampledLogprobs | None
+    prompts: PromptLogprobs | None = None
+
+    @classmethod
+    def none(cls, prompts: PromptLogprobs | None, device: torch.device) -> SampledTokens | None:
+        """Of a step that draws nothing; None if it tells nothing of prompts either."""
+        if prompts is None:
+            return None
+        tokens = torch.empty(0, dtype=torch.int64, device=device)
+        return cls(tokens, tokens.bool(), None, prompts)
 
     def fill(self, result: StepResult) -> None:
         """Waits for the device and writes the columns of a result."""
@@ -55,6 +65,8 @@ class SampledTokens:
         result.ok = self.sound.to(torch.uint8).cpu().numpy()
         if self.logprobs is not None:
             _fill_logprobs(result, self.logprobs)
+        if self.prompts is not None:
+            self.prompts.fill(result)
 
 
 class Sampler:
