@@ -291,19 +291,21 @@ class Scheduler:
         """Sees to it that the tokens before `num_tokens` can be written, preempting if need be. False: not in this step."""
         kv = self.kv
         assert kv is not None, "there is a worker"
-        account = sequence.request.account
+        account, missing = sequence.request.account, kv.num_missing(sequence, num_tokens)
         # A preempted sequence may have been the other holder of a block: what is missing is asked again each time.
-        while kv.num_missing(sequence, num_tokens) > account.num_blocks_left:
+        while missing and account.num_blocks + missing > account.max_blocks:
             victim = self._find_victim(sequence, builder.step_id, account)
             if victim is None:
                 return False
             self._preempt(victim, now_ns)
-        while kv.num_missing(sequence, num_tokens) > kv.pool.num_available:
+            missing = kv.num_missing(sequence, num_tokens)
+        while missing > kv.pool.num_available:
             self._blocks_short = True
             victim = self._find_victim(sequence, builder.step_id)
             if victim is None:
                 return False
             self._preempt(victim, now_ns)
+            missing = kv.num_missing(sequence, num_tokens)
         copy = kv.copy_on_write(sequence)
         if copy is not None:
             builder.add_copy(copy)
