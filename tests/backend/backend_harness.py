@@ -161,6 +161,8 @@ class Subscription:
     ends: dict[int, engine_pb2.OutputEnd] = dataclasses.field(default_factory=dict)
     outputs: dict[int, list[int]] = dataclasses.field(default_factory=dict)
     logprobs: list[tuple[float, list[int]]] = dataclasses.field(default_factory=list)
+    # Of the prompt's tokens from position 1 on.
+    prompt: list[tuple[float, int, list[int]]] = dataclasses.field(default_factory=list)
     done: engine_pb2.RequestDone | None = None
     settled: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     num_messages: int = 0
@@ -168,6 +170,19 @@ class Subscription:
     @property
     def tokens(self) -> list[int]:
         return self.outputs.get(0, [])
+
+    def take_prompt(self, part: engine_pb2.PromptLogprobColumns) -> None:
+        assert part.first_token_index == 1 + len(self.prompt), "parts come in order, without gaps"
+        columns = part.columns
+        tops = iter(np.frombuffer(columns.top_token_ids, "<u4").tolist())
+        for sampled, rank, count in zip(
+            np.frombuffer(columns.sampled, "<f4").tolist(),
+            np.frombuffer(columns.ranks, "<u4").tolist(),
+            np.frombuffer(columns.top_counts, "<u2").tolist(),
+            strict=True,
+        ):
+            self.prompt.append((sampled, rank, [next(tops) for _ in range(count)]))
+        assert next(tops, None) is None
 
 
 class EngineClient:
@@ -229,6 +244,8 @@ class EngineClient:
             if value.existing:
                 subscription.settled.set()
             return
+        for part in value.prompt_logprobs:
+            subscription.take_prompt(part)
         for log in value.outputs:
             tokens = np.frombuffer(log.token_ids, "<u4").tolist()
             subscription.outputs.setdefault(log.output_index, []).extend(tokens)
@@ -242,13 +259,18 @@ class EngineClient:
         handles = np.frombuffer(step.handles, "<u4").tolist()
         outputs = np.frombuffer(step.output_indices, "<u2").tolist()
         tokens = np.frombuffer(step.tokens, "<u4").tolist()
+        for event in step.events:
+            if event.HasField("prompt_logprobs"):
+                assert not self.subscriptions[event.handle].outputs, "the prompt comes before the first token"
+                self.subscriptions[event.handle].take_prompt(event.prompt_logprobs)
         for handle, output, token in zip(handles, outputs, tokens, strict=True):
             self.subscriptions[handle].outputs.setdefault(output, []).append(token)
         for handle in set(handles):
             self.subscriptions[handle].num_messages += 1
         self._take_logprobs(step, handles)
         for event in step.events:
-            self._take_event(self.subscriptions[event.handle], event)
+            if not event.HasField("prompt_logprobs"):
+                self._take_event(self.subscriptions[event.handle], event)
 
     def _take_logprobs(self, step: engine_pb2.StepOutputs, handles: list[int]) -> None:
         columns = step.logprobs

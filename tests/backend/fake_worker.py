@@ -36,6 +36,11 @@ def next_token(token: int, position: int) -> int:
     return FIRST_TOKEN + (31 * token + 7 * position + 11) % (VOCABULARY - FIRST_TOKEN)
 
 
+def prompt_entry(token: int, num_tops: int) -> tuple[float, int, list[int]]:
+    """What the fake model tells of a token of a prompt: its log probability, its rank, the most likely tokens."""
+    return -token / 4, 1 + token % 9, [(token + offset) % VOCABULARY for offset in range(num_tops)]
+
+
 def expected_tokens(prompt: list[int], count: int) -> list[int]:
     """The whole continuation of a prompt."""
     tokens = list(prompt)
@@ -66,6 +71,7 @@ class FakeModel:
             np.ones(len(sampled), np.uint8),
         )
         self._add_logprobs(result, rows, sampled)
+        self._add_prompt_logprobs(result, plan, tokens)
         return result
 
     def _flatten(self, plan: StepPlan) -> tuple[list[int], list[int]]:
@@ -89,6 +95,23 @@ class FakeModel:
         result.logprob_counts = np.array([count for _, count in asked], np.int32)
         result.top_token_ids = np.array(tops, np.int32)
         result.top_logprobs = np.full(len(tops), -0.5, np.float32)
+
+    def _add_prompt_logprobs(self, result: StepResult, plan: StepPlan, tokens: list[int]) -> None:
+        told = plan.prompt_logprobs
+        following = iter(told.token_ids.tolist())
+        entries = []
+        for first, count, num_tops in zip(
+            told.first_indices.tolist(), told.counts.tolist(), told.num_tops.tolist(), strict=True
+        ):
+            for index in range(first, first + count):
+                token = next(following)
+                assert index == first + count - 1 or tokens[index + 1] == token, "the token after it is another"
+                entries.append(prompt_entry(token, num_tops))
+        tops = [top for _, _, ids in entries for top in ids]
+        result.prompt_sampled = np.array([sampled for sampled, _, _ in entries], np.float32)
+        result.prompt_ranks = np.array([rank for _, rank, _ in entries], np.int32)
+        result.prompt_top_token_ids = np.array(tops, np.int32)
+        result.prompt_top_logprobs = np.full(len(tops), -0.5, np.float32)
 
 
 def descriptors(text: str) -> list[int]:

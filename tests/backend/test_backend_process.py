@@ -23,7 +23,7 @@ from tests.backend.backend_harness import (
     start_backend,
     until,
 )
-from tests.backend.fake_worker import expected_tokens
+from tests.backend.fake_worker import expected_tokens, prompt_entry
 from tests.support.processes import alive
 
 from headrace_model_folder import read_token_table
@@ -98,6 +98,34 @@ async def test_outputs_and_logprobs_arrive_by_index(client: EngineClient) -> Non
     assert len(request.logprobs) == 15
     assert all(sampled == -0.5 and len(tops) == 2 for sampled, tops in request.logprobs)
     assert sorted(tops[0] for _, tops in request.logprobs) == sorted(expected * 3)
+
+
+async def test_prompt_logprobs_come_before_the_first_token_and_to_later_readers(
+    backend: BackendProcess, client: EngineClient
+) -> None:
+    """The prompt takes several steps of 256 tokens."""
+    prompt = [4 + i % 290 for i in range(700)]
+    request = await client.add(prompt, 30, n=2, prompt_logprobs=2, detached=True)
+    await until(lambda: request.prompt)
+    async with connected(backend.address) as other:
+        late = await settled(await other.attach(request.request_id))
+        await settled(request)
+        ended = await settled(await other.attach(request.request_id))
+    assert request.tokens == expected_tokens(prompt, 30)
+    assert request.prompt == [prompt_entry(token, 2) for token in prompt[1:]]
+    assert late.prompt == ended.prompt == request.prompt
+    assert request.done is not None and request.done.cached_tokens == 0
+
+
+async def test_prompt_logprobs_beyond_the_bound_are_refused(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    async with running_backend(tmp_path, model, max_prompt_logprobs_bytes=1 << 16) as backend:
+        async with connected(backend.address) as client:
+            await client.wait_serving()
+            refused = (await settled(await client.add([9] * 1000, 5, prompt_logprobs=20))).refused
+            assert refused is not None and refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+            assert "spec.prompt_logprobs" in refused.message and "65536" in refused.message
+            taken = await settled(await client.add([9] * 1000, 5, prompt_logprobs=0))
+            assert len(taken.prompt) == 999
 
 
 async def test_readers_from_any_offset_get_the_same_stream(backend: BackendProcess, client: EngineClient) -> None:

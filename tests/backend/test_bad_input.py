@@ -148,6 +148,8 @@ BAD_ADDS: list[tuple[str, str, Change]] = [
     ("n 10**9", "n", setting("n", 10**9)),
     ("logprobs 21", "logprobs", setting("logprobs", 21)),
     ("logprobs 10**9", "logprobs", setting("logprobs", 10**9)),
+    ("prompt logprobs 21", "prompt_logprobs", setting("prompt_logprobs", 21)),
+    ("prompt logprobs 10**9", "prompt_logprobs", setting("prompt_logprobs", 10**9)),
     ("long salt", "cache_salt", setting("cache_salt", b"s" * 257)),
     ("long key", "idempotency_key", setting("idempotency_key", "k" * 257)),
     ("short digest", "spec_digest", setting("spec_digest", b"1")),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_backend.engine.answers import AttachSnapshot, OutputSnapshot
-from headrace_backend.engine.outbox import LogprobColumns, Outbox, OutputEnd, RequestDone, Started
+from headrace_backend.engine.outbox import LogprobColumns, Outbox, OutputEnd, PromptLogprobs, RequestDone, Started
 from headrace_backend.engine.requests import EndReason
 from headrace_backend.server.outgoing import merge_outbox, write_attached, write_outbox
 from headrace_protos.engine.v1 import engine_pb2
@@ -77,23 +77,30 @@ def test_merged_outboxes_carry_every_row_in_order(steps: list[list[Row]]) -> Non
 
 @given(
     st.lists(st.lists(st.none() | st.lists(st.integers(0, 9), max_size=3), max_size=40), min_size=1, max_size=3),
+    st.lists(st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=9), max_size=4),
     st.integers(1, 300),
     st.booleans(),
 )
 def test_replay_is_the_same_in_one_message_and_in_parts(
-    outputs: list[list[list[int] | None]], max_bytes: int, ended: bool
+    outputs: list[list[list[int] | None]], prompt: list[list[list[int]]], max_bytes: int, ended: bool
 ) -> None:
-    snapshot = snapshot_of(outputs, ended)
+    snapshot = snapshot_of(outputs, prompt, ended)
     [whole] = write_attached(7, snapshot, now_ns=5, max_bytes=1 << 30)
     parts = list(write_attached(7, snapshot, now_ns=5, max_bytes=max_bytes))
     assert read_replay([whole]) == read_replay(parts)
     assert parts[0].attached.service_state == b"state"
     # No part is much larger than asked: one token, 24 bytes and its top entries, always fits.
-    assert all(part.ByteSize() < 3 * max_bytes + 400 for part in parts)
+    largest = max((part.columns.num_bytes for part in snapshot.prompt_logprobs), default=0)
+    assert all(part.ByteSize() < 3 * max_bytes + largest + 400 for part in parts)
 
 
-def snapshot_of(outputs: list[list[list[int] | None]], ended: bool) -> AttachSnapshot:
+def snapshot_of(outputs: list[list[list[int] | None]], prompt: list[list[list[int]]], ended: bool) -> AttachSnapshot:
     snapshots = []
+    parts: list[PromptLogprobs] = []
+    for tops_of_part in prompt:
+        parts.append(PromptLogprobs(parts[-1].end if parts else 1, LogprobColumns()))
+        for token, tops_of_token in enumerate(tops_of_part):
+            add_logprobs(parts[-1].columns, token, tops_of_token)
     for index, tops_of in enumerate(outputs):
         with_logprobs = index % 2 == 0
         columns = LogprobColumns()
@@ -103,7 +110,7 @@ def snapshot_of(outputs: list[list[list[int] | None]], ended: bool) -> AttachSna
         tokens = array("I", range(len(tops_of)))
         snapshots.append(OutputSnapshot(index, tokens, columns if with_logprobs else None, end))
     done = RequestDone(*[1] * 13, ended_at_ns=3) if ended else None
-    return AttachSnapshot(b"state", 4, True, 2, snapshots, done)
+    return AttachSnapshot(b"state", 4, True, 2, snapshots, done, parts)
 
 
 def read_replay(messages: list[engine_pb2.FromEngine]) -> tuple[object, ...]:
@@ -112,6 +119,14 @@ def read_replay(messages: list[engine_pb2.FromEngine]) -> tuple[object, ...]:
     tops: dict[int, list[int]] = {}
     ends: list[int] = []
     done: list[int] = []
+    prompt: list[tuple[list[float], list[int]]] = []
+
+    def add_prompt(part: engine_pb2.PromptLogprobColumns) -> None:
+        assert not any(tokens.values()) and part.first_token_index == 1 + sum(len(sampled) for sampled, _ in prompt)
+        columns = part.columns
+        prompt.append(
+            (np.frombuffer(columns.sampled, "<f4").tolist(), np.frombuffer(columns.top_token_ids, "<u4").tolist())
+        )
 
     def add(output: int, ids: list[int], columns: engine_pb2.LogprobColumns) -> None:
         tokens.setdefault(output, []).extend(ids)
@@ -119,6 +134,8 @@ def read_replay(messages: list[engine_pb2.FromEngine]) -> tuple[object, ...]:
         tops.setdefault(output, []).extend(np.frombuffer(columns.top_token_ids, "<u4").tolist())
 
     for message in messages:
+        for part in message.attached.prompt_logprobs:
+            add_prompt(part)
         for log in message.attached.outputs:
             add(log.output_index, np.frombuffer(log.token_ids, "<u4").tolist(), log.logprobs)
             ends += [log.end.output_index] if log.HasField("end") else []
@@ -128,6 +145,8 @@ def read_replay(messages: list[engine_pb2.FromEngine]) -> tuple[object, ...]:
             add(output, np.frombuffer(step.tokens, "<u4").tolist(), step.logprobs)
         for event in step.events:
             assert event.handle == 7
+            if event.HasField("prompt_logprobs"):
+                add_prompt(event.prompt_logprobs)
             ends += [event.output_end.output_index] if event.HasField("output_end") else []
             done += [event.done.ended_ago_ns] if event.HasField("done") else []
-    return tokens, logprobs, tops, ends, done
+    return tokens, logprobs, tops, ends, done, prompt
