@@ -56,6 +56,7 @@ class Endings:
 
     def _end_request(self, request: LiveRequest, now_ns: int) -> None:
         ledger = request.ledger
+        self.quotas.ended(request, now_ns)
         if ledger.started:
             self.rates.note_request(now_ns - ledger.started_at_ns)
         else:
@@ -64,7 +65,6 @@ class Endings:
         ledger.end(now_ns)
         request.done = _done(request)
         request.publish(request.done)
-        self.quotas.ended(request, now_ns)
         self.subscriptions.end_request(request)
         self.deadlines.note_ended()
         # What is kept is the log; prompt and sequences would weigh more than it.

@@ -136,7 +136,7 @@ class Quotas:
             request.account.num_streams -= 1
 
     def ended(self, request: LiveRequest, now_ns: int) -> None:
-        """A request ended, with the readers that it still has."""
+        """A request ended, with the readers that it still has; its ledger is still open."""
         account, charge = request.account, request.token_charge
         account.num_streams -= num_streams(request)
         if charge is not None:
