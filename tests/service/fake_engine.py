@@ -236,6 +236,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 output_tokens=sum(output.released for output in request.outputs),
                 finish_reasons=[output.end.reason for output in request.outputs if output.end is not None],
                 detached=request.add.detached,
+                sequence_number=request.sequence,
             )
         connection.send(list=listing)
 

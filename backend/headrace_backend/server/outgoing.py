@@ -313,6 +313,7 @@ def write_page(query_id: int, page: RequestPage) -> engine_pb2.FromEngine:
             output_tokens=row.output_tokens,
             finish_reasons=[_END_REASONS[reason] for reason in row.finish_reasons],
             detached=row.detached,
+            sequence_number=row.sequence_number,
         )
         for row in page.rows
     ]

@@ -509,7 +509,7 @@ class RequestList(_message.Message):
     def __init__(self, query_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RequestRow, _Mapping]]] = ..., next_before: _Optional[int] = ...) -> None: ...
 
 class RequestRow(_message.Message):
-    __slots__ = ("request_id", "state", "created_at_ns", "prompt_tokens", "output_tokens", "finish_reasons", "detached")
+    __slots__ = ("request_id", "state", "created_at_ns", "prompt_tokens", "output_tokens", "finish_reasons", "detached", "sequence_number")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_NS_FIELD_NUMBER: _ClassVar[int]
@@ -517,6 +517,7 @@ class RequestRow(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
     DETACHED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: int
     created_at_ns: int
@@ -524,7 +525,8 @@ class RequestRow(_message.Message):
     output_tokens: int
     finish_reasons: _containers.RepeatedScalarFieldContainer[OutputEndReason]
     detached: bool
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[int] = ..., created_at_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finish_reasons: _Optional[_Iterable[_Union[OutputEndReason, str]]] = ..., detached: bool = ...) -> None: ...
+    sequence_number: int
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[int] = ..., created_at_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., finish_reasons: _Optional[_Iterable[_Union[OutputEndReason, str]]] = ..., detached: bool = ..., sequence_number: _Optional[int] = ...) -> None: ...
 
 class LoadQuery(_message.Message):
     __slots__ = ("query_id",)
