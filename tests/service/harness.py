@@ -76,7 +76,12 @@ def engine_model(folder: pathlib.Path, context: int = CONTEXT) -> engine_pb2.Eng
 
 @contextlib.asynccontextmanager
 async def running_service(
-    folder: pathlib.Path, sockets: pathlib.Path, script: Script | None = None, context: int = CONTEXT, **config: Any
+    folder: pathlib.Path,
+    sockets: pathlib.Path,
+    script: Script | None = None,
+    context: int = CONTEXT,
+    channel_credentials: grpc.ChannelCredentials | None = None,
+    **config: Any,
 ) -> AsyncIterator[Running]:
     """Starts everything and waits until the service says it is serving."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -92,7 +97,11 @@ async def running_service(
     }
     service = Service(ServiceConfig(**values))
     (address,) = await service.start()
-    channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    if channel_credentials is None:
+        channel = grpc.aio.insecure_channel(address, options=options)
+    else:
+        channel = grpc.aio.secure_channel(address, channel_credentials, options=options)
     stub = inference_pb2_grpc.InferenceServiceStub(channel)
     running = Running(engine, service, channel, stub, tokenizer, address, folder)
     try:
