@@ -1,0 +1,303 @@
+// What a generation is asked for: prompts, conversations, and one option for every field of GenerationSpec. Owns their Go shape and not
+// their ranges: the server knows those and refuses with field, rule and limit.
+
+package headrace
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/headrace/headrace/clients/go/headracev1"
+)
+
+// Prompt is what a generation continues: [Text] or [TokenIDs].
+type Prompt interface {
+	set(spec *headracev1.GenerationSpec)
+}
+
+// Text is a prompt as UTF-8 text, which the model's tokenizer encodes.
+type Text string
+
+// TokenIDs is a prompt as tokens, used as they are.
+type TokenIDs []uint32
+
+func (t Text) set(spec *headracev1.GenerationSpec) {
+	spec.Prompt = &headracev1.GenerationSpec_Text{Text: string(t)}
+}
+
+func (ids TokenIDs) set(spec *headracev1.GenerationSpec) {
+	spec.Prompt = &headracev1.GenerationSpec_TokenIds{TokenIds: &headracev1.TokenIds{Ids: ids}}
+}
+
+// Message is one message of a conversation. Make it with [System], [User] or [Assistant].
+type Message struct {
+	Role headracev1.Role
+	Text string
+}
+
+// System is the operator's instructions.
+func System(text string) Message { return Message{headracev1.Role_ROLE_SYSTEM, text} }
+
+// User is what the person said.
+func User(text string) Message { return Message{headracev1.Role_ROLE_USER, text} }
+
+// Assistant is what the model said.
+func Assistant(text string) Message { return Message{headracev1.Role_ROLE_ASSISTANT, text} }
+
+// Tool is a function that the model may call.
+type Tool = headracev1.Tool
+
+// GenerationOption sets a field of the spec of a generation; absent fields take the model's own default, then the server's. A function of
+// yours will do as well. Every GenerationOption is a [ChatOption], a [SubmitOption] and a [SessionOption].
+type GenerationOption func(*headracev1.GenerationSpec)
+
+// ChatOption is what [Client.Chat] takes.
+type ChatOption interface {
+	applyToChat(*headracev1.ChatRequest)
+}
+
+// SubmitOption is what [Client.Submit] takes.
+type SubmitOption interface {
+	applyToSubmit(*headracev1.SubmitRequest)
+}
+
+// SessionOption is what [Session.Submit] takes.
+type SessionOption interface {
+	applyToSession(*headracev1.SessionSubmit)
+}
+
+func (set GenerationOption) applyToChat(r *headracev1.ChatRequest)      { set(r.GetSpec()) }
+func (set GenerationOption) applyToSubmit(r *headracev1.SubmitRequest)  { set(r.GetSpec()) }
+func (set GenerationOption) applyToSession(r *headracev1.SessionSubmit) { set(r.GetSpec()) }
+func (set chatOption) applyToChat(r *headracev1.ChatRequest)            { set.chat(r) }
+func (set chatOption) applyToSession(r *headracev1.SessionSubmit)       { set.session(r) }
+func (set toolsOption) applyToChat(r *headracev1.ChatRequest)           { r.Tools = set }
+func (key idempotencyKey) applyToSubmit(r *headracev1.SubmitRequest)    { r.IdempotencyKey = string(key) }
+func (key idempotencyKey) applyToSession(r *headracev1.SessionSubmit)   { r.IdempotencyKey = string(key) }
+func (detached detachedOption) applyToSession(r *headracev1.SessionSubmit) {
+	r.Detached = (*bool)(&detached)
+}
+
+type (
+	chatOption struct {
+		chat    func(*headracev1.ChatRequest)
+		session func(*headracev1.SessionSubmit)
+	}
+	toolsOption    []*Tool
+	idempotencyKey string
+	detachedOption bool
+)
+
+// Options is several options as one.
+func Options(options ...GenerationOption) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) {
+		for _, option := range options {
+			option(spec)
+		}
+	}
+}
+
+// WithModel names the model. Default: the server's default model.
+func WithModel(name string) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.Model = name }
+}
+
+// WithTemperature divides the logits; 0 is greedy. 0, or 0.01 to 100.
+func WithTemperature(value float32) GenerationOption {
+	return sampling(func(s *headracev1.SamplingParameters) { s.Temperature = &value })
+}
+
+// WithTopP keeps the most likely tokens whose probabilities reach this sum. Above 0, to 1.
+func WithTopP(value float32) GenerationOption {
+	return sampling(func(s *headracev1.SamplingParameters) { s.TopP = &value })
+}
+
+// WithTopK keeps this many of the most likely tokens; 0 and -1 keep all.
+func WithTopK(value int32) GenerationOption {
+	return sampling(func(s *headracev1.SamplingParameters) { s.TopK = &value })
+}
+
+// WithMinP keeps tokens at least this likely relative to the most likely one. 0 to 1.
+func WithMinP(value float32) GenerationOption {
+	return sampling(func(s *headracev1.SamplingParameters) { s.MinP = &value })
+}
+
+// WithRepetitionPenalty divides positive and multiplies negative logits of tokens seen. 0.01 to 10.
+func WithRepetitionPenalty(value float32) GenerationOption {
+	return sampling(func(s *headracev1.SamplingParameters) { s.RepetitionPenalty = &value })
+}
+
+// WithPresencePenalty is subtracted from the logits of tokens in the output. -2 to 2.
+func WithPresencePenalty(value float32) GenerationOption {
+	return sampling(func(s *headracev1.SamplingParameters) { s.PresencePenalty = &value })
+}
+
+// WithFrequencyPenalty is subtracted once for each time the output contains the token. -2 to 2.
+func WithFrequencyPenalty(value float32) GenerationOption {
+	return sampling(func(s *headracev1.SamplingParameters) { s.FrequencyPenalty = &value })
+}
+
+// WithSeed is the seed of the sampling noise.
+func WithSeed(value uint64) GenerationOption {
+	return sampling(func(s *headracev1.SamplingParameters) { s.Seed = &value })
+}
+
+// WithLogitBias is added to the logits of these tokens. At most 1,024 entries, -100 to 100.
+func WithLogitBias(bias map[uint32]float32) GenerationOption {
+	return sampling(func(s *headracev1.SamplingParameters) { s.LogitBias = bias })
+}
+
+// WithStop ends the output at one of these strings; the text ends before the match. At most 16.
+func WithStop(texts ...string) GenerationOption {
+	return stop(func(s *headracev1.StopConditions) { s.Strings = texts })
+}
+
+// WithStopTokens ends the output at one of these tokens, besides the model's own. At most 64.
+func WithStopTokens(ids ...uint32) GenerationOption {
+	return stop(func(s *headracev1.StopConditions) { s.TokenIds = ids })
+}
+
+// WithMaxTokens is the most tokens per output. At least 1.
+func WithMaxTokens(count uint32) GenerationOption {
+	return stop(func(s *headracev1.StopConditions) { s.MaxTokens = &count })
+}
+
+// WithMinTokens is the fewest tokens per output.
+func WithMinTokens(count uint32) GenerationOption {
+	return stop(func(s *headracev1.StopConditions) { s.MinTokens = &count })
+}
+
+// WithIgnoreEOS says whether to go on past the model's end-of-text tokens.
+func WithIgnoreEOS(ignore bool) GenerationOption {
+	return stop(func(s *headracev1.StopConditions) { s.IgnoreEos = &ignore })
+}
+
+// WithBadWords are never generated. At most 64.
+func WithBadWords(words ...string) GenerationOption {
+	return stop(func(s *headracev1.StopConditions) { s.BadWords = words })
+}
+
+// WithIncludeStopString says whether a matched stop string stays in the text.
+func WithIncludeStopString(include bool) GenerationOption {
+	return stop(func(s *headracev1.StopConditions) { s.IncludeStopString = &include })
+}
+
+// WithOutputs samples n outputs from the prompt in parallel. 1 to 128.
+func WithOutputs(n uint32) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.N = &n }
+}
+
+// WithLogprobs reports this many of the most likely tokens beside each sampled one; 0 reports the sampled token alone. 0 to 20.
+func WithLogprobs(top uint32) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.Logprobs = &top }
+}
+
+// WithPromptLogprobs reports this many of the most likely tokens at each position of the prompt. 0 to 20.
+func WithPromptLogprobs(top uint32) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.PromptLogprobs = &top }
+}
+
+// WithPriority lets requests of higher priority run first. -100 to 100.
+func WithPriority(priority int32) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.Priority = &priority }
+}
+
+// WithTimeLimit is the longest time from acceptance to the last token; then the outputs end with [FinishDeadline], which is no error. At most 24 hours.
+func WithTimeLimit(limit time.Duration) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.TimeLimit = durationpb.New(limit) }
+}
+
+// WithCacheSalt shares cached prefixes only with requests of the same salt. At most 256 bytes.
+func WithCacheSalt(salt string) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.CacheSalt = salt }
+}
+
+// WithSkipSpecialTokens says whether special tokens are left out of the text. Default true.
+func WithSkipSpecialTokens(skip bool) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.SkipSpecialTokens = &skip }
+}
+
+// WithTokenIDsOnly leaves the text out of deltas and does not wait for whole characters.
+func WithTokenIDsOnly(only bool) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.TokenIdsOnly = &only }
+}
+
+// WithJSONSchema asks for outputs that a JSON Schema (as JSON text) allows. [ErrUnimplemented] where the server does not have it.
+func WithJSONSchema(schema string) GenerationOption {
+	return form(&headracev1.StructuredOutput{Form: &headracev1.StructuredOutput_JsonSchema{JsonSchema: schema}})
+}
+
+// WithRegex asks for outputs that a regular expression matches. [ErrUnimplemented] where the server does not have it.
+func WithRegex(expression string) GenerationOption {
+	return form(&headracev1.StructuredOutput{Form: &headracev1.StructuredOutput_Regex{Regex: expression}})
+}
+
+// WithGrammar asks for outputs of a grammar in Lark's notation. [ErrUnimplemented] where the server does not have it.
+func WithGrammar(grammar string) GenerationOption {
+	return form(&headracev1.StructuredOutput{Form: &headracev1.StructuredOutput_Grammar{Grammar: grammar}})
+}
+
+// WithBeamSearch searches for the most likely outputs instead of sampling. [ErrUnimplemented] where the server does not have it.
+func WithBeamSearch(width uint32, lengthPenalty float32) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) {
+		spec.BeamSearch = &headracev1.BeamSearch{Width: width, LengthPenalty: &lengthPenalty}
+	}
+}
+
+// WithContinueLastMessage lets the model continue the last message, which must be the assistant's, instead of answering it.
+func WithContinueLastMessage(doContinue bool) interface {
+	ChatOption
+	SessionOption
+} {
+	return chatOption{
+		chat:    func(r *headracev1.ChatRequest) { r.ContinueLastMessage = &doContinue },
+		session: func(r *headracev1.SessionSubmit) { r.ContinueLastMessage = &doContinue },
+	}
+}
+
+// WithTools are functions that the model may call. [ErrUnimplemented] where the server does not have it.
+func WithTools(tools ...*Tool) ChatOption { return toolsOption(tools) }
+
+// WithIdempotencyKey names a submission: the same key and the same spec are the same request, also when it is sent again. At most 256
+// bytes. Default: [Client.Submit] draws one.
+func WithIdempotencyKey(key string) interface {
+	SubmitOption
+	SessionOption
+} {
+	return idempotencyKey(key)
+}
+
+// WithDetached says whether a session's generation outlives the session, as with [Client.Submit]. Default false.
+func WithDetached(detached bool) SessionOption { return detachedOption(detached) }
+
+func sampling(set func(*headracev1.SamplingParameters)) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) {
+		if spec.Sampling == nil {
+			spec.Sampling = &headracev1.SamplingParameters{}
+		}
+		set(spec.Sampling)
+	}
+}
+
+func stop(set func(*headracev1.StopConditions)) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) {
+		if spec.Stop == nil {
+			spec.Stop = &headracev1.StopConditions{}
+		}
+		set(spec.Stop)
+	}
+}
+
+func form(structured *headracev1.StructuredOutput) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.StructuredOutput = structured }
+}
+
+func chatMessages(messages []Message) []*headracev1.ChatMessage {
+	var made []*headracev1.ChatMessage
+	for _, m := range messages {
+		part := &headracev1.Part{Kind: &headracev1.Part_Text{Text: m.Text}}
+		made = append(made, &headracev1.ChatMessage{Role: m.Role, Parts: []*headracev1.Part{part}})
+	}
+	return made
+}
