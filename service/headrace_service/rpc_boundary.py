@@ -151,6 +151,11 @@ def unexpected(error: Exception) -> errors.ServiceError:
 
 def _traceparent_of(context: Context) -> str:
     for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
+        if key == "traceparent" and isinstance(value, str) and well_formed_traceparent(value):
             return value
     return ""
+
+
+def well_formed_traceparent(value: str) -> bool:
+    """Returns whether a W3C trace context can be told apart from nonsense."""
+    return _TRACEPARENT.fullmatch(value) is not None
