@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +18,15 @@ from typing import Any
 import grpc
 from google.protobuf import any_pb2, timestamp_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
+from tests.clients.canned_admin import REVISION, CannedAdmin, canned_model
+from tests.clients.canned_sessions import CannedSessions
 
+from headrace.v1 import admin_pb2_grpc, inference_pb2_grpc
 from headrace.v1 import generation_pb2 as pb
 from headrace.v1 import inference_pb2 as api
-from headrace.v1 import inference_pb2_grpc
 
 REQUEST_ID = "req-1"
-REVISION = "canned@1"
+PROMPT_TOKENS = 6
 
 
 def word(index: int, output_index: int = 0) -> str:
@@ -42,7 +44,9 @@ def token(index: int, output_index: int = 0) -> int:
     return 100 + index + 1000 * output_index
 
 
-def delta(first: int, count: int = 1, output_index: int = 0, logprobs: int | None = None) -> pb.GenerationEvent:
+def delta(
+    first: int, count: int = 1, output_index: int = 0, logprobs: int | None = None, with_text: bool = True
+) -> pb.GenerationEvent:
     """The delta of `count` tokens from `first` on."""
     indices = range(first, first + count)
     text = "".join(word(i, output_index) for i in indices)
@@ -51,7 +55,7 @@ def delta(first: int, count: int = 1, output_index: int = 0, logprobs: int | Non
             output_index=output_index,
             first_token_index=first,
             token_ids=[token(i, output_index) for i in indices],
-            content=[pb.Content(text=text)],
+            content=[pb.Content(text=text)] if with_text else [],
         )
     )
     if logprobs is not None:
@@ -69,7 +73,16 @@ def _logprobs(indices: range, top: int) -> pb.Logprobs:
     )
 
 
-def accepted(prompt_tokens: int = 3) -> pb.GenerationEvent:
+def prompt_logprobs(tokens: int, top: int, part: int = 2) -> Iterator[pb.GenerationEvent]:
+    """Those of a prompt of `tokens` tokens, in parts of `part` tokens."""
+    for first in range(1, tokens, part):
+        run = range(first, min(first + part, tokens))
+        yield pb.GenerationEvent(
+            prompt_logprobs=pb.PromptLogprobs(first_token_index=first, logprobs=_logprobs(run, top))
+        )
+
+
+def accepted(prompt_tokens: int = PROMPT_TOKENS) -> pb.GenerationEvent:
     """The first event of every stream."""
     return pb.GenerationEvent(
         accepted=pb.Accepted(request_id=REQUEST_ID, model_revision=REVISION, prompt_tokens=prompt_tokens)
@@ -89,7 +102,7 @@ def done(output_tokens: int) -> pb.GenerationEvent:
         queued_ns=1_000_000, prefill_ns=2_000_000, decode_ns=6_000_000, detokenize_and_send_ns=1_000_000,
         end_to_end_ns=10_000_000, ttft_ns=3_000_000, step_count=output_tokens, preemptions=0,
     )  # fmt: skip
-    usage = pb.Usage(prompt_tokens=3, output_tokens=output_tokens, cached_tokens=1)
+    usage = pb.Usage(prompt_tokens=PROMPT_TOKENS, output_tokens=output_tokens, cached_tokens=1)
     return pb.GenerationEvent(done=pb.Done(usage=usage, ledger=ledger))
 
 
@@ -127,7 +140,7 @@ class Observed:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
-class CannedService(inference_pb2_grpc.InferenceServiceServicer):
+class CannedService(CannedSessions, inference_pb2_grpc.InferenceServiceServicer):
     """Behaviour by prompt; see `_stream`."""
 
     def __init__(self) -> None:
@@ -189,9 +202,12 @@ class CannedService(inference_pb2_grpc.InferenceServiceServicer):
         if prompt == "no-done":
             yield delta(0)
             return
+        if spec.HasField("prompt_logprobs"):
+            yield from prompt_logprobs(PROMPT_TOKENS, spec.prompt_logprobs)
         for index in range(tokens):
             for output in range(spec.n or 1):
-                yield delta(index, 1, output, spec.logprobs if spec.HasField("logprobs") else None)
+                logprobs = spec.logprobs if spec.HasField("logprobs") else None
+                yield delta(index, 1, output, logprobs, with_text=not spec.token_ids_only)
             if prompt == "slow":
                 time.sleep(0.05)
             if prompt == "resumed" and index == 1:
@@ -228,9 +244,11 @@ class CannedService(inference_pb2_grpc.InferenceServiceServicer):
         if request.spec.text == "failing":
             output.finished.reason = pb.FINISH_REASON_ERROR
             output.finished.error.CopyFrom(status_pb2.Status(code=code_pb2.INTERNAL, message="a step produced NaN"))
+        parts = (event.prompt_logprobs for event in prompt_logprobs(PROMPT_TOKENS, request.spec.prompt_logprobs))
         return api.CompleteResponse(
-            request_id=REQUEST_ID, model_revision=REVISION, outputs=[output], usage=end.usage, ledger=end.ledger
-        )
+            request_id=REQUEST_ID, model_revision=REVISION, outputs=[output], usage=end.usage, ledger=end.ledger,
+            prompt_logprobs=parts if request.spec.HasField("prompt_logprobs") else [],
+        )  # fmt: skip
 
     def Submit(self, request: api.SubmitRequest, context: grpc.ServicerContext) -> api.SubmitResponse:
         self._see("Submit", request, context)
@@ -292,7 +310,7 @@ class CannedService(inference_pb2_grpc.InferenceServiceServicer):
         size = min(request.page_size or 2, 5 - first)
         rows = [
             api.RequestSummary(
-                request_id=f"req-{i}", state=api.REQUEST_STATE_FINISHED, prompt_tokens=3, output_tokens=i, detached=True,
+                request_id=f"req-{i}", state=api.REQUEST_STATE_FINISHED, prompt_tokens=3, output_tokens=i, detached=True, model="canned",
                 create_time=timestamp_pb2.Timestamp(seconds=1_700_000_000), finish_reasons=[pb.FINISH_REASON_STOP],
             )
             for i in range(first, first + size)
@@ -313,26 +331,20 @@ class CannedService(inference_pb2_grpc.InferenceServiceServicer):
         self._see("GetModel", request, context)
         if request.model not in ("", "canned"):
             refuse(context, grpc.StatusCode.NOT_FOUND, f"no model {request.model}")
-        return api.GetModelResponse(model=_model())
+        return api.GetModelResponse(model=canned_model())
 
     def ListModels(self, request: api.ListModelsRequest, context: grpc.ServicerContext) -> api.ListModelsResponse:
         self._see("ListModels", request, context)
-        return api.ListModelsResponse(models=[_model()])
+        return api.ListModelsResponse(models=[canned_model()])
 
     def GetLoad(self, request: api.GetLoadRequest, context: grpc.ServicerContext) -> api.GetLoadResponse:
         self._see("GetLoad", request, context)
         if request.model == "sleep":
             time.sleep(3)
-        return api.GetLoadResponse(running_sequences=4, kv_cache_usage=0.5, kv_blocks=64, serving=True)
-
-
-def _model() -> api.Model:
-    return api.Model(
-        name="canned", revision=REVISION, architecture="LlamaForCausalLM", parameter_count=7_500_000, dtype="bf16",
-        vocabulary_size=4096, max_context_tokens=2048, max_outputs=8, end_of_text_token_ids=[1, 2], has_chat_template=True,
-        default_sampling=pb.SamplingParameters(temperature=0.7, top_k=40), kv_block_tokens=16, kv_blocks=64, device="cpu",
-        memory_plan=api.MemoryPlan(total_bytes=8 << 30, weight_bytes=1 << 30, kv_cache_bytes=4 << 30, measured=True),
-    )  # fmt: skip
+        return api.GetLoadResponse(
+            running_sequences=4, kv_cache_usage=0.5, kv_blocks=64, serving=True, model="canned", max_running_sequences=8,
+            prefix_cache_hit_rate=0.25, draining=True, open_calls=5, max_open_calls=64,
+        )  # fmt: skip
 
 
 @dataclass
@@ -341,6 +353,7 @@ class CannedServer:
 
     address: str
     service: CannedService
+    admin: CannedAdmin
 
     @property
     def seen(self) -> Observed:
@@ -349,15 +362,24 @@ class CannedServer:
 
 
 @contextlib.contextmanager
-def canned_server(address: str = "127.0.0.1:0") -> Iterator[CannedServer]:
+def canned_server(
+    address: str = "127.0.0.1:0",
+    credentials: grpc.ServerCredentials | None = None,
+    interceptors: Sequence[grpc.ServerInterceptor] = (),
+) -> Iterator[CannedServer]:
     """Serves on a free loopback port (or the given address) until the block ends."""
-    service = CannedService()
+    service, admin = CannedService(), CannedAdmin()
     # No port sharing: a second server on the same port would take some of the calls.
-    server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
+    options = [("grpc.so_reuseport", 0)]
+    server = grpc.server(futures.ThreadPoolExecutor(16), interceptors=interceptors, options=options)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
-    port = server.add_insecure_port(address)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+    if credentials is None:
+        port = server.add_insecure_port(address)
+    else:
+        port = server.add_secure_port(address, credentials)
     server.start()
     try:
-        yield CannedServer(f"127.0.0.1:{port}" if address.endswith(":0") else address, service)
+        yield CannedServer(f"127.0.0.1:{port}" if address.endswith(":0") else address, service, admin)
     finally:
         server.stop(None).wait()

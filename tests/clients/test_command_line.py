@@ -50,12 +50,17 @@ def test_generate_passes_every_option_on(server: CannedServer) -> None:
     arguments = (
         "--temperature 0 --top-p 0.5 --top-k 3 --min-p 0.1 --repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -0.5 --seed 9 "
         "--logit-bias 4=-1 --logit-bias 5=2 --stop a --stop b --stop-token-ids 1,2 --max-tokens 2 --min-tokens 1 --ignore-eos --bad-word x "
-        "--include-stop-string -n 1 --logprobs 2 --priority -1 --time-limit 2 --cache-salt s --keep-special-tokens --model canned"
+        "--include-stop-string -n 1 --logprobs 2 --priority -1 --time-limit 2 --cache-salt s --keep-special-tokens --model canned "
+        "--token-ids-only --prompt-logprobs 0"
     )
     assert run(server, "generate", "hello", *arguments.split()).exit_code == 0
     spec = server.seen.requests[0].spec
-    # Every field of the proto has an option; token_ids is the other kind of prompt.
-    for message, left_out in ((spec, {"token_ids"}), (spec.sampling, set()), (spec.stop, set())):
+    # Every field of the proto has an option; token_ids is the other kind of prompt, and no server can do the other two yet.
+    for message, left_out in (
+        (spec, {"token_ids", "structured_output", "beam_search"}),
+        (spec.sampling, set()),
+        (spec.stop, set()),
+    ):
         assert {field.name for field, _ in message.ListFields()} == set(message.DESCRIPTOR.fields_by_name) - left_out
     assert dict(spec.sampling.logit_bias) == {4: -1, 5: 2} and list(spec.stop.strings) == ["a", "b"]
     assert not spec.skip_special_tokens and spec.stop.ignore_eos
@@ -151,6 +156,7 @@ def test_no_server_says_so_quickly() -> None:
         ["generate", "hello", "--logit-bias", "5"],
         ["generate", "hello", "--no-such-option"],
         ["chat", "-n", "2"],
+        ["chat", "--token-ids-only"],
         ["requests", "--state", "asleep"],
         ["cancel"],
         ["no-such-command"],
@@ -271,7 +277,7 @@ def test_chat_in_a_terminal_ctrl_c_stops_the_answer_and_not_the_loop(server: Can
 
 def test_server_commands_say_how_to_install_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "_installed", dict)
-    for name in ("serve", "service", "backend", "bench", "doctor"):
+    for name in ("serve", "service", "backend", "bench", "doctor", "keys", "certs"):
         result = CliRunner().invoke(main, [name, "--model", "models/demo", "--help"])
         assert result.exit_code == 2
         assert f"headrace {name} is part of the server" in result.stderr and "pip install" in result.stderr

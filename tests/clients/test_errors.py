@@ -27,7 +27,7 @@ CLASSES = {
     grpc.StatusCode.DEADLINE_EXCEEDED: headrace.DeadlineExceeded,
     grpc.StatusCode.CANCELLED: headrace.Cancelled,
     grpc.StatusCode.PERMISSION_DENIED: headrace.PermissionDenied,
-    grpc.StatusCode.UNAUTHENTICATED: headrace.PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: headrace.Unauthenticated,
     grpc.StatusCode.UNIMPLEMENTED: headrace.Unimplemented,
     grpc.StatusCode.INTERNAL: headrace.Internal,
     grpc.StatusCode.FAILED_PRECONDITION: HeadraceError,

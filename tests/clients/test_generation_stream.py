@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from tests.clients.canned_service import REQUEST_ID, REVISION, CannedServer, answer, token
+from tests.clients.canned_service import PROMPT_TOKENS, REQUEST_ID, REVISION, CannedServer, answer, token
 
 import headrace
 from headrace import Accepted, AsyncClient, Client, Delta, Done, FinishReason, OutputFinished, Resumed, Started
@@ -17,7 +17,7 @@ from headrace import Accepted, AsyncClient, Client, Delta, Done, FinishReason, O
 def test_events_are_typed_and_in_order(client: Client) -> None:
     events = list(client.generate("hello", max_tokens=2))
     assert [type(event) for event in events] == [Accepted, Started, Delta, Delta, OutputFinished, Done]
-    assert events[0] == Accepted(REQUEST_ID, REVISION, 3)
+    assert events[0] == Accepted(REQUEST_ID, REVISION, PROMPT_TOKENS)
     assert events[2] == Delta(0, 0, (token(0),), "w0 ")
     assert events[4] == OutputFinished(0, FinishReason.LENGTH)
     end = events[5]

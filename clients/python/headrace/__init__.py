@@ -9,11 +9,16 @@
 This module owns the public names and nothing else. `headrace.v1` holds the generated protobuf stubs.
 """
 
-from headrace.aio import AsyncClient, AsyncStream
+from headrace.admin import AdminClient, AsyncAdminClient
+from headrace.admin_calls import Draining, Loaded, ModelState, RepositoryModel
+from headrace.aio import AsyncClient
+from headrace.aio_session import AsyncSession, AsyncSessionGeneration
+from headrace.aio_stream import AsyncStream
 from headrace.answers import Load, MemoryPlan, Model, RequestState, RequestSummary, Submitted
 from headrace.channel import RetryPolicy
-from headrace.client import Client, Stream
+from headrace.client import Client
 from headrace.completion import Completion, Output
+from headrace.connection import ConnectionOptions
 from headrace.errors import (
     AlreadyExists,
     Cancelled,
@@ -24,6 +29,7 @@ from headrace.errors import (
     NotFound,
     Overloaded,
     PermissionDenied,
+    Unauthenticated,
     Unavailable,
     Unimplemented,
     Violation,
@@ -33,33 +39,46 @@ from headrace.events import (
     Delta,
     Done,
     Event,
+    Failed,
     FinishReason,
     Ledger,
     Logprobs,
     OutputFinished,
+    PromptLogprobs,
     Reconnecting,
     Resumed,
     Started,
     Usage,
 )
 from headrace.local_server import LocalServer, local
+from headrace.security import Tls
 from headrace.server_process import LocalServerError
+from headrace.session import Session, SessionGeneration
+from headrace.session_state import SessionEvent, SessionStep
 from headrace.spec import GenerationOptions, Message
+from headrace.stream import Stream
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Accepted",
+    "AdminClient",
     "AlreadyExists",
+    "AsyncAdminClient",
     "AsyncClient",
+    "AsyncSession",
+    "AsyncSessionGeneration",
     "AsyncStream",
     "Cancelled",
     "Client",
     "Completion",
+    "ConnectionOptions",
     "DeadlineExceeded",
     "Delta",
     "Done",
+    "Draining",
     "Event",
+    "Failed",
     "FinishReason",
     "GenerationOptions",
     "HeadraceError",
@@ -67,25 +86,35 @@ __all__ = [
     "InvalidRequest",
     "Ledger",
     "Load",
+    "Loaded",
     "LocalServer",
     "LocalServerError",
     "Logprobs",
     "MemoryPlan",
     "Message",
     "Model",
+    "ModelState",
     "NotFound",
     "Output",
     "OutputFinished",
     "Overloaded",
     "PermissionDenied",
+    "PromptLogprobs",
     "Reconnecting",
+    "RepositoryModel",
     "RequestState",
     "RequestSummary",
     "Resumed",
     "RetryPolicy",
+    "Session",
+    "SessionEvent",
+    "SessionGeneration",
+    "SessionStep",
     "Started",
     "Stream",
     "Submitted",
+    "Tls",
+    "Unauthenticated",
     "Unavailable",
     "Unimplemented",
     "Usage",

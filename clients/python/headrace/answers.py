@@ -62,6 +62,7 @@ class RequestSummary:
     output_tokens: int
     finish_reasons: tuple[FinishReason, ...]
     detached: bool
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +104,41 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the server is. `kv_cache_usage` is a share from 0 to 1, `expected_wait_ns` that of a request arriving now."""
+    """How busy the server is.
 
+    Attributes:
+        model: Name of the model these figures are of.
+        running_sequences: Sequences in the engine's batch.
+        max_running_sequences: Most sequences that the batch holds.
+        waiting_requests: Requests that wait for their first step.
+        max_waiting_requests: Most requests that may wait.
+        waiting_tokens: Prompt tokens of the waiting requests.
+        kv_cache_usage: Share of the KV cache's blocks in use, 0 to 1.
+        kv_blocks: Blocks of the KV cache.
+        prefix_cache_hit_rate: Share of prompt tokens that the prefix cache had, over the engine's life, 0 to 1.
+        output_tokens_per_second: Over the last 10 seconds.
+        expected_wait_ns: Of a request that arrives now.
+        serving: Whether the engine makes progress.
+        draining: Whether no new generations are taken, because the server is drained or shuts down.
+        open_calls: Generations and subscriptions open at the service process that answered.
+        max_open_calls: Most that it takes.
+    """
+
+    model: str
     running_sequences: int
+    max_running_sequences: int
     waiting_requests: int
+    max_waiting_requests: int
     waiting_tokens: int
     kv_cache_usage: float
     kv_blocks: int
-    max_waiting_requests: int
+    prefix_cache_hit_rate: float
     output_tokens_per_second: float
     expected_wait_ns: int
     serving: bool
+    draining: bool
+    open_calls: int
+    max_open_calls: int
 
 
 def submitted_from_proto(response: inference_pb2.SubmitResponse) -> Submitted:
@@ -131,6 +156,7 @@ def summary_from_proto(summary: inference_pb2.RequestSummary) -> RequestSummary:
         summary.output_tokens,
         tuple(FinishReason.from_proto(reason) for reason in summary.finish_reasons),
         summary.detached,
+        summary.model,
     )
 
 
@@ -139,11 +165,12 @@ def model_from_proto(model: inference_pb2.Model) -> Model:
     columns = {name: getattr(model, name) for name in Model.__slots__}
     columns["end_of_text_token_ids"] = tuple(model.end_of_text_token_ids)
     columns["default_sampling"] = _set_scalars(model.default_sampling)
-    columns["memory_plan"] = _memory_plan(model.memory_plan) if model.HasField("memory_plan") else None
+    columns["memory_plan"] = memory_plan_from_proto(model.memory_plan) if model.HasField("memory_plan") else None
     return Model(**columns)
 
 
-def _memory_plan(plan: inference_pb2.MemoryPlan) -> MemoryPlan:
+def memory_plan_from_proto(plan: inference_pb2.MemoryPlan) -> MemoryPlan:
+    """How a device's memory is divided."""
     return MemoryPlan(**{name: getattr(plan, name) for name in MemoryPlan.__slots__})
 
 

@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Unary(Generic[T]):
-    """A call with one answer. `generates` tells calls that take as long as a generation from those that are quick."""
+    """A call with one answer. `takes_long` tells calls that wait for a generation, or for a model to load, from those that are quick."""
 
     rpc: str
     request: ProtobufMessage
     convert: Callable[[Any], T]
-    generates: bool = False
+    takes_long: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def generate(prompt: str | None, token_ids: Sequence[int] | None, options: Gener
 def chat(messages: Messages, continue_last_message: bool | None, options: GenerationOptions) -> Streaming:
     """Streams the answer to a conversation."""
     request = pb.ChatRequest(messages=chat_messages(messages), spec=chat_spec(options))
-    _assign_given(request, "continue_last_message", continue_last_message)
+    assign_given(request, "continue_last_message", continue_last_message)
     return Streaming("Chat", request)
 
 
@@ -64,7 +64,7 @@ def complete(
 ) -> Unary[completion.Completion]:
     """The whole answer to a prompt."""
     request = pb.CompleteRequest(spec=generation_spec(options, prompt, token_ids))
-    return Unary("Complete", request, completion.completion_from_proto, generates=True)
+    return Unary("Complete", request, completion.completion_from_proto, takes_long=True)
 
 
 def submit(
@@ -83,8 +83,8 @@ def submit(
 def subscribe(request: str | answers.Submitted, output_index: int | None, from_token: int) -> Streaming:
     """Reads a submitted or running generation from any token on."""
     message = pb.SubscribeRequest()
-    assign(message, "request_id", _request_id(request), "request_id")
-    _assign_given(message, "output_index", output_index)
+    assign(message, "request_id", request_id_of(request), "request_id")
+    assign_given(message, "output_index", output_index)
     assign(message, "from_token", from_token, "from_token")
     return Streaming("Subscribe", message)
 
@@ -92,14 +92,15 @@ def subscribe(request: str | answers.Submitted, output_index: int | None, from_t
 def cancel(request: str | answers.Submitted) -> Unary[bool]:
     """Ends a generation; the answer is whether it was still waiting or running."""
     message = pb.CancelRequest()
-    assign(message, "request_id", _request_id(request), "request_id")
+    assign(message, "request_id", request_id_of(request), "request_id")
     return Unary("Cancel", message, lambda response: bool(response.cancelled))
 
 
-def list_requests(state: str | None, page_size: int | None, page_token: str) -> Unary[Page]:
+def list_requests(state: str | None, model: str | None, page_size: int | None, page_token: str) -> Unary[Page]:
     """One page of the caller's own generations, newest first."""
     request = pb.ListRequestsRequest(page_token=page_token)
-    _assign_given(request, "page_size", page_size)
+    assign_given(request, "page_size", page_size)
+    assign_given(request, "model", model)
     if state is not None:
         request.state = _state_number(state)
     return Unary("ListRequests", request, _page)
@@ -109,8 +110,8 @@ def tokenize(text: str, add_special_tokens: bool | None, model: str | None) -> U
     """Text to token ids."""
     request = pb.TokenizeRequest()
     assign(request, "text", text, "text")
-    _assign_given(request, "add_special_tokens", add_special_tokens)
-    _assign_given(request, "model", model)
+    assign_given(request, "add_special_tokens", add_special_tokens)
+    assign_given(request, "model", model)
     return Unary("Tokenize", request, lambda response: tuple(response.token_ids))
 
 
@@ -118,15 +119,15 @@ def detokenize(token_ids: Sequence[int], skip_special_tokens: bool | None, model
     """Token ids to text."""
     request = pb.DetokenizeRequest()
     assign(request, "token_ids", token_ids, "token_ids")
-    _assign_given(request, "skip_special_tokens", skip_special_tokens)
-    _assign_given(request, "model", model)
+    assign_given(request, "skip_special_tokens", skip_special_tokens)
+    assign_given(request, "model", model)
     return Unary("Detokenize", request, lambda response: str(response.text))
 
 
 def get_model(model: str | None) -> Unary[answers.Model]:
     """What one model is and what it allows."""
     request = pb.GetModelRequest()
-    _assign_given(request, "model", model)
+    assign_given(request, "model", model)
     return Unary("GetModel", request, lambda response: answers.model_from_proto(response.model))
 
 
@@ -138,15 +139,16 @@ def list_models() -> Unary[tuple[answers.Model, ...]]:
 def load(model: str | None) -> Unary[answers.Load]:
     """How busy the server is."""
     request = pb.GetLoadRequest()
-    _assign_given(request, "model", model)
+    assign_given(request, "model", model)
     return Unary("GetLoad", request, answers.load_from_proto)
 
 
-def _request_id(request: str | answers.Submitted) -> str:
+def request_id_of(request: str | answers.Submitted) -> str:
+    """The id of a request that is given by its id or by what submit returned."""
     return request.request_id if isinstance(request, answers.Submitted) else request
 
 
-def _assign_given(request: ProtobufMessage, field: str, value: object) -> None:
+def assign_given(request: ProtobufMessage, field: str, value: object) -> None:
     """Sets a field that is absent when the caller left it out."""
     if value is not None:
         assign(request, field, value, field)

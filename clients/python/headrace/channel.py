@@ -4,13 +4,15 @@ Owns the retry rules. UNAVAILABLE only, and only for calls that may be sent twic
 nothing) and Submit (this client always sends an idempotency key). Generate, Chat and Complete are not sent again: the caller may have
 seen tokens of the first attempt, and a second one costs a whole generation. RESOURCE_EXHAUSTED is not sent again either: the server
 says when to come back (Overloaded.retry_after), and a crowd that repeats at once keeps it overloaded. Subscribe is not in this list,
-because stream_state.py opens it again itself, from the last token.
+because stream_state.py opens it again itself, from the last token; nor is UnloadModel, whose second attempt may find the model gone.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+
+from headrace.security import is_local
 
 SERVICE = "headrace.v1.InferenceService"
 IDEMPOTENT_RPCS = (
@@ -23,6 +25,9 @@ IDEMPOTENT_RPCS = (
     "ListModels",
     "GetLoad",
 )
+ADMIN_SERVICE = "headrace.v1.AdminService"
+# LoadModel leaves a model that serves already as it is.
+IDEMPOTENT_ADMIN_RPCS = ("LoadModel", "ListRepository", "Drain", "GetMemoryPlan")
 # A Complete answer with 128 outputs and 20 log probabilities a token passes gRPC's default of 4 MiB.
 MAX_RECEIVE_BYTES = 64 * 2**20
 # A dead peer is noticed after keepalive time + timeout, also while a stream is silent.
@@ -74,6 +79,8 @@ def channel_options(server: str, retry: RetryPolicy) -> ChannelOptions:
         # Despite its name this is how long one attempt to connect may take.
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 3_000),
+        # Otherwise channels with the same options share one connection, and with it one service process.
+        ("grpc.use_local_subchannel_pool", 1),
     ]
     return [*options, ("grpc.enable_http_proxy", 0)] if is_local(server) else options
 
@@ -90,9 +97,5 @@ def service_config(retry: RetryPolicy) -> str:
         "retryableStatusCodes": ["UNAVAILABLE"],
     }
     names = [{"service": SERVICE, "method": rpc} for rpc in IDEMPOTENT_RPCS]
+    names += [{"service": ADMIN_SERVICE, "method": rpc} for rpc in IDEMPOTENT_ADMIN_RPCS]
     return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})
-
-
-def is_local(server: str) -> bool:
-    """Whether the address is on this machine, where an HTTP proxy of the environment has no business."""
-    return server.startswith(("unix:", "127.", "localhost:", "[::1]:"))

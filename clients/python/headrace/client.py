@@ -1,166 +1,43 @@
-"""The sync client: blocking calls and iterators over a grpc channel.
+"""The sync client: blocking calls and iterators.
 
-Owns how a thread waits. What is sent and how answers are read is in calls.py, what a stream remembers in stream_state.py; aio.py is the
-same surface for asyncio. Calls go out through the generated stub, typed values and exceptions of errors.py come back.
+Owns the surface that threads see. What is sent and how answers are read is in calls.py, what goes over which connection in transport.py, how
+a stream is read in stream.py and session.py; aio.py is the same surface for asyncio. Python values come in; typed values, streams and the
+exceptions of errors.py come out.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, TypeVar, Unpack
-
-import grpc
+from collections.abc import Iterator, Sequence
+from typing import Self, Unpack
 
 from headrace import calls
 from headrace.answers import Load, Model, RequestSummary, Submitted
-from headrace.channel import RetryPolicy, channel_options
 from headrace.completion import Completion
-from headrace.errors import from_rpc_error
-from headrace.events import Delta, Event, Ledger, OutputFinished, Reconnecting, Usage
+from headrace.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.session import Session
 from headrace.spec import GenerationOptions, Messages
-from headrace.stream_state import StreamState, SubscriptionState, piece_of
+from headrace.stream import Stream
+from headrace.stream_state import StreamState, SubscriptionState
+from headrace.transport import Transport
 from headrace.v1.inference_pb2_grpc import InferenceServiceStub
-
-T = TypeVar("T")
-DEFAULT_SERVER = "127.0.0.1:50051"
-DEFAULT_TIMEOUT = 60.0
-
-
-class Stream:
-    """The events of one generation, as an iterator and a context manager.
-
-    Leaving the `with` block, close() or dropping the last reference before the end cancels the call; a Generate or Chat is then
-    cancelled on the server, a subscription only detached.
-
-    Raises (while iterating):
-        HeadraceError: The call failed. Broken connections of subscriptions are yielded as Reconnecting events instead.
-    """
-
-    def __init__(self, state: StreamState, open_call: Callable[[StreamState], Any]) -> None:
-        self._state = state
-        self._open_call = open_call
-        self._call: Any = open_call(state)
-        self._pause: float | None = None
-        self._closed = threading.Event()
-
-    @property
-    def request_id(self) -> str | None:
-        """The request's name; None before the accepted event."""
-        return self._state.transcript.request_id
-
-    @property
-    def usage(self) -> Usage | None:
-        """Tokens counted; None before the end."""
-        return self._state.transcript.done.usage if self._state.transcript.done else None
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """Where the time went; None before the end."""
-        return self._state.transcript.done.ledger if self._state.transcript.done else None
-
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        while not self._closed.is_set():
-            event = self._next()
-            if event is not None:
-                return event
-        raise StopIteration
-
-    def text(self) -> Iterator[str]:
-        """The pieces of text of a single output, as they arrive.
-
-        Raises:
-            ValueError: The stream carries more than one output.
-            HeadraceError: The output ended with an error.
-        """
-        for event in self:
-            if isinstance(event, Delta | OutputFinished):
-                piece = piece_of(event, self._state.transcript)
-                if piece:
-                    yield piece
-
-    def result(self) -> Completion:
-        """Reads to the end and returns the whole answer, events yielded before included.
-
-        Raises:
-            HeadraceError: The call failed, or an output ended with an error.
-        """
-        for _ in self:
-            pass
-        return self._state.transcript.completion()
-
-    def close(self) -> None:
-        """Ends the stream, and with it the call if it still runs. May be called from any thread and more than once."""
-        self._closed.set()
-        self._call.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_call"):
-            self._call.cancel()
-
-    def _next(self) -> Event | None:
-        """Reads one message, or opens the call again first; None where there is nothing to yield."""
-        if self._pause is not None:
-            if self._closed.wait(self._pause):
-                return None
-            self._pause, self._call = None, self._open_call(self._state)
-        try:
-            return self._state.take(next(self._call).event)
-        except StopIteration:
-            self._state.ended()
-            self._closed.set()
-        except grpc.RpcError as error:
-            return self._failed(error)
-        return None
-
-    def _failed(self, error: grpc.RpcError) -> Reconnecting | None:
-        if self._closed.is_set() or self._state.transcript.done:
-            self._closed.set()
-            return None
-        reconnecting = self._state.failed(from_rpc_error(error, self.request_id))
-        self._pause = reconnecting.delay
-        return reconnecting
 
 
 class Client:
-    """A connection to a Headrace server. Safe to share between threads; a context manager that closes it."""
+    """A client of a Headrace server. Safe to share between threads; a context manager that closes its connections."""
 
-    def __init__(
-        self,
-        server: str = DEFAULT_SERVER,
-        *,
-        credentials: grpc.ChannelCredentials | None = None,
-        metadata: Sequence[tuple[str, str]] = (),
-        timeout: float | None = DEFAULT_TIMEOUT,
-        retry: RetryPolicy | None = None,
-    ) -> None:
-        """Prepares the channel; the connection is made by the first call.
+    def __init__(self, server: str = DEFAULT_SERVER, **options: Unpack[ConnectionOptions]) -> None:
+        """Prepares the connections; each is made by its first call.
 
         Args:
             server: "host:port", "unix:/path" or any gRPC target.
-            credentials: TLS credentials; without them the connection is plaintext.
-            metadata: Sent with every call, for example an authorization header.
-            timeout: Seconds that calls which do not generate may take, where the call says nothing else. None: no limit.
-            retry: What to send again after a broken connection. RetryPolicy(max_attempts=1) sends nothing twice.
+            **options: Key, TLS, number of connections, timeout, retries; see ConnectionOptions.
+
+        Raises:
+            ValueError: Options that contradict each other, or an api_key that would go over a network in the clear.
+            OSError: A TLS file cannot be read.
         """
-        self._retry = retry or RetryPolicy()
-        options = channel_options(server, self._retry)
-        if credentials is None:
-            self._channel = grpc.insecure_channel(server, options)
-        else:
-            self._channel = grpc.secure_channel(server, credentials, options)
-        self._stub: Any = InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._metadata = tuple(metadata)
-        self._timeout = timeout
+        self._endpoint = endpoint(server, **options)
+        self._transport = Transport(self._endpoint, InferenceServiceStub)
 
     def generate(
         self,
@@ -203,7 +80,7 @@ class Client:
         **options: Unpack[GenerationOptions],
     ) -> Completion:
         """The whole answer to a prompt, in one message."""
-        return self._unary(calls.complete(prompt, token_ids, options), timeout)
+        return self._transport.unary(calls.complete(prompt, token_ids, options), timeout)
 
     def submit(
         self,
@@ -215,7 +92,7 @@ class Client:
         **options: Unpack[GenerationOptions],
     ) -> Submitted:
         """Starts a generation that outlives its readers; read it with subscribe, end it with cancel."""
-        return self._unary(calls.submit(prompt, token_ids, idempotency_key, options), timeout)
+        return self._transport.unary(calls.submit(prompt, token_ids, idempotency_key, options), timeout)
 
     def subscribe(
         self,
@@ -236,19 +113,35 @@ class Client:
             timeout: Seconds for the whole subscription, reconnections included; the generation goes on after it.
         """
         call = calls.subscribe(request, output_index, from_token)
-        return self._stream(SubscriptionState(call, timeout, self._retry))
+        return self._stream(SubscriptionState(call, timeout, self._endpoint.retry))
+
+    def session(self, *, timeout: float | None = None) -> Session:
+        """Many generations over one stream, for gateways; `timeout` is for the whole session."""
+        return Session(lambda requests: self._transport.session(requests, timeout))
 
     def cancel(self, request: str | Submitted, *, timeout: float | None = None) -> bool:
         """Ends a generation; returns whether it was still waiting or running."""
-        return self._unary(calls.cancel(request), timeout)
+        return self._transport.unary(calls.cancel(request), timeout)
 
     def list_requests(
-        self, *, state: str | None = None, page_size: int | None = None, timeout: float | None = None
+        self,
+        *,
+        state: str | None = None,
+        model: str | None = None,
+        page_size: int | None = None,
+        timeout: float | None = None,
     ) -> Iterator[RequestSummary]:
-        """The caller's own generations, newest first, fetched page by page; `timeout` is for each page."""
+        """The caller's own generations, newest first, fetched page by page; `timeout` is for each page.
+
+        Args:
+            state: Only requests in this state: "queued", "running" or "finished". Default: all.
+            model: Only requests of this model. Default: of all models.
+            page_size: Requests per page. Default: the server's.
+            timeout: Seconds for each page.
+        """
         token = ""
         while True:
-            page = self._unary(calls.list_requests(state, page_size, token), timeout)
+            page = self._transport.unary(calls.list_requests(state, model, page_size, token), timeout)
             yield from page.requests
             token = page.next_page_token
             if not token:
@@ -263,7 +156,7 @@ class Client:
         timeout: float | None = None,
     ) -> tuple[int, ...]:
         """Text to token ids."""
-        return self._unary(calls.tokenize(text, add_special_tokens, model), timeout)
+        return self._transport.unary(calls.tokenize(text, add_special_tokens, model), timeout)
 
     def detokenize(
         self,
@@ -274,23 +167,23 @@ class Client:
         timeout: float | None = None,
     ) -> str:
         """Token ids to text."""
-        return self._unary(calls.detokenize(token_ids, skip_special_tokens, model), timeout)
+        return self._transport.unary(calls.detokenize(token_ids, skip_special_tokens, model), timeout)
 
     def get_model(self, model: str | None = None, *, timeout: float | None = None) -> Model:
         """What one model is and what it allows; the server's default model where none is named."""
-        return self._unary(calls.get_model(model), timeout)
+        return self._transport.unary(calls.get_model(model), timeout)
 
     def list_models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
         """The models of the server, by name."""
-        return self._unary(calls.list_models(), timeout)
+        return self._transport.unary(calls.list_models(), timeout)
 
     def load(self, model: str | None = None, *, timeout: float | None = None) -> Load:
         """How busy the server is."""
-        return self._unary(calls.load(model), timeout)
+        return self._transport.unary(calls.load(model), timeout)
 
     def close(self) -> None:
-        """Closes the connection; calls that still run are cancelled."""
-        self._channel.close()
+        """Closes the connections; calls that still run are cancelled."""
+        self._transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -299,17 +192,5 @@ class Client:
         self.close()
 
     def _stream(self, state: StreamState) -> Stream:
-        return Stream(state, self._open)
-
-    def _open(self, state: StreamState) -> Any:
-        rpc = getattr(self._stub, state.call.rpc)
-        return rpc(state.call.request, timeout=state.remaining(), metadata=self._metadata)
-
-    def _unary(self, call: calls.Unary[T], timeout: float | None) -> T:
-        if timeout is None and not call.generates:
-            timeout = self._timeout
-        try:
-            response = getattr(self._stub, call.rpc)(call.request, timeout=timeout, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
-        return call.convert(response)
+        # A subscription that is opened again may meet another connection, and with it a service process that lives.
+        return Stream(state, lambda state: self._transport.stream(state.call, state.remaining()))

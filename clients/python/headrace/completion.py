@@ -19,10 +19,12 @@ from headrace.events import (
     Ledger,
     Logprobs,
     OutputFinished,
+    PromptLogprobs,
     Usage,
     finished_from_proto,
     ledger_from_proto,
     logprobs_from_proto,
+    prompt_logprobs_from_proto,
     text_of,
     usage_from_proto,
 )
@@ -50,6 +52,8 @@ class Completion:
     outputs: tuple[Output, ...]
     usage: Usage
     ledger: Ledger
+    # Of the whole prompt from its second token on, if asked for.
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def text(self) -> str:
@@ -106,6 +110,7 @@ class Transcript:
         self.accepted: Accepted | None = None
         self.outputs: defaultdict[int, OutputTranscript] = defaultdict(OutputTranscript)
         self.done: Done | None = None
+        self.prompt_logprobs: list[PromptLogprobs] = []
 
     def add(self, event: Event) -> None:
         """Takes the next event."""
@@ -115,6 +120,8 @@ class Transcript:
             self.outputs[event.output_index].finished = event
         elif isinstance(event, Accepted):
             self.accepted = event
+        elif isinstance(event, PromptLogprobs):
+            self.prompt_logprobs.append(event)
         elif isinstance(event, Done):
             self.done = event
 
@@ -133,7 +140,12 @@ class Transcript:
             raise Internal("the stream ended before the generation did", request_id=self.request_id)
         outputs = tuple(_output(index, self.outputs[index], self.request_id) for index in sorted(self.outputs))
         return Completion(
-            self.accepted.request_id, self.accepted.model_revision, outputs, self.done.usage, self.done.ledger
+            self.accepted.request_id,
+            self.accepted.model_revision,
+            outputs,
+            self.done.usage,
+            self.done.ledger,
+            PromptLogprobs.joined(self.prompt_logprobs),
         )
 
 
@@ -152,6 +164,7 @@ def completion_from_proto(response: inference_pb2.CompleteResponse) -> Completio
         outputs,
         usage_from_proto(response.usage),
         ledger_from_proto(response.ledger),
+        PromptLogprobs.joined([prompt_logprobs_from_proto(part) for part in response.prompt_logprobs]),
     )
 
 

@@ -106,8 +106,14 @@ class Cancelled(HeadraceError):
     default_code = grpc.StatusCode.CANCELLED
 
 
+class Unauthenticated(HeadraceError):
+    """The server takes no calls without an API key or client certificate that it knows (UNAUTHENTICATED)."""
+
+    default_code = grpc.StatusCode.UNAUTHENTICATED
+
+
 class PermissionDenied(HeadraceError):
-    """The credentials are missing, wrong or not enough (UNAUTHENTICATED, PERMISSION_DENIED)."""
+    """The key is known, but this call or this model is not allowed to it (PERMISSION_DENIED)."""
 
     default_code = grpc.StatusCode.PERMISSION_DENIED
 
@@ -133,7 +139,7 @@ _CLASSES: dict[grpc.StatusCode, type[HeadraceError]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: Cancelled,
-    grpc.StatusCode.UNAUTHENTICATED: PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
     grpc.StatusCode.INTERNAL: Internal,

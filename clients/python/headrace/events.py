@@ -6,7 +6,7 @@ aio.py). Messages come in through `from_proto`, dataclasses go out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -86,6 +86,33 @@ class Logprobs:
             tuple(x for run in parts for x in run.top_token_ids),
             tuple(x for run in parts for x in run.top_logprobs),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of a run of the prompt's tokens, each given those before it, if `prompt_logprobs` asked for them.
+
+    The parts of a prompt come in order and without gaps; the first begins at position 1, because nothing precedes the token at 0.
+
+    Attributes:
+        first_token_index: Position in the prompt of the first of these tokens.
+        logprobs: One entry per token; `sampled` is that of the prompt's own token.
+    """
+
+    first_token_index: int
+    logprobs: Logprobs
+
+    @property
+    def next_token_index(self) -> int:
+        """Position in the prompt of the token that follows these."""
+        return self.first_token_index + len(self.logprobs.sampled)
+
+    @staticmethod
+    def joined(parts: Sequence[PromptLogprobs]) -> PromptLogprobs | None:
+        """Consecutive parts as one; None where there are none."""
+        if not parts:
+            return None
+        return PromptLogprobs(parts[0].first_token_index, Logprobs.joined([part.logprobs for part in parts]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +208,14 @@ class Done:
     ledger: Ledger
 
 
-Event = Accepted | Started | Delta | OutputFinished | Resumed | Reconnecting | Done
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """One generation of a session cannot start or go on. Nothing follows for it; the session and its other generations go on."""
+
+    error: HeadraceError
+
+
+Event = Accepted | Started | PromptLogprobs | Delta | OutputFinished | Resumed | Reconnecting | Failed | Done
 
 
 def from_proto(event: pb.GenerationEvent) -> Event | None:
@@ -203,6 +237,11 @@ def ledger_from_proto(ledger: pb.Ledger) -> Ledger:
 def logprobs_from_proto(logprobs: pb.Logprobs) -> Logprobs:
     """The columns of one message."""
     return Logprobs(**{name: tuple(getattr(logprobs, name)) for name in Logprobs.__slots__})
+
+
+def prompt_logprobs_from_proto(part: pb.PromptLogprobs) -> PromptLogprobs:
+    """A run of the prompt's tokens."""
+    return PromptLogprobs(part.first_token_index, logprobs_from_proto(part.logprobs))
 
 
 def text_of(content: Iterable[pb.Content]) -> str:
@@ -238,6 +277,7 @@ def _delta(delta: pb.Delta) -> Delta:
 _CONVERTERS: dict[str, Callable[[Any], Event]] = {
     "accepted": _accepted,
     "started": lambda started: Started(started.cached_tokens),
+    "prompt_logprobs": prompt_logprobs_from_proto,
     "delta": _delta,
     "output_finished": finished_from_proto,
     "resumed": lambda resumed: Resumed(resumed.pause_ns),

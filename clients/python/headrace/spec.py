@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message as ProtobufMessage
 
 from headrace.errors import invalid
@@ -48,6 +49,8 @@ class GenerationOptions(TypedDict, total=False):
         time_limit: Longest time from acceptance to the last token, as seconds or timedelta. At most 24 hours.
         cache_salt: Shares cached prefixes only with requests of the same salt. At most 256 bytes.
         skip_special_tokens: Whether special tokens are left out of the text.
+        token_ids_only: Whether to send token ids alone, without text and without waiting for whole characters.
+        prompt_logprobs: How many of the most likely tokens to report at each position of the prompt; 0 reports the prompt's own. 0 to 20.
     """
 
     model: str | None
@@ -73,6 +76,8 @@ class GenerationOptions(TypedDict, total=False):
     time_limit: float | datetime.timedelta | None
     cache_salt: str | None
     skip_special_tokens: bool | None
+    token_ids_only: bool | None
+    prompt_logprobs: int | None
 
 
 # Option -> (sub-message of GenerationSpec or "", field in it).
@@ -96,7 +101,17 @@ _FIELDS: dict[str, tuple[str, str]] = {
     **{name: ("stop", name) for name in ("max_tokens", "min_tokens", "ignore_eos", "bad_words", "include_stop_string")},
     **{
         name: ("", name)
-        for name in ("model", "n", "logprobs", "priority", "time_limit", "cache_salt", "skip_special_tokens")
+        for name in (
+            "model",
+            "n",
+            "logprobs",
+            "priority",
+            "time_limit",
+            "cache_salt",
+            "skip_special_tokens",
+            "token_ids_only",
+            "prompt_logprobs",
+        )
     },
 }
 _ROLES: dict[str, inference_pb2.Role] = {
@@ -172,25 +187,26 @@ def assign(message: ProtobufMessage, field: str, value: Any, path: str) -> None:
         raise invalid(path, f"{error} (given: {value!r:.80})") from error
 
 
+def duration(value: float | datetime.timedelta, path: str) -> Duration:
+    """Seconds, or a timedelta, as a message; what it cannot carry becomes an InvalidRequest that names `path`."""
+    message = Duration()
+    try:
+        seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else value
+        message.FromNanoseconds(round(seconds * 1e9))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise invalid(path, f"{error} (given: {value!r:.80})") from error
+    return message
+
+
 def _set_option(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> None:
     group, field = _FIELDS[name]
     if name == "time_limit":
-        spec.time_limit.CopyFrom(_duration(value))
+        spec.time_limit.CopyFrom(duration(value, "spec.time_limit"))
         return
     if name == "stop" and isinstance(value, str):
         value = [value]
     path = f"spec.{group}.{field}" if group else f"spec.{field}"
     assign(getattr(spec, group) if group else spec, field, value, path)
-
-
-def _duration(value: float | datetime.timedelta) -> Any:
-    seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else value
-    spec = generation_pb2.GenerationSpec()
-    try:
-        spec.time_limit.FromNanoseconds(round(seconds * 1e9))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise invalid("spec.time_limit", f"{error} (given: {value!r:.80})") from error
-    return spec.time_limit
 
 
 def _chat_message(index: int, message: Message | tuple[RoleName, str]) -> inference_pb2.ChatMessage:

@@ -19,7 +19,16 @@ from headrace.calls import Streaming
 from headrace.channel import RetryPolicy
 from headrace.completion import Transcript
 from headrace.errors import HeadraceError, Internal, Unavailable
-from headrace.events import Accepted, Delta, Event, OutputFinished, Reconnecting, Started, from_proto
+from headrace.events import (
+    Accepted,
+    Delta,
+    Event,
+    OutputFinished,
+    PromptLogprobs,
+    Reconnecting,
+    Started,
+    from_proto,
+)
 from headrace.v1 import generation_pb2, inference_pb2
 
 
@@ -121,6 +130,8 @@ class SubscriptionState(StreamState):
         """The event without what was yielded before; a continuation repeats accepted, started and ended outputs."""
         if isinstance(event, Delta):
             return self._new_tokens(event)
+        if isinstance(event, PromptLogprobs):
+            return self._new_prompt_tokens(event)
         if isinstance(event, Accepted):
             known = self.transcript.accepted is not None
         elif isinstance(event, OutputFinished):
@@ -130,6 +141,14 @@ class SubscriptionState(StreamState):
         else:
             known = False
         return None if known else event
+
+    def _new_prompt_tokens(self, part: PromptLogprobs) -> PromptLogprobs | None:
+        """The part without what was yielded before; a continuation repeats all of the prompt, perhaps cut differently."""
+        parts = self.transcript.prompt_logprobs
+        known = max(0, parts[-1].next_token_index - part.first_token_index) if parts else 0
+        if not part.logprobs.sampled[known:]:
+            return None
+        return PromptLogprobs(part.first_token_index + known, part.logprobs.from_position(known))
 
     def _new_tokens(self, delta: Delta) -> Delta | None:
         """The delta without what was yielded before the connection broke.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 import headrace
+from headrace.cli.admin import admin
 from headrace.cli.chat import chat
 from headrace.cli.demo import demo
 from headrace.cli.generation import cancel, generate, submit, subscribe
@@ -24,5 +25,5 @@ def main() -> None:
     """
 
 
-for _command in (generate, chat, submit, subscribe, cancel, requests, models, load, demo):
+for _command in (generate, chat, submit, subscribe, cancel, requests, models, load, admin, demo):
     main.add_command(_command)

@@ -16,10 +16,11 @@ import click
 from headrace.cli.ledger_table import print_ledger
 from headrace.cli.options import GENERATION_OPTIONS, Connection, generation_options, given_options, server_options
 from headrace.cli.output import echo_json, echo_text, note, warn
-from headrace.client import Client, Stream
+from headrace.client import Client
 from headrace.errors import HeadraceError
 from headrace.events import Delta, Done, FinishReason, OutputFinished
 from headrace.spec import GenerationOptions, Message
+from headrace.stream import Stream
 from headrace.timing import StreamTimer
 
 HELP = """\
@@ -30,6 +31,11 @@ HELP = """\
 /help              this list
 /quit              leave (so does Ctrl-D)
 Ctrl-C stops an answer; what it said so far stays in the conversation."""
+
+NOT_FOR_CHAT = {
+    "n": "one answer: -n is not for chat",
+    "token_ids_only": "the text of an answer: --token-ids-only is not for chat",
+}
 
 
 class Quit(Exception):
@@ -124,7 +130,7 @@ class Conversation:
         name = name.replace("-", "_")
         if not name:
             self._show_options()
-        elif name not in GENERATION_OPTIONS or name == "n":
+        elif name not in GENERATION_OPTIONS or name in NOT_FOR_CHAT:
             warn(f"there is no option {name}; /set lists them")
         elif not value:
             self._values.pop(name, None)
@@ -142,7 +148,7 @@ class Conversation:
 
     def _show_options(self) -> None:
         for name, option in GENERATION_OPTIONS.items():
-            if name != "n":
+            if name not in NOT_FOR_CHAT:
                 warn(f"{name:20} {self._values.get(name, '')!s:10} {option.help}")
 
     def _show_ledger(self) -> None:
@@ -159,8 +165,9 @@ class Conversation:
 @server_options
 def chat(connection: Connection, options: GenerationOptions, system: str | None) -> None:
     """Talk to the model, line by line; /help lists what else can be typed."""
-    if options.get("n") is not None:
-        raise click.UsageError("a conversation goes on from one answer: -n is not for chat")
+    for name, reason in NOT_FOR_CHAT.items():
+        if name in options:
+            raise click.UsageError(f"a conversation goes on from {reason}")
     interactive = sys.stdin.isatty()
     if interactive:
         # Gives input() its line editing and its history.

@@ -13,9 +13,9 @@ import click
 from headrace.channel import RetryPolicy
 from headrace.cli.ledger_table import print_ledger
 from headrace.cli.options import Connection, TokenIdList, generation_options, prompt_text, server_options
-from headrace.cli.output import echo_json, show_json, show_text
-from headrace.client import Stream
+from headrace.cli.output import echo_json, ids_of, show_json, show_text
 from headrace.spec import GenerationOptions
+from headrace.stream import Stream
 from headrace.timing import StreamTimer
 
 
@@ -41,6 +41,7 @@ def generate(
             lambda: client.generate(text, token_ids=token_ids, timeout=timeout, **options),
             as_json=connection.as_json,
             with_ledger=ledger,
+            as_ids=bool(options.get("token_ids_only")),
         )
 
 
@@ -105,13 +106,15 @@ def cancel(connection: Connection, request_ids: tuple[str, ...]) -> None:
                 click.echo(f"{request_id} {'cancelled' if cancelled else 'had ended already'}")
 
 
-def show_stream(open_stream: Callable[[], Stream], *, as_json: bool, with_ledger: bool) -> None:
-    """Opens a stream, prints it, and if asked to, where its time went."""
+def show_stream(open_stream: Callable[[], Stream], *, as_json: bool, with_ledger: bool, as_ids: bool = False) -> None:
+    """Opens a stream, prints its text or its token ids, and if asked to, where its time went."""
     timer = StreamTimer()
     with open_stream() as stream:
         events = timer.observe(stream)
         if as_json:
             show_json(events)
+        elif as_ids:
+            show_text(events, ids_of)
         else:
             show_text(events)
         if with_ledger and stream.usage and stream.ledger:

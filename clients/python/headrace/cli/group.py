@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from headrace.cli.output import error_as_dict, warn
-from headrace.errors import HeadraceError, Unavailable
+from headrace.errors import HeadraceError, Unauthenticated, Unavailable
 from headrace.server_process import LocalServerError
 
 ENTRY_POINT_GROUP = "headrace.commands"
@@ -103,5 +103,13 @@ def _print_error(error: HeadraceError, *, as_json: bool) -> None:
         warn(f"request: {error.request_id}")
     if error.retry_after is not None:
         warn(f"try again in {error.retry_after:g} s")
+    elif isinstance(error, Unauthenticated):
+        warn(
+            "the server asks for a key or a client certificate: HEADRACE_API_KEY, or --client-certificate and --client-key"
+        )
+    elif isinstance(error, Unavailable) and "CERTIFICATE_VERIFY_FAILED" in error.message:
+        warn(
+            "the server's certificate is not vouched for by a trusted authority, or is for another name: --ca, --server-name"
+        )
     elif isinstance(error, Unavailable):
         warn("is a server running? start one with: headrace serve --model <folder> (see --server)")

@@ -25,17 +25,18 @@ from headrace.cli.output import echo_json
     type=click.Choice([state.value for state in RequestState]),
     help="Only requests in this state. Default: all.",
 )
+@click.option("--model", help="Only requests of this model. Default: of all models.")
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most rows, newest first.")
 @server_options
-def requests(connection: Connection, state: str | None, limit: int) -> None:
+def requests(connection: Connection, state: str | None, model: str | None, limit: int) -> None:
     """List one's own generations: waiting, running, and ended ones whose log is still kept."""
     with connection.client() as client:
-        rows = list(islice(client.list_requests(state=state, page_size=min(limit, 1000)), limit))
+        rows = list(islice(client.list_requests(state=state, model=model, page_size=min(limit, 1000)), limit))
     if connection.as_json:
         for row in rows:
             echo_json(row)
     else:
-        _print(_request_table(rows))
+        show(_request_table(rows))
 
 
 @click.command()
@@ -48,7 +49,7 @@ def models(connection: Connection) -> None:
         for row in rows:
             echo_json(row)
     else:
-        _print(_model_table(rows))
+        show(_model_table(rows))
 
 
 @click.command()
@@ -61,7 +62,7 @@ def load(connection: Connection, model: str | None) -> None:
     if connection.as_json:
         echo_json(answer)
     else:
-        _print(_load_table(answer))
+        show(_load_table(answer))
 
 
 def _request_table(rows: list[RequestSummary]) -> Table:
@@ -110,11 +111,11 @@ _MODEL_ROWS: tuple[tuple[str, Callable[[Model], str]], ...] = (
     ("chat template", lambda row: "yes" if row.has_chat_template else "no"),
     ("default sampling", lambda row: ", ".join(f"{k} {v:g}" for k, v in row.default_sampling.items()) or "-"),
     ("KV cache", lambda row: f"{row.kv_blocks:,} blocks of {row.kv_block_tokens} tokens"),
-    ("memory", lambda row: _memory(row.memory_plan) if row.memory_plan else "-"),
+    ("memory", lambda row: memory_line(row.memory_plan) if row.memory_plan else "-"),
 )
 
 
-def _memory(plan: MemoryPlan) -> str:
+def memory_line(plan: MemoryPlan) -> str:
     """What the device's memory holds, largest room first."""
     parts = (
         ("KV cache", plan.kv_cache_bytes),
@@ -130,15 +131,21 @@ def _memory(plan: MemoryPlan) -> str:
 
 def _load_table(load: Load) -> Table:
     table = Table(box=box.SIMPLE, show_header=False)
-    table.add_row("serving", "yes" if load.serving else "no")
-    table.add_row("running sequences", f"{load.running_sequences:,}")
+    table.add_row("model", load.model)
+    table.add_row(
+        "serving", ("yes" if load.serving else "no") + (", drained: no new generations" if load.draining else "")
+    )
+    table.add_row("running sequences", f"{load.running_sequences:,} of at most {load.max_running_sequences:,}")
     table.add_row("waiting requests", f"{load.waiting_requests:,} of at most {load.max_waiting_requests:,}")
     table.add_row("waiting prompt tokens", f"{load.waiting_tokens:,}")
     table.add_row("KV cache in use", f"{load.kv_cache_usage:.1%} of {load.kv_blocks:,} blocks")
+    table.add_row("prefix cache hits", f"{load.prefix_cache_hit_rate:.1%} of prompt tokens")
     table.add_row("output tokens/s (last 10 s)", f"{load.output_tokens_per_second:,.1f}")
     table.add_row("expected wait", f"{load.expected_wait_ns / 1e6:,.1f} ms")
+    table.add_row("calls open (this service)", f"{load.open_calls:,} of at most {load.max_open_calls:,}")
     return table
 
 
-def _print(table: Table) -> None:
+def show(table: Table) -> None:
+    """Prints a table on stdout."""
     Console().print(table)

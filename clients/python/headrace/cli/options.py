@@ -1,6 +1,6 @@
 """Options that commands share: where the server is, how to print, how to generate.
 
-Owns the command line's side of GenerationOptions, in one table that `--help`, the parsing and the chat's /set all read. Values go from the
+Owns the command line's side of ConnectionOptions and of GenerationOptions, the latter in one table that `--help`, the parsing and the chat's /set all read. Values go from the
 command line to the client's keyword arguments.
 """
 
@@ -14,13 +14,20 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from headrace.admin import AdminClient
 from headrace.channel import RetryPolicy
 from headrace.cli.group import JSON_KEY
-from headrace.client import DEFAULT_SERVER, Client
+from headrace.client import Client
+from headrace.connection import DEFAULT_SERVER, ConnectionOptions
+from headrace.security import Tls
 from headrace.spec import GenerationOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 ONCE = RetryPolicy(max_attempts=1)
+_FILE = click.Path(dir_okay=False)
+# Field of Tls -> option.
+_TLS_FIELDS = {"ca": "ca", "certificate": "client_certificate", "key": "client_key", "server_name": "server_name"}
 
 
 class TokenIdList(click.ParamType):  # type: ignore[type-arg]
@@ -101,40 +108,90 @@ GENERATION_OPTIONS: dict[str, click.Option] = {
             "Leave special tokens out of the text. Default: skip.",
             flags=("--skip-special-tokens/--keep-special-tokens",),
         ),
+        _option(
+            "token_ids_only",
+            bool,
+            "Send and print token ids instead of text. Default: text.",
+            flags=("--token-ids-only/--with-text",),
+        ),
+        _option(
+            "prompt_logprobs", int, "Report this many likely tokens at each prompt position (0 to 20; see --json)."
+        ),
     )
 }
 
 
+# Each has a variable HEADRACE_<NAME>, which headrace_supervisor/config.py must know as the client's.
+SERVER_OPTIONS: tuple[tuple[str, Any, str], ...] = (
+    ("server", str, f"Address of the server: host:port or unix:/path. Default: {DEFAULT_SERVER}."),
+    ("api_key", str, "Key of the caller. Better in the variable: others on this machine can read command lines."),
+    ("tls", bool, "Encrypt, and trust what the system trusts. Implied by the four below. Default: plaintext."),
+    ("ca", _FILE, "Certificates (PEM) of the authorities that vouch for the server. Default: the system's."),
+    ("client_certificate", _FILE, "The caller's own certificate (PEM), for servers that ask for one."),
+    ("client_key", _FILE, "Private key (PEM) of --client-certificate."),
+    ("server_name", str, "The name that the server's certificate must be for. Default: the host of the address."),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where to call, and whether to print JSON lines."""
+    """Where and how to call, and whether to print JSON lines."""
 
     server: str
+    options: ConnectionOptions
     as_json: bool
 
     def client(self, retry: RetryPolicy = ONCE) -> Client:
         """A client of that server. In front of a terminal the first failure is the answer, so nothing is retried by default."""
-        return Client(self.server, retry=retry)
+        return self._made(Client, retry)
+
+    def admin(self) -> AdminClient:
+        """The operator's client of that server."""
+        return self._made(AdminClient, ONCE)
+
+    def _made(self, kind: Callable[..., T], retry: RetryPolicy) -> T:
+        try:
+            return kind(self.server, retry=retry, **self.options)
+        except (ValueError, OSError) as error:
+            raise click.UsageError(str(error)) from None
 
 
 def server_options(command: F) -> F:
-    """Adds --server and --json; the command gets them as `connection`."""
+    """Adds --server, --json, key and TLS; the command gets them as `connection`."""
 
-    @click.option(
-        "--server",
-        envvar="HEADRACE_SERVER",
-        default=DEFAULT_SERVER,
-        show_default=True,
-        show_envvar=True,
-        help="Address of the server: host:port or unix:/path.",
-    )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON lines, errors included.")
+    @click.option(
+        "--allow-plaintext-key", is_flag=True, help="Send the key without TLS to another machine all the same."
+    )
     @functools.wraps(command)
-    def with_connection(*args: Any, server: str, as_json: bool, **values: Any) -> Any:
+    def with_connection(*args: Any, as_json: bool, allow_plaintext_key: bool, **values: Any) -> Any:
         click.get_current_context().meta[JSON_KEY] = as_json
-        return command(*args, connection=Connection(server, as_json), **values)
+        given = {name: values.pop(name) for name, _, _ in SERVER_OPTIONS}
+        options = ConnectionOptions(api_key=given["api_key"], tls=_tls(given), allow_plaintext_key=allow_plaintext_key)
+        return command(*args, connection=Connection(given["server"] or DEFAULT_SERVER, options, as_json), **values)
 
+    for name, kind, text in reversed(SERVER_OPTIONS):
+        flag = "--" + name.replace("_", "-")
+        declared = f"{flag}/--no-tls" if kind is bool else flag
+        variable = "HEADRACE_" + name.upper()
+        click.option(declared, name, type=kind, envvar=variable, show_envvar=True, default=None, help=text)(
+            with_connection
+        )
     return cast(F, with_connection)
+
+
+def _tls(given: dict[str, Any]) -> bool | Tls:
+    """TLS as it was asked for.
+
+    Raises:
+        click.UsageError: The options contradict each other.
+    """
+    files = {name: given[option] for name, option in _TLS_FIELDS.items() if given[option] is not None}
+    if not files or given["tls"] is False:
+        return bool(given["tls"])
+    if (given["client_certificate"] is None) != (given["client_key"] is None):
+        raise click.UsageError("--client-certificate and --client-key belong together: give both, or neither")
+    return Tls(**files)
 
 
 def generation_options(command: F) -> F:

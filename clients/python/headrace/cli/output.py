@@ -11,7 +11,7 @@ import datetime
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -75,7 +75,12 @@ def show_json(events: Iterable[Event]) -> None:
         raise failure
 
 
-def show_text(events: Iterable[Event]) -> None:
+def ids_of(delta: Delta) -> str:
+    """Token ids, for streams without text."""
+    return "".join(f"{token_id} " for token_id in delta.token_ids)
+
+
+def show_text(events: Iterable[Event], piece_of: Callable[[Delta], str] = lambda delta: delta.text) -> None:
     """Prints the text of the first output as it arrives and that of the others after it; notes go to stderr.
 
     Raises:
@@ -88,9 +93,9 @@ def show_text(events: Iterable[Event]) -> None:
         if isinstance(event, Delta):
             live = event.output_index if live is None else live
             if event.output_index == live:
-                echo_text(event.text)
+                echo_text(piece_of(event))
             else:
-                others.setdefault(event.output_index, []).append(event.text)
+                others.setdefault(event.output_index, []).append(piece_of(event))
         elif isinstance(event, OutputFinished):
             ends.append(event)
         else:

@@ -1,0 +1,81 @@
+"""The AdminService of the canned server: a repository of three models whose states change as it is told."""
+
+from __future__ import annotations
+
+import grpc
+
+from headrace.v1 import admin_pb2 as admin
+from headrace.v1 import admin_pb2_grpc
+from headrace.v1 import generation_pb2 as pb
+from headrace.v1 import inference_pb2 as api
+
+REVISION = "canned@1"
+
+
+def canned_model(name: str = "canned") -> api.Model:
+    """A model as GetModel tells it."""
+    return api.Model(
+        name=name, revision=REVISION, architecture="LlamaForCausalLM", parameter_count=7_500_000, dtype="bf16",
+        vocabulary_size=4096, max_context_tokens=2048, max_outputs=8, end_of_text_token_ids=[1, 2], has_chat_template=True,
+        default_sampling=pb.SamplingParameters(temperature=0.7, top_k=40), kv_block_tokens=16, kv_blocks=64, device="cpu",
+        memory_plan=api.MemoryPlan(total_bytes=8 << 30, weight_bytes=1 << 30, kv_cache_bytes=4 << 30, measured=True),
+    )  # fmt: skip
+
+
+class CannedAdmin(admin_pb2_grpc.AdminServiceServicer):
+    """Keeps the requests it got in `requests`."""
+
+    def __init__(self) -> None:
+        self.requests: list[object] = []
+        self.draining = False
+        self.states = {
+            "broken": admin.MODEL_STATE_FAILED,
+            "canned": admin.MODEL_STATE_READY,
+            "other": admin.MODEL_STATE_UNLOADED,
+        }
+
+    def LoadModel(self, request: admin.LoadModelRequest, context: grpc.ServicerContext) -> admin.LoadModelResponse:
+        self._known(request.model, context)
+        self.requests.append(request)
+        if request.memory_bytes > 8 << 30:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "16 GiB asked for, 8 GiB left")
+        existing = self.states[request.model] == admin.MODEL_STATE_READY
+        self.states[request.model] = admin.MODEL_STATE_READY
+        return admin.LoadModelResponse(model=canned_model(request.model), existing=existing)
+
+    def UnloadModel(
+        self, request: admin.UnloadModelRequest, context: grpc.ServicerContext
+    ) -> admin.UnloadModelResponse:
+        self._known(request.model, context)
+        self.requests.append(request)
+        self.states[request.model] = admin.MODEL_STATE_UNLOADED
+        return admin.UnloadModelResponse()
+
+    def ListRepository(
+        self, request: admin.ListRepositoryRequest, context: grpc.ServicerContext
+    ) -> admin.ListRepositoryResponse:
+        rows = [
+            admin.RepositoryModel(
+                name=name,
+                state=state,
+                reason="no config.json" if state == admin.MODEL_STATE_FAILED else "",
+                memory_bytes=3 << 30 if state == admin.MODEL_STATE_READY else 0,
+            )
+            for name, state in self.states.items()
+        ]
+        return admin.ListRepositoryResponse(models=rows)
+
+    def Drain(self, request: admin.DrainRequest, context: grpc.ServicerContext) -> admin.DrainResponse:
+        self.draining = not request.resume
+        return admin.DrainResponse(running_sequences=3, waiting_requests=1)
+
+    def GetMemoryPlan(
+        self, request: admin.GetMemoryPlanRequest, context: grpc.ServicerContext
+    ) -> admin.GetMemoryPlanResponse:
+        if request.model == "other":
+            return admin.GetMemoryPlanResponse()
+        return admin.GetMemoryPlanResponse(plan=canned_model().memory_plan)
+
+    def _known(self, model: str, context: grpc.ServicerContext) -> None:
+        if model not in self.states:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no model {model} in the repository")
