@@ -69,7 +69,11 @@ class ServiceConfig(pydantic.BaseModel):
             description="unix:PATH that answers health checks alone, without TLS and keys, for who started this process",
         ),
     ] = None
-    engine: Annotated[str, Field(min_length=1, description="the backend's address: unix:PATH or HOST:PORT")]
+    engine: Annotated[str, Field(description="the backend's address: unix:PATH or HOST:PORT")] = ""
+    control: Annotated[
+        str,
+        Field(description="the supervisor's control socket, unix:PATH, which names the backends; then engine is empty"),
+    ] = ""
     engine_token_file: Annotated[
         pathlib.Path | None, Field(description="file with the shared secret that the backend asks for on HOST:PORT")
     ] = None
@@ -176,6 +180,12 @@ class ServiceConfig(pydantic.BaseModel):
     def serves_admin(self) -> bool:
         """Whether methods that need the permission admin are served."""
         return self.admin and (self.keys_file is not None or not self.is_exposed)
+
+    @pydantic.model_validator(mode="after")
+    def _need_one_source_of_models(self) -> Self:
+        if bool(self.engine) == bool(self.control):
+            raise ValueError("engine: the backend's address is needed, or control instead of it")
+        return self
 
     @pydantic.model_validator(mode="after")
     def _refuse_half_a_certificate(self) -> Self:

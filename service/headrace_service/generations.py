@@ -171,6 +171,7 @@ class Generations:
     def _build(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call
     ) -> tuple[engine_pb2.AddRequest, RenderState]:
+        model.check_open()
         max_tokens = validation.resolve_max_tokens(spec, len(prompt), model.text.facts, prompt.field)
         request_id = self._request_ids.new(model.tag)
         return engine_request.build(spec, prompt.token_ids, max_tokens, model.text, request_id, call)

@@ -62,8 +62,8 @@ class ModelHandlers:
     async def list_models(
         self, request: inference_pb2.ListModelsRequest, call: Call
     ) -> inference_pb2.ListModelsResponse:
-        """Describes all models, by name."""
-        texts = sorted((model.text for model in self._core.models), key=lambda text: text.facts.name)
+        """Describes all models that are loaded, by name."""
+        texts = sorted((model.text for model in self._core.models.known()), key=lambda text: text.facts.name)
         return inference_pb2.ListModelsResponse(models=[text.describe() for text in texts])
 
     async def get_load(self, request: inference_pb2.GetLoadRequest, call: Call) -> inference_pb2.GetLoadResponse:
@@ -84,7 +84,7 @@ class ModelHandlers:
             model=model.name,
             max_running_sequences=load.max_running_sequences,
             prefix_cache_hit_rate=load.prefix_hit_tokens / max(load.prefix_query_tokens, 1),
-            draining=core.draining,
+            draining=core.draining or model.is_leaving,
             open_calls=core.num_open,
             max_open_calls=core.config.max_open_generations,
         )

@@ -1,7 +1,8 @@
 """The models that this service fronts, each with its engine and its text.
 
-Owns the finding of a model by the name a caller gives, and of the model that a request id belongs to: ids carry their model's tag. A model's name is
-the engine's, known from its welcome on. Nothing here starts or ends an engine.
+Owns which there are, the finding of a model by the name a caller gives and of the model that a request id belongs to (ids carry their model's tag), and
+the connections to their engines. Models are told by the supervisor (`control_client`) and come and go; a service that runs alone has one, whose
+name is the engine's, known from its welcome on. Nothing here starts or ends an engine.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import Iterator
 
+from headrace_protos.control.v1 import control_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, request_ids
 from headrace_service.chat_template import ChatTemplateRenderer
@@ -48,20 +50,27 @@ class ServedModel:
     """One model: the client of its engine, and its text once the engine has said what it serves.
 
     Attributes:
+        address: where its backend listens.
         engine: questions and subscriptions.
-        connection: the life of the engine's connection; whoever owns the process runs it.
+        connection: the life of the engine's connection; `ServedModels` runs it.
+        is_leaving: whether it is being unloaded.
+        closed: why no new generation is taken; "" while they are.
     """
 
-    def __init__(self, config: ServiceConfig, address: str, loader: TextLoader) -> None:
+    def __init__(self, config: ServiceConfig, address: str, loader: TextLoader, name: str | None = None) -> None:
+        self.address = address
         self.engine = EngineClient()
         self.connection = EngineConnection(config, address, self.engine, self._prepare)
+        self.is_leaving = False
+        self.closed = ""
         self._loader = loader
+        self._name = name
         self._text: TextModel | None = None
 
     @property
     def name(self) -> str | None:
-        """The name callers use; None until the engine was reached."""
-        return self._text.facts.name if self._text is not None else None
+        """The name callers use; None until the engine was reached, where nobody else gave it."""
+        return self._text.facts.name if self._name is None and self._text is not None else self._name
 
     @property
     def text(self) -> TextModel:
@@ -75,14 +84,24 @@ class ServedModel:
         return self._text
 
     @property
+    def is_known(self) -> bool:
+        """Whether its engine has said what it serves."""
+        return self._text is not None
+
+    @property
     def tag(self) -> str:
-        """What the ids of this model's requests end with."""
-        return request_ids.model_tag(self.text.facts.name)
+        """What the ids of this model's requests end with. Raises ServiceError: UNAVAILABLE while its name is not known."""
+        return request_ids.model_tag(self.name if self.name is not None else self.text.facts.name)
 
     @property
     def serving(self) -> bool:
-        """Whether its engine is known and makes progress."""
-        return self._text is not None and self.engine.serving
+        """Whether its engine is known and makes progress, and new generations are taken."""
+        return self.is_known and self.engine.serving and not self.closed
+
+    def check_open(self) -> None:
+        """Raises UNAVAILABLE while no new generations are taken."""
+        if self.closed:
+            raise errors.unavailable(self.closed)
 
     async def _prepare(self, engine: engine_pb2.EngineModel) -> None:
         """Loads tokenizer and template of the engine's model, unless they are loaded. Raises InvalidModelFolder."""
@@ -91,18 +110,49 @@ class ServedModel:
 
 
 class ServedModels:
-    """All models of this service; the first is what requests without a name mean."""
+    """All models of this service.
 
-    def __init__(self, models: list[ServedModel]) -> None:
-        self._models = models
+    Attributes:
+        draining: whether no model takes new generations.
+        repository: the supervisor's newest word on all models, loaded or not; None for a service alone, and before the first word.
+    """
+
+    def __init__(self, config: ServiceConfig, loader: TextLoader) -> None:
+        self.draining = False
+        self.repository: control_pb2.ServerState | None = None
+        self._config = config
+        self._loader = loader
+        self._models: list[ServedModel] = []
+        self._connections: dict[ServedModel, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+        if config.engine:
+            self._models.append(ServedModel(config, config.engine, loader))
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models)
+        return iter(list(self._models))
+
+    # -- what there is
 
     @property
     def default(self) -> ServedModel:
-        """The model of requests that name none."""
-        return self._models[0]
+        """The model of requests that name none.
+
+        Raises:
+            ServiceError: UNAVAILABLE; it is not loaded, or the models are not known yet.
+        """
+        name = self._default_name
+        for model in self._models:
+            if name is None or model.name == name:
+                return model
+        raise errors.unavailable("the models are not known yet" if name is None else "the default model is not loaded")
+
+    @property
+    def serving(self) -> bool:
+        """Whether a generation that names no model would be computed; where the default model is not loaded, one of any model."""
+        if self.draining:
+            return False
+        default = [model for model in self._models if self._default_name in (None, model.name)]
+        return any(model.serving for model in default or self._models)
 
     def find(self, name: str) -> ServedModel:
         """Returns the model of a name; "" is the default's.
@@ -114,12 +164,22 @@ class ServedModels:
             return self._reached(self.default)
         for model in self._models:
             if model.name == name:
-                return model
-        for model in self._models:
-            self._reached(model)
+                return self._reached(model)
+        self._check_all_named()
         raise errors.not_found(
             f"Request for unknown model: {errors.echo(name)} is not found; ListModels names the models of this server"
         )
+
+    def known(self) -> list[ServedModel]:
+        """Returns the models whose engines have said what they serve.
+
+        Raises:
+            ServiceError: UNAVAILABLE; there are models, or may be, but none of them is known yet.
+        """
+        known = [model for model in self._models if model.is_known]
+        if not known and (self._models or self.repository is None):
+            raise errors.unavailable("the engine cannot be reached yet")
+        return known
 
     def of_request(self, request_id: str) -> ServedModel:
         """Returns the model that a request id belongs to.
@@ -129,11 +189,75 @@ class ServedModels:
         """
         tag = request_ids.tag_of(request_id)
         for model in self._models:
-            if self._reached(model).tag == tag:
-                return model
+            if model.name is not None and model.tag == tag:
+                return self._reached(model)
+        self._check_all_named()
         raise errors.not_found(f"request {errors.echo(request_id)} is not known, or its log has expired")
+
+    @property
+    def _default_name(self) -> str | None:
+        return self.repository.default_model if self.repository is not None else None
+
+    def _check_all_named(self) -> None:
+        """A name that nobody has is unknown only when all names are known. Raises ServiceError: UNAVAILABLE."""
+        if not self._models and self.repository is None:
+            raise errors.unavailable("the models are not known yet")
+        for model in self._models:
+            if model.name is None:
+                self._reached(model)
 
     @staticmethod
     def _reached(model: ServedModel) -> ServedModel:
         assert model.text  # raises UNAVAILABLE before the first welcome
         return model
+
+    # -- how they come and go
+
+    def told(self, state: control_pb2.ServerState) -> None:
+        """Takes the supervisor's newest word: new backends are connected to, those that are gone are left."""
+        self.repository = state
+        wanted = {model.engine_address: model for model in state.models if model.engine_address}
+        kept = [model for model in self._models if model.address in wanted]
+        have = {model.address for model in kept}
+        for address, told in wanted.items():
+            if address not in have:
+                kept.append(ServedModel(self._config, address, self._loader, told.name))
+        for model in kept:
+            model.is_leaving = wanted[model.address].state == control_pb2.BACKEND_STATE_UNLOADING
+        self._models = kept
+        self.set_draining(state.draining)
+        self._wake.set()
+
+    def set_draining(self, draining: bool) -> None:
+        """Whether new generations are refused on all models; what runs goes on."""
+        self.draining = draining
+        for model in self._models:
+            leaving = "the model is being unloaded" if model.is_leaving else ""
+            model.closed = "the server is drained and takes no new generations" if draining else leaving
+
+    async def run(self) -> None:
+        """Keeps one connection for each model, until cancelled.
+
+        Raises:
+            InvalidModelFolder: a model's folder can't be served by this process.
+        """
+        try:
+            while True:
+                self._wake.clear()
+                self._follow_models()
+                wake = asyncio.ensure_future(self._wake.wait())
+                await asyncio.wait({wake, *self._connections.values()}, return_when=asyncio.FIRST_COMPLETED)
+                wake.cancel()
+                for task in [task for task in self._connections.values() if task.done()]:
+                    task.result()
+        finally:
+            for task in self._connections.values():
+                task.cancel()
+            await asyncio.gather(*self._connections.values(), return_exceptions=True)
+
+    def _follow_models(self) -> None:
+        for model in self._models:
+            if model not in self._connections:
+                self._connections[model] = asyncio.create_task(model.connection.run(), name="engine-connection")
+        for model in [model for model in self._connections if model not in self._models]:
+            self._connections.pop(model).cancel()

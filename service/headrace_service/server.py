@@ -14,7 +14,7 @@ import structlog
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from headrace_service import inference_service, listening, reader_watch
+from headrace_service import admin_handlers, inference_service, listening, reader_watch
 from headrace_service.auth.credentials import Credentials
 from headrace_service.config import ServiceConfig
 from headrace_service.health import HealthServicer
@@ -54,7 +54,8 @@ class Service:
             CannotListen: an address is taken.
         """
         inference_service.register(self._server, self._core)
-        names = [inference_service.SERVICE_NAME]
+        admin_handlers.register(self._server, self._core)
+        names = [inference_service.SERVICE_NAME, admin_handlers.SERVICE_NAME]
         health = HealthServicer(lambda: self._core.serving, names)
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         if self._config.reflection:
@@ -63,12 +64,14 @@ class Service:
         await self._server.start()
         await self._start_probe(health)
         self._tasks = [
-            *(asyncio.create_task(model.connection.run(), name="engine-connection") for model in self._core.models),
+            asyncio.create_task(self._core.models.run(), name="models"),
             asyncio.create_task(
                 reader_watch.watch(lambda: self._core.delivering, self._reader_limits()), name="reader-watch"
             ),
             asyncio.create_task(self._credentials.watch(), name="credentials"),
         ]
+        if self._core.control is not None:
+            self._tasks.append(asyncio.create_task(self._core.control.run(), name="control"))
         self._log_listening(addresses)
         return addresses
 

@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from headrace_service import delivery, errors
 from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
+from headrace_service.control_client import ControlClient
 from headrace_service.generation_stream import GenerationStream
 from headrace_service.generations import Generations
+from headrace_service.model_admin import ModelAdmin
 from headrace_service.reader_watch import Reader
-from headrace_service.served_models import ServedModel, ServedModels, TextLoader
+from headrace_service.served_models import ServedModels, TextLoader
 
 _RETRY_WHEN_FULL_S = 1.0
 
@@ -31,8 +33,10 @@ class ServiceCore:
         # Readers that a writer may wait for, those of ended requests included.
         self.delivering: set[Reader] = set()
         self._threads = concurrent.futures.ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
-        loader = TextLoader(config, self._threads, self.templates)
-        self.models = ServedModels([ServedModel(config, config.engine, loader)])
+        self.models = ServedModels(config, TextLoader(config, self._threads, self.templates))
+        # None where this service runs alone.
+        self.control = ControlClient(config.control, config.service_name, self.models.told) if config.control else None
+        self.admin = ModelAdmin(self.models, self.control)
         self.generations = Generations(config, self.templates)
         self._num_open = 0
         self._draining = False
@@ -41,8 +45,8 @@ class ServiceCore:
 
     @property
     def draining(self) -> bool:
-        """Whether new generations are refused."""
-        return self._draining
+        """Whether new generations are refused, on all models."""
+        return self._draining or self.models.draining
 
     @property
     def num_open(self) -> int:
@@ -51,8 +55,8 @@ class ServiceCore:
 
     @property
     def serving(self) -> bool:
-        """Whether a generation that arrives now for the default model would be computed."""
-        return self.models.default.serving and not self._draining
+        """Whether a generation that arrives now would be computed: see `ServedModels.serving`."""
+        return self.models.serving and not self._draining
 
     async def deliver(self, stream: GenerationStream, write: delivery.Write) -> None:
         """Writes a stream's messages to its reader until the request has ended, under the watch over slow readers.

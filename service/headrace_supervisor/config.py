@@ -84,7 +84,16 @@ class ServerConfig(pydantic.BaseModel):
 
 # What serve decides by itself: private addresses, names, and who dies with whom (launch.py sees to it). One limit holds for both ends of the private socket.
 _SERVICE_PRIVATE = frozenset(
-    {"listen", "engine", "engine_token_file", "model_folder", "service_name", "reuse_port", "exit_with_parent"}
+    {
+        "listen",
+        "engine",
+        "control",
+        "engine_token_file",
+        "model_folder",
+        "service_name",
+        "reuse_port",
+        "exit_with_parent",
+    }
 )
 _BACKEND_PRIVATE = frozenset({"engine", "listen", "token_file", "refusal_file", "max_message_bytes"})
 
@@ -98,7 +107,7 @@ SERVE = (
 MODEL = Group("Model and engine", EngineConfig, frozenset({"model", "model_name"}))
 MODEL_FILE = "headrace.toml"
 
-SERVICE = (Group("Service", ServiceConfig),)
+SERVICE = (Group("Service", ServiceConfig, frozenset({"control"})),)
 BACKEND = (Group("Model and engine", EngineConfig), Group("Backend", BackendConfig, frozenset({"engine"})))
 
 # Every setting has one environment variable; a command overlooks those of the other commands, but not unknown ones. The last are the
@@ -121,7 +130,7 @@ def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> Server
     backend = BackendConfig(
         engine=engine, listen=private, max_message_bytes=values["max_engine_message_bytes"], **_part(SERVE[3], values)
     )
-    service = _service(listen=supervisor.listen, engine=private, **_part(SERVE[2], values))
+    service = _service(listen=supervisor.listen, control=private, **_part(SERVE[2], values))
     return ServerConfig(
         supervisor=supervisor,
         service=service,
@@ -175,7 +184,10 @@ def model_backend(
 
 def load_service(flags: Mapping[str, Any], config: pathlib.Path | None) -> ServiceConfig:
     """Configuration of `headrace service`. Raises ConfigError."""
-    return _service(**settings.merge(SERVICE, flags, config, _KNOWN))
+    values = settings.merge(SERVICE, flags, config, _KNOWN)
+    if not values["engine"]:
+        raise ConfigError(settings.needed("engine"))
+    return _service(**values)
 
 
 def load_backend(flags: Mapping[str, Any], config: pathlib.Path | None) -> BackendConfig:
@@ -184,10 +196,10 @@ def load_backend(flags: Mapping[str, Any], config: pathlib.Path | None) -> Backe
     return BackendConfig(engine=_engine(_part(BACKEND[0], values)), **_part(BACKEND[1], values))
 
 
-def addressed(config: ServerConfig, listen: tuple[str, ...], engine: str) -> ServiceConfig:
-    """The services' configuration with the real public addresses and the private socket in it."""
+def addressed(config: ServerConfig, listen: tuple[str, ...], control: str) -> ServiceConfig:
+    """The services' configuration with the real public addresses and the control socket in it."""
     shares = any(not address.startswith("unix:") for address in listen)
-    return config.service.model_copy(update={"listen": listen, "engine": engine, "reuse_port": shares})
+    return config.service.model_copy(update={"listen": listen, "control": control, "reuse_port": shares})
 
 
 def runtime_base(config: SupervisorConfig) -> pathlib.Path:

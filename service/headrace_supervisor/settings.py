@@ -41,6 +41,11 @@ class Group(NamedTuple):
         return {name: field for name, field in self.model.model_fields.items() if name not in self.hidden}
 
 
+def needed(field: str) -> str:
+    """What a setting without a value is answered with."""
+    return f"{field} is needed: {flag_name(field)}, {PREFIX}{field.upper()} or a line in the --config file"
+
+
 def flag_name(field: str) -> str:
     """Name of a field on the command line."""
     return "--" + field.replace("_", "-")
@@ -156,7 +161,7 @@ def _first_problem(
     problem = error.errors(include_url=False)[0]
     name = str(problem["loc"][0]) if problem["loc"] else ""
     if problem["type"] == "missing":
-        return f"{name} is needed: {flag_name(name)}, {PREFIX}{name.upper()} or a line in the --config file"
+        return needed(name)
     rule = problem["msg"].removeprefix("Value error, ")
     rule = rule[:1].lower() + rule[1:]
     return f"{_place(name, flags, table, path)}: {rule}, not {str(problem['input'])[:80]!r}{_nearest(problem)}"

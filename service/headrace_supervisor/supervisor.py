@@ -54,9 +54,7 @@ def serve(config: ServerConfig) -> int:
             launches = ModelLaunches(config, folder)
             check_models(launches, names)
             control = f"unix:{folder / CONTROL_SOCKET}"
-            services = service_specs(
-                config, configs.addressed(config, addresses, f"unix:{folder}/engine-0.sock"), folder
-            )
+            services = service_specs(config, configs.addressed(config, addresses, control), folder)
             supervisor = Supervisor(
                 config.supervisor,
                 launches,

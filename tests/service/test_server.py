@@ -105,6 +105,7 @@ async def test_reflection_lists_and_describes_the_services(running: Running) -> 
     names = {service.name for service in listed.list_services_response.service}
     assert names == {
         "headrace.v1.InferenceService",
+        "headrace.v1.AdminService",
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
     }

@@ -1,0 +1,99 @@
+"""The RPCs of headrace.v1.AdminService: what an operator does to a running server.
+
+Owns checking and answering, and the table of RPCs. Who may call is decided before a handler runs (`auth`), which leaves the audit line too. What is done, and by whom, is
+`model_admin`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import grpc
+
+from headrace.v1 import admin_pb2 as pb
+from headrace_protos.control.v1 import control_pb2
+from headrace_service import errors, validation
+from headrace_service.rpc_boundary import Call, unary
+from headrace_service.service_core import ServiceCore
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
+_MAX_GRACE_NS = 3600 * 10**9
+
+
+class AdminHandlers:
+    """RPCs of operators."""
+
+    def __init__(self, core: ServiceCore) -> None:
+        self._core = core
+
+    async def load_model(self, request: pb.LoadModelRequest, call: Call) -> pb.LoadModelResponse:
+        """Loads a model of the repository and answers when it serves."""
+        _check_named(request.model)
+        model, existing = await self._core.admin.load(request.model, request.memory_bytes)
+        return pb.LoadModelResponse(model=model.text.describe(), existing=existing)
+
+    async def unload_model(self, request: pb.UnloadModelRequest, call: Call) -> pb.UnloadModelResponse:
+        """Takes a model away, its open generations first."""
+        _check_named(request.model)
+        await self._core.admin.unload(request.model, self._grace_ns(request))
+        return pb.UnloadModelResponse()
+
+    async def list_repository(self, request: pb.ListRepositoryRequest, call: Call) -> pb.ListRepositoryResponse:
+        """Lists the models that could be loaded, and those that are."""
+        return pb.ListRepositoryResponse(models=[_repository_model(m) for m in self._core.admin.repository()])
+
+    async def drain(self, request: pb.DrainRequest, call: Call) -> pb.DrainResponse:
+        """Refuses new generations, or takes them again."""
+        running, waiting = await self._core.admin.drain(not request.resume)
+        return pb.DrainResponse(running_sequences=running, waiting_requests=waiting)
+
+    async def set_trace_detail(self, request: pb.SetTraceDetailRequest, call: Call) -> pb.SetTraceDetailResponse:
+        """Refused: there is no tracing yet."""
+        raise errors.unimplemented("SetTraceDetail: tracing is not built yet")
+
+    async def get_memory_plan(self, request: pb.GetMemoryPlanRequest, call: Call) -> pb.GetMemoryPlanResponse:
+        """Says how a model's memory is divided."""
+        described = self._core.models.find(request.model).text.describe()
+        return pb.GetMemoryPlanResponse(plan=described.memory_plan if described.HasField("memory_plan") else None)
+
+    def _grace_ns(self, request: pb.UnloadModelRequest) -> int:
+        if not request.HasField("grace"):
+            return int(self._core.config.shutdown_grace_s * 1e9)
+        grace_ns = request.grace.seconds * 10**9 + request.grace.nanos
+        found = validation.Violations()
+        found.require(0 <= grace_ns <= _MAX_GRACE_NS, "grace", "must be at least 0 s and at most 3600 s")
+        found.raise_if_any()
+        return grace_ns
+
+
+def _check_named(model: str) -> None:
+    if not model:
+        raise errors.invalid_field("model", "must be set")
+
+
+def _repository_model(model: control_pb2.ModelBackend) -> pb.RepositoryModel:
+    return pb.RepositoryModel(
+        name=model.name,
+        # The same numbers, for services and for people.
+        state=cast(pb.ModelState, model.state),
+        reason=model.reason,
+        memory_bytes=model.memory_bytes,
+    )
+
+
+def method_handlers(core: ServiceCore) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Returns the handler of each method by its name."""
+    admin = AdminHandlers(core)
+    return {
+        "LoadModel": unary(pb.LoadModelRequest, pb.LoadModelResponse, admin.load_model),
+        "UnloadModel": unary(pb.UnloadModelRequest, pb.UnloadModelResponse, admin.unload_model),
+        "ListRepository": unary(pb.ListRepositoryRequest, pb.ListRepositoryResponse, admin.list_repository),
+        "Drain": unary(pb.DrainRequest, pb.DrainResponse, admin.drain),
+        "SetTraceDetail": unary(pb.SetTraceDetailRequest, pb.SetTraceDetailResponse, admin.set_trace_detail),
+        "GetMemoryPlan": unary(pb.GetMemoryPlanRequest, pb.GetMemoryPlanResponse, admin.get_memory_plan),
+    }
+
+
+def register(server: grpc.aio.Server, core: ServiceCore) -> None:
+    """Adds the service to a server."""
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, method_handlers(core)),))
