@@ -35,15 +35,6 @@ def claimed(addresses: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         yield tuple(stack.enter_context(_claimed_one(address)) for address in addresses)
 
 
-def reachable(address: str) -> str:
-    """The address at which a process on this machine reaches a server that listens on `address`."""
-    if address.startswith("unix:"):
-        return address
-    host, port = _split(address)
-    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return _joined(loopback, port)
-
-
 def _claimed_one(address: str) -> contextlib.AbstractContextManager[str]:
     if address.startswith("unix:"):
         return _unix(address, pathlib.Path(address.removeprefix("unix:")))

@@ -92,6 +92,7 @@ _SERVICE_PRIVATE = frozenset(
         "model_folder",
         "service_name",
         "reuse_port",
+        "probe",
         "exit_with_parent",
     }
 )

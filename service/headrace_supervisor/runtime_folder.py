@@ -20,6 +20,8 @@ CONTROL_SOCKET = "control.sock"
 # One for each start of a model's backend.
 ENGINE_SOCKET = "engine-{index}.sock"
 _MOST_STARTS = 999_999
+# One for each service, for health checks.
+PROBE_SOCKET = "probe-{index}.sock"
 # A socket's path holds 107 bytes.
 MAX_BASE_BYTES = 107 - len(f"/{_PREFIX}xxxxxxxx/{ENGINE_SOCKET.format(index=_MOST_STARTS)}")
 

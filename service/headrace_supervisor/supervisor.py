@@ -1,7 +1,7 @@
 """`headrace serve`: one backend per model and N services, from the first check to the last process ended.
 
 Owns the order: model folders, memory and addresses are checked before anything starts; backends and services start together; the ready line is printed
-once, when all models named at start are loaded and the server says SERVING; on SIGTERM or SIGINT services finish their streams first, then the backends
+once, when all models named at start are loaded and every service says SERVING; on SIGTERM or SIGINT services finish their streams first, then the backends
 end. What happens when one process dies is `processes.py`'s, which models run is `backend_table`'s, workers are the backend's. Configurations go to the
 processes as JSON files in the private runtime folder.
 """
@@ -20,7 +20,7 @@ import pydantic
 
 from headrace_supervisor import config as configs
 from headrace_supervisor import memory_sums
-from headrace_supervisor.address import AddressError, claimed, reachable
+from headrace_supervisor.address import AddressError, claimed
 from headrace_supervisor.backend_table import BackendTable, Probe, initial_names
 from headrace_supervisor.config import ServerConfig
 from headrace_supervisor.control_server import ControlServer
@@ -28,7 +28,7 @@ from headrace_supervisor.model_launches import Launches, ModelLaunches
 from headrace_supervisor.processes import ManagedProcess, ProcessGaveUp, ProcessSpec, RestartRule
 from headrace_supervisor.readiness import until_serving
 from headrace_supervisor.refusals import Refused
-from headrace_supervisor.runtime_folder import CONTROL_SOCKET, RuntimeFolderError, runtime_folder
+from headrace_supervisor.runtime_folder import CONTROL_SOCKET, PROBE_SOCKET, RuntimeFolderError, runtime_folder
 
 EXIT_REFUSED = 2
 # A service needs a moment beyond its own grace to say goodbye.
@@ -54,7 +54,8 @@ def serve(config: ServerConfig) -> int:
             launches = ModelLaunches(config, folder)
             check_models(launches, names)
             control = f"unix:{folder / CONTROL_SOCKET}"
-            services = service_specs(config, configs.addressed(config, addresses, control), folder)
+            probes = [f"unix:{folder / PROBE_SOCKET.format(index=i)}" for i in range(config.supervisor.services)]
+            services = service_specs(configs.addressed(config, addresses, control), folder, probes)
             supervisor = Supervisor(
                 config.supervisor,
                 launches,
@@ -62,6 +63,7 @@ def serve(config: ServerConfig) -> int:
                 services,
                 control=control,
                 addresses=addresses,
+                probes=probes,
                 grace_s=config.service.shutdown_grace_s,
             )
             return asyncio.run(supervisor.run())
@@ -81,11 +83,11 @@ def check_models(launches: Launches, names: Sequence[str]) -> None:
         raise StartRefused(str(refused)) from None
 
 
-def service_specs(config: ServerConfig, service: configs.ServiceConfig, folder: pathlib.Path) -> list[ProcessSpec]:
-    """The services of a configuration, whose JSON is written to `folder`."""
+def service_specs(service: configs.ServiceConfig, folder: pathlib.Path, probes: Sequence[str]) -> list[ProcessSpec]:
+    """The services of a configuration, one for each address of health checks. Their JSON is written to `folder`."""
     specs = []
-    for index in range(config.supervisor.services):
-        named = service.model_copy(update={"service_name": f"service-{index}"})
+    for index, probe in enumerate(probes):
+        named = service.model_copy(update={"service_name": f"service-{index}", "probe": probe})
         specs.append(_spec(named.service_name, "headrace_service", named, folder))
     return specs
 
@@ -106,8 +108,9 @@ class Supervisor:
         services: processes of the services.
         control: where the control server listens.
         addresses: the public ones.
+        probes: where each service answers health checks, without TLS and keys.
         grace_s: what services get to finish their streams.
-        ready: returns when an address serves.
+        ready: returns when a service serves, by its probe address.
         probe: questions to backends.
     """
 
@@ -120,6 +123,7 @@ class Supervisor:
         *,
         control: str,
         addresses: Sequence[str],
+        probes: Sequence[str],
         grace_s: float,
         ready: Callable[[str], Awaitable[None]] = until_serving,
         probe: Probe = Probe(),  # noqa: B008  # immutable
@@ -131,6 +135,7 @@ class Supervisor:
         self._services = [ManagedProcess(spec, self._rule, lambda: self._served) for spec in services]
         self._control = control
         self._addresses = addresses
+        self._probes = probes
         self._grace_s = grace_s
         self._ready = ready
         self._probe = probe
@@ -179,12 +184,12 @@ class Supervisor:
         self._stop.set()
 
     async def _announce(self, table: BackendTable) -> None:
-        """Loads the first models, then prints the ready line when every address serves. Raises Refused."""
+        """Loads the first models, then prints the ready line when every service serves. Raises Refused."""
         started = time.monotonic()
         for name in self._names:
             await table.load(name)
-        for address in self._addresses:
-            await self._ready(reachable(address))
+        for probe in self._probes:
+            await self._ready(probe)
         self._served = True
         print(
             f"listening on {', '.join(self._addresses)} (ready after {time.monotonic() - started:.1f} s; Ctrl-C ends)",

@@ -74,6 +74,7 @@ async def main(backend: str, service: str, grace_s: float) -> int:
         services,
         control=f"unix:{os.getcwd()}/control.sock",
         addresses=["127.0.0.1:1"],
+        probes=["unix:probe-0.sock", "unix:probe-1.sock"],
         grace_s=grace_s,
         ready=ready,
         probe=Probe(model_ready, idle),

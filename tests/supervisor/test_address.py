@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from headrace_supervisor.address import AddressError, claimed, reachable
+from headrace_supervisor.address import AddressError, claimed
 
 
 def listening(port: int) -> socket.socket:
@@ -108,11 +108,3 @@ def test_two_claims_of_one_unix_path_collide_before_anything_listens(tmp_path: p
 def test_a_malformed_address_is_refused(address: str) -> None:
     with pytest.raises(AddressError), claimed((address,)):
         pass
-
-
-@pytest.mark.parametrize(
-    ("address", "local"),
-    [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:1", "[::1]:1"), ("127.0.0.1:1", "127.0.0.1:1"), ("unix:/x", "unix:/x")],
-)
-def test_a_wildcard_is_reached_through_loopback(address: str, local: str) -> None:
-    assert reachable(address) == local
