@@ -5,20 +5,16 @@ The engine owns the requests; this is the form in which callers ask for them.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import struct
 from typing import cast
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import errors, event_wire, validation
+from headrace_service import errors, event_wire, request_pages, validation
 from headrace_service.rpc_boundary import Call
 from headrace_service.served_models import ServedModel
 from headrace_service.service_core import ServiceCore
 
 _DEFAULT_PAGE_SIZE = 100
-_PAGE_TOKEN = struct.Struct("<Q")
 
 
 class RequestHandlers:
@@ -39,11 +35,12 @@ class RequestHandlers:
     async def list_requests(
         self, request: inference_pb2.ListRequestsRequest, call: Call
     ) -> inference_pb2.ListRequestsResponse:
-        """Lists a page of the caller's requests, newest first."""
-        model = self._core.models.find(request.model)
-        page = await model.engine.list_requests(_query(request, call.tenant))
+        """Lists a page of the caller's requests, newest first, of one model or of all."""
+        models = self._core.models
+        asked = [models.find(request.model)] if request.model else models.known()
+        page = await request_pages.page(asked, _query(request, call.tenant), request.page_token)
         return inference_pb2.ListRequestsResponse(
-            requests=[_summary(row, model) for row in page.rows], next_page_token=_page_token(page.next_before)
+            requests=[_summary(row, model) for row, model in page.rows], next_page_token=page.next_page_token
         )
 
 
@@ -53,24 +50,11 @@ def _query(request: inference_pb2.ListRequestsRequest, tenant: str) -> engine_pb
     limit = validation.MAX_PAGE_SIZE
     found.require(1 <= page_size <= limit, "page_size", f"must be at least 1 and at most {limit}")
     found.require(request.state in inference_pb2.RequestState.values(), "state", "must be a RequestState of this API")
-    before = _before(request.page_token, found)
+    found.require(
+        request_pages.is_token(request.page_token), "page_token", "must be a next_page_token of an earlier page"
+    )
     found.raise_if_any()
-    return engine_pb2.ListQuery(tenant=tenant, state=request.state, page_size=page_size, before=before)
-
-
-def _page_token(before: int) -> str:
-    return base64.urlsafe_b64encode(_PAGE_TOKEN.pack(before)).decode() if before else ""
-
-
-def _before(page_token: str, found: validation.Violations) -> int:
-    if not page_token:
-        return 0
-    try:
-        before: int = _PAGE_TOKEN.unpack(base64.b64decode(page_token, altchars=b"-_", validate=True))[0]
-    except (binascii.Error, struct.error, ValueError):
-        found.add("page_token", "must be a next_page_token of an earlier page")
-        return 0
-    return before
+    return engine_pb2.ListQuery(tenant=tenant, state=request.state, page_size=page_size)
 
 
 def _summary(row: engine_pb2.RequestRow, model: ServedModel) -> inference_pb2.RequestSummary:
