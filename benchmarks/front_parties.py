@@ -1,0 +1,103 @@
+"""The processes of `bench_front`, each pinned to a core of its own: backend or bare server, services, clients; started and ended here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import grpc
+
+from benchmarks import figures
+from benchmarks.front_client import SERVICE, spec
+from headrace.v1 import inference_pb2
+from headrace_service.config import ServiceConfig
+
+_START_TIMEOUT_S = 30.0
+
+
+@contextlib.contextmanager
+def process(cores: set[int], *arguments: str, stdin: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A Python process on some cores, ended at the end."""
+    started = subprocess.Popen(
+        [sys.executable, *arguments],
+        env=figures.environment(),
+        text=True,
+        stdin=subprocess.PIPE if stdin is not None else None,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    if stdin is not None and started.stdin is not None:
+        started.stdin.write(stdin)
+        started.stdin.close()
+    try:
+        yield started
+    finally:
+        started.terminate()
+        started.wait(10)
+
+
+@contextlib.contextmanager
+def bare_server(cores: Sequence[int], num_bytes: int, rate: float) -> Iterator[tuple[str, list[int]]]:
+    """A bare gRPC server on the first core. Yields its address and process ids."""
+    address = f"127.0.0.1:{free_port()}"
+    command = ("--listen", address, "--bytes", str(num_bytes), "--rate", str(rate))
+    with process({cores[0]}, "-m", "benchmarks.bare_server", *command) as server:
+        _wait_until_listening(address)
+        yield address, [server.pid]
+
+
+@contextlib.contextmanager
+def services(
+    cores: Sequence[int], model: pathlib.Path, folder: str, rate: float, num_services: int
+) -> Iterator[tuple[str, list[int]]]:
+    """Services on the first cores, and a fake backend on the next. Yields the address and the services' process ids."""
+    engine, address = f"unix:{folder}/engine.sock", f"127.0.0.1:{free_port()}"
+    backend = ("--model", str(model), "--listen", engine, "--rate", str(rate))
+    config = ServiceConfig(
+        listen=(address,), engine=engine, log_level="error", reuse_port=num_services > 1
+    ).model_dump_json()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(process({cores[num_services]}, "-m", "benchmarks.fake_backend", *backend))
+        running = [
+            stack.enter_context(process({core}, "-m", "headrace_service", "--config-json", "-", stdin=config))
+            for core in cores[:num_services]
+        ]
+        _wait_until_answering(address)
+        yield address, [service.pid for service in running]
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_listening(address: str) -> None:
+    with grpc.insecure_channel(address) as channel:
+        grpc.channel_ready_future(channel).result(_START_TIMEOUT_S)
+
+
+def _wait_until_answering(address: str) -> None:
+    """Returns when the service has generated once."""
+    request = inference_pb2.GenerateRequest(spec=spec())
+    request.spec.stop.max_tokens = 1
+    end_s = time.monotonic() + _START_TIMEOUT_S
+    with grpc.insecure_channel(address) as channel:
+        generate = channel.unary_stream(SERVICE + "Generate")
+        while True:
+            try:
+                for _ in generate(request.SerializeToString(), timeout=5, wait_for_ready=True):
+                    return
+            except grpc.RpcError as error:
+                if time.monotonic() > end_s:
+                    raise SystemExit(f"the service does not answer: {error}") from error
+                time.sleep(0.1)
