@@ -34,7 +34,9 @@ def collect(stream: GenerationStream, model_revision: str, spec: ResolvedSpec) -
 
 def _join(response: inference_pb2.CompleteResponse, event: generation_pb2.GenerationEvent) -> None:
     kind = event.WhichOneof("event")
-    if kind == "output_finished":
+    if kind == "prompt_logprobs":
+        response.prompt_logprobs.add().CopyFrom(event.prompt_logprobs)
+    elif kind == "output_finished":
         response.outputs[event.output_finished.output_index].finished.CopyFrom(event.output_finished)
     elif kind == "delta":
         _join_delta(response.outputs[event.delta.output_index], event.delta)

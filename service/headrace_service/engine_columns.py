@@ -17,6 +17,12 @@ def token_ids_of(column: bytes) -> list[int]:
     return ids
 
 
+def floats_of(column: bytes) -> list[float]:
+    """Returns a column of float32 as a list."""
+    values: list[float] = np.frombuffer(column, dtype="<f4").tolist()
+    return values
+
+
 def output_indices_of(column: bytes) -> list[int]:
     """Returns a column of uint16 as a list."""
     indices: list[int] = np.frombuffer(column, dtype="<u2").tolist()
@@ -29,11 +35,11 @@ class LogprobReader:
     __slots__ = ("_counts", "_ranks", "_row", "_sampled", "_top_ids", "_top_logprobs", "_top_row")
 
     def __init__(self, columns: engine_pb2.LogprobColumns) -> None:
-        self._sampled: list[float] = np.frombuffer(columns.sampled, dtype="<f4").tolist()
+        self._sampled = floats_of(columns.sampled)
         self._ranks = token_ids_of(columns.ranks)
         self._counts = output_indices_of(columns.top_counts)
         self._top_ids = token_ids_of(columns.top_token_ids)
-        self._top_logprobs: list[float] = np.frombuffer(columns.top_logprobs, dtype="<f4").tolist()
+        self._top_logprobs = floats_of(columns.top_logprobs)
         self._row = 0
         self._top_row = 0
 

@@ -34,6 +34,7 @@ def build(
         stop=_stop(spec, max_tokens, model),
         n=spec.n,
         logprobs=spec.logprobs,
+        prompt_logprobs=spec.prompt_logprobs,
         priority=spec.priority,
         cache_salt=spec.cache_salt,
         service_state=render.encode(),

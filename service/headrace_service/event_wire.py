@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_service.engine_columns import floats_of, output_indices_of, token_ids_of
 from headrace_service.wires import TokenLogprobs
 
 _REASONS = {
@@ -48,6 +49,19 @@ def accepted(request_id: str, model_revision: str, prompt_tokens: int) -> bytes:
 def started(cached_tokens: int) -> bytes:
     """Returns the Started event."""
     return _response(generation_pb2.GenerationEvent(started=generation_pb2.Started(cached_tokens=cached_tokens)))
+
+
+def prompt_logprobs(first_token_index: int, columns: engine_pb2.LogprobColumns) -> bytes:
+    """Returns the PromptLogprobs event."""
+    logprobs = generation_pb2.Logprobs(
+        sampled=floats_of(columns.sampled),
+        ranks=token_ids_of(columns.ranks),
+        top_counts=output_indices_of(columns.top_counts),
+        top_token_ids=token_ids_of(columns.top_token_ids),
+        top_logprobs=floats_of(columns.top_logprobs),
+    )
+    event = generation_pb2.PromptLogprobs(first_token_index=first_token_index, logprobs=logprobs)
+    return _response(generation_pb2.GenerationEvent(prompt_logprobs=event))
 
 
 def resumed(pause_ns: int) -> bytes:

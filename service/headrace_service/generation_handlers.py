@@ -46,6 +46,7 @@ class GenerationHandlers:
             model = self._core.models.find(request.spec.model)
             spec = validation.resolve(request.spec, model.text.facts)
             prompt = await self._core.generations.prompt_of(request.spec, model)
+            validation.check_prompt_logprobs(spec, len(prompt), self._core.config.max_message_bytes)
             async with self._core.generations.running(spec, prompt, model, call, event_wire) as stream:
                 await stream.wait_ended()
                 response = collect(stream, model.text.engine.revision, spec)

@@ -1,6 +1,6 @@
 """One subscription on its way from the engine to one reader.
 
-Owns what is pending for the reader and the order of events: started, resumed, deltas, output_finished, done. The engine's side (`push`, `note_*`,
+Owns what is pending for the reader and the order of events: started, the prompt's log probabilities, resumed, deltas, output_finished, done. The engine's side (`push`, `note_*`,
 `fail`) is called while a step is dealt out and never waits; the reader's side (`take`, `news`) is one coroutine. When the reader is behind,
 everything pending goes into one message per output, so that a slow reader costs fewer messages, not more memory; how far behind it may
 fall is watched by `reader_watch`. Knows the engine's messages, not its connection; what events become is the `EventWire`'s.
@@ -44,7 +44,7 @@ class GenerationStream:
     """
 
     __slots__ = (
-        "_accepted", "_outputs", "_pauses_ns", "_render", "_started", "_table", "_waiter", "_whole", "_wire", "cap_factor", "clock", "deadline_is_status", "done", "failure", "from_token", "handle", "has_news",
+        "_accepted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started", "_table", "_waiter", "_whole", "_wire", "cap_factor", "clock", "deadline_is_status", "done", "failure", "from_token", "handle", "has_news",
         "hit_deadline", "listener", "over_cap_since_ns", "pending_bytes", "request_id", "writer", "writing_since_ns",
     )  # fmt: skip
 
@@ -79,6 +79,7 @@ class GenerationStream:
         self._render = render
         self._outputs: dict[int, OutputText] = {}
         self._started: int | None = None
+        self._prompt_parts: list[engine_pb2.PromptLogprobColumns] = []
         self._pauses_ns: list[int] = []
         self._waiter: asyncio.Future[None] | None = None
         # Whether the reader wants nothing before the end, and is not woken for tokens.
@@ -113,6 +114,9 @@ class GenerationStream:
         kind = event.WhichOneof("event")
         if kind == "started":
             self._started = event.started.cached_tokens
+        elif kind == "prompt_logprobs":
+            self._prompt_parts.append(event.prompt_logprobs)
+            self.pending_bytes += event.prompt_logprobs.ByteSize()
         elif kind == "resumed":
             self._pauses_ns.append(event.resumed.pause_ns)
         elif kind == "output_end":
@@ -126,6 +130,7 @@ class GenerationStream:
         self._render = RenderState.decode(attached.service_state)
         if attached.started:
             self._started = attached.cached_tokens
+        self._prompt_parts.extend(attached.prompt_logprobs)
         for log in attached.outputs:
             self._replay(log)
         if attached.HasField("done"):
@@ -153,7 +158,7 @@ class GenerationStream:
         self.has_news = False
         self.pending_bytes = 0
         self.over_cap_since_ns = 0
-        if self._accepted is not None or self._started is not None or self._pauses_ns:
+        if self._accepted is not None or self._started is not None or self._prompt_parts or self._pauses_ns:
             messages.extend(message for message in self._take_beginnings() if message is not None)
         for output in self._outputs.values():
             if output.tokens or output.end is not None:
@@ -189,6 +194,9 @@ class GenerationStream:
         if self._started is not None:
             yield self._wire.started(self._started)
             self._started = None
+        for part in self._prompt_parts:
+            yield self._wire.prompt_logprobs(part.first_token_index, part.columns)
+        self._prompt_parts = []
         yield from map(self._wire.resumed, self._pauses_ns)
         self._pauses_ns = []
 

@@ -44,6 +44,7 @@ class ResolvedSpec:
     stop: Stop
     n: int
     logprobs: int | None
+    prompt_logprobs: int | None
     priority: int
     time_limit_ns: int | None
     cache_salt: bytes

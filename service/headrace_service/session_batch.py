@@ -7,7 +7,7 @@ costs three appends here; the message is encoded once per engine step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from google.rpc import status_pb2
 
@@ -15,6 +15,9 @@ from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import event_wire
 from headrace_service.wires import TokenLogprobs
+
+# Of events that precede tokens; well under a client's default limit of 4 MiB.
+_MAX_MESSAGE_BYTES = 1 << 20
 
 
 class SessionBatch:
@@ -43,10 +46,8 @@ class SessionBatch:
         self._events.append(inference_pb2.SessionEvent(stream_id=stream_id, error=error))
 
     def take(self) -> list[bytes]:
-        """Returns what was collected as up to two SessionResponses, and begins anew."""
-        messages = []
-        if self._before:
-            messages.append(inference_pb2.SessionResponse(events=self._before).SerializeToString())
+        """Returns what was collected as SessionResponses, mostly one or two, and begins anew."""
+        messages = [inference_pb2.SessionResponse(events=events).SerializeToString() for events in _cut(self._before)]
         if self.stream_ids or self._events:
             messages.append(self._after().SerializeToString())
         self.__init__()  # type: ignore[misc]
@@ -63,6 +64,21 @@ class SessionBatch:
             if any(self.texts):
                 tokens.texts.extend(self.texts)
         return response
+
+
+def _cut(events: list[inference_pb2.SessionEvent]) -> Iterator[list[inference_pb2.SessionEvent]]:
+    """Yields the events in order, in lists of about _MAX_MESSAGE_BYTES: a prompt's log probabilities may be many megabytes."""
+    taken: list[inference_pb2.SessionEvent] = []
+    num_bytes = 0
+    for event in events:
+        size = event.ByteSize()
+        if taken and num_bytes + size > _MAX_MESSAGE_BYTES:
+            yield taken
+            taken, num_bytes = [], 0
+        taken.append(event)
+        num_bytes += size
+    if taken:
+        yield taken
 
 
 class SessionWire:
@@ -86,6 +102,10 @@ class SessionWire:
     def started(self, cached_tokens: int) -> None:
         """See EventWire."""
         self._add(event_wire.started(cached_tokens), before_tokens=True)
+
+    def prompt_logprobs(self, first_token_index: int, columns: engine_pb2.LogprobColumns) -> None:
+        """See EventWire."""
+        self._add(event_wire.prompt_logprobs(first_token_index, columns), before_tokens=True)
 
     def resumed(self, pause_ns: int) -> None:
         """See EventWire."""

@@ -40,6 +40,9 @@ _MIN_TEMPERATURE = 0.01
 # Below, logits that it divides leave the range of float32.
 _MIN_REPETITION_PENALTY = 0.01
 _MAX_REPORTED_IDS = 4
+# Of a token in headrace.v1.Logprobs, and of one of its most likely tokens: a float and one-byte numbers.
+_LEAST_LOGPROB_BYTES = 6
+_LEAST_TOP_LOGPROB_BYTES = 5
 _ROLES = {
     inference_pb2.ROLE_SYSTEM: "system",
     inference_pb2.ROLE_USER: "user",
@@ -93,7 +96,8 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
     n = spec.n if spec.HasField("n") else 1
     max_outputs = min(MAX_OUTPUTS, model.max_outputs)
     found.require(1 <= n <= max_outputs, "spec.n", f"must be at least 1 and at most {max_outputs}")
-    found.require(spec.logprobs <= MAX_LOGPROBS, "spec.logprobs", f"must be at most {MAX_LOGPROBS}")
+    for field in ("logprobs", "prompt_logprobs"):
+        found.require(getattr(spec, field) <= MAX_LOGPROBS, f"spec.{field}", f"must be at most {MAX_LOGPROBS}")
     found.require(
         abs(spec.priority) <= MAX_PRIORITY,
         "spec.priority",
@@ -110,6 +114,7 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
         stop=stop,
         n=n,
         logprobs=spec.logprobs if spec.HasField("logprobs") else None,
+        prompt_logprobs=spec.prompt_logprobs if spec.HasField("prompt_logprobs") else None,
         priority=spec.priority,
         time_limit_ns=time_limit_ns,
         cache_salt=salt,
@@ -148,6 +153,18 @@ def resolve_max_tokens(spec: ResolvedSpec, num_prompt_tokens: int, model: ModelF
     if spec.stop.min_tokens > max_tokens:
         raise errors.invalid_field("spec.stop.min_tokens", f"must be at most max_tokens, {max_tokens}")
     return max_tokens
+
+
+def check_prompt_logprobs(spec: ResolvedSpec, num_prompt_tokens: int, max_bytes: int) -> None:
+    """Raises RESOURCE_EXHAUSTED if what is told of the prompt can't be part of one answer of `max_bytes`."""
+    if spec.prompt_logprobs is None:
+        return
+    least = (num_prompt_tokens - 1) * (_LEAST_LOGPROB_BYTES + _LEAST_TOP_LOGPROB_BYTES * spec.prompt_logprobs)
+    if least > max_bytes:
+        raise errors.exhausted(
+            f"spec.prompt_logprobs: {spec.prompt_logprobs} most likely tokens at each of {num_prompt_tokens} prompt tokens take {least} "
+            f"bytes or more, a message at most {max_bytes}; use Generate"
+        )
 
 
 def check_token_ids(token_ids: Iterable[int], vocabulary_size: int, field: str, first_index: int = 0) -> None:

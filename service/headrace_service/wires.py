@@ -33,6 +33,13 @@ class EventWire(Protocol):
     def started(self, cached_tokens: int) -> bytes | None:
         """The engine computed a first step for the request."""
 
+    def prompt_logprobs(self, first_token_index: int, columns: engine_pb2.LogprobColumns) -> bytes | None:
+        """Log probabilities of a run of the prompt's tokens, each given those before it.
+
+        Runs come in order and without gaps, from position 1 on, before the first delta. In columns as the engine sent them, since nothing else of
+        a stream comes by the thousand.
+        """
+
     def resumed(self, pause_ns: int) -> bytes | None:
         """A worker was replaced; nothing was computed for `pause_ns` nanoseconds."""
 

@@ -196,6 +196,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             prompt_tokens=len(request.add.prompt_token_ids) // 4,
             started=request.started,
         )
+        if request.started:
+            attached.prompt_logprobs.extend(prompt_parts(request.add))
         for index, output in enumerate(request.outputs):
             if attach.HasField("output_index") and attach.output_index != index:
                 continue
@@ -294,6 +296,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         if not request.started:
             request.started = True
             events.append(engine_pb2.RequestEvent(started=engine_pb2.RequestStarted(cached_tokens=3)))
+            events += [engine_pb2.RequestEvent(prompt_logprobs=part) for part in prompt_parts(request.add)]
         request.first_token_ns = request.first_token_ns or time.monotonic_ns()
         for index, output in enumerate(request.outputs):
             if output.end is not None:
@@ -372,6 +375,25 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     def _tell(self, request: Request, **event: Any) -> None:
         for connection, handle, _ in request.readers:
             connection.send(step=engine_pb2.StepOutputs(events=[engine_pb2.RequestEvent(handle=handle, **event)]))
+
+
+def prompt_parts(add: engine_pb2.AddRequest, part_tokens: int = 3) -> list[engine_pb2.PromptLogprobColumns]:
+    """What the engine tells of a prompt: of each token after the first its own id as rank, and as log probability its negative."""
+    if not add.HasField("prompt_logprobs"):
+        return []
+    parts, tops = [], add.prompt_logprobs
+    prompt = np.frombuffer(add.prompt_token_ids, "<u4").tolist()
+    for first in range(1, len(prompt), part_tokens):
+        ids = prompt[first : first + part_tokens]
+        columns = engine_pb2.LogprobColumns(
+            sampled=(-np.array(ids, "<f4")).tobytes(),
+            ranks=_u32(ids),
+            top_counts=np.array([tops] * len(ids), "<u2").tobytes(),
+            top_token_ids=_u32([token + top for token in ids for top in range(tops)]),
+            top_logprobs=np.array([-float(token) - top for token in ids for top in range(tops)], "<f4").tobytes(),
+        )
+        parts.append(engine_pb2.PromptLogprobColumns(first_token_index=first, columns=columns))
+    return parts
 
 
 def queue_full(retry_after_s: int) -> status_pb2.Status:
