@@ -53,9 +53,7 @@ class Service:
         Raises:
             CannotListen: an address is taken.
         """
-        inference_service.register(self._server, self._core)
-        admin_handlers.register(self._server, self._core)
-        names = [inference_service.SERVICE_NAME, admin_handlers.SERVICE_NAME]
+        names = self._register()
         health = HealthServicer(lambda: self._core.serving, names)
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         if self._config.reflection:
@@ -74,6 +72,15 @@ class Service:
             self._tasks.append(asyncio.create_task(self._core.control.run(), name="control"))
         self._log_listening(addresses)
         return addresses
+
+    def _register(self) -> list[str]:
+        """Adds the services of the configuration; returns their names."""
+        inference_service.register(self._server, self._core)
+        names = [inference_service.SERVICE_NAME]
+        if self._config.serves_admin:
+            admin_handlers.register(self._server, self._core)
+            names.append(admin_handlers.SERVICE_NAME)
+        return names
 
     async def wait_failed(self) -> None:
         """Returns never; raises what ended a task that should run as long as the process."""

@@ -20,7 +20,6 @@ from headrace_service.parsing import Unparsed
 
 _log = structlog.get_logger("headrace.audit")
 _Context = grpc.aio.ServicerContext[Any, Any]
-_CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 _MODEL_FIELDS = ("model", "model_name", "name")
 
 
@@ -66,7 +65,7 @@ def audited(handler: grpc.RpcMethodHandler[Any, Any], method: str, caller: Calle
             outcome = "CANCELLED"
             raise
         except BaseException:
-            outcome = _CODES.get(context.code(), "UNKNOWN")
+            outcome = _code_of(context)
             raise
         finally:
             _log.info(
@@ -84,6 +83,12 @@ def audited(handler: grpc.RpcMethodHandler[Any, Any], method: str, caller: Calle
         request_deserializer=handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )
+
+
+def _code_of(context: _Context) -> str:
+    """Returns the status that ends a failed call; grpc makes UNKNOWN of an exception that set none."""
+    code = context.code()
+    return code.name if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK else "UNKNOWN"
 
 
 def _model_of(request: Any) -> str:
