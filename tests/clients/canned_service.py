@@ -137,6 +137,7 @@ class Observed:
     requests: list[Any] = field(default_factory=list)
     time_remaining: list[float | None] = field(default_factory=list)
     metadata: list[dict[str, str]] = field(default_factory=list)
+    peers: list[str] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -153,12 +154,15 @@ class CannedService(CannedSessions, inference_pb2_grpc.InferenceServiceServicer)
         self.tokens = 12
         # For Subscribe: after how many events each attempt calls `on_stall` and sends nothing more until its connection is gone.
         self.stalls: list[int] = []
+        # For Subscribe: whether the log holds the prompt's log probabilities, cut differently at each attempt.
+        self.with_prompt_logprobs = False
         self.on_stall: Callable[[], object] = lambda: None
 
     def _see(self, rpc: str, request: Any, context: grpc.ServicerContext) -> None:
         self.seen.attempts[rpc] += 1
         self.seen.requests.append(request)
         self.seen.time_remaining.append(context.time_remaining())
+        self.seen.peers.append(context.peer())
         self.seen.metadata.append(dict(context.invocation_metadata()))
 
     def _fail_first(self, rpc: str, context: grpc.ServicerContext, *details: Any) -> None:
@@ -284,6 +288,8 @@ class CannedService(CannedSessions, inference_pb2_grpc.InferenceServiceServicer)
         outputs = [request.output_index] if request.HasField("output_index") else list(range(self.outputs))
         yield accepted()
         yield pb.GenerationEvent(started=pb.Started(cached_tokens=1))
+        if self.with_prompt_logprobs:
+            yield from prompt_logprobs(PROMPT_TOKENS, 1, part=1 + attempt % 3)
         position = dict.fromkeys(outputs, request.from_token)
         open_outputs = list(outputs)
         while open_outputs:

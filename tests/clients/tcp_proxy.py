@@ -17,8 +17,15 @@ class TcpProxy:
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._connections: list[socket.socket] = []
+        # Connections that ended, by their client or by a cut.
+        self.ended = 0
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def clients(self) -> int:
+        """Connections that were made since the last cut."""
+        return len(self._connections) // 2
 
     def cut(self) -> int:
         """Resets all connections, new ones are taken as before; returns how many clients were cut off."""
@@ -41,14 +48,20 @@ class TcpProxy:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(self._target)
                 self._connections += [client, server]
-                for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+                threading.Thread(target=self._pump_from_client, args=(client, server), daemon=True).start()
+                threading.Thread(target=_pump, args=(server, client), daemon=True).start()
+
+    def _pump_from_client(self, client: socket.socket, server: socket.socket) -> None:
+        _pump(client, server)
+        self.ended += 1
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             sink.sendall(data)
+        # One side has closed; the other learns it.
+        sink.shutdown(socket.SHUT_WR)
 
 
 @contextlib.contextmanager

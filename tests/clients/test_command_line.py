@@ -83,6 +83,44 @@ def test_several_outputs_are_not_mixed(server: CannedServer) -> None:
     assert result.stdout == f"{answer(2)}\n\n--- output 1 ---\n{answer(2, 1)}\n"
 
 
+def test_token_ids_are_printed_where_there_is_no_text(server: CannedServer) -> None:
+    assert run(server, "generate", "hello", "--max-tokens", "3", "--token-ids-only").stdout == "100 101 102 \n"
+
+
+def test_json_shows_the_prompts_log_probabilities(server: CannedServer) -> None:
+    events = json_lines(run(server, "generate", "hello", "--prompt-logprobs", "0", "--json"))
+    parts = [event for event in events if event["event"] == "prompt_logprobs"]
+    assert [part["first_token_index"] for part in parts] == [1, 3, 5]
+    assert parts[0]["logprobs"]["sampled"] == [-1.0, -1.5]
+
+
+def test_admin_loads_lists_drains_and_unloads(server: CannedServer) -> None:
+    loaded = run(server, "admin", "load", "other", "--memory", "1.5GiB")
+    assert (loaded.exit_code, loaded.stdout) == (0, "other serves\n")
+    assert server.admin.requests[-1].memory_bytes == 3 << 29
+    assert run(server, "admin", "load", "other").stdout == "other served already\n"
+    shown = " ".join(run(server, "admin", "models").stdout.split())
+    assert "broken failed - no config.json" in shown and "other ready 3.00 GiB" in shown
+    rows = json_lines(run(server, "admin", "models", "--json"))
+    assert [(row["name"], row["state"]) for row in rows][:2] == [("broken", "failed"), ("canned", "ready")]
+    assert run(server, "admin", "unload", "other", "--grace", "2.5").stdout == "other unloaded\n"
+    assert server.admin.requests[-1].grace.ToMilliseconds() == 2500
+    assert run(server, "admin", "drain").stdout == "3 sequences run, 1 requests wait\n" and server.admin.draining
+    assert json_lines(run(server, "admin", "resume", "--json"))[0]["waiting_requests"] == 1
+    assert not server.admin.draining
+    assert "KV cache 4.00, weights 1.00 of 8.00 GiB, measured" in run(server, "admin", "memory").stdout
+    assert "no plan yet" in run(server, "admin", "memory", "--model", "other").stderr
+    assert json_lines(run(server, "admin", "memory", "--model", "other", "--json")) == [None]
+
+
+def test_admin_refuses_in_one_message(server: CannedServer) -> None:
+    missing = run(server, "admin", "load", "nowhere")
+    assert missing.exit_code == 1 and "NOT_FOUND: no model nowhere" in missing.stderr
+    large = run(server, "admin", "load", "other", "--memory", "16GiB")
+    assert large.exit_code == 1 and "8 GiB left" in large.stderr
+    assert run(server, "admin", "load", "other", "--memory", "much").exit_code == 2
+
+
 def test_json_prints_each_event_as_a_line(server: CannedServer) -> None:
     events = json_lines(run(server, "generate", "hello", "--max-tokens", "1", "--json"))
     assert [event["event"] for event in events] == ["accepted", "started", "delta", "output_finished", "done"]
@@ -117,7 +155,17 @@ def test_requests_models_and_load_as_tables_and_json(server: CannedServer) -> No
     shown = " ".join(run(server, "models").stdout.split())
     assert "canned" in shown and "KV cache 4.00, weights 1.00 of 8.00 GiB, measured" in shown
     assert json_lines(run(server, "models", "--json"))[0]["parameter_count"] == 7_500_000
-    assert "50.0% of 64 blocks" in run(server, "load").stdout
+    shown = " ".join(run(server, "load").stdout.split())
+    for part in (
+        "50.0% of 64 blocks",
+        "4 of at most 8",
+        "drained: no new",
+        "25.0% of prompt tokens",
+        "5 of at most 64",
+    ):
+        assert part in shown
+    run(server, "requests", "--model", "canned")
+    assert server.seen.requests[-1].model == "canned"
     assert json_lines(run(server, "load", "--json"))[0]["running_sequences"] == 4
 
 

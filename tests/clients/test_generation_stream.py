@@ -50,6 +50,23 @@ def test_result_collects_the_whole_answer_also_after_some_events(client: Client)
     assert stream.request_id == REQUEST_ID
 
 
+def test_the_prompts_log_probabilities_come_before_the_first_delta(client: Client) -> None:
+    stream = client.generate("hello", max_tokens=2, prompt_logprobs=1)
+    events = list(stream)
+    parts = [event for event in events if isinstance(event, headrace.PromptLogprobs)]
+    assert [part.first_token_index for part in parts] == [1, 3, 5]
+    assert [type(event) for event in events][2:6] == [headrace.PromptLogprobs] * 3 + [Delta]
+    whole = stream.result().prompt_logprobs
+    assert whole is not None and whole.next_token_index == PROMPT_TOKENS
+    assert whole.logprobs.sampled == tuple(-0.5 * (i + 1) for i in range(1, PROMPT_TOKENS))
+    assert whole.logprobs.top(4) == {105: -3.0}
+
+
+def test_token_ids_can_come_without_text(client: Client) -> None:
+    completion = client.generate("hello", max_tokens=3, token_ids_only=True).result()
+    assert (completion.text, completion.token_ids) == ("", tuple(token(i) for i in range(3)))
+
+
 def test_result_keeps_outputs_apart_and_text_refuses_to_mix_them(client: Client) -> None:
     completion = client.generate("hello", n=3, max_tokens=2).result()
     assert [output.text for output in completion.outputs] == [answer(2, i) for i in range(3)]

@@ -9,11 +9,30 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.clients.canned_service import REQUEST_ID, CannedServer, answer, canned_server, token, word
+from tests.clients.canned_service import (
+    PROMPT_TOKENS,
+    REQUEST_ID,
+    CannedServer,
+    answer,
+    canned_server,
+    token,
+    word,
+)
 from tests.clients.tcp_proxy import tcp_proxy
 
 import headrace
-from headrace import Accepted, AsyncClient, Client, Delta, Done, OutputFinished, Reconnecting, RetryPolicy, Started
+from headrace import (
+    Accepted,
+    AsyncClient,
+    Client,
+    Delta,
+    Done,
+    OutputFinished,
+    PromptLogprobs,
+    Reconnecting,
+    RetryPolicy,
+    Started,
+)
 from headrace.events import Event
 
 FAST = RetryPolicy(initial_backoff=0.01, max_backoff=0.02)
@@ -28,6 +47,11 @@ def _free_address() -> str:
 def _check_no_token_lost_or_doubled(events: list[Event], outputs: list[int], first: int, end: int) -> None:
     kinds = [type(event) for event in events if not isinstance(event, Reconnecting)]
     assert kinds[:2] == [Accepted, Started] and kinds[-1] is Done
+    parts = [event for event in events if isinstance(event, PromptLogprobs)]
+    assert [i for p in parts for i in range(p.first_token_index, p.next_token_index)] in (
+        [],
+        list(range(1, PROMPT_TOKENS)),
+    )
     assert kinds.count(Accepted) == kinds.count(Started) == kinds.count(Done) == 1
     for output in outputs:
         deltas = [event for event in events if isinstance(event, Delta) and event.output_index == output]
@@ -91,16 +115,19 @@ def test_a_policy_that_makes_no_sense_is_refused() -> None:
     outputs=st.integers(1, 3),
     first=st.integers(0, 12),
     single=st.booleans(),
+    prompt=st.booleans(),
 )
 def test_a_subscription_loses_and_doubles_nothing(
-    server: CannedServer, breaks: list[int], outputs: int, first: int, single: bool
+    server: CannedServer, breaks: list[int], outputs: int, first: int, single: bool, prompt: bool
 ) -> None:
     server.service.breaks, server.service.outputs = breaks, outputs
+    server.service.with_prompt_logprobs = prompt
     server.seen.attempts.clear()
     with Client(server.address, retry=RetryPolicy(max_attempts=9, initial_backoff=0.001)) as client:
         output_index = outputs - 1 if single else None
         events = list(client.subscribe(REQUEST_ID, output_index=output_index, from_token=first))
     read = [outputs - 1] if single else list(range(outputs))
+    assert any(isinstance(event, PromptLogprobs) for event in events) == prompt
     _check_no_token_lost_or_doubled(events, read, first, 12)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 
 import pytest
-from tests.clients.canned_service import REQUEST_ID, REVISION, CannedServer, answer, token
+from tests.clients.canned_service import PROMPT_TOKENS, REQUEST_ID, REVISION, CannedServer, answer, token
 
 import headrace
 from headrace import AsyncClient, Client, FinishReason, RequestState
@@ -21,6 +21,17 @@ def test_complete_returns_the_whole_answer(client: Client) -> None:
     assert completion.usage.output_tokens == 2 and completion.ledger.ttft_ns == 3_000_000
     with pytest.raises(headrace.Internal, match="NaN"):
         client.complete("failing")
+
+
+def test_complete_brings_the_prompts_log_probabilities_as_one_run(client: Client, server: CannedServer) -> None:
+    completion = client.complete("hello", prompt_logprobs=2, token_ids_only=True)
+    assert completion.prompt_logprobs is not None
+    assert completion.prompt_logprobs.first_token_index == 1
+    assert completion.prompt_logprobs.next_token_index == PROMPT_TOKENS
+    assert len(completion.prompt_logprobs.logprobs.top(4)) == 2
+    spec = server.seen.requests[0].spec
+    assert spec.token_ids_only and spec.prompt_logprobs == 2
+    assert client.complete("hello").prompt_logprobs is None
 
 
 def test_submit_gives_a_handle_for_subscribe_and_cancel(client: Client, server: CannedServer) -> None:
@@ -43,6 +54,10 @@ def test_list_requests_reads_all_pages_and_no_more_than_needed(client: Client, s
     assert [row.request_id for row in rows] == [f"req-{i}" for i in range(5)]
     assert server.seen.attempts["ListRequests"] == 3
     assert rows[0].state is RequestState.FINISHED and rows[0].finish_reasons == (FinishReason.STOP,)
+    assert rows[0].model == "canned"
+    list(client.list_requests(model="canned"))
+    assert server.seen.requests[-1].model == "canned"
+    server.seen.attempts["ListRequests"] = 3
     assert rows[0].create_time == datetime.datetime.fromtimestamp(1_700_000_000, datetime.UTC)
     next(client.list_requests(page_size=2))
     assert server.seen.attempts["ListRequests"] == 4
@@ -62,7 +77,9 @@ def test_tokenize_detokenize_models_and_load(client: Client, server: CannedServe
     assert model == client.list_models()[0]
     assert model.default_sampling == {"temperature": 0.7, "top_k": 40}
     assert model.end_of_text_token_ids == (1, 2)
-    assert client.load().kv_cache_usage == 0.5
+    load = client.load()
+    assert (load.model, load.kv_cache_usage, load.max_running_sequences) == ("canned", 0.5, 8)
+    assert (load.prefix_cache_hit_rate, load.draining, load.open_calls, load.max_open_calls) == (0.25, True, 5, 64)
 
 
 def test_quick_calls_have_the_clients_timeout_and_generating_ones_have_none(server: CannedServer) -> None:
@@ -107,5 +124,11 @@ def test_both_clients_offer_the_same_calls_with_the_same_arguments() -> None:
         return {name: list(inspect.signature(f).parameters) for name, f in members if not name.startswith("_")}
 
     assert surface(Client) == surface(AsyncClient)
-    renamed = {name if name != "aclose" else "close": p for name, p in surface(headrace.AsyncStream).items()}
-    assert surface(headrace.Stream) == renamed
+    assert surface(headrace.AdminClient) == surface(headrace.AsyncAdminClient)
+    for sync, other in (
+        (headrace.Stream, headrace.AsyncStream),
+        (headrace.Session, headrace.AsyncSession),
+        (headrace.SessionGeneration, headrace.AsyncSessionGeneration),
+    ):
+        renamed = {name if name != "aclose" else "close": p for name, p in surface(other).items()}
+        assert surface(sync) == renamed

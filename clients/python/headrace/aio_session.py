@@ -90,7 +90,7 @@ class AsyncSession(SessionBase[AsyncSessionGeneration]):
 
     async def aclose(self) -> None:
         """Ends the session's call; what was submitted and not detached is cancelled. May be called more than once."""
-        self._ended = True
+        self._closed = self._ended = True
         self._call.cancel()
         if self._reading is not None:
             await asyncio.wait({self._reading})

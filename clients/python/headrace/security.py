@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import pathlib
+import re
 import ssl
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ SYSTEM_ROOTS = (
 )
 _SOCKET_SCHEMES = ("unix:", "unix-abstract:")
 _ADDRESS_SCHEMES = ("dns:///", "dns:", "ipv4:", "ipv6:")
+_BRACKETED = re.compile(r"\[([^\]]*)\](?::\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,9 @@ def is_local(server: str) -> bool:
 
 def _host(address: str) -> str:
     """The host of host, host:port, [v6] or [v6]:port."""
-    if address.startswith("["):
-        return address[1:].partition("]")[0]
+    bracketed = _BRACKETED.fullmatch(address)
+    if bracketed:
+        return bracketed[1]
     host, colon, port = address.rpartition(":")
     return host if colon and ":" not in host and port.isdigit() else address
 

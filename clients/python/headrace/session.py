@@ -97,7 +97,7 @@ class Session(SessionBase[SessionGeneration]):
     def close(self) -> None:
         """Ends the session's call; what was submitted and not detached is cancelled. May be called from any thread and more than once."""
         with self._changed:
-            self._ended = True
+            self._closed = self._ended = True
         self._call.cancel()
 
     def __enter__(self) -> Self:

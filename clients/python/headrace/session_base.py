@@ -60,6 +60,8 @@ class SessionBase(ABC, Generic[G]):
         self._reader: str | None = None
         self._finished = False
         self._ended = False
+        # By this side: nothing that has arrived is handed out after that.
+        self._closed = False
         self._failure: Callable[[str | None], HeadraceError] | None = None
 
     def submit(
@@ -142,11 +144,11 @@ class SessionBase(ABC, Generic[G]):
 
     def _arrived(self, inbox: Inbox) -> Event | None:
         """The next event that has arrived for a generation, if there is one."""
-        return inbox.hand_out(inbox.arrived.popleft()) if inbox.arrived else None
+        return inbox.hand_out(inbox.arrived.popleft()) if inbox.arrived and not self._closed else None
 
     def _is_over(self, inbox: Inbox) -> bool:
         """Whether nothing will come for a generation any more. Raises what ended the session, if that was an error."""
-        if not self._state.is_open(inbox.stream_id):
+        if self._closed or not self._state.is_open(inbox.stream_id):
             return True
         self._check(inbox.transcript.request_id)
         return self._ended
