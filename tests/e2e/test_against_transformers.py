@@ -1,17 +1,19 @@
-"""A folder that transformers saved, tokenizer and all, served as it is: greedy answers through gRPC equal those of `generate` in fp32."""
+"""A folder that transformers saved, tokenizer and all, served as it is: greedy answers through gRPC equal those of `generate` in fp32, and prompts are told of as its logits say."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import pathlib
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from tests.support.rpc import connected, generate, greedy
+from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, generate, greedy
 from tests.support.running_server import running_server
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from headrace.v1 import inference_pb2
+from headrace.v1 import generation_pb2, inference_pb2
 
 TEXTS = [
     "the quick brown fox jumps over the lazy dog",
@@ -45,14 +47,22 @@ def byte_level_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_saved_model_answers_as_in_transformers(tmp_path: pathlib.Path, name: str) -> None:
+def save_model(
+    folder: pathlib.Path, name: str
+) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast]:
+    """A random model with its tokenizer, in the folder and as transformers has them."""
     torch.manual_seed(3)
     tokenizer = byte_level_tokenizer()
     config = CONFIGS[name](**_SIZES, vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=0, pad_token_id=0)
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_saved_model_answers_as_in_transformers(tmp_path: pathlib.Path, name: str) -> None:
+    model, tokenizer = save_model(tmp_path, name)
     with running_server("--device", "cpu", "--num-blocks", "64", model=tmp_path) as server:
         with connected(server.address) as stub:
             assert stub.GetModel(inference_pb2.GetModelRequest()).model.dtype == "fp32"
@@ -70,3 +80,56 @@ def test_a_saved_model_answers_as_in_transformers(tmp_path: pathlib.Path, name: 
             assert answer.events[0].accepted.prompt_tokens == prompt.shape[1]
             assert answer.tokens[0] == expected
             assert answer.texts[0] == tokenizer.decode(expected, skip_special_tokens=True)
+
+
+NUM_TOPS = 3
+# fp32 on both sides, with sums in another order, through the layers.
+TOLERANCE = 1e-3
+
+
+def test_prompts_are_told_of_as_in_transformers(tmp_path: pathlib.Path) -> None:
+    """Ten prompts at once, one twice, in steps of 16 tokens and with too few blocks for all of them; bias and temperature change nothing of it."""
+    model, _ = save_model(tmp_path, "llama")
+    generator = np.random.default_rng(1)
+    prompts = [[int(token) for token in generator.integers(1, 320, length)] for length in range(1, 82, 9)]
+    prompts.append(prompts[-1])
+    specs = [greedy(prompt, 30, prompt_logprobs=NUM_TOPS) for prompt in prompts]
+    for spec in specs[::2]:
+        spec.sampling.temperature = 0.5
+        spec.sampling.logit_bias[5] = 50.0
+    options = ("--device", "cpu", "--num-blocks", "20", "--max-num-seqs", "8", "--max-num-batched-tokens", "16")
+    with running_server(*options, "--max-model-len", "128", model=tmp_path) as server:
+        with concurrent.futures.ThreadPoolExecutor(len(specs)) as pool:
+            answers = list(pool.map(lambda spec: generate(server.address, spec), specs))
+        with connected(server.address) as stub:
+            whole = stub.Complete(inference_pb2.CompleteRequest(spec=specs[-1]), timeout=CALL_TIMEOUT_S)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        check_prompt(model, prompt, parts_of(answer))
+        assert answer.done is not None and answer.done.usage.cached_tokens == 0
+    assert any(answer.done.ledger.preemptions for answer in answers if answer.done is not None)
+    check_prompt(model, prompts[-1], list(whole.prompt_logprobs))
+
+
+def parts_of(answer: Transcript) -> list[generation_pb2.PromptLogprobs]:
+    kinds = [event.WhichOneof("event") for event in answer.events]
+    last = max((place for place, kind in enumerate(kinds) if kind == "prompt_logprobs"), default=0)
+    assert last < kinds.index("delta")
+    return [event.prompt_logprobs for event in answer.events if event.HasField("prompt_logprobs")]
+
+
+def check_prompt(
+    model: transformers.PreTrainedModel, prompt: list[int], parts: list[generation_pb2.PromptLogprobs]
+) -> None:
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+    own = expected.gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])
+    joined = generation_pb2.Logprobs()
+    for part in parts:
+        assert part.first_token_index == 1 + len(joined.sampled)
+        joined.MergeFrom(part.logprobs)
+    np.testing.assert_allclose(joined.sampled, own[:, 0], atol=TOLERANCE)
+    assert list(joined.ranks) == (1 + (expected > own).sum(1)).tolist()
+    assert list(joined.top_counts) == [NUM_TOPS] * len(own)
+    values, ids = expected.topk(NUM_TOPS)
+    assert list(joined.top_token_ids) == ids.flatten().tolist()
+    np.testing.assert_allclose(joined.top_logprobs, values.flatten(), atol=TOLERANCE)
