@@ -1,0 +1,172 @@
+"""Connections that misbehave below the level of calls: what they cost, and that nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pathlib
+import struct
+import time
+from collections import Counter
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from tests.service.harness import ANSWER, Running, events_of, running_service, text_of
+
+from headrace.v1 import generation_pb2, inference_pb2
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS = 0, 1, 3, 4
+_END_STREAM, _END_HEADERS = 1, 4
+_CANCEL = 8
+_REQUEST = inference_pb2.GenerateRequest(spec=generation_pb2.GenerationSpec(text="hi"))
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """An HTTP/2 frame."""
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream_id) + payload
+
+
+def headers(path: str) -> bytes:
+    """A header block of literals without indexing, none longer than 126 bytes."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    return b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in fields.items()
+    )
+
+
+def opened_call(stream_id: int) -> bytes:
+    """The frames of a whole Generate request."""
+    message = _REQUEST.SerializeToString()
+    body = b"\0" + struct.pack(">I", len(message)) + message
+    block = headers("/headrace.v1.InferenceService/Generate")
+    return frame(_HEADERS, _END_HEADERS, stream_id, block) + frame(_DATA, _END_STREAM, stream_id, body)
+
+
+async def connect(running: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = running.address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def closed_by_server(reader: asyncio.StreamReader, timeout_s: float) -> bool:
+    """Whether the server ends the connection in time."""
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        async with asyncio.timeout(timeout_s):
+            while await reader.read(1 << 16):
+                pass
+            return True
+    return reader.at_eof()
+
+
+async def check_canary(running: Running) -> None:
+    assert text_of(await events_of(running.stub.Generate(_REQUEST))) == ANSWER
+    assert running.service.core.num_open == 0 and not running.service.core.delivering
+
+
+async def test_three_thousand_streams_at_once_are_answered_or_refused(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    async with running_service(model_path, sockets, max_open_generations=2000) as running:
+        running.engine.running.clear()
+        calls = [running.stub.Generate(_REQUEST) for _ in range(3000)]
+        reading = [asyncio.create_task(outcome(call)) for call in calls]
+        await running.until(
+            lambda: running.service.core.num_open == 2000 and sum(task.done() for task in reading) == 1000
+        )
+        running.engine.running.set()
+        outcomes = Counter(await asyncio.gather(*reading))
+        assert outcomes == {grpc.StatusCode.OK: 2000, grpc.StatusCode.RESOURCE_EXHAUSTED: 1000}
+        await check_canary(running)
+
+
+async def outcome(call: Any) -> grpc.StatusCode:
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await events_of(call)
+    code: grpc.StatusCode = await call.code()
+    return code
+
+
+async def test_a_caller_of_http_1_is_sent_away(running: Running) -> None:
+    reader, writer = await connect(running)
+    writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert await closed_by_server(reader, 60)
+    writer.close()
+    await check_canary(running)
+
+
+async def test_connections_that_say_nothing_are_closed(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
+    async with running_service(model_path, sockets, handshake_timeout_s=1.0) as running:
+        connections = [await connect(running) for _ in range(400)]
+        before = psutil.Process().num_fds()
+        assert all(await asyncio.gather(*(closed_by_server(reader, 60) for reader, _ in connections)))
+        for _, writer in connections:
+            writer.close()
+        await running.until(lambda: psutil.Process().num_fds() < before - 700)
+        await check_canary(running)
+
+
+async def test_streams_reset_as_soon_as_they_are_opened_leave_nothing(running: Running) -> None:
+    reader, writer = await connect(running)
+    writer.write(_PREFACE + frame(_SETTINGS, 0, 0))
+    rss = psutil.Process().memory_info().rss
+    for burst in range(100):
+        ids = range(1 + burst * 400, 1 + (burst + 1) * 400, 2)
+        reset = struct.pack(">I", _CANCEL)
+        writer.write(b"".join(opened_call(number) + frame(_RST_STREAM, 0, number, reset) for number in ids))
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        if reader.at_eof():
+            break
+        await asyncio.sleep(0)
+    await running.until(lambda: running.service.core.num_open == 0)
+    writer.close()
+    await check_canary(running)
+    assert psutil.Process().memory_info().rss - rss < 256 << 20
+
+
+async def test_a_caller_that_vanished_frees_its_generation(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
+    async with running_service(model_path, sockets, keepalive_s=1.0, keepalive_timeout_s=1.0) as running:
+        running.engine.running.clear()
+        _, writer = await connect(running)
+        writer.write(_PREFACE + frame(_SETTINGS, 0, 0) + opened_call(1))
+        await running.until(lambda: running.engine.requests)
+        # From here on it answers no ping, as a machine that lost its power.
+        began = time.monotonic()
+        await running.until(lambda: running.engine.aborts)
+        assert time.monotonic() - began < 30
+        writer.close()
+        running.engine.running.set()
+        await check_canary(running)
+
+
+async def test_a_caller_that_sends_a_byte_at_a_time_holds_nobody_up(running: Running) -> None:
+    _, writer = await connect(running)
+    slow = _PREFACE + frame(_SETTINGS, 0, 0) + opened_call(1)
+    for place in range(len(slow)):
+        writer.write(slow[place : place + 1])
+        await writer.drain()
+        if place % 40 == 0:
+            await check_canary(running)
+    await running.until(lambda: len(running.engine.requests) > len(slow) // 40)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\0" * 4096, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500, _PREFACE + b"\xff" * 4096]
+)
+async def test_garbage_ends_its_own_connection_alone(running: Running, garbage: bytes) -> None:
+    reader, writer = await connect(running)
+    writer.write(garbage)
+    assert await closed_by_server(reader, 60)
+    writer.close()
+    await check_canary(running)
