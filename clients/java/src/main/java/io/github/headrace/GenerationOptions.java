@@ -1,0 +1,419 @@
+package io.github.headrace;
+
+import io.github.headrace.v1.BeamSearch;
+import io.github.headrace.v1.GenerationSpec;
+import io.github.headrace.v1.StructuredOutput;
+import java.time.Duration;
+import java.util.Collection;
+import java.util.List;
+import java.util.Map;
+
+/**
+ * How to sample, when to stop, what to report: all options of a generation. What is not set is the model's default, then the server's.
+ *
+ * <p>Ranges are the server's to check: it refuses with field, rule and limit. Only what the wire format cannot carry is refused here.
+ */
+public final class GenerationOptions {
+    private static final GenerationOptions DEFAULTS = builder().build();
+
+    private final GenerationSpec spec;
+
+    private GenerationOptions(GenerationSpec spec) {
+        this.spec = spec;
+    }
+
+    /**
+     * Starts with everything at its default.
+     *
+     * @return a builder
+     */
+    public static Builder builder() {
+        return new Builder(GenerationSpec.newBuilder());
+    }
+
+    /**
+     * All options at their defaults.
+     *
+     * @return the options
+     */
+    public static GenerationOptions defaults() {
+        return DEFAULTS;
+    }
+
+    /**
+     * Starts with these options.
+     *
+     * @return a builder; these options stay as they are
+     */
+    public Builder toBuilder() {
+        return new Builder(spec.toBuilder());
+    }
+
+    /** The message, without a prompt. */
+    GenerationSpec spec() {
+        return spec;
+    }
+
+    @Override
+    public boolean equals(Object other) {
+        return other instanceof GenerationOptions options && spec.equals(options.spec);
+    }
+
+    @Override
+    public int hashCode() {
+        return spec.hashCode();
+    }
+
+    @Override
+    public String toString() {
+        return "GenerationOptions[" + spec.toString().strip().replaceAll("\\s*\n\\s*", " ") + "]";
+    }
+
+    /** Collects options. Each method returns the builder. */
+    public static final class Builder {
+        private final GenerationSpec.Builder spec;
+
+        private Builder(GenerationSpec.Builder spec) {
+            this.spec = spec;
+        }
+
+        /**
+         * The options as set so far.
+         *
+         * @return options that do not change any more
+         */
+        public GenerationOptions build() {
+            return new GenerationOptions(spec.build());
+        }
+
+        /**
+         * Name of the model. Default: the server's default model.
+         *
+         * @param model name as {@code listModels} reports it
+         * @return this builder
+         */
+        public Builder model(String model) {
+            spec.setModel(Wire.utf8("spec.model", model));
+            return this;
+        }
+
+        /**
+         * Divides the logits; 0 is greedy. Default: the model's, else 1.
+         *
+         * @param temperature 0, or 0.01 to 100
+         * @return this builder
+         */
+        public Builder temperature(double temperature) {
+            spec.getSamplingBuilder().setTemperature((float) temperature);
+            return this;
+        }
+
+        /**
+         * Keeps the most likely tokens whose probabilities reach this sum. Default: the model's, else 1.
+         *
+         * @param topP above 0, to 1
+         * @return this builder
+         */
+        public Builder topP(double topP) {
+            spec.getSamplingBuilder().setTopP((float) topP);
+            return this;
+        }
+
+        /**
+         * Keeps this many of the most likely tokens; 0 and -1 keep all. Default: the model's, else 0.
+         *
+         * @param topK -1 to the vocabulary size
+         * @return this builder
+         */
+        public Builder topK(int topK) {
+            spec.getSamplingBuilder().setTopK(topK);
+            return this;
+        }
+
+        /**
+         * Keeps tokens at least this likely relative to the most likely one. Default 0.
+         *
+         * @param minP 0 to 1
+         * @return this builder
+         */
+        public Builder minP(double minP) {
+            spec.getSamplingBuilder().setMinP((float) minP);
+            return this;
+        }
+
+        /**
+         * Divides positive and multiplies negative logits of tokens seen. Default: the model's, else 1.
+         *
+         * @param repetitionPenalty 0.01 to 10
+         * @return this builder
+         */
+        public Builder repetitionPenalty(double repetitionPenalty) {
+            spec.getSamplingBuilder().setRepetitionPenalty((float) repetitionPenalty);
+            return this;
+        }
+
+        /**
+         * Subtracted from the logits of tokens in the output. Default 0.
+         *
+         * @param presencePenalty -2 to 2
+         * @return this builder
+         */
+        public Builder presencePenalty(double presencePenalty) {
+            spec.getSamplingBuilder().setPresencePenalty((float) presencePenalty);
+            return this;
+        }
+
+        /**
+         * Subtracted once for each time the output contains the token. Default 0.
+         *
+         * @param frequencyPenalty -2 to 2
+         * @return this builder
+         */
+        public Builder frequencyPenalty(double frequencyPenalty) {
+            spec.getSamplingBuilder().setFrequencyPenalty((float) frequencyPenalty);
+            return this;
+        }
+
+        /**
+         * Seed of the sampling noise. Default: drawn by the server.
+         *
+         * @param seed any 64 bits, read as unsigned
+         * @return this builder
+         */
+        public Builder seed(long seed) {
+            spec.getSamplingBuilder().setSeed(seed);
+            return this;
+        }
+
+        /**
+         * Most tokens per output. Default: what the context leaves.
+         *
+         * @param maxTokens at least 1
+         * @return this builder
+         */
+        public Builder maxTokens(int maxTokens) {
+            spec.getStopBuilder().setMaxTokens(Wire.unsigned("spec.stop.max_tokens", maxTokens));
+            return this;
+        }
+
+        /**
+         * Fewest tokens per output. Default 0.
+         *
+         * @param minTokens 0 to {@code maxTokens}
+         * @return this builder
+         */
+        public Builder minTokens(int minTokens) {
+            spec.getStopBuilder().setMinTokens(Wire.unsigned("spec.stop.min_tokens", minTokens));
+            return this;
+        }
+
+        /**
+         * Whether to go on past the model's end-of-text tokens. Default false.
+         *
+         * @param ignoreEos true to go on
+         * @return this builder
+         */
+        public Builder ignoreEos(boolean ignoreEos) {
+            spec.getStopBuilder().setIgnoreEos(ignoreEos);
+            return this;
+        }
+
+        /**
+         * Whether a matched stop string stays in the text. Default false.
+         *
+         * @param includeStopString true to keep it
+         * @return this builder
+         */
+        public Builder includeStopString(boolean includeStopString) {
+            spec.getStopBuilder().setIncludeStopString(includeStopString);
+            return this;
+        }
+
+        /**
+         * Outputs sampled from the prompt in parallel. Default 1.
+         *
+         * @param n 1 to 128
+         * @return this builder
+         */
+        public Builder n(int n) {
+            spec.setN(Wire.unsigned("spec.n", n));
+            return this;
+        }
+
+        /**
+         * How many of the most likely tokens to report, with log probabilities, beside each sampled one. Default: none at all.
+         *
+         * @param logprobs 0 to 20
+         * @return this builder
+         */
+        public Builder logprobs(int logprobs) {
+            spec.setLogprobs(Wire.unsigned("spec.logprobs", logprobs));
+            return this;
+        }
+
+        /**
+         * The same at each position of the prompt; the prompt is then computed whole. Default: none at all.
+         *
+         * @param promptLogprobs 0 to 20
+         * @return this builder
+         */
+        public Builder promptLogprobs(int promptLogprobs) {
+            spec.setPromptLogprobs(Wire.unsigned("spec.prompt_logprobs", promptLogprobs));
+            return this;
+        }
+
+        /**
+         * Higher runs first. Default 0.
+         *
+         * @param priority -100 to 100
+         * @return this builder
+         */
+        public Builder priority(int priority) {
+            spec.setPriority(priority);
+            return this;
+        }
+
+        /**
+         * Shares cached prefixes only with requests of the same salt. Default: the empty salt.
+         *
+         * @param cacheSalt at most 256 bytes
+         * @return this builder
+         */
+        public Builder cacheSalt(String cacheSalt) {
+            spec.setCacheSalt(Wire.utf8("spec.cache_salt", cacheSalt));
+            return this;
+        }
+
+        /**
+         * Whether special tokens are left out of the text. Default true.
+         *
+         * @param skipSpecialTokens false to keep them
+         * @return this builder
+         */
+        public Builder skipSpecialTokens(boolean skipSpecialTokens) {
+            spec.setSkipSpecialTokens(skipSpecialTokens);
+            return this;
+        }
+
+        /**
+         * Whether deltas carry token ids alone, without text and without waiting for whole characters. Default false.
+         *
+         * @param tokenIdsOnly true for ids alone
+         * @return this builder
+         */
+        public Builder tokenIdsOnly(boolean tokenIdsOnly) {
+            spec.setTokenIdsOnly(tokenIdsOnly);
+            return this;
+        }
+
+        /**
+         * Added to the logits of these token ids. Replaces what was set before.
+         *
+         * @param bias token id to -100 to 100; at most 1,024 entries
+         * @return this builder
+         */
+        public Builder logitBias(Map<Integer, ? extends Number> bias) {
+            spec.getSamplingBuilder().clearLogitBias();
+            bias.forEach((id, value) -> spec.getSamplingBuilder()
+                    .putLogitBias(Wire.unsigned("spec.sampling.logit_bias", id), value.floatValue()));
+            return this;
+        }
+
+        /**
+         * Strings that end the output; the text ends before the match. Replaces what was set before.
+         *
+         * @param strings at most 16, of 1 to 256 bytes each
+         * @return this builder
+         */
+        public Builder stop(String... strings) {
+            spec.getStopBuilder().clearStrings();
+            List.of(strings).forEach(text -> spec.getStopBuilder().addStrings(Wire.utf8("spec.stop.strings", text)));
+            return this;
+        }
+
+        /**
+         * Tokens that end the output, besides the model's own. Replaces what was set before.
+         *
+         * @param ids at most 64
+         * @return this builder
+         */
+        public Builder stopTokenIds(Collection<Integer> ids) {
+            spec.getStopBuilder().clearTokenIds();
+            ids.forEach(id -> spec.getStopBuilder().addTokenIds(Wire.unsigned("spec.stop.token_ids", id)));
+            return this;
+        }
+
+        /**
+         * Words that are never generated. Replaces what was set before.
+         *
+         * @param words at most 64, of 1 to 256 bytes each
+         * @return this builder
+         */
+        public Builder badWords(Collection<String> words) {
+            spec.getStopBuilder().clearBadWords();
+            words.forEach(word -> spec.getStopBuilder().addBadWords(Wire.utf8("spec.stop.bad_words", word)));
+            return this;
+        }
+
+        /**
+         * Longest time from acceptance to the last token; what there is by then is the answer. Default: the call's deadline, else the server's limit.
+         *
+         * @param limit above 0, at most 24 hours
+         * @return this builder
+         */
+        public Builder timeLimit(Duration limit) {
+            spec.setTimeLimit(Wire.duration(limit));
+            return this;
+        }
+
+        /**
+         * Only outputs that match a JSON Schema. Servers that have not built it yet refuse it as UNIMPLEMENTED.
+         *
+         * @param schema JSON text
+         * @return this builder
+         */
+        public Builder jsonSchema(String schema) {
+            String field = "spec.structured_output.json_schema";
+            spec.setStructuredOutput(StructuredOutput.newBuilder().setJsonSchema(Wire.utf8(field, schema)));
+            return this;
+        }
+
+        /**
+         * Only outputs that match a regular expression as a whole. Servers that have not built it yet refuse it as UNIMPLEMENTED.
+         *
+         * @param expression the expression
+         * @return this builder
+         */
+        public Builder regex(String expression) {
+            String field = "spec.structured_output.regex";
+            spec.setStructuredOutput(StructuredOutput.newBuilder().setRegex(Wire.utf8(field, expression)));
+            return this;
+        }
+
+        /**
+         * Only outputs of a context-free grammar. Servers that have not built it yet refuse it as UNIMPLEMENTED.
+         *
+         * @param grammar in Lark's notation
+         * @return this builder
+         */
+        public Builder grammar(String grammar) {
+            String field = "spec.structured_output.grammar";
+            spec.setStructuredOutput(StructuredOutput.newBuilder().setGrammar(Wire.utf8(field, grammar)));
+            return this;
+        }
+
+        /**
+         * Beam search instead of sampling. Servers that have not built it yet refuse it as UNIMPLEMENTED.
+         *
+         * @param width outputs kept at each step
+         * @param lengthPenalty exponent of the length that log probabilities are divided by; 1 is usual
+         * @return this builder
+         */
+        public Builder beamSearch(int width, double lengthPenalty) {
+            spec.setBeamSearch(BeamSearch.newBuilder()
+                    .setWidth(Wire.unsigned("spec.beam_search.width", width))
+                    .setLengthPenalty((float) lengthPenalty));
+            return this;
+        }
+    }
+}

@@ -1,0 +1,22 @@
+package io.github.headrace;
+
+import java.util.List;
+import java.util.Optional;
+
+/**
+ * One of the n outputs, whole.
+ *
+ * @param outputIndex which of the n outputs, from 0
+ * @param text all of its text
+ * @param tokenIds all of its tokens
+ * @param finishReason why it ended
+ * @param matchedStop what matched, where a stop token or stop string did
+ * @param logprobs of its tokens, where they were asked for
+ */
+public record Output(
+        int outputIndex,
+        String text,
+        List<Integer> tokenIds,
+        FinishReason finishReason,
+        Optional<MatchedStop> matchedStop,
+        Optional<Logprobs> logprobs) {}

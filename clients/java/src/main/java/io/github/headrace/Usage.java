@@ -1,0 +1,15 @@
+package io.github.headrace;
+
+/**
+ * Tokens counted.
+ *
+ * @param promptTokens tokens of the prompt, counted once whatever n is
+ * @param outputTokens tokens of all outputs, end-of-text tokens included
+ * @param cachedTokens prompt tokens found in the prefix cache
+ */
+public record Usage(int promptTokens, int outputTokens, int cachedTokens) {
+
+    static Usage from(io.github.headrace.v1.Usage usage) {
+        return new Usage(usage.getPromptTokens(), usage.getOutputTokens(), usage.getCachedTokens());
+    }
+}
