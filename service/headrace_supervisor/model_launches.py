@@ -123,7 +123,8 @@ class ModelLaunches:
                 refusal_file=self._runtime_folder / f"refusal-{index}.json",
             )
         except ConfigError as error:
-            raise refusals.failed_precondition(f"model {name}: {error}") from None
+            reason = str(error).replace(f"{folder}/", "")
+            raise refusals.failed_precondition(f"model {self._shown(name, folder)}: {reason}") from None
 
     def _folder(self, name: str) -> pathlib.Path:
         if name == self.default:
@@ -136,7 +137,7 @@ class ModelLaunches:
         return self._repository.find(name)
 
     def _shown(self, name: str, folder: pathlib.Path) -> str:
-        """How a model is named to whoever asked: a path given on the command line by that path, else no paths."""
+        """How a model is named to whoever asked: by its path where that is what was typed, else without the server's paths."""
         return str(folder) if self._repository is None else name
 
 
