@@ -28,13 +28,13 @@ class AdminHandlers:
 
     async def load_model(self, request: pb.LoadModelRequest, call: Call) -> pb.LoadModelResponse:
         """Loads a model of the repository and answers when it serves."""
-        _check_named(request.model)
+        _check_named(request.model, call)
         model, existing = await self._core.admin.load(request.model, request.memory_bytes)
         return pb.LoadModelResponse(model=model.text.describe(), existing=existing)
 
     async def unload_model(self, request: pb.UnloadModelRequest, call: Call) -> pb.UnloadModelResponse:
         """Takes a model away, its open generations first."""
-        _check_named(request.model)
+        _check_named(request.model, call)
         await self._core.admin.unload(request.model, self._grace_ns(request))
         return pb.UnloadModelResponse()
 
@@ -53,7 +53,7 @@ class AdminHandlers:
 
     async def get_memory_plan(self, request: pb.GetMemoryPlanRequest, call: Call) -> pb.GetMemoryPlanResponse:
         """Says how a model's memory is divided."""
-        described = self._core.models.find(request.model).text.describe()
+        described = self._core.models.find(request.model, call.caller).text.describe()
         return pb.GetMemoryPlanResponse(plan=described.memory_plan if described.HasField("memory_plan") else None)
 
     def _grace_ns(self, request: pb.UnloadModelRequest) -> int:
@@ -66,9 +66,10 @@ class AdminHandlers:
         return grace_ns
 
 
-def _check_named(model: str) -> None:
+def _check_named(model: str, call: Call) -> None:
     if not model:
         raise errors.invalid_field("model", "must be set")
+    call.caller.check_model(model)
 
 
 def _repository_model(model: control_pb2.ModelBackend) -> pb.RepositoryModel:

@@ -45,8 +45,27 @@ def build(
         request.sampling.seed = secrets.randbits(64)
     request.request_id = request_id
     request.tenant = call.tenant
+    set_limits(request, call)
     request.traceparent = call.traceparent
     return request, render
+
+
+def set_limits(request: engine_pb2.AddRequest | engine_pb2.AttachRequest, call: Call) -> None:
+    """Fills in what the caller may take; the engine keeps the books, for all services. Nobody limits callers without a key.
+
+    Raises:
+        ServiceError: UNAUTHENTICATED; the caller's key is not valid any more.
+    """
+    limits = call.caller.limits
+    if call.tenant:
+        request.limits.CopyFrom(
+            engine_pb2.TenantLimits(
+                requests_per_minute=limits.requests_per_minute,
+                concurrent_streams=limits.concurrent_streams,
+                tokens_per_minute=limits.tokens_per_minute,
+                kv_cache_share=limits.kv_cache_share,
+            )
+        )
 
 
 def token_column(ids: Sequence[int]) -> TokenIds:

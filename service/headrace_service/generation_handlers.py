@@ -26,14 +26,14 @@ class GenerationHandlers:
     async def generate(self, request: inference_pb2.GenerateRequest, call: Call) -> None:
         """Streams the answer to a prompt."""
         with self._core.open_generation():
-            model = self._core.models.find(request.spec.model)
+            model = self._core.models.find(request.spec.model, call.caller)
             spec = validation.resolve(request.spec, model.text.facts)
             await self._stream(spec, await self._core.generations.prompt_of(request.spec, model), model, call)
 
     async def chat(self, request: inference_pb2.ChatRequest, call: Call) -> None:
         """Streams the answer to a conversation."""
         with self._core.open_generation():
-            model = self._core.models.find(request.spec.model)
+            model = self._core.models.find(request.spec.model, call.caller)
             validation.refuse_tools(request)
             spec = validation.resolve(request.spec, model.text.facts, in_chat=True)
             conversation = validation.conversation(request.messages, request.continue_last_message)
@@ -43,7 +43,7 @@ class GenerationHandlers:
     async def complete(self, request: inference_pb2.CompleteRequest, call: Call) -> inference_pb2.CompleteResponse:
         """Answers a prompt in one message."""
         with self._core.open_generation():
-            model = self._core.models.find(request.spec.model)
+            model = self._core.models.find(request.spec.model, call.caller)
             spec = validation.resolve(request.spec, model.text.facts)
             prompt = await self._core.generations.prompt_of(request.spec, model)
             validation.check_prompt_logprobs(spec, len(prompt), self._core.config.max_message_bytes)
@@ -56,7 +56,7 @@ class GenerationHandlers:
     async def submit(self, request: inference_pb2.SubmitRequest, call: Call) -> inference_pb2.SubmitResponse:
         """Starts a generation that outlives its readers."""
         with self._core.open_generation():
-            model = self._core.models.find(request.spec.model)
+            model = self._core.models.find(request.spec.model, call.caller)
             validation.check_idempotency_key(request.idempotency_key)
             spec = validation.resolve(request.spec, model.text.facts)
             prompt = await self._core.generations.prompt_of(request.spec, model)

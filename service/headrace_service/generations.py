@@ -148,6 +148,7 @@ class Generations:
             ServiceError: NOT_FOUND; OUT_OF_RANGE; UNAVAILABLE.
         """
         attach.tenant = call.tenant
+        engine_request.set_limits(attach, call)
         stream = GenerationStream(
             model.engine.new_handle(),
             attach.request_id,

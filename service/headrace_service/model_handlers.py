@@ -22,7 +22,7 @@ class ModelHandlers:
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, call: Call) -> inference_pb2.TokenizeResponse:
         """Encodes a text, whether it fits the context or not."""
-        model = self._core.models.find(request.model).text
+        model = self._core.models.find(request.model, call.caller).text
         validation.check_text(request.text, self._core.config.max_text_bytes, "text")
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
         token_ids = await model.tokenizer.encode(request.text, add_special_tokens)
@@ -36,7 +36,7 @@ class ModelHandlers:
         self, request: inference_pb2.DetokenizeRequest, call: Call
     ) -> inference_pb2.DetokenizeResponse:
         """Decodes token ids of any number that fits a message."""
-        model = self._core.models.find(request.model).text
+        model = self._core.models.find(request.model, call.caller).text
         skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         joined = bytearray()
         for begin in range(0, len(request.token_ids), _SLICE_IDS):
@@ -56,20 +56,23 @@ class ModelHandlers:
 
     async def get_model(self, request: inference_pb2.GetModelRequest, call: Call) -> inference_pb2.GetModelResponse:
         """Describes one model."""
-        model = self._core.models.find(request.model).text
+        model = self._core.models.find(request.model, call.caller).text
         return inference_pb2.GetModelResponse(model=model.describe())
 
     async def list_models(
         self, request: inference_pb2.ListModelsRequest, call: Call
     ) -> inference_pb2.ListModelsResponse:
-        """Describes all models that are loaded, by name."""
-        texts = sorted((model.text for model in self._core.models.known()), key=lambda text: text.facts.name)
+        """Describes all models that are loaded and that the caller may use, by name."""
+        known = (model.text for model in self._core.models.known())
+        texts = sorted(
+            (text for text in known if call.caller.may_use_model(text.facts.name)), key=lambda text: text.facts.name
+        )
         return inference_pb2.ListModelsResponse(models=[text.describe() for text in texts])
 
     async def get_load(self, request: inference_pb2.GetLoadRequest, call: Call) -> inference_pb2.GetLoadResponse:
         """Says how busy the engine is."""
         core = self._core
-        model = core.models.find(request.model)
+        model = core.models.find(request.model, call.caller)
         load = await model.engine.load()
         return inference_pb2.GetLoadResponse(
             running_sequences=load.running_sequences,

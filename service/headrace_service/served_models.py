@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from headrace_protos.control.v1 import control_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, request_ids
+from headrace_service.auth.caller import Caller
 from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
 from headrace_service.engine_client import EngineClient
@@ -154,8 +155,20 @@ class ServedModels:
         default = [model for model in self._models if self._default_name in (None, model.name)]
         return any(model.serving for model in default or self._models)
 
-    def find(self, name: str) -> ServedModel:
-        """Returns the model of a name; "" is the default's.
+    def find(self, name: str, caller: Caller) -> ServedModel:
+        """Returns the model of a name, "" is the default's, to a caller who may use it.
+
+        Raises:
+            ServiceError: PERMISSION_DENIED, whether there is such a model or not; NOT_FOUND; UNAVAILABLE while its engine has not been reached.
+        """
+        if name:
+            caller.check_model(name)
+        model = self.named(name)
+        caller.check_model(model.text.facts.name)
+        return model
+
+    def named(self, name: str) -> ServedModel:
+        """Returns the model of a name, "" is the default's, whoever asks.
 
         Raises:
             ServiceError: NOT_FOUND; UNAVAILABLE while its engine has not been reached.

@@ -165,7 +165,7 @@ class _Session:
             self._note(entry.stream)
 
     async def _submit(self, entry: _Entry, submit: inference_pb2.SessionSubmit, call: Call) -> None:
-        model = entry.model = self._core.models.find(submit.spec.model)
+        model = entry.model = self._core.models.find(submit.spec.model, call.caller)
         if submit.idempotency_key and not submit.detached:
             raise errors.invalid_field("idempotency_key", "must not be set unless detached is")
         validation.check_idempotency_key(submit.idempotency_key)

@@ -77,6 +77,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.running.set()
         self.requests: dict[str, Request] = {}
         self.aborts: list[engine_pb2.AbortRequest] = []
+        self.attaches: list[engine_pb2.AttachRequest] = []
         self.detached: list[int] = []
         self.refusal: status_pb2.Status | None = None
         self.state = engine_pb2.EngineState(serving=True, reason="serving", stale_after_ns=60_000_000_000)
@@ -185,6 +186,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         )
 
     def _on_attach(self, connection: Connection, attach: engine_pb2.AttachRequest) -> None:
+        self.attaches.append(attach)
         request = self.requests.get(attach.request_id)
         if request is None:
             status = status_pb2.Status(code=code_pb2.NOT_FOUND, message="request is not known, or its log has expired")

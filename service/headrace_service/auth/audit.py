@@ -1,6 +1,6 @@
 """The audit log: who administered what, and who was turned away.
 
-Owns the lines of the logger `headrace.audit`. One line for each call of a method that needs `admin`, with its outcome; lines for refused calls, of which a
+Owns what the lines say. One line for each call of a method that needs `admin`, with its outcome; lines for refused calls, of which a
 flood is counted rather than written. Key ids, methods, models, codes and peers stand there; never keys, prompts or answers.
 """
 
@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import grpc
-import structlog
 
+from headrace_service.auth import audit_log
 from headrace_service.auth.caller import Caller
 from headrace_service.errors import echo
 from headrace_service.parsing import Unparsed
 
-_log = structlog.get_logger("headrace.audit")
+_log = audit_log.logger()
 _Context = grpc.aio.ServicerContext[Any, Any]
 _MODEL_FIELDS = ("model", "model_name", "name")
 

@@ -10,14 +10,12 @@ import datetime
 import pathlib
 from collections.abc import Iterable
 
-import structlog
-
-from headrace_service.auth import api_keys, credential_files, refusals
+from headrace_service.auth import api_keys, audit_log, credential_files, refusals
 from headrace_service.auth.api_keys import ApiKey, InvalidKeyFile, KeyFile, KeyTable
 from headrace_service.auth.caller import Caller
 from headrace_service.auth.credential_files import CredentialError
 
-_log = structlog.get_logger("headrace.audit")
+_log = audit_log.logger()
 _SCHEME = "bearer "
 
 

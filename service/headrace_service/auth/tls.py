@@ -13,14 +13,13 @@ import pathlib
 from typing import NamedTuple
 
 import grpc
-import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from headrace_service.auth import credential_files
+from headrace_service.auth import audit_log, credential_files
 from headrace_service.auth.credential_files import CredentialError
 
-_log = structlog.get_logger("headrace.audit")
+_log = audit_log.logger()
 
 
 class TlsFiles(NamedTuple):
