@@ -165,6 +165,32 @@ class ServiceConfig(pydantic.BaseModel):
     reflection: Annotated[
         bool, Field(description="serve grpc.reflection, so that grpcurl works without .proto files")
     ] = True
+    kserve: Annotated[
+        bool, Field(description="serve inference.GRPCInferenceService, the wire of KServe v2 and Triton, as well")
+    ] = True
+    kserve_vllm_names: Annotated[
+        tuple[str, ...],
+        Field(max_length=16, description="names by which KServe clients reach the default model with vLLM's tensors"),
+    ] = ("vllm_model",)
+    kserve_tensorrt_llm_names: Annotated[
+        tuple[str, ...],
+        Field(
+            max_length=16,
+            description="names by which KServe clients reach the default model with TensorRT-LLM's tensors",
+        ),
+    ] = ("ensemble", "tensorrt_llm_bls")
+    kserve_shared_memory: Annotated[
+        bool,
+        Field(
+            description="let KServe clients on this machine pass tensors in POSIX shared memory; who may then read and write this user's"
+        ),
+    ] = False
+    conformance_models: Annotated[
+        bool,
+        Field(
+            description="serve the small models that client programs of Triton are tried against: simple, repeat_int32 ..."
+        ),
+    ] = False
     exit_with_parent: Annotated[
         bool, Field(description="shut down when the process that started this one dies (Linux)")
     ] = False

@@ -6,16 +6,68 @@ exceptions. Never prompts, outputs, stop strings, keys or an exception's own tex
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
+import time
 import traceback
-from typing import Literal
+from collections.abc import Callable, MutableMapping
+from typing import Any, Literal
 
 import structlog
+
+_LOOK_EVERY_S = 1.0
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Switches:
+    """Which levels are logged."""
+
+    debug: bool
+    info: bool
+    warning: bool
+    error: bool
+
+    @staticmethod
+    def at(level: str) -> Switches:
+        """Returns the switches of a lowest level that is logged."""
+        lowest = _LEVELS.index(level)
+        return Switches(*(lowest <= index for index in range(len(_LEVELS))))
+
+
+class _Switchboard:
+    """Drops events of levels that are switched off; asks for the switches at most once a second."""
+
+    def __init__(self) -> None:
+        self.switches = Switches.at("debug")
+        self._source: Callable[[], Switches] | None = None
+        self._asked_s = 0.0
+
+    def switch_by(self, source: Callable[[], Switches]) -> None:
+        self._source, self._asked_s = source, 0.0
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        now_s = time.monotonic()
+        if self._source is not None and now_s - self._asked_s >= _LOOK_EVERY_S:
+            self.switches, self._asked_s = self._source(), now_s
+        # Methods without a switch (critical) always pass, and so do audit lines: who can switch logs must not switch off what is said of him.
+        if "audit" not in event and not getattr(self.switches, method, True):
+            raise structlog.DropEvent
+        return event
+
+
+_switchboard = _Switchboard()
+
+
+def switch_by(source: Callable[[], Switches]) -> None:
+    """Has the levels that are logged follow `source` from now on, within a second of a change."""
+    _switchboard.switch_by(source)
 
 
 def configure(log_format: Literal["console", "json"], level: str) -> None:
     """Sets up structlog for the process."""
+    _switchboard.switches = Switches.at(level)
     renderer = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
@@ -23,12 +75,14 @@ def configure(log_format: Literal["console", "json"], level: str) -> None:
     )
     structlog.configure(
         processors=[
+            _switchboard,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        # Levels can be switched on while the process runs, so that what is filtered before the processors is nothing.
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )

@@ -74,8 +74,20 @@ def unary(
     request_type: type[Request], response_type: type[Response], handler: Callable[[Request, Call], Awaitable[Response]]
 ) -> grpc.RpcMethodHandler[Any, Any]:
     """Returns the method handler of an RPC with one answer."""
+    return _unary(request_type, handler, response_type.SerializeToString)
 
-    async def answer(request: parsing.Unparsed[Request], context: Context) -> Response:
+
+def unary_encoded(
+    request_type: type[Request], handler: Callable[[Request, Call], Awaitable[bytes]]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """Returns the method handler of an RPC with one answer, which its handler gives serialized."""
+    return _unary(request_type, handler, None)
+
+
+def _unary(
+    request_type: type[Request], handler: Callable[[Request, Call], Awaitable[Any]], serializer: Any
+) -> grpc.RpcMethodHandler[Any, Any]:
+    async def answer(request: parsing.Unparsed[Request], context: Context) -> Any:
         try:
             return await handler(request.parse(), Call.of(context))
         except Exception as error:
@@ -83,9 +95,7 @@ def unary(
             raise AssertionError("abort always raises") from error
 
     return grpc.unary_unary_rpc_method_handler(
-        answer,
-        request_deserializer=parsing.deserializer(request_type),
-        response_serializer=response_type.SerializeToString,
+        answer, request_deserializer=parsing.deserializer(request_type), response_serializer=serializer
     )
 
 

@@ -11,13 +11,17 @@ import signal
 
 import grpc
 import structlog
+from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from headrace_protos.inference import private_pool
 from headrace_service import admin_handlers, inference_service, listening, reader_watch
 from headrace_service.auth.credentials import Credentials
 from headrace_service.config import ServiceConfig
+from headrace_service.descriptor_pools import DescriptorPools
 from headrace_service.health import HealthServicer
+from headrace_service.kserve import service as kserve
 from headrace_service.service_core import ServiceCore
 
 _STOP_S = 1.0
@@ -57,7 +61,8 @@ class Service:
         health = HealthServicer(lambda: self._core.serving, names)
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         if self._config.reflection:
-            reflection.enable_server_reflection([*names, _HEALTH_NAME, reflection.SERVICE_NAME], self._server)
+            pools = DescriptorPools(descriptor_pool.Default(), private_pool.POOL)
+            reflection.enable_server_reflection([*names, _HEALTH_NAME, reflection.SERVICE_NAME], self._server, pools)  # type: ignore[arg-type]
         addresses = [listening.bind(self._server, address, self._credentials.tls) for address in self._config.listen]
         await self._server.start()
         await self._start_probe(health)
@@ -80,6 +85,9 @@ class Service:
         if self._config.serves_admin:
             admin_handlers.register(self._server, self._core)
             names.append(admin_handlers.SERVICE_NAME)
+        if self._config.kserve:
+            kserve.register(self._server, self._core)
+            names.append(kserve.SERVICE_NAME)
         return names
 
     async def wait_failed(self) -> None:

@@ -15,6 +15,7 @@ from headrace_service import errors
 from headrace_service.errors import ServiceError, Violation
 
 VERSION = "1"
+NOT_FOUND, UNAVAILABLE = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE
 
 
 def invalid(text: str, field: str) -> ServiceError:

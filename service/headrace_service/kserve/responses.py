@@ -1,8 +1,8 @@
 """Responses as bytes.
 
-Owns the encoding of ModelInferResponse and ModelStreamInferResponse. All responses of one request have the same fields but for their
-elements, so that a request's `ResponseTemplate` is encoded once by protobuf and each response joined from it: outputs go into
-raw_output_contents, one entry each, because clients find them by position.
+Owns the encoding of ModelInferResponse and ModelStreamInferResponse. Outputs go into raw_output_contents, one entry each, because clients find
+them by position. The responses of a generation that brings text alone differ in nothing but that text: `ResponseTemplate` has protobuf encode the rest
+once, and joins each response from it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,6 @@ class ResponseTemplate:
         if decoupled:
             self._next += pb.ModelInferResponse(parameters={FINAL: _FALSE}).SerializeToString()
             self._final += pb.ModelInferResponse(parameters={FINAL: _TRUE}).SerializeToString()
-
-    def fill(self, raw: Sequence[bytes], final: bool) -> bytes:
-        """Returns a ModelInferResponse; `raw` are the outputs' elements."""
-        return (self._final if final else self._next) + b"".join([_raw_head(len(data)) + data for data in raw])
 
     def fill_text(self, text: bytes, final: bool) -> bytes:
         """Returns a ModelStreamInferResponse whose one output is a BYTES tensor of one element: the hot path."""
@@ -120,11 +116,6 @@ def _varint(number: int) -> bytes:
         number >>= 7
     encoded.append(number)
     return bytes(encoded)
-
-
-@functools.lru_cache(4096)
-def _raw_head(size: int) -> bytes:
-    return _RAW_TAG + _varint(size)
 
 
 @functools.lru_cache(4096)

@@ -35,12 +35,12 @@ _RESPONSE = ("compute_infer", "compute_output", "success", "fail", "empty_respon
 _RECORD = np.dtype(
     [
         ("name", f"S{_NAME_BYTES}"),
-        ("last_inference_ms", "<u8"),
-        ("inferences", "<u8"),
-        ("executions", "<u8"),
-        ("infer", "<u8", (len(_INFER), 2)),
-        ("batch", "<u8", (MAX_BATCH, len(_BATCH), 2)),
-        ("responses", "<u8", (MAX_RESPONSES, len(_RESPONSE), 2)),
+        ("last_inference_ms", "<i8"),
+        ("inferences", "<i8"),
+        ("executions", "<i8"),
+        ("infer", "<i8", (len(_INFER), 2)),
+        ("batch", "<i8", (MAX_BATCH, len(_BATCH), 2)),
+        ("responses", "<i8", (MAX_RESPONSES, len(_RESPONSE), 2)),
     ]
 )
 _Records = np.ndarray[Any, np.dtype[Any]]
@@ -80,9 +80,9 @@ class ModelCounters:
 
     def __init__(self, record: np.void) -> None:
         self._record = record
-        self._infer: npt.NDArray[np.uint64] = record["infer"]
-        self._batch: npt.NDArray[np.uint64] = record["batch"]
-        self._responses: npt.NDArray[np.uint64] = record["responses"]
+        self._infer: npt.NDArray[np.int64] = record["infer"]
+        self._batch: npt.NDArray[np.int64] = record["batch"]
+        self._responses: npt.NDArray[np.int64] = record["responses"]
 
     def succeeded(self, durations: Durations, batch_size: int = 1) -> None:
         """Counts a request that was answered whole."""
@@ -115,7 +115,7 @@ class ModelCounters:
         if times.empty is not None and times.empty < num:
             columns[times.empty, 4] = columns[times.empty, 2]
             columns[times.empty, :4] = 0
-        rows += np.maximum(columns, 0).astype(np.uint64)
+        rows += np.maximum(columns, 0)
 
     def response_failed(self, index: int, duration_ns: int, cancelled: bool) -> None:
         """Counts the error, or the end by cancellation, that came in a response's place."""
@@ -224,7 +224,7 @@ def _message(name: str, total: np.void, decoupled: bool) -> pb.ModelStatistics:
     return message
 
 
-def _durations(names: Sequence[str], columns: npt.NDArray[np.uint64]) -> dict[str, Any]:
+def _durations(names: Sequence[str], columns: npt.NDArray[np.int64]) -> dict[str, Any]:
     return {
         name: pb.StatisticDuration(count=int(count), ns=int(ns))
         for name, (count, ns) in zip(names, columns, strict=True)

@@ -1,0 +1,67 @@
+"""Small models that client programs of this protocol are tried against, served only where the server is told to.
+
+Owns what they have in common: a function from a checked request to the outputs of each response. What they compute is in `conformance_arithmetic`,
+`conformance_sequences` and `conformance_timing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from headrace_service.auth.caller import Caller
+from headrace_service.kserve import refusals, responses
+from headrace_service.kserve.accounting import Account
+from headrace_service.kserve.infer_request import InferRequest
+from headrace_service.kserve.models import Responder
+from headrace_service.kserve.signature import Signature
+from headrace_service.kserve.tensors import Tensor
+from headrace_service.rpc_boundary import Call
+
+Outputs = Mapping[str, Tensor]
+# Yields the outputs of each response.
+Compute = Callable[[InferRequest], AsyncIterator[Outputs]]
+
+
+class ConformanceModel:
+    """One of them."""
+
+    ready = True
+
+    def __init__(self, name: str, signature: Signature, compute: Compute) -> None:
+        self.name = name
+        self.signature = signature
+        self._compute = compute
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """See Model."""
+        return {"purpose": "conformance"}
+
+    def check_allowed(self, caller: Caller) -> None:
+        """See Model."""
+        caller.check_model(self.name)
+
+    async def answer(self, request: InferRequest, call: Call, account: Account) -> bytes:
+        """See Model."""
+        if self.signature.decoupled:
+            raise refusals.unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        account.inputs_read()
+        async for outputs in self._compute(request):
+            return responses.whole(request, outputs)
+        raise AssertionError("one response per request")
+
+    async def respond(self, request: InferRequest, call: Call, account: Account, responder: Responder) -> None:
+        """See Model."""
+        if not self.signature.decoupled:
+            await responder.send(await self.answer(request, call, account))
+            return
+        account.inputs_read()
+        waiting: Outputs | None = None
+        async for outputs in self._compute(request):
+            if waiting is not None:
+                await responder.send(responses.whole(request, waiting, decoupled=True, final=False))
+            waiting = outputs
+        if waiting is not None:
+            await responder.send(responses.whole(request, waiting, decoupled=True, final=True))
+        elif request.parameters.empty_final:
+            await responder.send(responses.empty_final(request))

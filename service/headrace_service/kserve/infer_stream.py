@@ -1,0 +1,304 @@
+"""ModelStreamInfer: many requests of one caller on one stream, their responses told apart by id.
+
+Owns the life of such a stream: a task for each request, and one writer for all responses. The engine's side marks generations that have news
+(`GenerationStream.listener`); since a step is dealt out without a pause, the writer finds all of it together. Responses of models that give one each keep
+the order of their requests. A request that fails is answered in its place, and the stream goes on, unless the caller asked for a status. Dropping the
+call cancels what runs on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+
+from headrace_protos.inference import grpc_service_pb2 as pb
+from headrace_service import errors, rpc_boundary
+from headrace_service.generation_stream import GenerationStream
+from headrace_service.kserve import refusals, responses
+from headrace_service.kserve.accounting import Account
+from headrace_service.kserve.generation_wire import GenerationWire
+from headrace_service.kserve.infer_handlers import Inference
+from headrace_service.kserve.language_model import check_ended
+from headrace_service.parsing import Unparsed
+from headrace_service.rpc_boundary import Call
+from headrace_service.service_core import ServiceCore
+
+_CAP_FACTOR = 64
+_MAX_REQUESTS = 4096
+# Responses that may wait for the caller before no more requests are read.
+_MAX_WAITING = 1024
+_Requests = AsyncIterator[Unparsed[pb.ModelInferRequest]]
+
+
+class StreamHandlers:
+    """The RPC."""
+
+    def __init__(self, core: ServiceCore, inference: Inference) -> None:
+        self._core = core
+        self._inference = inference
+
+    async def stream_infer(self, requests: _Requests, call: Call) -> None:
+        """Serves one stream until its caller has closed it and its requests have ended, or the call ends."""
+        stream = _InferStream(self._inference, call)
+        self._core.delivering.add(stream)
+        try:
+            await stream.run(requests)
+        finally:
+            self._core.delivering.discard(stream)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Followed:
+    """A generation whose responses are being sent."""
+
+    stream: GenerationStream
+    wire: GenerationWire
+    account: Account
+    ended: asyncio.Future[None]
+
+
+class _Request:
+    """One request: the `Responder` of its model."""
+
+    __slots__ = ("_account", "_before", "_owner")
+
+    def __init__(self, owner: _InferStream, account: Account, before: asyncio.Event | None) -> None:
+        self._owner = owner
+        self._account = account
+        # Set when the request before this one was answered, if the order counts.
+        self._before = before
+
+    async def send(self, response: bytes) -> None:
+        """See Responder."""
+        await _turn(self._before)
+        self._account.response_ready()
+        await self._owner.send(responses.in_stream(response), self._account)
+
+    async def follow(self, stream: GenerationStream, wire: GenerationWire) -> None:
+        """See Responder."""
+        await self._owner.follow(stream, wire, self._account)
+
+
+class _InferStream:
+    """See the module. Also the `Reader` that is watched for being too slow."""
+
+    def __init__(self, inference: Inference, call: Call) -> None:
+        self.writer: asyncio.Task[None] | None = None
+        self.cap_factor = _CAP_FACTOR
+        self.over_cap_since_ns = 0
+        self.writing_since_ns = 0
+        self._inference = inference
+        self._call = call
+        self._errors_are_status = _wants_status(call)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._live_ids: set[str] = set()
+        self._followed: dict[GenerationStream, _Followed] = {}
+        # Generations with news, in the order in which it came.
+        self._with_news: dict[GenerationStream, None] = {}
+        self._out: collections.deque[tuple[bytes, Account | None, asyncio.Future[None] | None]] = collections.deque()
+        self._last_in_order: asyncio.Event | None = None
+        self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._closed_by_caller = False
+        self._failure: errors.ServiceError | None = None
+
+    # -- Reader
+
+    @property
+    def pending_bytes(self) -> int:
+        """Memory that undelivered tokens and responses take."""
+        tokens = sum(stream.pending_bytes for stream in self._followed)
+        return tokens + sum(len(message) for message, _, _ in self._out)
+
+    def interrupt(self, failure: errors.ServiceError) -> None:
+        """Ends the call now, though its reader may take nothing."""
+        self._failure = failure
+        self._wake.set()
+        if self.writer is not None:
+            self.writer.cancel()
+
+    async def run(self, requests: _Requests) -> None:
+        """Reads and writes until the stream is over.
+
+        Raises:
+            ServiceError: a message was malformed, the reader is too slow, or a request failed whose caller wants a status.
+        """
+        self.writer = asyncio.current_task()
+        reading = asyncio.create_task(self._read(requests))
+        try:
+            await self._write_until_over()
+            # Tells of a mistake of ours in the reader.
+            await reading
+        except BaseException:
+            # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason is the stream's.
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+        finally:
+            self.writer = None
+            tasks = [reading, *self._tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- requests
+
+    async def _read(self, requests: _Requests) -> None:
+        try:
+            async for unparsed in requests:
+                self._begin(unparsed.parse())
+                while len(self._out) > _MAX_WAITING or len(self._tasks) >= _MAX_REQUESTS:
+                    self._has_room.clear()
+                    await self._has_room.wait()
+        except errors.ServiceError as failure:
+            self._failure = failure
+        finally:
+            self._closed_by_caller = True
+            self._wake.set()
+
+    def _begin(self, message: pb.ModelInferRequest) -> None:
+        call = dataclasses.replace(self._call, arrival_ns=time.monotonic_ns())
+        if message.id and message.id in self._live_ids:
+            self._fail(message.id, refusals.invalid(f"id: {errors.echo(message.id)} names a live request", "id"))
+            return
+        self._live_ids.add(message.id)
+        # Models that give one response each keep the order of their requests; the others have no place in it.
+        before, finished = self._last_in_order, asyncio.Event()
+        if self._inference.is_decoupled(message, call):
+            before = None
+        else:
+            self._last_in_order = finished
+        task = asyncio.create_task(self._answer(message, call, before, finished))
+        self._tasks.add(task)
+
+    async def _answer(
+        self, message: pb.ModelInferRequest, call: Call, before: asyncio.Event | None, finished: asyncio.Event
+    ) -> None:
+        try:
+            with self._inference.request(message, call) as (model, request, account):
+                await model.respond(request, call, account, _Request(self, account, before))
+        except errors.ServiceError as error:
+            await _turn(before)
+            self._fail(message.id, error)
+        except Exception as error:
+            self._fail(message.id, rpc_boundary.unexpected(error))
+        finally:
+            finished.set()
+            self._live_ids.discard(message.id)
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks.discard(task)
+            self._has_room.set()
+            self._wake.set()
+
+    def _fail(self, request_id: str, error: errors.ServiceError) -> None:
+        """Answers a request that failed."""
+        if self._errors_are_status:
+            self._failure = self._failure or error
+        else:
+            self._out.append((responses.failure(request_id, error.message), None, None))
+        self._wake.set()
+
+    # -- responses
+
+    async def send(self, message: bytes, account: Account) -> None:
+        """Writes one response of a request; returns when the connection has taken it."""
+        sent = asyncio.get_running_loop().create_future()
+        self._out.append((message, account, sent))
+        self._wake.set()
+        await sent
+
+    async def follow(self, stream: GenerationStream, wire: GenerationWire, account: Account) -> None:
+        """Writes the responses of a generation; returns when its last one was taken, and raises what ended it before its time."""
+        followed = _Followed(stream, wire, account, asyncio.get_running_loop().create_future())
+        self._followed[stream] = followed
+        stream.listener = self._note
+        self._note(stream)
+        try:
+            await followed.ended
+        finally:
+            stream.listener = None
+            self._followed.pop(stream, None)
+            self._with_news.pop(stream, None)
+
+    def _note(self, stream: GenerationStream) -> None:
+        self._with_news[stream] = None
+        self._wake.set()
+
+    async def _write_until_over(self) -> None:
+        while not self._is_over():
+            await self._wake.wait()
+            self._wake.clear()
+            self.over_cap_since_ns = 0
+            while self._out:
+                message, account, sent = self._out.popleft()
+                await self._write(message)
+                if account is not None:
+                    account.response_sent()
+                if sent is not None and not sent.done():
+                    sent.set_result(None)
+            await self._write_news()
+            self._has_room.set()
+            if self._failure is not None:
+                raise self._failure
+
+    async def _write_news(self) -> None:
+        with_news, self._with_news = self._with_news, {}
+        for stream in with_news:
+            followed = self._followed.get(stream)
+            if followed is not None:
+                await self._write_generation(stream, followed)
+
+    async def _write_generation(self, stream: GenerationStream, followed: _Followed) -> None:
+        stream.take()
+        wire, ended = followed.wire, followed.ended
+        if stream.failure is not None or wire.error is not None:
+            self._end(ended, _reason(stream, wire))
+            return
+        final = stream.done is not None
+        message = wire.flush(final)
+        if message is not None:
+            followed.account.response_ready()
+            await self._write(message)
+            followed.account.response_sent()
+        if final:
+            self._end(ended, None)
+
+    @staticmethod
+    def _end(ended: asyncio.Future[None], reason: errors.ServiceError | None) -> None:
+        if ended.done():
+            return
+        if reason is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(reason)
+
+    async def _write(self, message: bytes) -> None:
+        self.writing_since_ns = time.monotonic_ns()
+        await self._call.context.write(message)
+        self.writing_since_ns = 0
+
+    def _is_over(self) -> bool:
+        return self._closed_by_caller and not (self._tasks or self._out)
+
+
+def _reason(stream: GenerationStream, wire: GenerationWire) -> errors.ServiceError:
+    try:
+        check_ended(stream, wire)
+    except errors.ServiceError as reason:
+        return reason
+    raise AssertionError("asked only of what has failed")
+
+
+async def _turn(before: asyncio.Event | None) -> None:
+    if before is not None:
+        await before.wait()
+
+
+def _wants_status(call: Call) -> bool:
+    """Whether the caller wants failures of requests as the status of the whole call."""
+    metadata = call.context.invocation_metadata() or ()
+    return any(key == "triton_grpc_error" and value == "true" for key, value in metadata)

@@ -1,0 +1,163 @@
+"""A loaded model behind one of the tensor conventions.
+
+Owns the way of a request from its tensors to a generation, and back to one response or many. The generation itself is the same as headrace.v1's: same
+validation, same engine, same streams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from headrace_service import errors, validation
+from headrace_service.auth.caller import EVERYBODY, Caller
+from headrace_service.generation_stream import GenerationStream
+from headrace_service.generations import Prompt
+from headrace_service.kserve import refusals
+from headrace_service.kserve.accounting import Account
+from headrace_service.kserve.asked import Asked, Convention
+from headrace_service.kserve.generation_wire import GenerationWire
+from headrace_service.kserve.infer_request import InferRequest
+from headrace_service.kserve.models import Responder
+from headrace_service.kserve.signature import Signature
+from headrace_service.resolved_spec import ResolvedSpec
+from headrace_service.rpc_boundary import Call, well_formed_traceparent
+from headrace_service.served_models import ServedModel
+from headrace_service.service_core import ServiceCore
+
+
+class LanguageModel:
+    """One model under one name.
+
+    Args:
+        name: as callers ask for it.
+        convention: its tensors.
+        core: what the handlers share.
+        find: returns the model as it is now, to a caller who may use it.
+    """
+
+    def __init__(
+        self, name: str, convention: Convention, core: ServiceCore, find: Callable[[Caller], ServedModel]
+    ) -> None:
+        self._name = name
+        self._convention = convention
+        self._core = core
+        self._find = find
+
+    @property
+    def name(self) -> str:
+        """See Model."""
+        return self._name
+
+    @property
+    def signature(self) -> Signature:
+        """See Model."""
+        return self._convention.signature
+
+    @property
+    def ready(self) -> bool:
+        """See Model."""
+        try:
+            return self._find(EVERYBODY).serving and not self._core.draining
+        except errors.ServiceError:
+            return False
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """See Model."""
+        engine = self._find(EVERYBODY).text.engine
+        return {
+            "model": engine.name,
+            "revision": engine.revision,
+            "architecture": engine.architecture,
+            "max_context_tokens": str(engine.max_context_tokens),
+        }
+
+    def check_allowed(self, caller: Caller) -> None:
+        """See Model. Rights are to the model itself, whatever name it is asked for by."""
+        self._find(caller)
+
+    async def answer(self, request: InferRequest, call: Call, account: Account) -> bytes:
+        """See Model."""
+        asked = self._convention.read(request)
+        if asked.stream:
+            raise refusals.unsupported(
+                "ModelInfer RPC doesn't support models with decoupled transaction policy, unless stream is false"
+            )
+        return await self._answer(asked, request, call, account)
+
+    async def respond(self, request: InferRequest, call: Call, account: Account, responder: Responder) -> None:
+        """See Model."""
+        asked = self._convention.read(request)
+        if asked.stream:
+            await self._stream(asked, request, call, account, responder)
+        else:
+            response = await self._answer(asked, request, call, account)
+            await responder.send(response)
+
+    # -- inside
+
+    async def _answer(self, asked: Asked, request: InferRequest, call: Call, account: Account) -> bytes:
+        with self._core.open_generation():
+            async with self._running(asked, request, call, account) as (stream, wire):
+                await stream.wait_ended()
+                stream.take()
+                response = wire.answer() if stream.failure is None else b""
+            check_ended(stream, wire)
+            account.engine = stream.done
+        limit = self._core.config.max_message_bytes
+        if len(response) > limit:
+            raise errors.exhausted(f"the answer has {len(response)} bytes, a message at most {limit}; use stream")
+        return response
+
+    async def _stream(
+        self, asked: Asked, request: InferRequest, call: Call, account: Account, responder: Responder
+    ) -> None:
+        if request.placements:
+            raise refusals.invalid("outputs: those of a stream cannot be placed in shared memory", "outputs")
+        with self._core.open_generation():
+            async with self._running(asked, request, call, account) as (stream, wire):
+                await responder.follow(stream, wire)
+            account.engine = stream.done
+
+    @contextlib.asynccontextmanager
+    async def _running(
+        self, asked: Asked, request: InferRequest, call: Call, account: Account
+    ) -> AsyncIterator[tuple[GenerationStream, GenerationWire]]:
+        model = self._find(call.caller)
+        call = _traced(call, request.parameters.traceparent)
+        try:
+            spec, prompt = await self._resolve(asked, model)
+            wire = self._wire(asked, spec, request, model)
+            account.inputs_read()
+            stream = await self._core.generations.start(spec, prompt, model, call, wire)
+        except errors.ServiceError as error:
+            raise refusals.renamed(error, self._convention.names) from None
+        try:
+            yield stream, wire
+        finally:
+            model.engine.abandon(stream, call)
+
+    async def _resolve(self, asked: Asked, model: ServedModel) -> tuple[ResolvedSpec, Prompt]:
+        spec = validation.resolve(asked.spec, model.text.facts)
+        return spec, await self._core.generations.prompt_of(asked.spec, model)
+
+    def _wire(self, asked: Asked, spec: ResolvedSpec, request: InferRequest, model: ServedModel) -> GenerationWire:
+        pieces = model.text.pieces
+        render = self._convention.render(asked, lambda token: pieces.text([token], skip_special=False))
+        text_alone = spec.n == 1 and asked.stream and asked.outputs == {"text_output"} and spec.logprobs is None
+        return GenerationWire(request, spec.n, render, self._convention.text_shape if text_alone else None)
+
+
+def check_ended(stream: GenerationStream, wire: GenerationWire) -> None:
+    """Raises what ended a generation before its time, if anything did."""
+    if stream.failure is not None:
+        raise stream.failure
+    if wire.error is not None:
+        raise wire.error
+
+
+def _traced(call: Call, traceparent: str) -> Call:
+    """Returns the call with the request's own trace context, if it brought one that is well-formed."""
+    return dataclasses.replace(call, traceparent=traceparent) if well_formed_traceparent(traceparent) else call

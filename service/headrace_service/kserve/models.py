@@ -1,0 +1,117 @@
+"""What the handlers ask of a model, whatever is behind it, and which models there are.
+
+Owns the names: every model that the server has loaded under its own name and, under names that clients of other servers expect, the default one
+with their tensors; conformance models besides. A loaded model's own name comes before all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from headrace_service import errors
+from headrace_service.auth.caller import Caller
+from headrace_service.generation_stream import GenerationStream
+from headrace_service.kserve import refusals
+from headrace_service.kserve.accounting import Account
+from headrace_service.kserve.generation_wire import GenerationWire
+from headrace_service.kserve.infer_request import InferRequest
+from headrace_service.kserve.signature import Signature
+from headrace_service.rpc_boundary import Call
+
+
+class Responder(Protocol):
+    """Where a request on a stream leaves its responses."""
+
+    async def send(self, response: bytes) -> None:
+        """Takes a whole ModelInferResponse."""
+
+    async def follow(self, stream: GenerationStream, wire: GenerationWire) -> None:
+        """Sends the responses of a running generation; returns when its last one was sent.
+
+        Raises:
+            ServiceError: what ended it before its time.
+        """
+
+
+class Model(Protocol):
+    """A model under one name."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+    @property
+    def signature(self) -> Signature:
+        """Its tensors."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request that arrives now would be computed."""
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """What else there is to say of it."""
+
+    def check_allowed(self, caller: Caller) -> None:
+        """Raises ServiceError: PERMISSION_DENIED if the caller may not use it, UNAVAILABLE if it cannot be told yet."""
+
+    async def answer(self, request: InferRequest, call: Call, account: Account) -> bytes:
+        """Returns the one response to a request, as a ModelInferResponse.
+
+        Raises:
+            ServiceError: the request cannot be answered, or not by one response.
+        """
+
+    async def respond(self, request: InferRequest, call: Call, account: Account, responder: Responder) -> None:
+        """Gives the responses to a request on a stream.
+
+        Raises:
+            ServiceError: the request cannot be answered.
+        """
+
+
+class ModelDirectory:
+    """The models by name.
+
+    Args:
+        sources: each returns models that exist now, the most important first; called at every look-up.
+    """
+
+    def __init__(self, sources: Iterable[Callable[[], Iterable[Model]]]) -> None:
+        self._sources = list(sources)
+
+    def all(self) -> list[Model]:
+        """Returns all models, one per name."""
+        found: dict[str, Model] = {}
+        for source in self._sources:
+            for model in source():
+                found.setdefault(model.name, model)
+        return list(found.values())
+
+    def find(self, name: str, version: str, caller: Caller, field: str = "model_name") -> Model:
+        """Returns a model.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT, no name, or what is no version; NOT_FOUND; what `check_allowed` raises.
+        """
+        refusals.check_name(name, field)
+        for source in self._sources:
+            for model in source():
+                if model.name == name:
+                    refusals.check_version(name, version)
+                    model.check_allowed(caller)
+                    return model
+        raise refusals.unknown_model(name)
+
+    def usable(self, caller: Caller) -> list[Model]:
+        """Returns the models that a caller may use."""
+        return [model for model in self.all() if _allowed(model, caller)]
+
+
+def _allowed(model: Model, caller: Caller) -> bool:
+    try:
+        model.check_allowed(caller)
+    except errors.ServiceError:
+        return False
+    return True

@@ -1,0 +1,62 @@
+"""The RPCs about shared memory: the system's, in `shared_memory`, and CUDA's, which this server does not have."""
+
+from __future__ import annotations
+
+from headrace_protos.inference import grpc_service_pb2 as pb
+from headrace_service import errors
+from headrace_service.kserve import refusals
+from headrace_service.kserve.shared_memory import SharedMemoryRegions
+from headrace_service.rpc_boundary import Call
+
+_NO_CUDA = "CUDA shared memory is not supported: this service has no GPU of its own; use system shared memory"
+
+
+class SharedMemoryHandlers:
+    """The RPCs."""
+
+    def __init__(self, regions: SharedMemoryRegions) -> None:
+        self._regions = regions
+
+    async def status(
+        self, request: pb.SystemSharedMemoryStatusRequest, call: Call
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """Lists the registered regions."""
+        self._regions.check_enabled()
+        return self._regions.status(request.name)
+
+    async def register(
+        self, request: pb.SystemSharedMemoryRegisterRequest, call: Call
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """Registers a region."""
+        self._regions.register(request)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def unregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Forgets one region or all."""
+        self._regions.check_enabled()
+        self._regions.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_status(
+        self, request: pb.CudaSharedMemoryStatusRequest, call: Call
+    ) -> pb.CudaSharedMemoryStatusResponse:
+        """Lists no regions, since there can be none."""
+        self._regions.check_enabled()
+        if request.name:
+            raise errors.not_found(f"Unable to find cuda shared memory region: {errors.echo(request.name)}")
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def cuda_register(
+        self, request: pb.CudaSharedMemoryRegisterRequest, call: Call
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        """Refused."""
+        raise refusals.unsupported(_NO_CUDA)
+
+    async def cuda_unregister(
+        self, request: pb.CudaSharedMemoryUnregisterRequest, call: Call
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        """Does nothing, as there is nothing to forget; programs call it before they begin with system shared memory."""
+        self._regions.check_enabled()
+        return pb.CudaSharedMemoryUnregisterResponse()
