@@ -90,7 +90,9 @@ class ModelLaunches:
         backend = self._backend(name, memory_bytes, index=0)
         engine = backend.engine
         try:
-            ModelFolder.open(engine.model, require_weights=engine.load == "folder")
+            opened = ModelFolder.open(engine.model, require_weights=engine.load == "folder")
+            if opened.tokenizer_path is None:
+                raise InvalidModelFolder("has no tokenizer.json, which a service needs")
         except InvalidModelFolder as error:
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {error}") from None
         return Claim(name, engine.expected_device(), int(engine.memory_budget))

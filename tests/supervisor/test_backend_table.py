@@ -1,0 +1,294 @@
+"""Models that come and go over fake processes: states, order, failures, and what the control socket answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from tests.support.processes import alive
+
+from headrace_protos.control.v1 import control_pb2, control_pb2_grpc
+from headrace_protos.engine.v1 import engine_pb2
+from headrace_supervisor import refusals
+from headrace_supervisor.backend_table import BackendTable, Probe
+from headrace_supervisor.control_server import ControlServer
+from headrace_supervisor.memory_sums import Claim
+from headrace_supervisor.model_launches import Launch
+from headrace_supervisor.processes import ProcessGaveUp, ProcessSpec, RestartRule
+from headrace_supervisor.refusals import Refused
+
+GIB = 1 << 30
+RUNS = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nwhile True: time.sleep(0.02)"
+DIES = "import sys; sys.exit(1)"
+UNLOADED, LOADING, READY, UNLOADING, FAILED = (
+    control_pb2.BACKEND_STATE_UNLOADED,
+    control_pb2.BACKEND_STATE_LOADING,
+    control_pb2.BACKEND_STATE_READY,
+    control_pb2.BACKEND_STATE_UNLOADING,
+    control_pb2.BACKEND_STATE_FAILED,
+)
+
+
+class Fakes:
+    """Launches of scripts, by model name, and a probe that answers what the test says."""
+
+    default = "a"
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.scripts = {"a": RUNS, "b": RUNS}
+        self.launched: list[str] = []
+        self.serving = asyncio.Event()
+        self.serving.set()
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.scripts)
+
+    def check(self, name: str, memory_bytes: int = 0) -> Claim:
+        if name not in self.scripts:
+            raise refusals.not_found(f"model {name} is unknown")
+        return Claim(name, "cpu", memory_bytes)
+
+    def prepare(self, name: str, memory_bytes: int) -> Launch:
+        self.launched.append(name)
+        index = len(self.launched)
+        # The command ends with the script's own arguments; the process notes its id.
+        note = f"import os; open({str(self.folder / f'pid-{index}')!r}, 'w').write(str(os.getpid()))\n"
+        spec = ProcessSpec(name, (sys.executable, "-c", note + self.scripts[name]))
+        return Launch(spec, f"unix:{index}", self.check(name, memory_bytes), self.folder / f"refusal-{index}")
+
+    def pids(self) -> list[int]:
+        return [int(text) for path in self.folder.glob("pid-*") if (text := path.read_text())]
+
+    async def until_serving(self, address: str) -> engine_pb2.EngineModel:
+        await self.serving.wait()
+        while not (self.folder / f"pid-{address.removeprefix('unix:')}").exists():
+            await asyncio.sleep(0.01)
+        return engine_pb2.EngineModel(device="cpu")
+
+    async def until_idle(self, address: str) -> None:
+        await self.idle.wait()
+
+
+@pytest.fixture
+def fakes(tmp_path: pathlib.Path) -> Fakes:
+    return Fakes(tmp_path)
+
+
+@pytest_asyncio.fixture
+async def table(fakes: Fakes) -> AsyncIterator[BackendTable]:
+    made = BackendTable(
+        fakes,
+        RestartRule(0.01, 3),
+        ends_server=lambda name: name == "essential",
+        probe=Probe(fakes.until_serving, fakes.until_idle),
+        machine_bytes=8 * GIB,
+    )
+    yield made
+    await made.stop_all(asyncio.Event())
+    made.fatal.cancelled() or (made.fatal.done() and made.fatal.exception())
+    assert alive(fakes.pids()) == []
+
+
+def state_of(table: BackendTable, name: str) -> Any:
+    return {model.name: model.state for model in table.state().models}[name]
+
+
+async def until(table: BackendTable, name: str, state: Any) -> None:
+    async with asyncio.timeout(30):
+        async for told in table.states():
+            if {model.name: model.state for model in told.models}.get(name) == state:
+                return
+
+
+async def test_a_model_is_loaded_watched_and_unloaded(table: BackendTable, fakes: Fakes) -> None:
+    fakes.serving.clear()
+    loading = asyncio.create_task(table.load("a", GIB))
+    await until(table, "a", LOADING)
+    assert table.state().models[0].engine_address == "unix:1" and table.state().models[0].memory_bytes == GIB
+    fakes.serving.set()
+    model, existing = await loading
+    assert (model.state, existing) == (READY, False)
+    assert (await table.load("a"))[1]
+    fakes.idle.clear()
+    unloading = asyncio.create_task(table.unload("a", 60))
+    await until(table, "a", UNLOADING)
+    assert alive(fakes.pids()) and table.state().models[0].engine_address
+    with pytest.raises(Refused) as refused:
+        await table.load("a")
+    assert refused.value.code is grpc.StatusCode.UNAVAILABLE
+    fakes.idle.set()
+    await unloading
+    assert state_of(table, "a") == UNLOADED and not table.state().models[0].engine_address
+    assert alive(fakes.pids()) == []
+
+
+async def test_the_grace_bounds_the_wait_for_requests(table: BackendTable, fakes: Fakes) -> None:
+    await table.load("a")
+    fakes.idle.clear()
+    await asyncio.wait_for(table.unload("a", 0.1), 30)
+    assert state_of(table, "a") == UNLOADED
+
+
+async def test_callers_at_the_same_time_share_a_load(table: BackendTable, fakes: Fakes) -> None:
+    await asyncio.gather(*(table.load("a") for _ in range(5)), table.load("b"))
+    assert sorted(fakes.launched) == ["a", "b"]
+
+
+async def test_a_load_goes_on_when_its_caller_leaves(table: BackendTable, fakes: Fakes) -> None:
+    fakes.serving.clear()
+    caller = asyncio.create_task(table.load("a"))
+    await until(table, "a", LOADING)
+    caller.cancel()
+    fakes.serving.set()
+    await until(table, "a", READY)
+
+
+async def test_a_model_may_be_unloaded_while_it_loads(table: BackendTable, fakes: Fakes) -> None:
+    fakes.serving.clear()
+    loading = asyncio.create_task(table.load("a"))
+    await until(table, "a", LOADING)
+    await table.unload("a", 60)
+    with pytest.raises(Refused, match="unloaded while it loaded"):
+        await loading
+    assert state_of(table, "a") == UNLOADED
+    fakes.serving.set()
+    await table.load("a")
+
+
+async def test_a_model_whose_process_dies_fails_alone(table: BackendTable, fakes: Fakes) -> None:
+    fakes.serving.clear()
+    fakes.scripts["b"] = DIES
+    with pytest.raises(Refused, match="ended 3 times") as refused:
+        await table.load("b")
+    assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert state_of(table, "b") == FAILED and not table.fatal.done()
+    assert "ended 3 times" in next(m.reason for m in table.state().models if m.name == "b")
+    fakes.scripts["b"] = RUNS
+    fakes.serving.set()
+    await table.load("b")
+    assert state_of(table, "b") == READY
+
+
+@pytest.mark.parametrize(
+    ("does_not_fit", "code"),
+    [(True, grpc.StatusCode.RESOURCE_EXHAUSTED), (False, grpc.StatusCode.FAILED_PRECONDITION)],
+)
+async def test_a_backends_own_reason_is_what_callers_hear(
+    table: BackendTable, fakes: Fakes, does_not_fit: bool, code: grpc.StatusCode
+) -> None:
+    said = json.dumps({"reason": "1 + 1 = 3", "does_not_fit": does_not_fit})
+    fakes.serving.clear()
+    fakes.scripts["b"] = f"import sys; open({str(fakes.folder / 'refusal-1')!r}, 'w').write({said!r}); sys.exit(2)"
+    with pytest.raises(Refused, match=r"1 \+ 1 = 3") as refused:
+        await table.load("b")
+    assert refused.value.code is code
+
+
+async def test_an_essential_model_takes_the_server_with_it(table: BackendTable, fakes: Fakes) -> None:
+    fakes.serving.clear()
+    fakes.scripts["essential"] = DIES
+    with pytest.raises(Refused):
+        await table.load("essential")
+    assert isinstance(table.fatal.exception(), ProcessGaveUp)
+
+
+async def test_a_model_that_is_refused_after_it_served_is_failed(table: BackendTable, fakes: Fakes) -> None:
+    # Serves at its first start; a second one is refused.
+    once = fakes.folder / "once"
+    fakes.scripts["b"] = (
+        f"import os, sys\nif os.path.exists({str(once)!r}): sys.exit(2)\nopen({str(once)!r}, 'w').close()\n{RUNS}"
+    )
+    await table.load("b")
+    os.kill(fakes.pids()[0], 9)
+    await until(table, "b", FAILED)
+    assert not table.fatal.done()
+
+
+async def test_the_sum_of_budgets_is_bounded_by_the_machine(table: BackendTable, fakes: Fakes) -> None:
+    await table.load("a", 5 * GIB)
+    with pytest.raises(Refused, match="b 4.00 GiB \\+ a 5.00 GiB = 9.00 GiB") as refused:
+        await table.load("b", 4 * GIB)
+    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert state_of(table, "b") == UNLOADED and fakes.launched == ["a"]
+    await table.unload("a", 0)
+    await table.load("b", 8 * GIB)
+
+
+@pytest.mark.parametrize("name", ["nobody", "b"])
+async def test_what_is_not_loaded_can_not_be_unloaded(table: BackendTable, name: str) -> None:
+    with pytest.raises(Refused) as refused:
+        await table.unload(name, 0)
+    assert refused.value.code is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_name_that_is_refused_appears_nowhere(table: BackendTable) -> None:
+    with pytest.raises(Refused):
+        await table.load("nobody")
+    assert [model.name for model in table.state().models] == ["a", "b"]
+
+
+@pytest.fixture
+def short_folder() -> Iterator[pathlib.Path]:
+    with tempfile.TemporaryDirectory(prefix="hr-") as folder:
+        yield pathlib.Path(folder)
+
+
+@pytest_asyncio.fixture
+async def control(
+    table: BackendTable, short_folder: pathlib.Path
+) -> AsyncIterator[control_pb2_grpc.ControlServiceStub]:
+    server = ControlServer(table)
+    await server.start(f"unix:{short_folder}/control.sock")
+    async with grpc.aio.insecure_channel(f"unix:{short_folder}/control.sock") as channel:
+        yield control_pb2_grpc.ControlServiceStub(channel)
+    await server.stop()
+
+
+async def test_watchers_hear_the_state_at_once_and_every_change(
+    control: control_pb2_grpc.ControlServiceStub, table: BackendTable, fakes: Fakes
+) -> None:
+    watches = [control.Watch(control_pb2.WatchRequest(service_name=f"service-{i}")) for i in range(3)]
+    for watch in watches:
+        first = await watch.read()
+        assert (first.default_model, first.draining, len(first.models)) == ("a", False, 2)
+    await control.SetDraining(control_pb2.SetDrainingRequest(draining=True))
+    for watch in watches:
+        assert (await watch.read()).draining
+    loaded = await control.LoadModel(control_pb2.LoadModelRequest(name="a", memory_bytes=GIB))
+    assert loaded.model.state == READY and not loaded.existing
+    for watch in watches:
+        told = control_pb2.ServerState()
+        while not any(model.state == READY for model in told.models):
+            told = await watch.read()
+        watch.cancel()
+    await control.UnloadModel(control_pb2.UnloadModelRequest(name="a"))
+    assert state_of(table, "a") == UNLOADED
+
+
+@pytest.mark.parametrize(
+    ("method", "request_message", "code"),
+    [
+        ("LoadModel", control_pb2.LoadModelRequest(name="x"), grpc.StatusCode.NOT_FOUND),
+        ("UnloadModel", control_pb2.UnloadModelRequest(name="x"), grpc.StatusCode.NOT_FOUND),
+        ("UnloadModel", control_pb2.UnloadModelRequest(name="x", grace_ns=1 << 63), grpc.StatusCode.INVALID_ARGUMENT),
+        ("LoadModel", control_pb2.LoadModelRequest(name="a", memory_bytes=1 << 63), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+)
+async def test_refusals_keep_their_codes(
+    control: control_pb2_grpc.ControlServiceStub, method: str, request_message: Any, code: grpc.StatusCode
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await getattr(control, method)(request_message)
+    assert error.value.code() is code

@@ -1,0 +1,126 @@
+"""From a name to a backend's configuration: which settings win, and what a model's own file may say."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+
+import grpc
+import pytest
+from tests.service.model_folder import write_model_folder as write_folder
+
+from headrace_supervisor import config as configs
+from headrace_supervisor.model_launches import ModelLaunches
+from headrace_supervisor.refusals import Refused
+from headrace_supervisor.settings import ConfigError
+
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def repository(tmp_path: pathlib.Path) -> pathlib.Path:
+    for name in ("first", "second"):
+        write_folder(tmp_path / "models" / name)
+    return tmp_path / "models"
+
+
+def launches(repository: pathlib.Path, **flags: object) -> ModelLaunches:
+    runtime = repository.parent / "runtime"
+    runtime.mkdir(exist_ok=True)
+    values = {"model": "first", "model_repository": str(repository), "load": "dummy", "device": "cpu", **flags}
+    return ModelLaunches(configs.load_server(values, None), runtime)
+
+
+def engine_of(made: ModelLaunches, name: str, memory_bytes: int = 0) -> dict[str, object]:
+    launch = made.prepare(name, memory_bytes)
+    config: dict[str, dict[str, object]] = json.loads(pathlib.Path(launch.spec.command[-1]).read_text())
+    assert config["listen"] == launch.address and launch.spec.name == f"backend {name}"
+    return config["engine"]
+
+
+def test_a_bare_name_is_the_repositorys_and_a_path_is_not(repository: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    assert launches(repository).default == "first"
+    assert launches(repository).names() == ("first", "second")
+    outside = write_folder(tmp_path / "outside")
+    made = launches(repository, model=str(outside))
+    assert made.default == "outside" and made.names() == ("first", "outside", "second")
+    assert engine_of(made, "outside")["model"] == str(outside)
+    named = launches(repository, model=str(outside), model_name="mine")
+    assert engine_of(named, "mine")["model_name"] == "mine"
+
+
+def test_a_repositorys_model_keeps_its_folders_name(repository: pathlib.Path) -> None:
+    with pytest.raises(ConfigError, match="model_name is for a model given as a path"):
+        launches(repository, model_name="mine")
+
+
+def test_names_to_load_need_a_repository() -> None:
+    with pytest.raises(ConfigError, match="load_models needs model_repository"):
+        configs.load_server({"model": "folder", "load_models": ("x",)}, None)
+
+
+def test_a_models_own_file_beats_the_servers_settings_and_a_loads_budget_both(repository: pathlib.Path) -> None:
+    (repository / "second" / "headrace.toml").write_text(
+        'memory_budget = "2GiB"\nblock_size = 32\nmax_num_seqs = 3\ngraph_sizes = [1, 2]\n'
+    )
+    made = launches(repository, memory_budget="1GiB", block_size="64")
+    first, second = engine_of(made, "first"), engine_of(made, "second")
+    assert (first["memory_budget"], first["block_size"], first["model_name"]) == (GIB, 64, "first")
+    assert (second["memory_budget"], second["block_size"], second["max_num_seqs"]) == (2 * GIB, 32, 3)
+    assert engine_of(made, "second", 3 * GIB)["memory_budget"] == 3 * GIB
+    assert made.check("second", 3 * GIB).budget_bytes == 3 * GIB
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("blok_size = 16", "headrace.toml: unknown setting blok_size; the nearest known one is block_size"),
+        ('model = "elsewhere"', "unknown setting model"),
+        ('model_name = "other"', "unknown setting model_name"),
+        ("listen = 'unix:x'", "unknown setting listen"),
+        ("block_size = 17", "headrace.toml: block_size"),
+        ("max_num_batched_tokens = 3", "max_num_batched_tokens should be 16 or more"),
+        ("x =", "headrace.toml: Invalid"),
+    ],
+)
+def test_a_models_file_with_a_mistake_is_refused_by_name(repository: pathlib.Path, text: str, named: str) -> None:
+    (repository / "second" / "headrace.toml").write_text(text)
+    with pytest.raises(Refused, match=named) as refused:
+        launches(repository).check("second")
+    assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION and str(repository) not in str(refused.value)
+
+
+def test_a_models_file_may_not_be_a_link_out_of_its_folder(repository: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "elsewhere.toml").write_text("seed = 1")
+    (repository / "second" / "headrace.toml").symlink_to(tmp_path / "elsewhere.toml")
+    with pytest.raises(Refused, match="link that leads out"):
+        launches(repository).check("second")
+
+
+def test_a_folder_without_a_tokenizer_is_refused_before_anything_starts(repository: pathlib.Path) -> None:
+    (repository / "second" / "tokenizer.json").unlink()
+    with pytest.raises(Refused, match="second: has no tokenizer.json"):
+        launches(repository).check("second")
+
+
+def test_each_start_has_a_socket_of_its_own(repository: pathlib.Path) -> None:
+    made = launches(repository)
+    assert len({made.prepare("second", 0).address for _ in range(3)}) == 3
+
+
+def test_without_a_repository_there_is_the_default_model_alone(repository: pathlib.Path) -> None:
+    runtime = repository.parent / "runtime"
+    runtime.mkdir()
+    config = configs.load_server({"model": str(repository / "first"), "load": "dummy"}, None)
+    made = ModelLaunches(config, runtime)
+    assert made.names() == ("first",) and made.prepare("first", 0).spec.name == "backend"
+    with pytest.raises(Refused, match="no model repository") as refused:
+        made.check("second")
+    assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
