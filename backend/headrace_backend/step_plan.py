@@ -108,7 +108,7 @@ class SamplePlan:
     output_positions: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, frozen=True, eq=False)
 class PromptLogprobPlan:
     """Which prompt tokens have their log probabilities reported. `num_runs` entries per column; most steps have none.
 
@@ -125,14 +125,28 @@ class PromptLogprobPlan:
     # [sum(counts)] the prompt tokens that follow.
     token_ids: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
 
+    def joined(self) -> Int32Column:
+        """All columns as one, which costs next to nothing where there are no runs."""
+        if not self.counts.size:
+            return _EMPTY
+        return np.concatenate((self.first_indices, self.counts, self.num_tops, self.token_ids))
+
+    @staticmethod
+    def split(joined: Int32Column, num_runs: int) -> PromptLogprobPlan:
+        """Reads what `joined` wrote, as views."""
+        if not num_runs:
+            return NO_PROMPT_LOGPROBS
+        return PromptLogprobPlan(*np.split(joined, (num_runs, 2 * num_runs, 3 * num_runs)))
+
+
+# What most steps have.
+NO_PROMPT_LOGPROBS = PromptLogprobPlan()
 
 _FORWARD_COLUMNS = tuple(f.name for f in dataclasses.fields(ForwardPlan))
 _SAMPLE_COLUMNS = tuple(f.name for f in dataclasses.fields(SamplePlan))
-_PROMPT_COLUMNS = tuple(f.name for f in dataclasses.fields(PromptLogprobPlan))
 _FIRST_SAMPLE = 1 + len(_FORWARD_COLUMNS)
-_FIRST_PROMPT = _FIRST_SAMPLE + len(_SAMPLE_COLUMNS)
-_NUM_COLUMNS = _FIRST_PROMPT + len(_PROMPT_COLUMNS) + 1
-_HEADER = struct.Struct(f"<Q{_NUM_COLUMNS}I")
+# Lengths of the columns, those of prompts joined; runs of prompts; bytes of admissions.
+_HEADER = struct.Struct(f"<Q{_FIRST_SAMPLE + len(_SAMPLE_COLUMNS) + 3}I")
 
 
 @dataclasses.dataclass(slots=True)
@@ -145,7 +159,7 @@ class StepPlan:
     admissions: list[RowAdmission]
     forward: ForwardPlan
     sample: SamplePlan
-    prompt_logprobs: PromptLogprobPlan = dataclasses.field(default_factory=PromptLogprobPlan)
+    prompt_logprobs: PromptLogprobPlan = NO_PROMPT_LOGPROBS
 
     @property
     def num_tokens(self) -> int:
@@ -157,25 +171,26 @@ class StepPlan:
         columns = [self.released_rows]
         columns += [getattr(self.forward, name) for name in _FORWARD_COLUMNS]
         columns += [getattr(self.sample, name) for name in _SAMPLE_COLUMNS]
-        columns += [getattr(self.prompt_logprobs, name) for name in _PROMPT_COLUMNS]
+        columns.append(self.prompt_logprobs.joined())
         admissions = _admissions_encoder.encode(self.admissions) if self.admissions else b""
-        header = _HEADER.pack(self.step_id, *(c.size for c in columns), len(admissions))
+        num_runs = self.prompt_logprobs.counts.size
+        header = _HEADER.pack(self.step_id, *(c.size for c in columns), num_runs, len(admissions))
         return b"".join([header, *(c.tobytes() for c in columns), admissions])
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
         """Reads what `encode` wrote. The columns are views of `data`, which must outlive them."""
-        step_id, *lengths = _HEADER.unpack_from(data)
+        step_id, *lengths, num_runs, num_admission_bytes = _HEADER.unpack_from(data)
         columns: list[Int32Column] = []
         offset = _HEADER.size
-        for length in lengths[:-1]:
+        for length in lengths:
             columns.append(np.frombuffer(data, np.int32, length, offset))
             offset += 4 * length
-        tail = bytes(data[offset : offset + lengths[-1]])
+        tail = bytes(data[offset : offset + num_admission_bytes])
         admissions = _admissions_decoder.decode(tail) if tail else []
         forward = ForwardPlan(*columns[1:_FIRST_SAMPLE])
-        sample = SamplePlan(*columns[_FIRST_SAMPLE:_FIRST_PROMPT])
-        prompt_logprobs = PromptLogprobPlan(*columns[_FIRST_PROMPT:])
+        sample = SamplePlan(*columns[_FIRST_SAMPLE:-1])
+        prompt_logprobs = PromptLogprobPlan.split(columns[-1], num_runs)
         return cls(step_id, columns[0], admissions, forward, sample, prompt_logprobs)
 
 
@@ -235,13 +250,16 @@ class StepResult:
             self.logprob_counts,
             self.top_token_ids,
             self.top_logprobs,
-            self.prompt_sampled,
-            self.prompt_ranks,
-            self.prompt_top_token_ids,
-            self.prompt_top_logprobs,
+            *self._prompt_columns(),
             self.ok,
         )
         return b"".join([header, *(c.tobytes() for c in columns)])
+
+    def _prompt_columns(self) -> tuple[npt.NDArray[np.generic], ...]:
+        """None, at no cost, where no prompt is told of."""
+        if not self.prompt_sampled.size:
+            return ()
+        return self.prompt_sampled, self.prompt_ranks, self.prompt_top_token_ids, self.prompt_top_logprobs
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
@@ -259,17 +277,15 @@ class StepResult:
 
         i32, f32 = np.int32, np.float32
         tokens = column(i32, samples)
-        flat = (
+        flat: tuple[npt.NDArray[np.generic], ...] = (
             column(i32, logprobs),
             column(f32, logprobs),
             column(i32, logprobs),
             column(i32, logprobs),
             column(i32, tops),
             column(f32, tops),
-            column(f32, prompts),
-            column(i32, prompts),
-            column(i32, prompt_tops),
-            column(f32, prompt_tops),
         )
+        if prompts:
+            flat += (column(f32, prompts), column(i32, prompts), column(i32, prompt_tops), column(f32, prompt_tops))
         ok = column(np.uint8, samples)
         return cls(step_id, started, finished, tokens, ok, late_work, *flat)  # type: ignore[arg-type]  # dtypes are as written above

@@ -19,6 +19,7 @@ from headrace_backend.engine.sequence import LiveRequest, Sequence
 from headrace_backend.engine.step_time import StepLoad
 from headrace_backend.step_plan import (
     MAX_PROMPT_LOGPROBS,
+    NO_PROMPT_LOGPROBS,
     ForwardPlan,
     Int32Column,
     PromptLogprobPlan,
@@ -221,7 +222,7 @@ class PlanBuilder:
 
     def _prompt_logprobs(self) -> PromptLogprobPlan:
         if not self._prompt_runs:
-            return PromptLogprobPlan()
+            return NO_PROMPT_LOGPROBS
         runs = [(request.spec.prompt_ids, request.prompt_log, run) for request, run in self._prompt_runs]
         return PromptLogprobPlan(
             first_indices=_column(self._prompt_indices),

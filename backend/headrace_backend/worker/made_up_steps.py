@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace_backend.step_plan import (
     MAX_PROMPT_LOGPROBS,
+    NO_PROMPT_LOGPROBS,
     ForwardPlan,
     Int32Column,
     PromptLogprobPlan,
@@ -117,7 +118,7 @@ def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish, draws: bool 
     )
     admissions = [msgspec.structs.replace(_ADMISSIONS[wish], row=row) for row in range(len(chunks))]
     sample = _draws(rows, counts, output_position=0) if draws else SamplePlan()
-    prompt_logprobs = _told(counts) if wish is Wish.EVERYTHING else PromptLogprobPlan()
+    prompt_logprobs = _told(counts) if wish is Wish.EVERYTHING else NO_PROMPT_LOGPROBS
     return StepPlan(0, _NOTHING, admissions, forward, sample, prompt_logprobs)
 
 
