@@ -157,6 +157,11 @@ BAD_ADDS: list[tuple[str, str, Change]] = [
     ("two days in the service", "service_ns", setting("service_ns", 2 * 86400 * 10**9)),
     ("emitted for other outputs", "emitted", setting("emitted", [engine_pb2.EmittedTokens(token_ids=ids(5))] * 2)),
     ("ragged emitted", "emitted[0]", setting("emitted", [engine_pb2.EmittedTokens(token_ids=b"12345")])),
+    ("share above 1", "limits.kv_cache_share", setting("limits.kv_cache_share", 1.01)),
+    ("negative share", "limits.kv_cache_share", setting("limits.kv_cache_share", -0.5)),
+    ("share NaN", "limits.kv_cache_share", setting("limits.kv_cache_share", math.nan)),
+    ("infinite share", "limits.kv_cache_share", setting("limits.kv_cache_share", math.inf)),
+    ("unknown field in limits", "limits.999", unknown("limits")),
     ("unknown field", "343", lambda add: add.MergeFromString(b"\xb8\x15\x01")),
     ("unknown field in sampling", "sampling.999", unknown("sampling")),
     ("unknown field in stop", "stop.999", unknown("stop")),
@@ -177,6 +182,16 @@ async def test_bad_add_is_refused_by_field(client: EngineClient, field: str, cha
     assert len(status.message) <= 1024
     for marker in ("Traceback", "/work", "0x", "headrace_backend"):
         assert marker not in str(status)
+
+
+@pytest.mark.parametrize("share", [1.01, -0.5, math.nan, -math.inf])
+async def test_bad_limits_of_a_reader_are_refused_by_field(client: EngineClient, share: float) -> None:
+    request = await client.add(PROMPT, 400, detached=True)
+    limits = engine_pb2.TenantLimits(kv_cache_share=share)
+    reader = await settled(await client.attach(request.request_id, limits=limits))
+    assert reader.refused is not None and reader.refused.code == INVALID.value[0]
+    assert "limits.kv_cache_share" in [v.field for v in details(reader.refused)["BadRequest"].field_violations]
+    assert (await settled(request)).tokens == expected_tokens(PROMPT, 400)
 
 
 async def test_bias_that_is_no_number_is_refused(client: EngineClient) -> None:

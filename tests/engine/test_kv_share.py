@@ -157,6 +157,23 @@ def test_larger_share_lets_waiting_requests_in_at_once() -> None:
     harness.run()
 
 
+def test_tenant_passed_over_is_tried_again_when_its_worker_is_lost() -> None:
+    """The one who waits is more urgent than those who ran: nobody comes back ahead of it."""
+    harness = Harness(num_blocks=16, max_num_seqs=8, max_num_batched_tokens=512, ageing_s=10.0)
+    running = greedy([1] * 60, 60)
+    readers = [harness.add(running)]
+    harness.checked_step()
+    urgent = greedy([2] * 60, 60, priority=2)
+    readers.append(harness.add(urgent))
+    harness.checked_step()
+    assert readers[1].started is None
+    harness.replace_worker()
+    harness.checked_step()
+    assert readers[1].started is not None
+    harness.run()
+    assert whole(running, readers[0]) and whole(urgent, readers[1])
+
+
 def test_passing_over_a_long_line_costs_a_step_nothing() -> None:
     """10,000 waiting requests of a tenant at its share, and one of another behind them."""
     harness = Harness(
