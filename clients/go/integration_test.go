@@ -1,0 +1,287 @@
+// Tests against a real server, whose address is in HEADRACE_TEST_SERVER (demo model, no TLS, no keys). For the tests of broken connections,
+// HEADRACE_TEST_PROXY is the address of a proxy in front of it, and connecting to HEADRACE_TEST_CUT resets all of the proxy's connections.
+// `make test` in the repository's root sets all three (tests/clients/test_go_client.py).
+
+package headrace_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	headrace "github.com/headrace/headrace/clients/go"
+)
+
+const story = headrace.Text("Once upon a time")
+
+// fromEnvironment is a variable's value; the test is skipped without it.
+func fromEnvironment(t *testing.T, name string) string {
+	t.Helper()
+	value := os.Getenv(name)
+	if value == "" {
+		t.Skip(name, "is not set: no server to test against")
+	}
+	return value
+}
+
+func realServer(t *testing.T, options ...headrace.Option) *headrace.Client {
+	t.Helper()
+	return connect(t, fromEnvironment(t, "HEADRACE_TEST_SERVER"), options...)
+}
+
+func greedy(tokens uint32) headrace.GenerationOption {
+	return headrace.Options(headrace.WithTemperature(0), headrace.WithMaxTokens(tokens), headrace.WithIgnoreEOS(true))
+}
+
+func TestServerAnswersTheSameWhicheverWayItIsAsked(t *testing.T) {
+	client := realServer(t, headrace.WithChannels(3))
+	complete, err := client.Complete(background, story, greedy(24))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids, err := client.Tokenize(background, string(story), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	generate, err := client.Generate(background, headrace.TokenIDs(ids), greedy(24), headrace.WithLogprobs(2)).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	durable, err := client.GenerateDurable(background, story, greedy(24)).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, other := range []*headrace.Completion{generate, durable} {
+		if !slices.Equal(complete.TokenIDs(), other.TokenIDs()) || complete.Text() != other.Text() || other.FinishReason() != headrace.FinishLength {
+			t.Errorf("%q\n%q", complete.Text(), other.Text())
+		}
+	}
+	if columns := generate.Outputs[0].Logprobs; len(columns.Sampled) != 24 || columns.Top(23)[0].TokenID != generate.TokenIDs()[23] {
+		t.Errorf("%+v", columns)
+	}
+	if text, err := client.Detokenize(background, complete.TokenIDs(), nil); err != nil || text != complete.Text() {
+		t.Errorf("%q %v", text, err)
+	}
+}
+
+func TestServerChatsAndStopsWhereItIsTold(t *testing.T) {
+	client := realServer(t)
+	said := []headrace.Message{headrace.System("Be brief."), headrace.User("What is a KV cache?")}
+	answered, err := client.Chat(background, said, headrace.WithTemperature(0), headrace.WithMaxTokens(60), headrace.WithStop("keys")).Result()
+	if err != nil || answered.FinishReason() != headrace.FinishStop && answered.FinishReason() != headrace.FinishLength {
+		t.Fatal(answered, err)
+	}
+	seeds, err := client.Generate(background, story, headrace.WithOutputs(3), headrace.WithSeed(7), headrace.WithMaxTokens(8)).Result()
+	if err != nil || len(seeds.Outputs) != 3 || seeds.Usage.OutputTokens > 24 {
+		t.Fatal(seeds, err)
+	}
+	if sum := seeds.Ledger; sum.EndToEnd <= 0 || sum.TTFT > sum.EndToEnd {
+		t.Errorf("%+v", sum)
+	}
+}
+
+func TestServerNamesTheRuleThatARequestBreaks(t *testing.T) {
+	client := realServer(t)
+	var failure *headrace.Error
+	_, err := client.Generate(background, story, headrace.WithTopP(7), headrace.WithOutputs(0)).Result()
+	if !errors.As(err, &failure) || !errors.Is(err, headrace.ErrInvalid) || len(failure.Violations) != 2 {
+		t.Fatalf("%+v", err)
+	}
+	if fields := []string{failure.Violations[0].Field, failure.Violations[1].Field}; !slices.Contains(fields, "spec.sampling.top_p") || !slices.Contains(fields, "spec.n") {
+		t.Error(fields)
+	}
+	_, unknown := client.GetModel(background, "no-such-model")
+	_, expired := client.Subscribe(background, "no-such-request").Result()
+	_, prompt := client.Complete(background, nil)
+	if !errors.Is(unknown, headrace.ErrNotFound) || !errors.Is(expired, headrace.ErrNotFound) || !errors.Is(prompt, headrace.ErrInvalid) {
+		t.Error(unknown, expired, prompt)
+	}
+	if _, err := client.Complete(background, story, headrace.WithRegex("a+")); !errors.Is(err, headrace.ErrUnimplemented) {
+		t.Error(err)
+	}
+}
+
+func TestServerTellsWhatItIs(t *testing.T) {
+	client := realServer(t)
+	models, err := client.ListModels(background)
+	if err != nil || len(models) != 1 {
+		t.Fatal(models, err)
+	}
+	model, err := client.GetModel(background, models[0].GetName())
+	if err != nil || model.GetVocabularySize() == 0 || model.GetRevision() != models[0].GetRevision() {
+		t.Error(model, err)
+	}
+	load, err := client.Load(background, "")
+	if err != nil || !load.GetServing() || load.GetKvBlocks() == 0 {
+		t.Error(load, err)
+	}
+	plan, err := client.Admin().GetMemoryPlan(background, "")
+	if err != nil || plan.GetKvCacheBytes() == 0 {
+		t.Error(plan, err)
+	}
+	if _, err := client.Admin().ListRepository(background); err != nil {
+		t.Error(err)
+	}
+	if err := client.Admin().SetTraceDetail(background, headrace.TraceArray); !errors.Is(err, headrace.ErrUnimplemented) {
+		t.Error(err)
+	}
+}
+
+func TestServerEndsWhatIsLeftAndKeepsWhatIsSubmitted(t *testing.T) {
+	client := realServer(t)
+	left := client.Generate(background, story, greedy(400))
+	for event, err := range left.Events() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, is := event.(headrace.Delta); is {
+			break
+		}
+	}
+	submitted, err := client.Submit(background, story, greedy(400))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cancelled, err := client.Cancel(background, submitted.RequestID); err != nil || !cancelled {
+		t.Error(cancelled, err)
+	}
+	answered, err := client.Subscribe(background, submitted.RequestID).Result()
+	if err != nil || answered.FinishReason() != headrace.FinishCancelled {
+		t.Error(answered, err)
+	}
+	ended := map[string]bool{left.RequestID(): false, submitted.RequestID: false}
+	for deadline := time.Now().Add(30 * time.Second); !(ended[left.RequestID()] && ended[submitted.RequestID]); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("not ended: ", ended)
+		}
+		for summary, err := range client.ListRequests(background, &headrace.ListOptions{State: headrace.StateFinished, PageSize: 2}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, ours := ended[summary.GetRequestId()]; ours {
+				ended[summary.GetRequestId()] = true
+			}
+		}
+	}
+}
+
+func TestServerTakesAKeyForOneSpecOnly(t *testing.T) {
+	client, same := realServer(t), headrace.WithIdempotencyKey(t.Name()+time.Now().String())
+	first, err := client.Submit(background, story, greedy(4), same)
+	if err != nil || first.Existing {
+		t.Fatal(first, err)
+	}
+	second, err := client.Submit(background, story, greedy(4), same)
+	if err != nil || !second.Existing || second.RequestID != first.RequestID {
+		t.Error(second, err)
+	}
+	if _, err := client.Submit(background, story, greedy(5), same); !errors.Is(err, headrace.ErrAlreadyExists) {
+		t.Error(err)
+	}
+}
+
+// cut resets all connections of the proxy and returns when that has happened.
+func cut(t *testing.T) {
+	t.Helper()
+	control, err := net.Dial("tcp", fromEnvironment(t, "HEADRACE_TEST_CUT"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	if _, err := io.ReadAll(control); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestServerLosesAndDoublesNothingOverBrokenConnections(t *testing.T) {
+	direct, address := realServer(t), fromEnvironment(t, "HEADRACE_TEST_PROXY")
+	for _, outputs := range []uint32{1, 3} {
+		client := connect(t, address, headrace.WithChannels(2))
+		stream := client.GenerateDurable(background, story, headrace.WithMaxTokens(120), headrace.WithIgnoreEOS(true),
+			headrace.WithOutputs(outputs), headrace.WithSeed(3), headrace.WithLogprobs(1))
+		ids, texts, reconnections, tokens := map[uint32][]uint32{}, map[uint32]string{}, 0, uint32(0)
+		for event, err := range stream.Events() {
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch event := event.(type) {
+			case headrace.Delta:
+				if int(event.FirstTokenIndex) != len(ids[event.OutputIndex]) {
+					t.Fatalf("output %d: token %d comes after %d", event.OutputIndex, event.FirstTokenIndex, len(ids[event.OutputIndex]))
+				}
+				ids[event.OutputIndex] = append(ids[event.OutputIndex], event.TokenIDs...)
+				texts[event.OutputIndex] += event.Text
+				before := tokens / 25
+				if tokens += uint32(len(event.TokenIDs)); tokens/25 > before && reconnections < 4 {
+					cut(t)
+				}
+			case headrace.Reconnecting:
+				reconnections++
+			}
+		}
+		whole, err := direct.Subscribe(background, stream.RequestID()).Result()
+		if err != nil || reconnections < 3 || len(whole.Outputs) != int(outputs) {
+			t.Fatal(whole, reconnections, err)
+		}
+		for i, output := range whole.Outputs {
+			if !slices.Equal(ids[uint32(i)], output.TokenIDs) || texts[uint32(i)] != output.Text || len(output.TokenIDs) != 120 {
+				t.Errorf("output %d of %d: %q, whole %q", i, outputs, texts[uint32(i)], output.Text)
+			}
+		}
+		// The engine computed each token once: a step per token, one for the prompt, and what chunks and ends may add.
+		if usage, steps := stream.Done().Usage, stream.Done().Ledger.StepCount; usage.OutputTokens != 120*outputs || steps > 130 {
+			t.Error(usage, steps)
+		}
+	}
+}
+
+func TestServerServesSessions(t *testing.T) {
+	client := realServer(t)
+	alone, err := client.Complete(background, story, greedy(16))
+	if err != nil {
+		t.Fatal(err)
+	}
+	submitted := client.GenerateDurable(background, story, greedy(16))
+	if _, err := submitted.Result(); err != nil {
+		t.Fatal(err)
+	}
+	session := openSession(t, client)
+	plain := begun(session.Submit(story, greedy(16)))(t)
+	chat := begun(session.SubmitChat([]headrace.Message{headrace.User("What is a KV cache?")}, headrace.WithMaxTokens(8)))(t)
+	attached := begun(session.Attach(submitted.RequestID(), headrace.WithFromToken(4)))(t)
+	wrong := begun(session.Submit(story, headrace.WithTopP(7)))(t)
+	ended := begun(session.Submit(story, greedy(400)))(t)
+	ids, last := map[uint32][]uint32{}, map[uint32]headrace.Event{}
+	for event, err := range session.Events() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		last[event.StreamID] = event.Event
+		if delta, is := event.Event.(headrace.Delta); is {
+			if first, known := delta.FirstTokenIndex, len(ids[event.StreamID]); event.StreamID == attached && int(first) != known+4 || event.StreamID != attached && int(first) != known {
+				t.Errorf("generation %d: token %d after %d", event.StreamID, first, known)
+			}
+			ids[event.StreamID] = append(ids[event.StreamID], delta.TokenIDs...)
+			if event.StreamID == ended && len(ids[ended]) < 3 {
+				if err := errors.Join(session.Cancel(ended), session.CloseSend()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if !slices.Equal(ids[plain], alone.TokenIDs()) || !slices.Equal(ids[attached], alone.TokenIDs()[4:]) || len(ids[chat]) == 0 {
+		t.Error(ids, alone.TokenIDs())
+	}
+	if failed, _ := last[wrong].(headrace.Failed); failed.Err == nil || !errors.Is(failed.Err, headrace.ErrInvalid) || len(failed.Err.Violations) != 1 {
+		t.Error(last[wrong])
+	}
+	for _, id := range []uint32{plain, chat, attached, ended} {
+		if _, is := last[id].(headrace.Done); !is {
+			t.Error(id, last[id])
+		}
+	}
+}
