@@ -39,8 +39,9 @@ class AdminHandlers:
         return pb.UnloadModelResponse()
 
     async def list_repository(self, request: pb.ListRepositoryRequest, call: Call) -> pb.ListRepositoryResponse:
-        """Lists the models that could be loaded, and those that are."""
-        return pb.ListRepositoryResponse(models=[_repository_model(m) for m in self._core.admin.repository()])
+        """Lists the models that could be loaded, and those that are, as far as the caller may know of them."""
+        known = [model for model in self._core.admin.repository() if call.caller.may_use_model(model.name)]
+        return pb.ListRepositoryResponse(models=[_repository_model(model) for model in known])
 
     async def drain(self, request: pb.DrainRequest, call: Call) -> pb.DrainResponse:
         """Refuses new generations, or takes them again."""

@@ -26,7 +26,12 @@ import rich.table
 
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.folder import ModelFolder
+from headrace_supervisor import config as configs
 from headrace_supervisor.address import AddressError, claimed
+from headrace_supervisor.model_launches import ModelLaunches
+from headrace_supervisor.refusals import Refused
+from headrace_supervisor.repository import ModelRepository
+from headrace_supervisor.settings import ConfigError
 
 # One stream takes a descriptor or two in each process; fewer than this are used up by an ordinary number of clients.
 _ENOUGH_FILES = 4096
@@ -68,7 +73,7 @@ class Finding:
     detail: str
 
 
-def examine(listen: str, model: pathlib.Path | None) -> list[Finding]:
+def examine(listen: str, model: pathlib.Path | None, repository: pathlib.Path | None = None) -> list[Finding]:
     """All findings, in the order in which they matter."""
     findings = [
         _python(),
@@ -80,7 +85,8 @@ def examine(listen: str, model: pathlib.Path | None) -> list[Finding]:
         _open_files(),
         _address(listen),
     ]
-    return findings + ([_model(model)] if model else [])
+    findings += [_model(model)] if model else []
+    return findings + (list(_repository(repository)) if repository else [])
 
 
 def can_serve(findings: list[Finding]) -> bool:
@@ -221,3 +227,27 @@ def _model(folder: pathlib.Path) -> Finding:
     return Finding(
         "model", Verdict.OK, f"{model.revision}, {model.config.architecture}, {model.parameter_count:,} parameters"
     )
+
+
+def _repository(folder: pathlib.Path) -> Iterator[Finding]:
+    """Each model as the server would load it, the settings of the environment included. A bad one keeps no other from being served."""
+    names = ModelRepository(folder).names()
+    if not names:
+        yield Finding("repository", Verdict.LIMITED, f"{folder}: has no subfolder with a config.json")
+        return
+    try:
+        launches = ModelLaunches(
+            configs.load_server({"model": names[0], "model_repository": str(folder)}, None), folder
+        )
+    except ConfigError as error:
+        yield Finding("repository", Verdict.LIMITED, str(error))
+        return
+    for name in names:
+        try:
+            claim = launches.check(name)
+        except Refused as refused:
+            yield Finding(f"model {name}", Verdict.LIMITED, str(refused))
+            continue
+        budget = f"memory budget {claim.budget_bytes / 2**30:.2f} GiB" if claim.budget_bytes else "no memory budget"
+        advice = "" if claim.budget_bytes or claim.device == "cpu" else "; it can't share a GPU without one"
+        yield Finding(f"model {name}", Verdict.OK, f"can be loaded, {budget}{advice}")

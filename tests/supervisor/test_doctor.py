@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
+from tests.service.model_folder import write_model_folder
 
 from headrace_supervisor import doctor
 from headrace_supervisor.doctor import Verdict
@@ -44,3 +47,18 @@ def test_no_card_says_why_and_offers_the_cpu(
     (finding,) = doctor._gpus([], "13.0", error)
     assert finding.verdict is Verdict.LIMITED
     assert said in finding.detail and "models run on the CPU" in finding.detail
+
+
+def test_each_model_of_a_repository_is_judged_alone(tmp_path: pathlib.Path) -> None:
+    for name in ("bad", "good", "stated"):
+        write_model_folder(tmp_path / name)
+        # No weights are needed to serve dummy ones.
+        (tmp_path / name / "headrace.toml").write_text('load = "dummy"\ndevice = "cpu"\n')
+    (tmp_path / "bad" / "config.json").write_text("{}")
+    (tmp_path / "stated" / "headrace.toml").write_text('load = "dummy"\nmemory_budget = "3GiB"\n')
+    found = {finding.subject: finding for finding in doctor._repository(tmp_path)}
+    assert found["model bad"].verdict is Verdict.LIMITED and "config.json" in found["model bad"].detail
+    assert found["model good"].detail == "can be loaded, no memory budget"
+    assert found["model stated"].verdict is Verdict.OK and "3.00 GiB" in found["model stated"].detail
+    (nothing,) = doctor._repository(tmp_path / "good")
+    assert nothing.verdict is Verdict.LIMITED and "no subfolder" in nothing.detail
