@@ -174,6 +174,17 @@ def test_tenant_passed_over_is_tried_again_when_its_worker_is_lost() -> None:
     assert whole(running, readers[0]) and whole(urgent, readers[1])
 
 
+def test_blocks_that_a_prompt_still_needs_are_not_given_to_the_next_one() -> None:
+    harness = Harness(num_blocks=64, max_num_seqs=8, max_num_batched_tokens=16, enable_prefix_cache=False)
+    # A long prompt leaves half of each step to others, and takes its blocks chunk by chunk.
+    readers = [harness.add(greedy([1] * 300, 60)), harness.add(greedy([2] * 200, 8))]
+    other = harness.add(request([3] * 200, 8, tenant="other"))
+    harness.run()
+    assert harness.engine.load().preemptions == 0
+    assert readers[0].done is not None and readers[1].done is not None and other.done is not None
+    assert other.done.ended_at_ns < readers[0].done.ended_at_ns
+
+
 def test_passing_over_a_long_line_costs_a_step_nothing() -> None:
     """10,000 waiting requests of a tenant at its share, and one of another behind them."""
     harness = Harness(

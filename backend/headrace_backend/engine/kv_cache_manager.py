@@ -137,9 +137,15 @@ class KVCacheManager:
         sequence.blocks = []
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Asserts that reference counts are what the sequences' tables say, between steps."""
+        """Asserts that reference counts and accounts are what the sequences' tables say, between steps."""
         assert not self._held_sources, "copies are held for a step that is not being planned"
+        sequences = list(sequences)
         self.pool.check_integrity(dict(Counter(block for sequence in sequences for block in sequence.blocks)))
+        held: dict[TenantAccount, set[int]] = {}
+        for sequence in sequences:
+            held.setdefault(sequence.request.account, set()).update(sequence.blocks)
+        for account, blocks in held.items():
+            assert account.num_blocks == len(blocks), "an account counts each block of its sequences once"
 
     def _allocate(self) -> int:
         block = self.pool.allocate()
