@@ -20,7 +20,7 @@ from tests.backend.backend_harness import (
     settled,
     until,
 )
-from tests.backend.fake_worker import expected_tokens
+from tests.backend.fake_worker import expected_tokens, prompt_entry
 from tests.support.processes import alive
 
 from headrace_protos.engine.v1 import engine_pb2
@@ -69,6 +69,25 @@ async def test_killed_worker_is_replaced_and_streams_go_on(model: pathlib.Path, 
         load = await client.load()
         assert load.used_blocks == 0
         assert load.free_blocks + load.cached_blocks == load.kv_blocks
+
+
+async def test_a_prompt_is_told_of_once_though_its_worker_is_killed_in_the_middle(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    prompt = [4 + i % 290 for i in range(1500)]
+    async with (
+        running_backend(tmp_path, model, "--step-ms", "20", watchdog_s=120.0, max_num_batched_tokens=16) as backend,
+        connected(backend.address) as client,
+    ):
+        await client.wait_serving()
+        request = await client.add(prompt, 5, prompt_logprobs=1)
+        await until(lambda: request.prompt)
+        assert len(request.prompt) < 1000, "too late to interrupt it"
+        os.kill(backend.worker_pids()[0], signal.SIGKILL)
+        await settled(request)
+        # Whoever reads checks that parts come in order and without gaps.
+        assert request.prompt == [prompt_entry(token, 1) for token in prompt[1:]]
+        assert (request.tokens, request.resumed) == (expected_tokens(prompt, 5), 1)
 
 
 async def test_worker_killed_between_requests_is_replaced(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
