@@ -30,6 +30,8 @@ from headrace.events import (
 )
 from headrace.v1 import generation_pb2, inference_pb2
 
+_REPLACEMENT = "\ufffd"
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -86,16 +88,26 @@ class OutputTranscript:
     text_length: int = 0
     logprobs: list[Logprobs] = field(default_factory=list)
     finished: OutputFinished | None = None
+    # Position and length of the text where last no character can have been left open; None before the first such place.
+    sure_token_index: int | None = None
+    sure_text_length: int = 0
 
     def add(self, delta: Delta) -> None:
         """Appends new tokens."""
         if self.first_token_index is None:
-            self.first_token_index = delta.first_token_index
+            self.first_token_index = self.sure_token_index = delta.first_token_index
         self.token_ids += delta.token_ids
         self.text.append(delta.text)
         self.text_length += len(delta.text)
         if delta.logprobs is not None:
             self.logprobs.append(delta.logprobs)
+        self._note_sure_place(delta)
+
+    def _note_sure_place(self, delta: Delta) -> None:
+        """After a replacement character nobody can tell from the text whether the bytes behind it might have become a character yet."""
+        was_sure = self.sure_text_length == self.text_length - len(delta.text)
+        if delta.text[-1:] != _REPLACEMENT if delta.text else was_sure:
+            self.sure_token_index, self.sure_text_length = self.next_token_index, self.text_length
 
     @property
     def next_token_index(self) -> int:

@@ -1,12 +1,15 @@
 """What a stream knows between two messages: what it has yielded, and whether a broken connection may be opened again.
 
-Owns the logic that the sync and the asyncio stream share. Does not wait and does not read: client.py and aio.py hand in each message or
-failure and do what comes back. A subscription continues after a broken connection without a lost or doubled token:
+Owns the logic that the sync and the asyncio stream share. Does not wait and does not read: stream.py and aio_stream.py hand in each
+message or failure and do what comes back. A subscription continues after a broken connection without a lost or doubled token:
 
-- One output: it is asked for again from the token after the last one yielded.
+- One output: it is asked for again from the token after the last one yielded, or, where broken characters were last, from before those:
+  the server gives a character whole whose bytes are on both sides of the first token, and while the rest is missing it may yet become one.
 - All outputs: they stand at different tokens, and how many there are is known to the server only. So they are asked for again from
-  where the subscription began, and what was yielded already is dropped by counting tokens and characters. Text and tokens of a delta
-  cover each other, and the text is the same however the deltas are cut, so both counts name the same place.
+  where the subscription began.
+
+What was yielded already and comes again is dropped by counting tokens and characters. Text and tokens of a delta cover each other, and the
+text is the same however the deltas are cut, so both counts name the same place.
 """
 
 from __future__ import annotations
@@ -115,10 +118,16 @@ class SubscriptionState(StreamState):
         request = inference_pb2.SubscribeRequest()
         request.CopyFrom(self._first)
         outputs = self.transcript.outputs
-        if self._first.HasField("output_index"):
-            request.from_token = self._position(self._first.output_index)
-        else:
+        if not self._first.HasField("output_index"):
             self._replays = {i: _Replay(self._position(i), outputs[i].text_length) for i in outputs}
+            return request
+        index = self._first.output_index
+        output = outputs[index]
+        if output.sure_token_index is not None and output.sure_token_index >= self._first.from_token:
+            request.from_token = output.sure_token_index
+            self._replays = {index: _Replay(self._position(index), output.text_length - output.sure_text_length)}
+        else:
+            self._replays = {index: _Replay(self._position(index), output.text_length)}
         return request
 
     def _position(self, output_index: int) -> int:

@@ -1,0 +1,110 @@
+"""Builds the Java client and its examples once per state of their sources, outside of the checkout, for all processes of a test run.
+
+Owns the copy in build/java-client and its lock. Maven's own repository is used for everything but our artifact, which is installed into a folder
+of the copy: a test leaves nothing of ours where other projects would find it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tests.support import toolchains
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CLIENT = ROOT / "clients" / "java"
+BUILD = ROOT / "build" / "java-client"
+_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
+
+
+@dataclass(frozen=True)
+class JavaBuild:
+    """A built client.
+
+    Attributes:
+        folder: Copy of clients/java, compiled.
+        repository: Folder that Maven is to use as its local repository: the user's own, and our artifact.
+        classpath: Of a program that uses the client: the jar of our own and what it needs.
+    """
+
+    folder: pathlib.Path
+    repository: pathlib.Path
+    classpath: str
+
+
+def maven(
+    folder: pathlib.Path, *arguments: str, repository: pathlib.Path | None = None, env: Mapping[str, str] | None = None
+) -> str:
+    """Runs mvn in a folder and returns what it printed; fails with it where Maven does."""
+    options = ["-q", "-B", *([f"-Dmaven.repo.local={repository}"] if repository else [])]
+    command = [toolchains.require(toolchains.MAVEN), *options, *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-6000:]}{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def java_build() -> JavaBuild:
+    """The build of the sources as they are; made by the first process that asks for it."""
+    toolchains.require(toolchains.JAVA)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stamp, state = BUILD / "state", _state()
+        if not stamp.exists() or stamp.read_text() != state:
+            stamp.unlink(missing_ok=True)
+            _build()
+            stamp.write_text(state)
+    return JavaBuild(BUILD / "client", BUILD / "repository", (BUILD / "classpath").read_text())
+
+
+def _sources() -> list[pathlib.Path]:
+    return sorted(path for path in CLIENT.rglob("*") if path.is_file() and "target" not in path.parts)
+
+
+def _state() -> str:
+    """One hash of all names and contents."""
+    digest = hashlib.sha256(str(ROOT).encode())
+    for path in _sources():
+        digest.update(f"{path.relative_to(CLIENT)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _build() -> None:
+    folder, repository = BUILD / "client", BUILD / "repository"
+    # target/ stays, so that Maven compiles what changed; the copy keeps the times it goes by.
+    for old in (folder / "src", folder / "examples" / "src"):
+        shutil.rmtree(old, ignore_errors=True)
+    for path in _sources():
+        target = folder / path.relative_to(CLIENT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    # With the user's own repository first, so that what Maven downloads stays there.
+    maven(folder, "package", "-DskipTests")
+    jars = BUILD / "jars"
+    maven(folder, _DEPENDENCIES, f"-Dmdep.outputFile={jars}", "-Dmdep.includeScope=runtime")
+    _link_repository(repository)
+    maven(folder, "install", "-DskipTests", repository=repository)
+    jar = next((folder / "target").glob("headrace-client-*.jar"))
+    (BUILD / "classpath").write_text(os.pathsep.join([str(jar), jars.read_text().strip()]))
+
+
+def _link_repository(repository: pathlib.Path) -> None:
+    """A folder that shows all of the user's repository, and takes our own group by itself."""
+    shutil.rmtree(repository, ignore_errors=True)
+    own = pathlib.Path(
+        maven(BUILD / "client", "help:evaluate", "-Dexpression=settings.localRepository", "-DforceStdout")
+    )
+    for level in (".", "io", "io/github"):
+        (repository / level).mkdir(parents=True, exist_ok=True)
+        for entry in (own / level).glob("*"):
+            link = repository / level / entry.name
+            if f"{level}/{entry.name}" not in ("./io", "io/github", "io/github/headrace"):
+                link.symlink_to(entry)

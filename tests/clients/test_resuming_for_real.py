@@ -1,0 +1,150 @@
+"""Subscriptions to a real server that go on when connections are cut and service processes are killed.
+
+Not a token is lost, doubled or computed twice: the stream equals that of an undisturbed reader, and the ledger counts the steps of a request that
+nobody disturbed. The tokens are bytes of several scripts in random order, so that cuts fall into the middle of characters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.clients.tcp_proxy import tcp_proxy
+from tests.support.processes import alive, wait_until
+from tests.support.running_server import RunningServer, running_server
+
+import headrace
+from headrace import AsyncClient, Client, Completion, Delta, Reconnecting, RetryPolicy
+from headrace.events import Event
+
+MAX_TOKENS = 120
+FAST = RetryPolicy(max_attempts=200, initial_backoff=0.02, max_backoff=0.1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server("--services", "2", "--num-blocks", "1024") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def options(server: RunningServer) -> dict[str, Any]:
+    """A generation whose tokens are single bytes of characters of two to four bytes, with log probabilities of prompt and output."""
+    with Client(server.address) as client:
+        ids = sorted(set(client.tokenize("é漢😀ß語🚀", add_special_tokens=False)))
+    return {
+        "prompt": "Once upon a time", "max_tokens": MAX_TOKENS, "ignore_eos": True, "temperature": 1.0, "seed": 7,
+        "logit_bias": dict.fromkeys(ids, 60.0), "logprobs": 2, "prompt_logprobs": 1,
+    }  # fmt: skip
+
+
+def _undisturbed(server: RunningServer, options: dict[str, Any], n: int, output_index: int | None) -> Completion:
+    """The same generation read in one piece, as a request of its own."""
+    with Client(server.address) as client:
+        submitted = client.submit(**options, n=n)
+        return client.subscribe(submitted, output_index=output_index).result()
+
+
+def _check_the_same(events: list[Event], disturbed: Completion, whole: Completion) -> None:
+    for output, expected in zip(disturbed.outputs, whole.outputs, strict=True):
+        assert output.token_ids == expected.token_ids and len(output.token_ids) == MAX_TOKENS
+        assert output.text == expected.text
+        assert output.logprobs == expected.logprobs
+    assert disturbed.prompt_logprobs == whole.prompt_logprobs and whole.prompt_logprobs is not None
+    assert disturbed.usage.output_tokens == whole.usage.output_tokens
+    assert disturbed.ledger.step_count == whole.ledger.step_count
+    assert disturbed.ledger.preemptions == whole.ledger.preemptions == 0
+    # Some characters were spread over several tokens, or this test would not be about them.
+    assert any(isinstance(event, Delta) and len(event.token_ids) > 1 and event.text for event in events)
+
+
+def _read(stream: headrace.Stream, at_tokens: list[int], disturb: Callable[[], object]) -> list[Event]:
+    """Reads to the end; disturbs when so many tokens have come."""
+    events, tokens, left = [], 0, list(at_tokens)
+    for event in stream:
+        events.append(event)
+        if isinstance(event, Delta):
+            tokens += len(event.token_ids)
+            if left and tokens >= left[0]:
+                left.pop(0)
+                disturb()
+    assert not left
+    return events
+
+
+@pytest.mark.parametrize(("n", "output_index"), [(1, None), (2, None), (2, 1)])
+def test_connections_cut_by_a_proxy(
+    server: RunningServer, options: dict[str, Any], n: int, output_index: int | None
+) -> None:
+    whole = _undisturbed(server, options, n, output_index)
+    with tcp_proxy(server.address) as proxy, Client(proxy.address, channels=2, retry=FAST) as client:
+        submitted = client.submit(**options, n=n)
+        stream = client.subscribe(submitted, output_index=output_index)
+        events = _read(stream, [3, 4, 11, 30, 31, 32, 75], proxy.cut)
+        _check_the_same(events, stream.result(), whole)
+    assert sum(isinstance(event, Reconnecting) for event in events) >= 2
+
+
+async def test_connections_of_an_asyncio_client_cut_by_a_proxy(server: RunningServer, options: dict[str, Any]) -> None:
+    whole = await asyncio.to_thread(_undisturbed, server, options, 2, None)
+    events: list[Event] = []
+    with tcp_proxy(server.address) as proxy:
+        async with AsyncClient(proxy.address, channels=2, retry=FAST) as client:
+            submitted = await client.submit(**options, n=2)
+            stream = client.subscribe(submitted)
+            async for event in stream:
+                events.append(event)
+                if isinstance(event, Delta) and event.first_token_index in (2, 20, 60, 61):
+                    proxy.cut()
+            _check_the_same(events, await stream.result(), whole)
+    assert sum(isinstance(event, Reconnecting) for event in events) >= 2
+
+
+def test_service_processes_are_killed(server: RunningServer, options: dict[str, Any]) -> None:
+    """Each in turn, the one that serves this subscription among them; what they knew of the generation is in the engine."""
+    whole = _undisturbed(server, options, 2, None)
+    killed: list[int] = []
+
+    def kill() -> None:
+        wait_until(lambda: len(server.services()) == 2, 60, "both services run")
+        for process in server.services():
+            if process.pid not in killed:
+                killed.append(process.pid)
+                os.kill(process.pid, signal.SIGKILL)
+                wait_until(lambda pid=process.pid: not alive([pid]), 30, "the service is dead")
+                return
+
+    with Client(server.address, retry=FAST) as client:
+        submitted = client.submit(**options, n=2)
+        stream = client.subscribe(submitted)
+        events = _read(stream, [5, 40, 90], kill)
+        _check_the_same(events, stream.result(), whole)
+    assert len(killed) == 3
+    assert any(isinstance(event, Reconnecting) for event in events)
+
+
+def test_a_session_that_broke_is_attached_again(server: RunningServer, options: dict[str, Any]) -> None:
+    # In its own words: attaching by hand behind a broken character, the server may give that character again.
+    options = options | {"logit_bias": {}}
+    whole = _undisturbed(server, options, 1, None)
+    pieces: list[Delta] = []
+    with tcp_proxy(server.address) as proxy, Client(proxy.address, retry=FAST) as client:
+        with client.session() as session:
+            generation = session.submit(**options, detached=True)
+            with pytest.raises(headrace.Unavailable) as caught:
+                for event in generation:
+                    if isinstance(event, Delta):
+                        pieces.append(event)
+                        if len(pieces) == 10:
+                            proxy.cut()
+            assert caught.value.request_id == generation.request_id is not None, caught.value
+        next_token = pieces[-1].first_token_index + len(pieces[-1].token_ids)
+        with client.session() as session:
+            rest = session.attach(generation.request_id, from_token=next_token).result()
+    assert tuple(i for piece in pieces for i in piece.token_ids) + rest.token_ids == whole.token_ids
+    assert "".join(piece.text for piece in pieces) + rest.text == whole.text
+    assert rest.ledger.step_count == whole.ledger.step_count
