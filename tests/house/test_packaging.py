@@ -66,7 +66,7 @@ def test_the_server_adds_its_commands_to_the_same_script(
     wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
     python = installed(tmp_path / "env", *wheels.values())
-    for command in ("serve", "service", "backend", "doctor", "bench"):
+    for command in ("serve", "service", "backend", "doctor", "bench", "keys", "certs"):
         helped = run(python.with_name("headrace"), command, "--help", cwd=tmp_path)
         assert helped.returncode == 0, helped.stderr
         assert f"headrace {command}" in helped.stdout
