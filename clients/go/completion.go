@@ -60,6 +60,9 @@ type outputTranscript struct {
 	text       strings.Builder
 	logprobs   *Logprobs
 	finished   *OutputFinished
+	// The last place where no character can have been left open: the position of its token, and the bytes of text before it.
+	sureToken uint32
+	sureBytes int
 }
 
 // nextToken is the position in the output of the token that follows.
@@ -101,10 +104,14 @@ func (t *transcript) addPrompt(part PromptLogprobs) {
 
 func (o *outputTranscript) add(delta Delta) {
 	if !o.begun {
-		o.begun, o.firstToken = true, delta.FirstTokenIndex
+		o.begun, o.firstToken, o.sureToken = true, delta.FirstTokenIndex, delta.FirstTokenIndex
 	}
 	o.tokenIDs = append(o.tokenIDs, delta.TokenIDs...)
 	o.text.WriteString(delta.Text)
+	// After a replacement character nobody can tell from the text whether the bytes behind it might have become a character yet.
+	if wasSure := o.sureBytes+len(delta.Text) == o.text.Len(); !strings.HasSuffix(delta.Text, "\uFFFD") && (delta.Text != "" || wasSure) {
+		o.sureToken, o.sureBytes = o.nextToken(), o.text.Len()
+	}
 	if delta.Logprobs != nil {
 		if o.logprobs == nil {
 			o.logprobs = &Logprobs{}

@@ -56,10 +56,18 @@ type Submitted struct {
 // Submit starts a generation that outlives its readers: it ends by itself, by [Client.Cancel], or by its time limit. It always carries an
 // idempotency key, so that it may be sent again after a broken connection and still starts one generation.
 func (c *Client) Submit(ctx context.Context, prompt Prompt, options ...SubmitOption) (*Submitted, error) {
+	return c.submit(ctx, submission(prompt, options))
+}
+
+func submission(prompt Prompt, options []SubmitOption) *headracev1.SubmitRequest {
 	request := &headracev1.SubmitRequest{Spec: specOf(prompt, nil), IdempotencyKey: drawKey()}
 	for _, option := range options {
 		option.applyToSubmit(request)
 	}
+	return request
+}
+
+func (c *Client) submit(ctx context.Context, request *headracev1.SubmitRequest) (*Submitted, error) {
 	response, err := quick(ctx, c, request, headracev1.InferenceServiceClient.Submit)
 	if err != nil {
 		return nil, err
@@ -96,11 +104,16 @@ func (c *Client) Subscribe(ctx context.Context, requestID string, options ...Sub
 // GenerateDurable is Submit and Subscribe in one: a stream that survives broken connections. Closing it does not end the generation; give
 // [WithTimeLimit], or [Client.Cancel] it by its RequestID.
 func (c *Client) GenerateDurable(ctx context.Context, prompt Prompt, options ...SubmitOption) *Stream {
-	submitted, err := c.Submit(ctx, prompt, options...)
+	request := submission(prompt, options)
+	submitted, err := c.submit(ctx, request)
 	if err != nil {
 		return failedStream(err)
 	}
-	return c.Subscribe(ctx, submitted.RequestID)
+	if request.GetSpec().GetN() > 1 {
+		return c.Subscribe(ctx, submitted.RequestID)
+	}
+	// A single output is asked for again from its last token; several are sent again whole.
+	return c.Subscribe(ctx, submitted.RequestID, WithOutputIndex(0))
 }
 
 // Cancel ends a generation of the caller's; its readers see [FinishCancelled]. It tells whether the request was still waiting or running.

@@ -1,10 +1,14 @@
 // How a subscription continues after a broken connection without a lost or doubled token. Does not wait and does not read: stream.go hands in
 // each event or failure and does what comes back.
 //
-//   - One output: it is asked for again from the token after the last one yielded.
+//   - One output: it is asked for again from the token after the last one yielded, or, where broken characters were last, from before
+//     those: the server gives a character whole whose bytes are on both sides of the first token, and while the rest is missing it may
+//     yet become one.
 //   - All outputs: they stand at different tokens, and how many there are is known to the server only. So they are asked for again
-//     from where the subscription began, and what was yielded already is dropped by counting tokens and bytes of text. Text and tokens of
-//     a delta cover each other, and the text is the same however the deltas are cut, so both counts name the same place.
+//     from where the subscription began.
+//
+// What was yielded already and comes again is dropped by counting tokens and bytes of text. Text and tokens of a delta cover each other,
+// and the text is the same however the deltas are cut, so both counts name the same place.
 
 package headrace
 
@@ -57,13 +61,19 @@ func (r *resumption) failed(ctx context.Context, read *transcript, failure *Erro
 
 func (r *resumption) continuation(read *transcript) *headracev1.SubscribeRequest {
 	request := proto.Clone(r.first).(*headracev1.SubscribeRequest)
-	if request.OutputIndex != nil {
-		request.FromToken = r.position(read.output(request.GetOutputIndex()))
-		return request
-	}
 	r.replays = make(map[uint32]*replay)
 	for index, output := range read.outputs {
-		r.replays[index] = &replay{r.position(output), output.text.Len()}
+		if output.begun {
+			r.replays[index] = &replay{output.nextToken(), output.text.Len()}
+		}
+	}
+	if request.OutputIndex == nil {
+		return request
+	}
+	output := read.output(request.GetOutputIndex())
+	if output.begun && output.sureToken >= request.GetFromToken() {
+		request.FromToken = output.sureToken
+		r.replays[request.GetOutputIndex()].bytes -= output.sureBytes
 	}
 	return request
 }
