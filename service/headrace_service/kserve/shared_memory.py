@@ -29,6 +29,8 @@ _KEY = re.compile(r"/?(?!\.\.?$)[A-Za-z0-9._-]{1,250}")
 # Objects of servers themselves; Triton refuses its own by the same rule.
 _RESERVED = ("triton_python_backend_shm_region_", "headrace")
 _FOLDER = "/dev/shm"
+# Sent by clients that speak HTTP as well; what they say, the bytes say too.
+_OF_OTHERS = ("binary_data", "binary_data_size", "classification")
 _REGION, _SIZE, _OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
 PARAMETERS = frozenset((_REGION, _SIZE, _OFFSET))
 _DISABLED = "Client shared memory is disabled; the server's setting kserve_shared_memory switches it on"
@@ -191,7 +193,7 @@ def _check_key(key: str) -> None:
 
 def _check_parameters(tensor_name: str, parameters: Mapping[str, pb.InferParameter]) -> None:
     for key in parameters:
-        if key not in PARAMETERS and key not in ("binary_data", "classification"):
+        if key not in PARAMETERS and key not in _OF_OTHERS:
             raise refusals.invalid(f"parameter {errors.echo(key)} of tensor '{tensor_name}' is not known", tensor_name)
     if "classification" in parameters:
         raise refusals.unsupported(f"parameter 'classification' of tensor '{tensor_name}' is not supported")
