@@ -24,16 +24,18 @@ from tests.worker.driver import (
     step,
 )
 
+from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step_plan import StepPlan, StepResult
-from headrace_backend.worker import prompt_logprobs
+from headrace_backend.worker import prompt_logprobs, start_up
 from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.kv_caches import allocate_kv_caches
 from headrace_backend.worker.runner import Runner
 from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.step_buffers import StepLimits
 from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
-from headrace_kernels.triton_runtime import INTERPRETED, forced
+from headrace_backend.worker.warm_up import warm_up
+from headrace_kernels.triton_runtime import INTERPRETED, compilation_count, forced
 
 # fp32 on both sides; sums in another order.
 TOLERANCE = 2e-4
@@ -177,3 +179,22 @@ def test_a_gpus_path_tells_the_same_and_draws_the_same(
     for plan, result in results:
         check(plan, result, chunk_sizes, references)
         assert result.tokens.tolist() == execute(on_cpu, plan).tokens.tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_nothing_compiles_after_the_warm_up(llama_on_gpu: CausalLM) -> None:
+    sizes = {"max_num_seqs": NUM_ROWS, "max_num_batched_tokens": 128, "graph_sizes": "1,2,4"}
+    config = EngineConfig.model_validate({"model": "model", "device": "cuda:0", **sizes})
+    shape = (NUM_BLOCKS, 2, llama_on_gpu.num_kv_heads, BLOCK_SIZE, llama_on_gpu.head_dim)
+    caches = allocate_kv_caches(llama_on_gpu.num_layers, shape, torch.float32, torch.device("cuda:0"))
+    runner = start_up.make_runner(llama_on_gpu, config, MAX_MODEL_LEN, caches)
+    warm_up(runner, caches, config, MAX_MODEL_LEN, lambda *_: None)
+    assert isinstance(runner, GpuRunner)
+    runner.capture(lambda *_: None)
+    compiled, captured = compilation_count(), runner.num_captured
+    for chunk_sizes in ([[9, 12], [1, 2], [23]], [[4], [16, 1, 1]], [[100]], [[63, 1], [40], [2]]):
+        for plan in plans_of(chunk_sizes, [NUM_TOP, 0, 20]):
+            execute(runner, plan)
+        execute(runner, step([], released=tuple(range(len(chunk_sizes)))))
+    assert (compilation_count(), runner.num_captured) == (compiled, captured)
