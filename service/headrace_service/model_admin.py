@@ -64,7 +64,11 @@ class ModelAdmin:
         address = loaded.model.engine_address
 
         def found() -> ServedModel | None:
-            return next((m for m in self._models if m.address == address and m.is_known and m.engine.serving), None)
+            model = next((model for model in self._models if model.address == address), None)
+            if model is None or not (model.broken or (model.is_known and model.engine.serving)):
+                return None
+            assert model.text  # raises for a broken one
+            return model
 
         return await _seen(found, f"model {errors.echo(name)} was loaded, but cannot be reached"), loaded.existing
 

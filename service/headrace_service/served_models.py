@@ -11,6 +11,9 @@ import asyncio
 import concurrent.futures
 from collections.abc import Iterator
 
+import structlog
+
+from headrace_model_folder import InvalidModelFolder
 from headrace_protos.control.v1 import control_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, request_ids
@@ -20,6 +23,8 @@ from headrace_service.config import ServiceConfig
 from headrace_service.engine_client import EngineClient
 from headrace_service.engine_connection import EngineConnection
 from headrace_service.text_model import TextModel
+
+_log = structlog.get_logger("headrace.service")
 
 
 class TextLoader:
@@ -56,6 +61,7 @@ class ServedModel:
         connection: the life of the engine's connection; `ServedModels` runs it.
         is_leaving: whether it is being unloaded.
         closed: why no new generation is taken; "" while they are.
+        broken: why this process can't serve it at all; "" unless so.
     """
 
     def __init__(self, config: ServiceConfig, address: str, loader: TextLoader, name: str | None = None) -> None:
@@ -64,6 +70,7 @@ class ServedModel:
         self.connection = EngineConnection(config, address, self.engine, self._prepare)
         self.is_leaving = False
         self.closed = ""
+        self.broken = ""
         self._loader = loader
         self._name = name
         self._text: TextModel | None = None
@@ -80,6 +87,8 @@ class ServedModel:
         Raises:
             ServiceError: UNAVAILABLE; the engine has not said yet what it serves.
         """
+        if self.broken:
+            raise errors.failed_precondition(self.broken)
         if self._text is None:
             raise errors.unavailable("the engine cannot be reached yet")
         return self._text
@@ -87,7 +96,7 @@ class ServedModel:
     @property
     def is_known(self) -> bool:
         """Whether its engine has said what it serves."""
-        return self._text is not None
+        return self._text is not None and not self.broken
 
     @property
     def tag(self) -> str:
@@ -126,6 +135,8 @@ class ServedModels:
         self._models: list[ServedModel] = []
         self._connections: dict[ServedModel, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
+        # Whether any model ever was.
+        self._was_known = False
         if config.engine:
             self._models.append(ServedModel(config, config.engine, loader))
 
@@ -252,7 +263,7 @@ class ServedModels:
         """Keeps one connection for each model, until cancelled.
 
         Raises:
-            InvalidModelFolder: a model's folder can't be served by this process.
+            InvalidModelFolder: the folder of the only model, or of the default model at the start, can't be served by this process.
         """
         try:
             while True:
@@ -261,16 +272,27 @@ class ServedModels:
                 wake = asyncio.ensure_future(self._wake.wait())
                 await asyncio.wait({wake, *self._connections.values()}, return_when=asyncio.FIRST_COMPLETED)
                 wake.cancel()
-                for task in [task for task in self._connections.values() if task.done()]:
-                    task.result()
+                for model in [model for model, task in self._connections.items() if task.done()]:
+                    self._connection_ended(model)
         finally:
             for task in self._connections.values():
                 task.cancel()
             await asyncio.gather(*self._connections.values(), return_exceptions=True)
 
+    def _connection_ended(self, model: ServedModel) -> None:
+        """A folder that can't be served ends a process that has nothing else to do; otherwise its model alone is broken."""
+        try:
+            self._connections.pop(model).result()
+        except InvalidModelFolder as error:
+            if self.repository is None or (model.name == self._default_name and not self._was_known):
+                raise
+            model.broken = f"model {model.name} can't be served by this process; its log says why"
+            _log.error("model.broken", model=model.name, reason=str(error))
+
     def _follow_models(self) -> None:
+        self._was_known = self._was_known or any(model.is_known for model in self._models)
         for model in self._models:
-            if model not in self._connections:
+            if model not in self._connections and not model.broken:
                 self._connections[model] = asyncio.create_task(model.connection.run(), name="engine-connection")
         for model in [model for model in self._connections if model not in self._models]:
             self._connections.pop(model).cancel()

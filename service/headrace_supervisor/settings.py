@@ -88,6 +88,8 @@ def read_file(group: Group, path: pathlib.Path) -> dict[str, Any]:
     """
     if not path.exists():
         return {}
+    if not path.is_file():
+        raise ConfigError(f"{path}: is not a file")
     table = _read_toml(path)
     _refuse_unknown(f"{path}: ", table, group.fields())
     return table

@@ -221,6 +221,18 @@ async def test_health_follows_the_default_model_while_it_is_loaded(server: Serve
     assert not (await server.stub.ListModels(inference_pb2.ListModelsRequest())).models
 
 
+async def test_a_model_that_the_service_can_not_read_is_broken_alone(server: Server, sockets: pathlib.Path) -> None:
+    await server.close_unloaded("b")
+    (sockets / "b" / "tokenizer.json").unlink()
+    server.supervisor.loadable["b"] = server.engines["b"].address
+    errors = [await server.refusal(server.admin.LoadModel(admin_pb2.LoadModelRequest(model="b")))]
+    errors.append(await server.refusal(server.generate("b")))
+    for error in errors:
+        assert error.code() is grpc.StatusCode.FAILED_PRECONDITION and str(sockets) not in (error.details() or "")
+    assert await server.tokens("a") == TOKENS["a"] and server.service.core.serving
+    assert [model.name for model in (await server.stub.ListModels(inference_pb2.ListModelsRequest())).models] == ["a"]
+
+
 async def test_a_lost_supervisor_changes_nothing_and_is_found_again(server: Server, sockets: pathlib.Path) -> None:
     await server.supervisor.stop()
     assert await server.tokens("b") == TOKENS["b"]
