@@ -106,6 +106,7 @@ async def test_reflection_lists_and_describes_the_services(running: Running) -> 
     assert names == {
         "headrace.v1.InferenceService",
         "headrace.v1.AdminService",
+        "inference.GRPCInferenceService",
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
     }
