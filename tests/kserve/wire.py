@@ -46,8 +46,15 @@ def add(message: pb.ModelInferRequest, name: str, datatype: str, shape: Sequence
     message.raw_input_contents.append(raw)
 
 
+ENOUGH = 64
+
+
 def text(
-    prompt: str | bytes = "hello", model: str = "vllm_model", id: str = "", sampling: str | None = None, **flags: bool
+    prompt: str | bytes = "hello",
+    model: str = "vllm_model",
+    id: str = "",
+    sampling: str | None = f'{{"max_tokens": {ENOUGH}}}',
+    **flags: bool,
 ) -> pb.ModelInferRequest:
     """A request in vLLM's tensors."""
     message = request(model, id)

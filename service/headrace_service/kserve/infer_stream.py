@@ -249,7 +249,8 @@ class _InferStream:
         with_news, self._with_news = self._with_news, {}
         for stream in with_news:
             followed = self._followed.get(stream)
-            if followed is not None:
+            # One that was written to its end may have been marked before.
+            if followed is not None and not followed.ended.done():
                 await self._write_generation(stream, followed)
 
     async def _write_generation(self, stream: GenerationStream, followed: _Followed) -> None:

@@ -1,0 +1,211 @@
+"""Generations by both tensor conventions: what the engine is asked for, and what comes back, at once and as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import grpc
+import numpy as np
+import pytest
+from tests.kserve.wire import ENOUGH, Wire, add, is_final, numbers_of, raw_strings, request, stream, strings_of, text
+from tests.service.harness import ANSWER, Running
+from tests.service.model_folder import EOS
+
+from headrace_protos.inference import grpc_service_pb2 as pb
+
+ONE = [1, 1]
+
+
+def triton_llm(
+    prompt: str = "hello", max_tokens: int = ENOUGH, model: str = "ensemble", **flags: bool
+) -> pb.ModelInferRequest:
+    message = request(model)
+    add(message, "text_input", "BYTES", ONE, raw_strings(prompt.encode()))
+    add(message, "max_tokens", "INT32", ONE, np.int32(max_tokens).tobytes())
+    for name, value in flags.items():
+        add(message, name, "BOOL", ONE, bytes([value]))
+    return message
+
+
+def asked(running: Running) -> object:
+    (engine_request,) = running.engine.requests.values()
+    return engine_request.add
+
+
+def responses_of(messages: list[pb.ModelStreamInferResponse]) -> list[pb.ModelInferResponse]:
+    assert not any(message.error_message for message in messages), messages
+    return [message.infer_response for message in messages]
+
+
+@pytest.mark.parametrize("model", ["vllm_model", "tiny"])
+async def test_a_stream_brings_deltas_and_marks_the_last(running: Running, wire: Wire, model: str) -> None:
+    responses = responses_of(await stream(wire, text(model=model, id="r1", stream=True)))
+    assert "".join(strings_of(response)[0] for response in responses) == ANSWER
+    assert len(responses) > 1
+    assert [is_final(response) for response in responses] == [False] * (len(responses) - 1) + [True]
+    for response in responses:
+        assert (response.id, response.model_name, response.model_version) == ("r1", model, "1")
+        assert [(o.name, o.datatype, list(o.shape)) for o in response.outputs] == [("text_output", "BYTES", [1])]
+
+
+async def test_one_answer_begins_with_the_prompt_unless_told_otherwise(wire: Wire) -> None:
+    whole = await wire.ModelInfer(text("hello "))
+    assert strings_of(whole) == ["hello " + ANSWER] and is_final(whole)
+    (streamed,) = responses_of(await stream(wire, text("hello ", exclude_input_in_output=True)))
+    assert strings_of(streamed) == [ANSWER] and is_final(streamed)
+
+
+async def test_a_stream_with_the_prompt_is_refused_as_there(wire: Wire) -> None:
+    (refused,) = await stream(wire, text(id="x", stream=True, exclude_input_in_output=False))
+    assert refused.error_message == (
+        "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
+    )
+    assert refused.infer_response == pb.ModelInferResponse(id="x")
+
+
+async def test_one_answer_cannot_be_a_stream(wire: Wire) -> None:
+    for message in (text(stream=True), triton_llm(stream=True)):
+        with pytest.raises(
+            grpc.aio.AioRpcError, match="ModelInfer RPC doesn't support models with decoupled"
+        ) as refusal:
+            await wire.ModelInfer(message)
+        assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_sampling_parameters_may_all_be_strings(running: Running, wire: Wire) -> None:
+    sampling = {
+        "temperature": "0.5", "top_p": "0.25", "top_k": "7", "min_p": 0.5, "seed": "9", "max_tokens": "12", "min_tokens": 2,
+        "repetition_penalty": 1.5, "presence_penalty": "-1", "frequency_penalty": 1, "stop": ["a", "b"], "stop_token_ids": [5],
+        "ignore_eos": "true", "logit_bias": {"7": "-3.5"}, "skip_special_tokens": False, "best_of": 1, "use_beam_search": "false",
+        "early_stopping": False, "length_penalty": "1.0", "logprobs": None,
+    }  # fmt: skip
+    await wire.ModelInfer(text(sampling=json.dumps(sampling)))
+    add_request = asked(running)
+    found, stop = add_request.sampling, add_request.stop  # type: ignore[attr-defined]
+    assert (found.temperature, found.top_p, found.top_k, found.min_p, found.seed) == (0.5, 0.25, 7, 0.5, 9)
+    assert (found.repetition_penalty, found.presence_penalty, found.frequency_penalty) == (1.5, -1, 1)
+    assert np.frombuffer(found.logit_bias_ids, "<u4").tolist() == [7]
+    assert (stop.max_tokens, stop.min_tokens, list(stop.strings)) == (12, 2, [b"a", b"b"])
+    assert np.frombuffer(stop.token_ids, "<u4").tolist() == [5]
+
+
+async def test_without_a_number_of_tokens_there_are_sixteen(running: Running, wire: Wire) -> None:
+    await wire.ModelInfer(text(sampling=None))
+    assert asked(running).stop.max_tokens == 16  # type: ignore[attr-defined]
+
+
+async def test_parameters_of_the_request_count_and_the_tensor_before_them(running: Running, wire: Wire) -> None:
+    message = text(sampling='{"max_tokens": 3}')
+    message.parameters["max_tokens"].int64_param = 5
+    message.parameters["temperature"].string_param = "0"
+    message.parameters["priority"].uint64_param = 1
+    message.parameters["traceparent"].string_param = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    await wire.ModelInfer(message)
+    add_request = asked(running)
+    assert add_request.stop.max_tokens == 3 and add_request.sampling.temperature == 0  # type: ignore[attr-defined]
+    assert add_request.priority == 100 and "a" * 32 in add_request.traceparent  # type: ignore[attr-defined]
+
+
+async def test_additional_outputs_come_when_asked_for(running: Running, wire: Wire) -> None:
+    running.engine.logprobs = 2
+    message = text(
+        sampling='{"logprobs": 2, "max_tokens": 64}', stream=True, return_finish_reason=True, return_cumulative_logprob=True,
+        return_logprobs=True, return_num_input_tokens=True, return_num_output_tokens=True,
+    )  # fmt: skip
+    responses = responses_of(await stream(wire, message))
+    reasons = [strings_of(response, "finish_reason")[0] for response in responses]
+    assert reasons == ["None"] * (len(responses) - 1) + ["length"]
+    assert sum(numbers_of(response, "num_output_tokens")[0] for response in responses) == len(running.ids(ANSWER))
+    assert {numbers_of(response, "num_input_tokens")[0] for response in responses} == {len(running.ids("hello")) + 1}
+    columns = [json.loads(strings_of(response, "logprobs")[0]) for response in responses]
+    assert [len(column) for column in columns] == [numbers_of(r, "num_output_tokens")[0] for r in responses]
+    entries = [entry for column in columns for entry in column]
+    assert all(isinstance(value["logprob"], float) and set(value) == {"logprob", "rank", "decoded_token"} for entry in entries for value in entry.values())  # fmt: skip
+    assert all(str(token) in entry for token, entry in zip(running.ids(ANSWER), entries, strict=True))
+    cumulative = [numbers_of(response, "cumulative_logprob")[0] for response in responses]
+    assert cumulative == sorted(cumulative, reverse=True)
+
+
+async def test_outputs_not_asked_for_do_not_come(wire: Wire) -> None:
+    message = text(return_num_input_tokens=True, return_logprobs=True)
+    message.outputs.add(name="num_input_tokens")
+    response = await wire.ModelInfer(message)
+    assert [output.name for output in response.outputs] == ["num_input_tokens"]
+    response = await wire.ModelInfer(text(return_logprobs=True))
+    assert strings_of(response, "logprobs") == ["null"]
+
+
+async def test_several_outputs_come_side_by_side(wire: Wire) -> None:
+    response = await wire.ModelInfer(text(sampling='{"n": 3, "max_tokens": 64}', exclude_input_in_output=True))
+    assert strings_of(response) == [ANSWER] * 3 and list(response.outputs[0].shape) == [3]
+    responses = responses_of(await stream(wire, text(sampling='{"n": 2, "max_tokens": 64}', stream=True)))
+    assert ["".join(parts) for parts in zip(*map(strings_of, responses), strict=True)] == [ANSWER] * 2
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+async def test_the_other_convention_has_a_batch_dimension(running: Running, wire: Wire, model: str) -> None:
+    responses = responses_of(await stream(wire, triton_llm(model=model, stream=True)))
+    assert "".join(strings_of(response)[0] for response in responses) == ANSWER
+    assert list(responses[0].outputs[0].shape) == ONE and is_final(responses[-1])
+    assert asked(running).sampling.temperature == 0  # type: ignore[attr-defined]
+
+
+async def test_the_other_conventions_words_reach_the_engine(running: Running, wire: Wire) -> None:
+    message = triton_llm("hello ", return_log_probs=True, return_num_output_tokens=True)
+    for name, value in (("temperature", 0.5), ("top_p", 0.25), ("frequency_penalty", 1)):
+        add(message, name, "FP32", ONE, np.float32(value).tobytes())
+    for name, number in (("top_k", 3), ("min_length", 2), ("end_id", EOS), ("pad_id", 0), ("beam_width", 1)):
+        add(message, name, "INT32", ONE, np.int32(number).tobytes())
+    add(message, "seed", "UINT64", ONE, np.uint64(1 << 63).tobytes())
+    add(message, "stop_words", "BYTES", [1, 2], raw_strings(b"", b"stop"))
+    response = await wire.ModelInfer(message)
+    add_request = asked(running)
+    found, stop = add_request.sampling, add_request.stop  # type: ignore[attr-defined]
+    assert (found.temperature, found.top_p, found.top_k, found.seed) == (0.5, 0.25, 3, 1 << 63)
+    assert (stop.max_tokens, stop.min_tokens, list(stop.strings)) == (ENOUGH, 2, [b"stop"])
+    assert np.frombuffer(stop.token_ids, "<u4").tolist() == [EOS]
+    # The fake engine ends a request that has a stop string as if it had matched.
+    assert strings_of(response) == ["hello " + ANSWER.removesuffix("done")]
+    num_tokens = len(running.ids(ANSWER))
+    assert numbers_of(response, "num_output_tokens") == [num_tokens]
+    assert len(numbers_of(response, "output_log_probs")) == num_tokens
+
+
+async def test_the_statistics_are_the_clients_own_ledger(wire: Wire) -> None:
+    num_responses = len(await stream(wire, text(stream=True)))
+    await wire.ModelInfer(text())
+    with pytest.raises(grpc.aio.AioRpcError):
+        await wire.ModelInfer(text(sampling="{"))
+    statistics = await wire.ModelStatistics(pb.ModelStatisticsRequest(name="vllm_model"))
+    (stats,) = statistics.model_stats
+    assert (stats.inference_count, stats.execution_count) == (2, 2)
+    assert (stats.inference_stats.success.count, stats.inference_stats.fail.count) == (2, 1)
+    assert stats.inference_stats.queue.count == stats.inference_stats.compute_infer.count == 2
+    parts = stats.inference_stats
+    inner = parts.queue.ns + parts.compute_input.ns + parts.compute_infer.ns + parts.compute_output.ns
+    assert abs(inner - parts.success.ns) < 0.05 * parts.success.ns + 2_000_000
+    assert stats.response_stats["0"].success.count == 2 and stats.response_stats["0"].fail.count == 1
+    assert len(stats.response_stats) == num_responses
+    (other,) = (await wire.ModelStatistics(pb.ModelStatisticsRequest(name="tiny"))).model_stats
+    assert other.inference_count == 0
+
+
+async def test_a_dropped_call_ends_the_generation_and_counts_as_cancelled(running: Running, wire: Wire) -> None:
+    running.engine.running.clear()
+    call = wire.ModelStreamInfer()
+    await call.write(text(stream=True, id="a"))
+    await running.until(lambda: len(running.engine.requests) == 1)
+    call.cancel()
+    await running.until(lambda: len(running.engine.aborts) == 1)
+    await running.until(lambda: running.service.core.num_open == 0)
+    (stats,) = (await wire.ModelStatistics(pb.ModelStatisticsRequest(name="vllm_model"))).model_stats
+    assert stats.inference_stats.fail.count == 1 and stats.response_stats["0"].cancel.count == 1
+
+
+async def test_a_timeout_of_the_request_is_its_end(running: Running, wire: Wire) -> None:
+    message = text(stream=True)
+    message.parameters["timeout"].int64_param = 250_000
+    task = asyncio.create_task(stream(wire, message))
+    await task
+    assert asked(running).remaining_ns == pytest.approx(250_000_000, rel=0.5)  # type: ignore[attr-defined]
