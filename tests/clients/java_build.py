@@ -20,6 +20,7 @@ from tests.support import toolchains
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "clients" / "java"
 BUILD = ROOT / "build" / "java-client"
+_EVALUATE = "org.apache.maven.plugins:maven-help-plugin:3.5.1:evaluate"
 _DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
 
 
@@ -99,9 +100,7 @@ def _build() -> None:
 def _link_repository(repository: pathlib.Path) -> None:
     """A folder that shows all of the user's repository, and takes our own group by itself."""
     shutil.rmtree(repository, ignore_errors=True)
-    own = pathlib.Path(
-        maven(BUILD / "client", "help:evaluate", "-Dexpression=settings.localRepository", "-DforceStdout")
-    )
+    own = pathlib.Path(maven(BUILD / "client", _EVALUATE, "-Dexpression=settings.localRepository", "-DforceStdout"))
     for level in (".", "io", "io/github"):
         (repository / level).mkdir(parents=True, exist_ok=True)
         for entry in (own / level).glob("*"):

@@ -72,3 +72,20 @@ def tcp_proxy(target: str) -> Iterator[TcpProxy]:
         yield proxy
     finally:
         proxy.close()
+
+
+@contextlib.contextmanager
+def cut_on_connect(proxy: TcpProxy) -> Iterator[str]:
+    """For programs in other languages: an address where every connection cuts the proxy's, and is told as a line how many clients that were."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                asked, _ = listener.accept()
+                with asked:
+                    asked.sendall(f"{proxy.cut()}\n".encode())
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)

@@ -151,10 +151,9 @@ class BlockingClientTest {
         assertTrue(again.existing());
         assertThrows(
                 AlreadyExistsException.class, () -> client.submit(Prompt.text("Something else"), options, key));
-        try (GenerationStream all = client.subscribe(first.requestId());
-                GenerationStream rest = client.subscribe(first.requestId(), 10);
+        Completion whole = client.subscribe(first.requestId()).result();
+        try (GenerationStream rest = client.subscribe(first.requestId(), 10);
                 GenerationStream output = client.subscribe(first.requestId(), 20, 0)) {
-            Completion whole = all.result();
             assertEquals(whole.tokenIds().subList(10, 24), rest.result().tokenIds());
             assertEquals(whole.tokenIds().subList(20, 24), output.result().tokenIds());
         }

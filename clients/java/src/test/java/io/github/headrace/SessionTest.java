@@ -119,11 +119,10 @@ class SessionTest {
             detached.next();
             id = detached.requestId().orElseThrow();
         }
-        try (Session session = client.session();
-                GenerationStream whole = client.subscribe(id)) {
+        Completion whole = client.subscribe(id).result();
+        try (Session session = client.session()) {
             SessionGeneration rest = session.attach(id, 40);
-            assertEquals(
-                    whole.result().tokenIds().subList(40, 100), rest.result().tokenIds());
+            assertEquals(whole.tokenIds().subList(40, 100), rest.result().tokenIds());
             SessionGeneration left = session.attach(id, 0);
             left.detach();
             assertFalse(left.hasNext());
