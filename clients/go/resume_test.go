@@ -152,6 +152,14 @@ func TestSubscriptionGivesUpAfterItsAttemptsAndAtItsDeadline(t *testing.T) {
 	}
 }
 
+func TestAttemptsAreCountedAnewAfterEveryEvent(t *testing.T) {
+	f := &fake{breaks: []int{3, 4, 5, 6, 7, 7, 7}} // more than the three attempts, never in a row
+	client := start(t, f, headrace.WithRetry(headrace.RetryPolicy{MaxAttempts: 3, InitialBackoff: time.Millisecond}))
+	if answered, err := client.Subscribe(context.Background(), requestID).Result(); err != nil || answered.Text() != answer(0, 0, logTokens) || f.attemptsOf("Subscribe") != 8 {
+		t.Error(answered, err, f.attemptsOf("Subscribe"))
+	}
+}
+
 func TestUnknownRequestIsNotTriedAgain(t *testing.T) {
 	f := &fake{}
 	client := start(t, f)
