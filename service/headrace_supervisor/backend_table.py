@@ -96,6 +96,7 @@ class BackendTable:
         self._machine_bytes = memory_sums.machine_bytes() if machine_bytes is None else machine_bytes
         self._entries: dict[str, _Entry] = {}
         self._draining = False
+        self._ending = False
         self._one_load = asyncio.Lock()
         self._change = asyncio.Event()
         # Set with ProcessGaveUp when the server must end.
@@ -132,7 +133,8 @@ class BackendTable:
 
     def _take_names(self, found: Sequence[str]) -> None:
         names = set(found)
-        gone = [n for n, e in self._entries.items() if n not in names and e.state not in _RUNNING]
+        idle = {name for name, entry in self._entries.items() if entry.state not in _RUNNING and entry.loading is None}
+        gone = idle - names
         for name in gone:
             del self._entries[name]
         new = names - set(self._entries)
@@ -156,10 +158,8 @@ class BackendTable:
             Refused: it can't be loaded, and why.
         """
         entry = self._entries.get(name)
-        if entry is not None and entry.state == control_pb2.BACKEND_STATE_READY:
+        if entry is not None and self._serves(entry):
             return entry.message(), True
-        if entry is not None and entry.state == control_pb2.BACKEND_STATE_UNLOADING:
-            raise refusals.unavailable(f"model {name} is being unloaded")
         if entry is None or entry.loading is None:
             # Refused before the model has a state: a name that is none must not appear in lists.
             await asyncio.to_thread(self._launches.check, name, memory_bytes)
@@ -171,14 +171,24 @@ class BackendTable:
         await asyncio.shield(entry.loading)
         return entry.message(), False
 
+    def _serves(self, entry: _Entry) -> bool:
+        """Whether there is nothing to load. Raises Refused: UNAVAILABLE, not at this moment."""
+        if self._ending:
+            raise refusals.unavailable("the server is shutting down")
+        if entry.state == control_pb2.BACKEND_STATE_UNLOADING:
+            raise refusals.unavailable(f"model {entry.name} is being unloaded")
+        return entry.state == control_pb2.BACKEND_STATE_READY
+
     async def _load(self, entry: _Entry, memory_bytes: int) -> None:
         try:
             async with self._one_load:
-                await self._start(entry, memory_bytes)
-                await self._until_ready(entry)
-        except Refused as refused:
+                # Another's load may have ended while this one was on its way here.
+                if not self._serves(entry):
+                    await self._start(entry, memory_bytes)
+                    await self._until_ready(entry)
+        except Exception as error:
             if entry.state == control_pb2.BACKEND_STATE_LOADING:
-                self._fail(entry, str(refused))
+                await self._fail(entry, str(error))
             raise
         finally:
             entry.loading = None
@@ -254,7 +264,8 @@ class BackendTable:
         return True
 
     async def stop_all(self, hurry: asyncio.Event) -> None:
-        """Ends every backend."""
+        """Ends every backend, and takes no wish from then on."""
+        self._ending = True
         for entry in self._entries.values():
             for task in (entry.unloading, entry.loading):
                 if task is not None:
@@ -275,7 +286,7 @@ class BackendTable:
             if not self.fatal.done():
                 self.fatal.set_exception(error)
         elif entry.loading is None and entry.unloading is None:
-            self._fail(entry, str(self._why_ended(entry, life)))
+            self._failed(entry, str(self._why_ended(entry, life)))
 
     def _why_ended(self, entry: _Entry, life: asyncio.Task[None]) -> Refused:
         """The reason of a backend that ended before it was ready, or after."""
@@ -287,7 +298,15 @@ class BackendTable:
             return Refused(said.code, f"model {entry.name}: {said}")
         return refusals.failed_precondition(f"model {entry.name}: {error}")
 
-    def _fail(self, entry: _Entry, reason: str) -> None:
+    async def _fail(self, entry: _Entry, reason: str) -> None:
+        """Ends what runs of a model that will not serve."""
+        if entry.process is not None:
+            await entry.process.stop(0.0, asyncio.Event())
+        # Nobody waits for an unload of what failed meanwhile.
+        if entry.state == control_pb2.BACKEND_STATE_LOADING:
+            self._failed(entry, reason)
+
+    def _failed(self, entry: _Entry, reason: str) -> None:
         _log.error("model failed", model=entry.name, reason=reason)
         entry.process = entry.life = entry.launch = None
         entry.reason = reason

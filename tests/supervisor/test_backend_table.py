@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pathlib
+import random
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -224,6 +226,59 @@ async def test_the_sum_of_budgets_is_bounded_by_the_machine(table: BackendTable,
     assert state_of(table, "b") == UNLOADED and fakes.launched == ["a"]
     await table.unload("a", 0)
     await table.load("b", 8 * GIB)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_wishes_at_the_same_time_keep_the_books_straight(
+    table: BackendTable, fakes: Fakes, seed: int
+) -> None:
+    rng = random.Random(seed)
+    for name in ("c", "d"):
+        fakes.scripts[name] = RUNS
+    fakes.scripts["dies"] = DIES
+    table._take_names(fakes.names())
+
+    async def operator() -> None:
+        for _ in range(6):
+            name = rng.choice(["a", "b", "c", "d", "dies"])
+            with contextlib.suppress(Refused, TimeoutError):
+                async with asyncio.timeout(rng.choice([0.05, 5.0])):
+                    if rng.random() < 0.6:
+                        await table.load(name, rng.choice([1, 2, 5]) * GIB)
+                    else:
+                        await table.unload(name, rng.choice([0.0, 0.1]))
+            running = [model for model in table.state().models if model.state in (LOADING, READY, UNLOADING)]
+            assert sum(model.memory_bytes for model in running) <= 8 * GIB
+            if pids := alive(fakes.pids()):
+                if rng.random() < 0.2:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(rng.choice(pids), 9)
+
+    await asyncio.gather(*(operator() for _ in range(6)))
+    async with asyncio.timeout(60):
+        while any(entry.loading or entry.unloading for entry in table._entries.values()):
+            await asyncio.sleep(0.02)
+    for name in [model.name for model in table.state().models if model.state == READY]:
+        await table.unload(name, 0.0)
+    assert all(model.state in (UNLOADED, FAILED) for model in table.state().models)
+    assert alive(fakes.pids()) == [] and not table.fatal.done()
+
+
+async def test_a_model_whose_folder_goes_while_it_loads_is_not_lost(table: BackendTable, fakes: Fakes) -> None:
+    fakes.serving.clear()
+    first = asyncio.create_task(table.load("a"))
+    await until(table, "a", LOADING)
+    # Waits for its turn, still unloaded, while its folder disappears.
+    second = asyncio.create_task(table.load("b"))
+    await asyncio.sleep(0.1)
+    del fakes.scripts["b"]
+    table._take_names(fakes.names())
+    fakes.serving.set()
+    await first
+    with pytest.raises(Refused, match="b is unknown"):
+        await second
+    table._take_names(fakes.names())
+    assert [model.name for model in table.state().models] == ["a"]
 
 
 @pytest.mark.parametrize("name", ["nobody", "b"])
