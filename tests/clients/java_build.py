@@ -1,7 +1,7 @@
 """Builds the Java client and its examples once per state of their sources, outside of the checkout, for all processes of a test run.
 
-Owns the copy in build/java-client and its lock. Maven's own repository is used for everything but our artifact, which is installed into a folder
-of the copy: a test leaves nothing of ours where other projects would find it.
+Owns the copy in build/java-client and its lock. What the user's Maven repository has is used; our own artifact is installed into a folder of the copy:
+a test leaves nothing of ours where other projects would find it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tests.support import toolchains
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "clients" / "java"
 BUILD = ROOT / "build" / "java-client"
-_EVALUATE = "org.apache.maven.plugins:maven-help-plugin:3.5.1:evaluate"
 _DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
 
 
@@ -81,29 +80,26 @@ def _state() -> str:
 def _build() -> None:
     folder, repository = BUILD / "client", BUILD / "repository"
     # target/ stays, so that Maven compiles what changed; the copy keeps the times it goes by.
-    for old in (folder / "src", folder / "examples" / "src"):
+    for old in (folder / "src", folder / "examples"):
         shutil.rmtree(old, ignore_errors=True)
     for path in _sources():
         target = folder / path.relative_to(CLIENT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
-    # With the user's own repository first, so that what Maven downloads stays there.
-    maven(folder, "package", "-DskipTests")
-    jars = BUILD / "jars"
-    maven(folder, _DEPENDENCIES, f"-Dmdep.outputFile={jars}", "-Dmdep.includeScope=runtime")
     _link_repository(repository)
-    maven(folder, "install", "-DskipTests", repository=repository)
+    jars = BUILD / "jars"
+    arguments = ("-DskipTests", "install", _DEPENDENCIES, f"-Dmdep.outputFile={jars}", "-Dmdep.includeScope=runtime")
+    maven(folder, *arguments, repository=repository)
     jar = next((folder / "target").glob("headrace-client-*.jar"))
     (BUILD / "classpath").write_text(os.pathsep.join([str(jar), jars.read_text().strip()]))
 
 
 def _link_repository(repository: pathlib.Path) -> None:
-    """A folder that shows all of the user's repository, and takes our own group by itself."""
-    shutil.rmtree(repository, ignore_errors=True)
-    own = pathlib.Path(maven(BUILD / "client", _EVALUATE, "-Dexpression=settings.localRepository", "-DforceStdout"))
-    for level in (".", "io", "io/github"):
+    """A folder that shows what the user's repository has, and takes what is new by itself."""
+    own = pathlib.Path.home() / ".m2" / "repository"
+    for level in ("", "io", "io/github"):
         (repository / level).mkdir(parents=True, exist_ok=True)
         for entry in (own / level).glob("*"):
             link = repository / level / entry.name
-            if f"{level}/{entry.name}" not in ("./io", "io/github", "io/github/headrace"):
+            if not link.exists() and entry not in (own / "io", own / "io/github", own / "io/github/headrace"):
                 link.symlink_to(entry)

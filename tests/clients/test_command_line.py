@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import pty
-import select
 import signal
 import subprocess
 import sys
-import termios
 import time
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from tests.clients.canned_service import REQUEST_ID, CannedServer, answer
-from tests.support.processes import wait_until
 
 from headrace.cli import group, main, output
 
@@ -273,54 +269,6 @@ def test_chat_explains_wrong_commands_and_goes_on(server: CannedServer) -> None:
     ):
         assert message in result.stderr
     assert run(server, "chat", stdin="invalid\n").exit_code == 1
-
-
-def test_chat_in_a_terminal_ctrl_c_stops_the_answer_and_not_the_loop(server: CannedServer) -> None:
-    """A person asks for an endless answer, presses Ctrl-C, meets an error, asks on and leaves with Ctrl-D."""
-    terminal, child_side = pty.openpty()
-    # A session leader that opens a terminal gets it as its own, so that Ctrl-C is a signal.
-    script = f'exec "$0" "$@" <{os.ttyname(child_side)} >{os.ttyname(child_side)} 2>&1'
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "clients/python"), "HEADRACE_SERVER": server.address}
-    process = subprocess.Popen(["/bin/sh", "-c", script, *COMMAND, "chat"], env=environment, start_new_session=True)
-    shown = ""
-
-    def until(text: str) -> None:
-        nonlocal shown
-        while text not in shown:
-            readable, _, _ = select.select([terminal], [], [], 90)
-            assert readable, f"waited for {text!r}, saw {shown!r}"
-            shown += os.read(terminal, 4096).decode(errors="replace")
-        shown = shown.split(text, 1)[1]
-
-    def prompted() -> None:
-        """Waits until readline reads: it shows its prompt before it takes the terminal, and may lose a line that is typed in between."""
-        until("> ")
-        wait_until(lambda: not termios.tcgetattr(terminal)[3] & termios.ICANON)
-
-    prompted()
-    os.write(terminal, b"endless\n")
-    until("w3 ")
-    os.write(terminal, b"\x03")
-    until("[stopped]")
-    prompted()
-    assert server.seen.cancelled.wait(30)
-    os.write(terminal, b"invalid\n")
-    until("INVALID_ARGUMENT")
-    prompted()
-    # Readline shows its prompt a moment before it waits, and a signal in between is not looked at until the next key.
-    os.write(terminal, b"\x03")
-    while not select.select([terminal], [], [], 3)[0]:
-        os.write(terminal, b"\x03")
-    until("Ctrl-D leaves")
-    os.write(terminal, b"hello\n")
-    until("w4 ")
-    prompted()
-    os.write(terminal, b"\x04")
-    assert process.wait(60) == 0
-    os.close(terminal)
-    os.close(child_side)
-    said = [(m.role, m.parts[0].text) for m in server.seen.requests[-1].messages]
-    assert [role for role, _ in said] == [2, 3, 2] and said[1][1].startswith("w0 w1 w2 ")
 
 
 def test_server_commands_say_how_to_install_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

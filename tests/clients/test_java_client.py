@@ -119,7 +119,7 @@ def test_java_tests_pass_against_a_real_server(build: JavaBuild, server: Running
     with tcp_proxy(server.address) as proxy, cut_on_connect(proxy) as cut, secured_server(tmp_path) as secured:
         addresses = {"SERVER": server.address, "PROXY": proxy.address, "CUT": cut}
         variables = {f"HEADRACE_TEST_{name}": address for name, address in addresses.items()} | secured
-        maven(build.folder, "surefire:test", env=variables)
+        maven(build.folder, "surefire:test", repository=build.repository, env=variables)
     reports = [ElementTree.parse(path).getroot() for path in (build.folder / "target/surefire-reports").glob("*.xml")]
     cases = {case.get("name") for report in reports for case in report.iter("testcase")}
     assert any(str(name).startswith("aSubscriptionSurvivesCutsWithoutALostOrDoubledToken") for name in cases)
