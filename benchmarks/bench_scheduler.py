@@ -3,7 +3,8 @@
     python -m benchmarks.bench_scheduler --json FILE
 
 A fake worker answers every sample with a token at once; its own time is not counted. For each number of decoding rows and of waiting requests the
-batch is filled first, then steps are timed with two in flight, as the backend runs them. A quarter of the rows have a stop string. `p50` and
+batch is filled first, then steps are timed with two in flight, as the backend runs them. A quarter of the rows have a stop string. In the cases
+called parked, a row is free, and all that wait are of a tenant that runs one request and may not take the blocks for another (`kv_cache_share`). `p50` and
 `p99` are elapsed time; `cpu` is the thread's own CPU time, which says nearly the same on a machine that does other things too.
 """
 
@@ -21,7 +22,14 @@ import numpy as np
 from benchmarks import figures
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber
+from headrace_backend.engine.requests import (
+    AbortCause,
+    EngineRequest,
+    ModelLimits,
+    StopSpec,
+    Subscriber,
+    TenantLimits,
+)
 from headrace_backend.step_plan import StepPlan, StepResult
 
 VOCAB_SIZE = 32_000
@@ -38,6 +46,7 @@ class Case(NamedTuple):
 
     rows: int
     waiting: int
+    parked: bool = False
 
 
 CASES = (
@@ -49,6 +58,8 @@ CASES = (
     Case(64, 10_000),
     Case(256, 100),
     Case(256, 10_000),
+    Case(64, 10_000, parked=True),
+    Case(256, 10_000, parked=True),
 )
 
 
@@ -60,16 +71,17 @@ def build_engine(case: Case, num_steps: int) -> Engine:
     config = EngineConfig(
         model=pathlib.Path("none"),
         block_size=BLOCK_SIZE,
-        max_num_seqs=case.rows,
+        max_num_seqs=case.rows + case.parked,
         max_num_batched_tokens=2048,
         max_waiting_requests=case.rows + case.waiting,
+        max_waiting_tokens=1 << 28,
     )
     limits = ModelLimits(VOCAB_SIZE, max_len, (2,))
     token_bytes = [b"tok%d" % token for token in range(VOCAB_SIZE)]
     engine = Engine(config, limits, token_bytes, time.monotonic_ns)
     engine.worker_ready(case.rows * (blocks_per_row + 1))
     generator = np.random.default_rng(0)
-    for index in range(case.rows + case.waiting):
+    for index in range(case.rows + (0 if case.parked else case.waiting)):
         strings = (b"never seen", b"\n\n") if index % 4 == 0 else ()
         request = EngineRequest(
             request_id=f"r{index}",
@@ -78,7 +90,21 @@ def build_engine(case: Case, num_steps: int) -> Engine:
             stop=StopSpec(max_tokens, strings=strings, token_ids=frozenset([2])),
         )
         engine.add(request, Subscriber(index % NUM_STREAMS, index + 1))
+    if case.parked:
+        add_parked(engine, case, max_tokens, blocks_per_row)
     return engine
+
+
+def add_parked(engine: Engine, case: Case, max_tokens: int, blocks_per_row: int) -> None:
+    """One request that runs, in the place of a row, and many behind it that need all blocks of its tenant's share."""
+    engine.abort("r0", "", AbortCause.CANCELLED)
+    limits = TenantLimits(kv_cache_share=1 / (case.rows * (blocks_per_row + 1)) * blocks_per_row)
+    running = np.full(PROMPT_TOKENS, 3, np.int32)
+    waiting = np.full(blocks_per_row * BLOCK_SIZE - BLOCK_SIZE - 1, 4, np.int32)
+    for index in range(case.waiting + 1):
+        prompt, num_outputs = (waiting, 1) if index else (running, max_tokens)
+        request = EngineRequest(f"p{index}", prompt, StopSpec(num_outputs), tenant="parked", limits=limits)
+        engine.add(request, Subscriber(index % NUM_STREAMS, 100_000 + index))
 
 
 class Stopwatch:
@@ -153,6 +179,7 @@ def measure(case: Case, num_steps: int) -> dict[str, float]:
     return {
         "rows": case.rows,
         "waiting": case.waiting,
+        "parked": case.parked,
         "p50_us": centiles[49],
         "p99_us": centiles[98],
         "cpu_p50_us": statistics.median(cpu_us),
@@ -168,13 +195,13 @@ def main() -> None:
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     results = []
-    print("rows  waiting  p50 us  p99 us  cpu p50  cpu p99  limit us")
+    print("rows  waiting  parked  p50 us  p99 us  cpu p50  cpu p99  limit us")
     for case in CASES:
         result = measure(case, arguments.steps)
         results.append(result)
         limit = LIMITS_US.get(case.rows)
         print(
-            f"{case.rows:4d}  {case.waiting:7d}  {result['p50_us']:6.1f}  {result['p99_us']:6.1f}  "
+            f"{case.rows:4d}  {case.waiting:7d}  {'yes' if case.parked else 'no':>6s}  {result['p50_us']:6.1f}  {result['p99_us']:6.1f}  "
             f"{result['cpu_p50_us']:7.1f}  {result['cpu_p99_us']:7.1f}  "
             f"{'-' if limit is None else limit}"
         )

@@ -10,7 +10,6 @@ import random
 from collections import deque
 
 import numpy as np
-import pytest
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
