@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import grpc
 
-from headrace_service.auth.tls import Tls
+from headrace_credentials import ServerTls
 from headrace_service.config import ServiceConfig
 
 MAX_METADATA_BYTES = 8 << 10
@@ -48,7 +48,7 @@ def channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
     return options
 
 
-def bind(server: grpc.aio.Server, address: str, tls: Tls | None) -> str:
+def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> str:
     """Makes a server listen on an address, with TLS if there is any and the address is HOST:PORT.
 
     Returns:

@@ -16,9 +16,9 @@ import sys
 import pydantic
 import uvloop
 
+from headrace_credentials import CredentialError
 from headrace_model_folder import InvalidModelFolder
 from headrace_service import logs, server
-from headrace_service.auth.credential_files import CredentialError
 from headrace_service.config import ServiceConfig
 from headrace_service.listening import CannotListen
 

@@ -87,7 +87,7 @@ def test_the_server_wheel_holds_every_package(wheels: dict[str, pathlib.Path]) -
     rooms = {
         name.split("/")[0] for name in zipfile.ZipFile(wheels["headrace-server"]).namelist() if name.count("/") >= 1
     }
-    packages = {"service", "supervisor", "backend", "model_folder", "kernels", "protos"}
+    packages = {"service", "supervisor", "backend", "model_folder", "credentials", "kernels", "protos"}
     assert {f"headrace_{package}" for package in packages} <= rooms
 
 

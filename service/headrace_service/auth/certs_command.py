@@ -15,9 +15,10 @@ from collections.abc import Iterator
 
 import click
 
-from headrace_service.auth import certificates, credential_files
+from headrace_credentials import CredentialError
+from headrace_credentials import files as credential_files
+from headrace_service.auth import certificates
 from headrace_service.auth.certificates import Identity
-from headrace_service.auth.credential_files import CredentialError
 
 _HELP = {"help_option_names": ["--help", "-h"]}
 _CA = "ca"

@@ -5,10 +5,10 @@ Owns which of them there are, and that all are looked after. The server asks her
 
 from __future__ import annotations
 
-from headrace_service.auth import reload
+from headrace_credentials import ServerTls, TlsFiles
+from headrace_service.auth import audit_log, reload
 from headrace_service.auth.interceptor import AuthInterceptor
 from headrace_service.auth.key_ring import KeyRing
-from headrace_service.auth.tls import Tls, TlsFiles
 from headrace_service.config import ServiceConfig
 
 
@@ -25,9 +25,10 @@ class Credentials:
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
         self.keys = KeyRing(config.keys_file) if config.keys_file is not None else None
-        self.tls: Tls | None = None
+        self.tls: ServerTls | None = None
         if config.tls_cert is not None and config.tls_key is not None:
-            self.tls = Tls(TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca))
+            files = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca)
+            self.tls = ServerTls(files, audit_log.logger())
 
     def interceptor(self, max_metadata_bytes: int) -> AuthInterceptor:
         """Returns the gate in front of the server's methods."""

@@ -10,10 +10,11 @@ import datetime
 import pathlib
 from collections.abc import Iterable
 
-from headrace_service.auth import api_keys, audit_log, credential_files, refusals
+from headrace_credentials import CredentialError
+from headrace_credentials import files as credential_files
+from headrace_service.auth import api_keys, audit_log, refusals
 from headrace_service.auth.api_keys import ApiKey, InvalidKeyFile, KeyFile, KeyTable
 from headrace_service.auth.caller import Caller
-from headrace_service.auth.credential_files import CredentialError
 
 _log = audit_log.logger()
 _SCHEME = "bearer "

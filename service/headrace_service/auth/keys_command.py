@@ -22,9 +22,10 @@ import rich.box
 import rich.console
 import rich.table
 
-from headrace_service.auth import api_keys, credential_files
+from headrace_credentials import CredentialError
+from headrace_credentials import files as credential_files
+from headrace_service.auth import api_keys
 from headrace_service.auth.api_keys import ALL_MODELS, ApiKey, InvalidKeyFile, KeyFile, Limits, PreviousSecret
-from headrace_service.auth.credential_files import CredentialError
 from headrace_service.auth.permissions import Permission
 
 _HELP = {"help_option_names": ["--help", "-h"]}

@@ -10,13 +10,14 @@ import subprocess
 
 import click.testing
 import pytest
+import structlog
 from cryptography import x509
 
+from headrace_credentials import ServerTls, TlsFiles
 from headrace_service.auth.api_keys import ApiKey, KeyFile, Limits
 from headrace_service.auth.certs_command import certs
 from headrace_service.auth.key_ring import KeyRing
 from headrace_service.auth.keys_command import keys
-from headrace_service.auth.tls import Tls, TlsFiles
 from headrace_service.errors import ServiceError
 
 
@@ -174,7 +175,7 @@ def test_a_first_installation_has_what_a_server_and_openssl_take(tmp_path: pathl
     assert modes == {
         "ca.pem": 0o644, "ca.key": 0o600, "server.pem": 0o644, "server.key": 0o600, "app-1.pem": 0o644, "app-1.key": 0o600,
     }  # fmt: skip
-    Tls(TlsFiles(folder / "server.pem", folder / "server.key", folder / "ca.pem"))
+    ServerTls(TlsFiles(folder / "server.pem", folder / "server.key", folder / "ca.pem"), structlog.get_logger())
     for purpose, name in (("sslserver", "server"), ("sslclient", "app-1")):
         command = ["openssl", "verify", "-x509_strict", "-purpose", purpose, "-CAfile", folder / "ca.pem"]
         subprocess.run([*command, folder / f"{name}.pem"], check=True, capture_output=True, timeout=60)

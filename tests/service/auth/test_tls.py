@@ -19,11 +19,11 @@ from tests.service.auth.credentials_case import CertificateFolder, bearer, chann
 from tests.service.harness import Running, events_of, running_service, text_of
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
+from headrace_credentials import CredentialError, ServerTls, TlsFiles
 from headrace_service.auth import api_keys, certificates
-from headrace_service.auth.credential_files import CredentialError
-from headrace_service.auth.tls import Tls, TlsFiles
 
 Spec = generation_pb2.GenerationSpec
+LOG = structlog.get_logger()
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_files_that_are_unsound_are_logged_once_and_the_certificate_in_force_sta
 ) -> None:
     settings = files.settings(mutual=True)
     tls_files = TlsFiles(settings["tls_cert"], settings["tls_key"], settings["tls_client_ca"])
-    tls = Tls(tls_files)
+    tls = ServerTls(tls_files, LOG)
     expires = tls.expires
     _UNSOUND[name](files)
     with structlog.testing.capture_logs() as lines:
@@ -221,7 +221,7 @@ def test_files_that_are_unsound_are_logged_once_and_the_certificate_in_force_sta
     assert tls.expires == expires
     # The same files are no way to begin.
     with pytest.raises(CredentialError):
-        Tls(tls_files)
+        ServerTls(tls_files, LOG)
     # A sound pair is taken again.
     replace(files.folder / "ca.pem", files.ca.certificate_pem())
     files.put(certificates.new_server(files.ca, ("localhost",), 5))
@@ -267,7 +267,7 @@ async def test_mtls_and_keys_go_together(
 def test_a_slow_disk_holds_up_no_handshake(files: CertificateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fetcher of grpc gets what lies ready, even while a reload is reading."""
     settings = files.settings()
-    tls = Tls(TlsFiles(settings["tls_cert"], settings["tls_key"], None))
+    tls = ServerTls(TlsFiles(settings["tls_cert"], settings["tls_key"], None), LOG)
     asked: list[Any] = []
     monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda first, newer, **_: asked.append(newer))
     tls.port_credentials()

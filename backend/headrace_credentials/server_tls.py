@@ -1,4 +1,4 @@
-"""Certificates of the TCP listeners, and their files' changes.
+"""The certificate of a listener, and its files' changes.
 
 Owns what is checked before grpc gets a certificate (that files parse, belong together and are valid now) and the exchange while the server runs. grpc asks
 for the certificate before every handshake, from one of its own threads and holding up that handshake: the answer is an object that lies ready. Reading
@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import datetime
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from headrace_service.auth import audit_log, credential_files
-from headrace_service.auth.credential_files import CredentialError
-
-_log = audit_log.logger()
+from headrace_credentials import files as credential_files
+from headrace_credentials.files import CredentialError
 
 
 class TlsFiles(NamedTuple):
@@ -42,18 +40,20 @@ class _Loaded(NamedTuple):
     expires: datetime.datetime
 
 
-class Tls:
-    """The certificate of one service process.
+class ServerTls:
+    """The certificate of one process.
 
     Args:
         files: where it lies.
+        log: a structlog logger, for changes of the files.
 
     Raises:
         CredentialError: a file cannot be used.
     """
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: TlsFiles, log: Any) -> None:
         self._files = files
+        self._log = log
         self._loaded = _load(files)
         self._complained_of = ""
 
@@ -90,12 +90,12 @@ class Tls:
             self._complain(str(error))
             return
         self._loaded, self._complained_of = loaded, ""
-        _log.info("tls.reloaded", expires=loaded.expires.isoformat())
+        self._log.info("tls.reloaded", expires=loaded.expires.isoformat())
 
     def _complain(self, why: str) -> None:
         """Logs once what is wrong with the files, until that changes."""
         if why != self._complained_of:
-            _log.error("tls.not_reloaded", why=why, expires=self.expires.isoformat())
+            self._log.error("tls.not_reloaded", why=why, expires=self.expires.isoformat())
         self._complained_of = why
 
 
