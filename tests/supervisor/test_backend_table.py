@@ -10,6 +10,7 @@ import pathlib
 import random
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -49,6 +50,9 @@ class Fakes:
         self.folder = folder
         self.scripts = {"a": RUNS, "b": RUNS}
         self.launched: list[str] = []
+        # Holds up the next check; taken by it.
+        self.held: threading.Event | None = None
+        self.release = lambda: None
         self.serving = asyncio.Event()
         self.serving.set()
         self.idle = asyncio.Event()
@@ -58,6 +62,10 @@ class Fakes:
         return tuple(self.scripts)
 
     def check(self, name: str, memory_bytes: int = 0) -> Claim:
+        if self.held is not None:
+            holding, self.held = self.held, None
+            self.release = holding.set
+            assert holding.wait(30)
         if name not in self.scripts:
             raise refusals.not_found(f"model {name} is unknown")
         return Claim(name, "cpu", memory_bytes)
@@ -146,6 +154,17 @@ async def test_the_grace_bounds_the_wait_for_requests(table: BackendTable, fakes
 async def test_callers_at_the_same_time_share_a_load(table: BackendTable, fakes: Fakes) -> None:
     await asyncio.gather(*(table.load("a") for _ in range(5)), table.load("b"))
     assert sorted(fakes.launched) == ["a", "b"]
+
+
+async def test_a_caller_whose_check_takes_long_finds_the_model_loaded(table: BackendTable, fakes: Fakes) -> None:
+    fakes.held = threading.Event()
+    slow = asyncio.create_task(table.load("a"))
+    while fakes.held is not None:
+        await asyncio.sleep(0.01)
+    await table.load("a")
+    fakes.release()
+    model, _ = await slow
+    assert model.state == READY and fakes.launched == ["a"]
 
 
 async def test_a_load_goes_on_when_its_caller_leaves(table: BackendTable, fakes: Fakes) -> None:
