@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from tests.service.harness import ANSWER, Running, events_of, running_service, text_of
 from tests.support.any_message import any_message
 
-from headrace.v1 import generation_pb2, inference_pb2
+from headrace.v1 import admin_pb2, generation_pb2, inference_pb2
+from headrace_protos.inference import grpc_service_pb2
 
 # What no status may show: where the code is, what it is made of, where things lie in memory.
 _INTERNALS = re.compile(
@@ -37,7 +38,7 @@ class Method(NamedTuple):
 def methods() -> list[Method]:
     """Every method of the public services."""
     found = []
-    for file in (inference_pb2,):
+    for file in (inference_pb2, admin_pb2, grpc_service_pb2):
         for service in file.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 request = getattr(file, method.input_type.name)
@@ -54,7 +55,7 @@ class Host:
 
     def __init__(self, model_path: pathlib.Path, sockets: pathlib.Path) -> None:
         self.loop = asyncio.new_event_loop()
-        self._context = running_service(model_path, sockets, default_time_limit_s=30.0)
+        self._context = running_service(model_path, sockets, default_time_limit_s=30.0, kserve_shared_memory=True)
         self.running: Running = self.loop.run_until_complete(self._context.__aenter__())
 
     def close(self) -> None:
