@@ -15,6 +15,7 @@ from headrace_service import errors
 from headrace_service.errors import ServiceError, Violation
 
 VERSION = "1"
+_MAX_VERSION_DIGITS = 18
 NOT_FOUND, UNAVAILABLE = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE
 
 
@@ -45,7 +46,7 @@ def check_version(name: str, version: str) -> None:
     """Raises INVALID_ARGUMENT for what is no version, NOT_FOUND for one that no model has."""
     if version in ("", VERSION):
         return
-    if not (version.isascii() and version.isdigit() and int(version[:20]) > 0):
+    if not (version.isascii() and version.isdigit() and len(version) <= _MAX_VERSION_DIGITS and int(version) > 0):
         raise invalid(
             f"failed to get model version from specified version string {errors.echo(version)}, "
             "version should be an integer value > 0",
