@@ -121,7 +121,7 @@ class FlowClientTest {
 
     @Test
     void aSubscriptionReconnectsUnderBackPressure() throws InterruptedException {
-        String id = client.submit("Once upon a time", TestServer.exactly(80).build()).requestId();
+        String id = client.submit("Once upon a time", TestServer.exactly(400).build()).requestId();
         Probe probe = new Probe();
         try (HeadraceClient proxied = TestServer.proxied(1)) {
             proxied.flow().subscribe(id, 0).subscribe(probe);
@@ -139,7 +139,7 @@ class FlowClientTest {
             assertNull(probe.seen.poll(500, TimeUnit.MILLISECONDS));
             probe.subscription.request(Long.MAX_VALUE);
             assertEquals(Probe.COMPLETE, probe.untilEnd());
-            assertEquals(80, probe.tokens());
+            assertEquals(400, probe.tokens());
         }
     }
 

@@ -23,11 +23,13 @@ import org.junit.jupiter.params.provider.ValueSource;
 @EnabledIfEnvironmentVariable(named = TestServer.VARIABLE, matches = ".+")
 @Timeout(60)
 class ReconnectTest {
+    // Long enough to be still running when the last cut comes, on a busy machine too.
+    private static final int TOKENS = 300;
 
     @ParameterizedTest
     @ValueSource(ints = {1, 3})
     void aSubscriptionSurvivesCutsWithoutALostOrDoubledToken(int outputs) {
-        GenerationOptions options = TestServer.exactly(120).temperature(1).seed(7).n(outputs).logprobs(1).build();
+        GenerationOptions options = TestServer.exactly(TOKENS).temperature(1).seed(7).n(outputs).logprobs(1).build();
         try (HeadraceClient direct = TestServer.client();
                 HeadraceClient client = TestServer.proxied(1)) {
             String id = direct.submit("Once upon a time", options).requestId();
@@ -42,21 +44,22 @@ class ReconnectTest {
                 check(output, deltas(events, output.outputIndex()));
             }
             // What was read again was not computed again.
-            assertEquals(120 * outputs, whole.usage().outputTokens());
+            assertEquals(TOKENS * outputs, whole.usage().outputTokens());
         }
     }
 
     @Test
     void oneOutputContinuesFromItsOwnToken() {
-        GenerationOptions options = TestServer.exactly(100).n(2).build();
+        GenerationOptions options = TestServer.exactly(TOKENS).n(2).build();
         try (HeadraceClient direct = TestServer.client();
                 HeadraceClient client = TestServer.proxied(2)) {
             String id = direct.submit("Once upon a time", options).requestId();
+            waitForToken(direct.subscribe(id), 1, 5);
             List<GenerationEvent> events = readWithCuts(client.subscribe(id, 5, 1), List.of(10, 30));
             List<Integer> read = deltas(events, 1).stream()
                     .flatMap(delta -> delta.tokenIds().stream())
                     .toList();
-            assertEquals(direct.subscribe(id).result().outputs().get(1).tokenIds().subList(5, 100), read);
+            assertEquals(direct.subscribe(id).result().outputs().get(1).tokenIds().subList(5, TOKENS), read);
             assertTrue(deltas(events, 0).isEmpty());
         }
     }
@@ -116,6 +119,17 @@ class ReconnectTest {
             assertTrue(stream.next() instanceof Reconnecting);
             new Thread(stream::close).start();
             assertEquals(false, stream.hasNext());
+        }
+    }
+
+    /** A subscription may begin at a token only once it is there. */
+    private static void waitForToken(GenerationStream stream, int outputIndex, int token) {
+        try (stream) {
+            while (!(stream.next() instanceof Delta delta
+                    && delta.outputIndex() == outputIndex
+                    && delta.firstTokenIndex() >= token)) {
+                assertTrue(stream.hasNext());
+            }
         }
     }
 
