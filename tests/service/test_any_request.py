@@ -60,6 +60,9 @@ class Host:
 
     def close(self) -> None:
         self.loop.run_until_complete(self._context.__aexit__(None, None, None))
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.close()
 
     def call(self, method: Method, requests: list[bytes]) -> grpc.aio.AioRpcError | None:
