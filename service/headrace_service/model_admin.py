@@ -67,8 +67,7 @@ class ModelAdmin:
             model = next((model for model in self._models if model.address == address), None)
             if model is None or not (model.broken or (model.is_known and model.engine.serving)):
                 return None
-            assert model.text  # raises for a broken one
-            return model
+            return model.reached()
 
         return await _seen(found, f"model {errors.echo(name)} was loaded, but cannot be reached"), loaded.existing
 

@@ -82,16 +82,22 @@ class ServedModel:
 
     @property
     def text(self) -> TextModel:
-        """Tokenizer, template, limits.
+        """Tokenizer, template, limits. Raises ServiceError: see `reached`."""
+        self.reached()
+        assert self._text is not None
+        return self._text
+
+    def reached(self) -> ServedModel:
+        """Returns this model, once its engine has said what it serves.
 
         Raises:
-            ServiceError: UNAVAILABLE; the engine has not said yet what it serves.
+            ServiceError: UNAVAILABLE, it has not yet; FAILED_PRECONDITION, this process can't serve it.
         """
         if self.broken:
             raise errors.failed_precondition(self.broken)
         if self._text is None:
             raise errors.unavailable("the engine cannot be reached yet")
-        return self._text
+        return self
 
     @property
     def is_known(self) -> bool:
@@ -185,10 +191,10 @@ class ServedModels:
             ServiceError: NOT_FOUND; UNAVAILABLE while its engine has not been reached.
         """
         if not name:
-            return self._reached(self.default)
+            return self.default.reached()
         for model in self._models:
             if model.name == name:
-                return self._reached(model)
+                return model.reached()
         self._check_all_named()
         raise errors.not_found(
             f"Request for unknown model: {errors.echo(name)} is not found; ListModels names the models of this server"
@@ -214,7 +220,7 @@ class ServedModels:
         tag = request_ids.tag_of(request_id)
         for model in self._models:
             if model.name is not None and model.tag == tag:
-                return self._reached(model)
+                return model.reached()
         self._check_all_named()
         raise errors.not_found(f"request {errors.echo(request_id)} is not known, or its log has expired")
 
@@ -228,12 +234,7 @@ class ServedModels:
             raise errors.unavailable("the models are not known yet")
         for model in self._models:
             if model.name is None:
-                self._reached(model)
-
-    @staticmethod
-    def _reached(model: ServedModel) -> ServedModel:
-        assert model.text  # raises UNAVAILABLE before the first welcome
-        return model
+                model.reached()
 
     # -- how they come and go
 
@@ -270,8 +271,10 @@ class ServedModels:
                 self._wake.clear()
                 self._follow_models()
                 wake = asyncio.ensure_future(self._wake.wait())
-                await asyncio.wait({wake, *self._connections.values()}, return_when=asyncio.FIRST_COMPLETED)
-                wake.cancel()
+                try:
+                    await asyncio.wait({wake, *self._connections.values()}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    wake.cancel()
                 for model in [model for model, task in self._connections.items() if task.done()]:
                     self._connection_ended(model)
         finally:
