@@ -185,6 +185,26 @@ def test_blocks_that_a_prompt_still_needs_are_not_given_to_the_next_one() -> Non
     assert other.done.ended_at_ns < readers[0].done.ended_at_ns
 
 
+def test_deadline_is_not_measured_by_prompts_that_are_passed_over() -> None:
+    harness = Harness(num_blocks=64, max_num_seqs=8, max_num_batched_tokens=512, enable_prefix_cache=False)
+    harness.add(greedy([1] * 300, 200))
+    harness.step()
+    for _ in range(5):
+        harness.add(greedy([2] * 400, 8))
+    harness.checked_step()
+    # 300 tokens took a microsecond: 2,000 wait for six or more.
+    spec = request(20, 4, tenant="other", deadline_ns=harness.now_ns + 5_000)
+    with pytest.raises(RequestRefused, match="expected wait"):
+        harness.add(greedy(20, 4, deadline_ns=harness.now_ns + 5_000))
+    assert harness.engine.load().expected_wait_ns == 0
+    reader = harness.add(spec)
+    for _ in range(3):
+        harness.checked_step()
+    assert reader.tokens[0]
+    harness.engine.stream_lost(1)
+    harness.engine.check_integrity()
+
+
 def test_passing_over_a_long_line_costs_a_step_nothing() -> None:
     """10,000 waiting requests of a tenant at its share, and one of another behind them."""
     harness = Harness(

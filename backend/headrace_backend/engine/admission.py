@@ -6,10 +6,13 @@ Owns the counts of requests that have not started, and the refusals. Does not ch
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.requests import EngineRequest
+from headrace_backend.engine.tenant_account import TenantAccount
 
 _NS_PER_S = 1_000_000_000
 _MIN_RETRY_NS = 100_000_000
@@ -33,35 +36,40 @@ class Admission:
         # What requests that have not ended may come to keep of their prompts.
         self._prompt_logprob_bytes = 0
 
-    def entered(self, request: EngineRequest) -> None:
+    def entered(self, request: EngineRequest, account: TenantAccount) -> None:
         """A request began to wait."""
-        self._count(request, 1)
+        self._count(request, account, 1)
         self._prompt_logprob_bytes += request.prompt_logprob_bytes
 
-    def left(self, request: EngineRequest) -> None:
+    def left(self, request: EngineRequest, account: TenantAccount) -> None:
         """A request started, or ended before it could."""
-        self._count(request, -1)
+        self._count(request, account, -1)
 
     def ended(self, request: EngineRequest) -> None:
         """A request ended; what is kept of it is the request table's to bound."""
         self._prompt_logprob_bytes -= request.prompt_logprob_bytes
 
-    def expected_wait_ns(self, num_running: int, outputs: int = 0) -> int:
+    def expected_wait_ns(self, num_running: int, outputs: int = 0, passed: Collection[TenantAccount] = ()) -> int:
         """How long a request of so many outputs would wait for its first step, by what was measured; 0 while nothing was.
 
-        Two queues are ahead of it: prompts to be computed, and, when rows are short, sequences that must leave theirs first.
+        Two queues are ahead of it: prompts to be computed, and, when rows are short, sequences that must leave theirs first. Tenants that it passes, since they wait for
+        their share of the cache, are in neither.
         """
         rates, rows = self._rates, self._config.max_num_seqs
         wait = 0.0
         if rates.prefill_tokens_per_s:
-            wait = self.num_waiting_tokens * _NS_PER_S / rates.prefill_tokens_per_s
-        rows_short = num_running + self._num_waiting_outputs + outputs - rows
+            num_tokens = self.num_waiting_tokens - sum([account.num_waiting_tokens for account in passed])
+            wait = num_tokens * _NS_PER_S / rates.prefill_tokens_per_s
+        num_outputs = self._num_waiting_outputs - sum([account.num_waiting_outputs for account in passed])
+        rows_short = num_running + num_outputs + outputs - rows
         if rows_short > 0:
             wait = max(wait, rows_short / rows * rates.row_time_ns)
         return int(wait)
 
-    def check(self, request: EngineRequest, now_ns: int, num_running: int) -> None:
-        """Lets a valid request in.
+    def check(
+        self, request: EngineRequest, now_ns: int, num_running: int, passed: Collection[TenantAccount] = ()
+    ) -> None:
+        """Lets a valid request in, which passes the waiting requests of some tenants.
 
         Raises:
             RequestRefused: UNAVAILABLE while draining, DEADLINE_EXCEEDED or RESOURCE_EXHAUSTED.
@@ -72,7 +80,7 @@ class Admission:
             raise RequestRefused(RefusalCode.DEADLINE_EXCEEDED, "the deadline has passed")
         self._check_sizes(request)
         self._check_queue(request, num_running)
-        self._check_wait(request, now_ns, num_running)
+        self._check_wait(request, now_ns, num_running, passed)
 
     def check_fits(self, request: EngineRequest) -> str | None:
         """Why one output could not be computed even if it had the whole cache; None if it could."""
@@ -124,21 +132,25 @@ class Admission:
         num_bytes, taken = request.prompt_logprob_bytes, self._prompt_logprob_bytes
         return bool(num_bytes and taken) and taken + num_bytes > self._config.max_log_bytes
 
-    def _check_wait(self, request: EngineRequest, now_ns: int, num_running: int) -> None:
+    def _check_wait(
+        self, request: EngineRequest, now_ns: int, num_running: int, passed: Collection[TenantAccount]
+    ) -> None:
         if request.deadline_ns is None:
             return
         left_ns = request.deadline_ns - now_ns
-        wait_ns = self.expected_wait_ns(num_running, request.n)
+        wait_ns = self.expected_wait_ns(num_running, request.n, passed)
         if wait_ns > left_ns:
             message = f"the expected wait, {wait_ns / 1e9:.3g} s, exceeds the time left, {left_ns / 1e9:.3g} s"
             raise RequestRefused(
                 RefusalCode.RESOURCE_EXHAUSTED, message, retry_after_ns=_bounded_retry(wait_ns - left_ns)
             )
 
-    def _count(self, request: EngineRequest, sign: int) -> None:
+    def _count(self, request: EngineRequest, account: TenantAccount, sign: int) -> None:
         self.num_waiting += sign
         self.num_waiting_tokens += sign * len(request.prompt_ids)
         self._num_waiting_outputs += sign * request.n
+        account.num_waiting_tokens += sign * len(request.prompt_ids)
+        account.num_waiting_outputs += sign * request.n
 
 
 def _bounded_retry(retry_ns: int) -> int:

@@ -60,7 +60,7 @@ class Endings:
         if ledger.started:
             self.rates.note_request(now_ns - ledger.started_at_ns)
         else:
-            self.admission.left(request.spec)
+            self.admission.left(request.spec, request.account)
         self.admission.ended(request.spec)
         ledger.end(now_ns)
         request.done = _done(request)

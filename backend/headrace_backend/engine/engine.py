@@ -182,7 +182,8 @@ class Engine:
         self._table.check_new(request.request_id)
         if subscriber is not None:
             self._subscriptions.check_free(subscriber)
-        self._admission.check(request, now_ns, len(self._scheduler.running))
+        passed = [other for other in self._scheduler.waiting.parked() if other is not account]
+        self._admission.check(request, now_ns, len(self._scheduler.running), passed)
         token_charge = self._quotas.admit(account, request, now_ns)
         live = self._intake.accept(request, subscriber, account, now_ns)
         live.token_charge = token_charge
@@ -354,7 +355,7 @@ class Engine:
             kv_blocks=num_blocks,
             max_waiting_requests=self._max_waiting_requests,
             output_tokens_per_second=self._rates.output_tokens_per_s(self._clock()),
-            expected_wait_ns=admission.expected_wait_ns(len(scheduler.running)),
+            expected_wait_ns=admission.expected_wait_ns(len(scheduler.running), passed=scheduler.waiting.parked()),
             free_blocks=pool.num_free if pool is not None else 0,
             cached_blocks=pool.num_cached if pool is not None else 0,
             used_blocks=num_used,
@@ -375,13 +376,15 @@ class Engine:
         )
         waiting = [request for request in active if not request.announced]
         assert len(waiting) == self._admission.num_waiting, "requests that have not started are counted"
+        num_tokens = sum(account.num_waiting_tokens for account in self._quotas)
+        assert num_tokens == self._admission.num_waiting_tokens, "what waits is in its tenant's account"
         pool = self._scheduler.kv.pool if self._scheduler.kv is not None else None
         self._quotas.check_integrity(active, pool.num_used if pool is not None else 0)
 
     def _enter(self, request: LiveRequest, subscriber: Subscriber | None) -> None:
         self._table.add(request)
         self._deadlines.push(request)
-        self._admission.entered(request.spec)
+        self._admission.entered(request.spec, request.account)
         if subscriber is not None:
             self._subscriptions.add(subscriber, request, None)
         for sequence in request.sequences:
@@ -418,7 +421,7 @@ class Engine:
         """Tells readers of a request that just took a row while it had none."""
         if not request.announced:
             request.announced = True
-            self._admission.left(request.spec)
+            self._admission.left(request.spec, request.account)
             request.publish(Started(request.ledger.cached_tokens))
         if request.lost_at_ns:
             request.publish(Resumed(now_ns - request.lost_at_ns))

@@ -5,6 +5,7 @@ or preempted (`scheduler`), nor which blocks are whose (`kv_cache_manager`).
 
     limits ──quotas──> buckets, max_streams, max_blocks
     requests and readers ──quotas──> num_streams, num_charged_tokens
+    requests that have not started ──admission──> num_waiting_outputs, num_waiting_tokens
     sequences and blocks ──scheduler, kv_cache_manager──> num_running, num_blocks
 """
 
@@ -81,6 +82,8 @@ class TenantAccount:
         "num_charged_tokens",
         "num_running",
         "num_streams",
+        "num_waiting_outputs",
+        "num_waiting_tokens",
         "request_bucket",
         "tenant",
         "token_bucket",
@@ -98,6 +101,9 @@ class TenantAccount:
         self.max_blocks = UNLIMITED
         # Active requests, with one reader each, and what further readers they have.
         self.num_streams = 0
+        # Outputs and prompt tokens of requests that have not started.
+        self.num_waiting_outputs = 0
+        self.num_waiting_tokens = 0
         # Of active requests, in whatever bucket.
         self.num_charged_tokens = 0
         # Sequences that have a row.

@@ -119,6 +119,10 @@ class WaitingQueue:
         if line is not None and line.parked:
             self._place(line)
 
+    def parked(self) -> list[TenantAccount]:
+        """The tenants that are passed over."""
+        return [account for account, line in self._lines.items() if line.parked]
+
     def take(self, requests: AbstractSet[LiveRequest] | None = None) -> list[Sequence]:
         """Removes the live sequences of these requests; None: of all. Nobody is parked afterwards."""
         live = list(self)
