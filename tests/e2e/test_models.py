@@ -344,3 +344,31 @@ def test_a_model_named_at_start_that_can_not_be_refuses_the_start(
     ended, _ = refused("--model-repository", str(repository), *options, model=pathlib.Path("demo"))
     assert ended.returncode == 2 and named in ended.stderr
     assert len(ended.stderr.splitlines()) == 1 and time.monotonic() - began < 60
+
+
+@pytest.mark.gpu
+def test_models_that_share_a_card_need_budgets_that_fit_it(repository: pathlib.Path) -> None:
+    small = ("--device", "cuda:0", "--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--graph-sizes", "off")
+    name = pathlib.Path("demo")
+    with (
+        running_server("--model-repository", str(repository), *small, model=name) as started,
+        grpc.insecure_channel(started.address) as channel,
+        pytest.raises(grpc.RpcError) as unstated,
+    ):
+        Admin(channel).load("third", 4 << 30)
+    assert unstated.value.code() is grpc.StatusCode.FAILED_PRECONDITION and "demo has none" in unstated.value.details()
+    options = ("--model-repository", str(repository), *small, "--memory-budget", "4GiB")
+    with (
+        running_server(*options, model=name) as started,
+        grpc.insecure_channel(started.address) as channel,
+    ):
+        admin = Admin(channel)
+        device_bytes = admin.memory_plan("demo").device_bytes
+        with pytest.raises(grpc.RpcError) as beyond:
+            admin.load("third", device_bytes)
+        assert beyond.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "cuda:0 has" in beyond.value.details()
+        admin.load("third")
+        for model in ("demo", "third"):
+            plan = admin.memory_plan(model)
+            assert plan.total_bytes == 4 << 30 and plan.measured
+        assert generate(started.address, spec("third")).tokens == generate(started.address, spec("demo")).tokens
