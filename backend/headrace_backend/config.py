@@ -155,7 +155,15 @@ class BackendConfig(_Frozen):
     listen: Annotated[str, Field(description="unix:PATH (in a folder of mode 0700) or HOST:PORT")]
     token_file: Annotated[
         pathlib.Path | None,
-        Field(description="file with the shared secret that services must present; needed on HOST:PORT"),
+        Field(description="file with the shared secret that services must present; HOST:PORT needs it, or mTLS"),
+    ] = None
+    tls_cert: Annotated[
+        pathlib.Path | None,
+        Field(description="PEM file of the backend's certificate on HOST:PORT; with tls_key and tls_client_ca"),
+    ] = None
+    tls_key: Annotated[pathlib.Path | None, Field(description="PEM file of the certificate's private key")] = None
+    tls_client_ca: Annotated[
+        pathlib.Path | None, Field(description="PEM file of CAs; services must show a certificate of one of them")
     ] = None
     refusal_file: Annotated[
         pathlib.Path | None,

@@ -1,6 +1,6 @@
 """The certificate of a listener, and its files' changes.
 
-Owns what is checked before grpc gets a certificate (that files parse, belong together and are valid now) and the exchange while the server runs. grpc asks
+Owns the exchange while the server runs; what makes files sound is `pem`'s. grpc asks
 for the certificate before every handshake, from one of its own threads and holding up that handshake: the answer is an object that lies ready. Reading
 and checking happens in `reload`. New connections get the new certificate, open ones live on with theirs. New files that are unsound are logged, and the
 certificate in force stays; so do the moments in which only one of two files has been replaced.
@@ -13,10 +13,9 @@ import pathlib
 from typing import Any, NamedTuple
 
 import grpc
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 
 from headrace_credentials import files as credential_files
+from headrace_credentials import pem
 from headrace_credentials.files import CredentialError
 
 
@@ -115,34 +114,9 @@ def _contents(files: TlsFiles) -> list[bytes]:
 
 
 def _checked(files: TlsFiles, contents: list[bytes]) -> _Loaded:
-    certificate = _certificates(files.certificate, contents[0])[0]
-    _check_pair(files, certificate, contents[1])
-    now = datetime.datetime.now(datetime.UTC)
-    if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
-        raise CredentialError(
-            f"{files.certificate}: is valid from {certificate.not_valid_before_utc.isoformat()} to "
-            f"{certificate.not_valid_after_utc.isoformat()}, and it is {now.isoformat(timespec='seconds')}"
-        )
+    certificate = pem.checked_pair(files.certificate, contents[0], files.key, contents[1])
     client_ca = contents[2] if files.client_ca is not None else None
     if files.client_ca is not None:
-        _certificates(files.client_ca, contents[2])
+        pem.certificates(files.client_ca, contents[2])
     configuration = grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], root_certificates=client_ca)
     return _Loaded(configuration, credential_files.fingerprint(*contents), certificate.not_valid_after_utc)
-
-
-def _certificates(path: pathlib.Path, data: bytes) -> list[x509.Certificate]:
-    """Returns the certificates of a PEM file, one at least."""
-    try:
-        return x509.load_pem_x509_certificates(data)
-    except ValueError:
-        raise CredentialError(f"{path}: holds no certificate in PEM form") from None
-
-
-def _check_pair(files: TlsFiles, certificate: x509.Certificate, key: bytes) -> None:
-    try:
-        private = serialization.load_pem_private_key(key, password=None)
-    except (ValueError, TypeError):
-        raise CredentialError(f"{files.key}: holds no private key in PEM form without a passphrase") from None
-    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    if private.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
-        raise CredentialError(f"{files.key}: is not the key of the first certificate in {files.certificate}")

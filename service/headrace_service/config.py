@@ -77,6 +77,16 @@ class ServiceConfig(pydantic.BaseModel):
     engine_token_file: Annotated[
         pathlib.Path | None, Field(description="file with the shared secret that the backend asks for on HOST:PORT")
     ] = None
+    engine_tls_ca: Annotated[
+        pathlib.Path | None,
+        Field(description="PEM file of the CA of a backend with mTLS; with engine_tls_cert and engine_tls_key"),
+    ] = None
+    engine_tls_cert: Annotated[
+        pathlib.Path | None, Field(description="PEM file of the certificate that this service shows to the backend")
+    ] = None
+    engine_tls_key: Annotated[pathlib.Path | None, Field(description="PEM file of that certificate's private key")] = (
+        None
+    )
     model_folder: Annotated[
         pathlib.Path | None,
         Field(description="folder of tokenizer and chat template; default: the folder that the backend names"),
@@ -211,6 +221,15 @@ class ServiceConfig(pydantic.BaseModel):
     def _need_one_source_of_models(self) -> Self:
         if bool(self.engine) == bool(self.control):
             raise ValueError("engine: the backend's address is needed, or control instead of it")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _refuse_half_of_engine_tls(self) -> Self:
+        named = (self.engine_tls_ca, self.engine_tls_cert, self.engine_tls_key)
+        if any(named) and not all(named):
+            raise ValueError("engine_tls_ca, engine_tls_cert and engine_tls_key: each needs the others")
+        if any(named) and (not self.engine or self.engine.startswith("unix:")):
+            raise ValueError("engine_tls_ca: engine is no HOST:PORT; unix: addresses speak no TLS")
         return self
 
     @pydantic.model_validator(mode="after")

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import structlog
 
+from headrace_credentials import ClientTlsFiles, CredentialError, channel_credentials
 from headrace_model_folder import InvalidModelFolder
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import logs
@@ -52,6 +53,8 @@ class EngineConnection:
         self._client = client
         self._prepare = prepare
         self._metadata = _secret_metadata(config)
+        # A file that cannot be used ends the start; later it is tried again.
+        engine_tls(config)
         self._was_connected = False
 
     async def run(self) -> None:
@@ -71,7 +74,12 @@ class EngineConnection:
 
     async def _run_once(self) -> None:
         """One connection from hello to its end, whatever that is."""
-        async with grpc.aio.insecure_channel(self._address, options=_channel_options(self._config)) as channel:
+        try:
+            opened = _channel(self._config, self._address)
+        except CredentialError as error:
+            _log.error("engine.no_credentials", why=str(error))
+            return
+        async with opened as channel:
             stream: _Stream = _connect(channel)(None, metadata=self._metadata)
             try:
                 await self._converse(stream)
@@ -152,6 +160,25 @@ def _secret_metadata(config: ServiceConfig) -> tuple[tuple[str, str], ...]:
     if config.engine_token_file is None:
         return ()
     return (("authorization", f"Bearer {config.engine_token_file.read_text().strip()}"),)
+
+
+def engine_tls(config: ServiceConfig) -> grpc.ChannelCredentials | None:
+    """Returns what this service shows to a backend with mTLS; None if the configuration names nothing.
+
+    Raises:
+        CredentialError: a file cannot be used.
+    """
+    if config.engine_tls_ca is None or config.engine_tls_cert is None or config.engine_tls_key is None:
+        return None
+    return channel_credentials(ClientTlsFiles(config.engine_tls_ca, config.engine_tls_cert, config.engine_tls_key))
+
+
+def _channel(config: ServiceConfig, address: str) -> grpc.aio.Channel:
+    """Returns a new channel. Files are read for each, as they may have changed."""
+    credentials = engine_tls(config)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=_channel_options(config))
+    return grpc.aio.secure_channel(address, credentials, options=_channel_options(config))
 
 
 def _channel_options(config: ServiceConfig) -> list[tuple[str, int]]:

@@ -89,6 +89,9 @@ _SERVICE_PRIVATE = frozenset(
         "engine",
         "control",
         "engine_token_file",
+        "engine_tls_ca",
+        "engine_tls_cert",
+        "engine_tls_key",
         "model_folder",
         "service_name",
         "reuse_port",
@@ -96,7 +99,18 @@ _SERVICE_PRIVATE = frozenset(
         "exit_with_parent",
     }
 )
-_BACKEND_PRIVATE = frozenset({"engine", "listen", "token_file", "refusal_file", "max_message_bytes"})
+_BACKEND_PRIVATE = frozenset(
+    {
+        "engine",
+        "listen",
+        "token_file",
+        "tls_cert",
+        "tls_key",
+        "tls_client_ca",
+        "refusal_file",
+        "max_message_bytes",
+    }
+)
 
 SERVE = (
     Group("Server", SupervisorConfig),

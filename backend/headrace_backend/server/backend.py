@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from headrace_backend.config import BackendConfig
+from headrace_backend.server import socket_tls
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.engine_service import EngineService
 from headrace_backend.server.health import HEARTBEAT_S, Health
@@ -25,13 +26,16 @@ from headrace_backend.server.statuses import RESTART_RETRY_NS, ended
 from headrace_backend.server.worker_group import WorkerLaunch
 from headrace_backend.server.worker_supervision import EngineStuck, ModelRefused, WorkersGivenUp, WorkerSupervision
 from headrace_backend.worker_messages import WorkerReady
+from headrace_credentials import ServerTls
 
 _SERVER_STOP_S = 1.0
 _STREAMS_END_S = 2.0
 _DRAIN_POLL_S = 0.02
 
 
-def _make_server(config: BackendConfig, address: ListenAddress, service: EngineService) -> grpc.aio.Server:
+def _make_server(
+    config: BackendConfig, address: ListenAddress, service: EngineService, tls: ServerTls | None
+) -> grpc.aio.Server:
     """A server that listens. Raises StartRefused if the address is taken."""
     options = [
         # Another listener on the same port must fail, not share its traffic.
@@ -53,7 +57,10 @@ def _make_server(config: BackendConfig, address: ListenAddress, service: EngineS
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((service.handler(),))
     try:
-        server.add_insecure_port(address.target)
+        if tls is None:
+            server.add_insecure_port(address.target)
+        else:
+            server.add_secure_port(address.target, tls.port_credentials())
     except RuntimeError as error:
         raise StartRefused(f"can't listen on {address.target}: the address is in use or not ours") from error
     return server
@@ -66,6 +73,7 @@ class Backend:
         self,
         config: BackendConfig,
         address: ListenAddress,
+        tls: ServerTls | None,
         engine_loop: EngineLoop,
         health: Health,
         facts: ModelFacts,
@@ -74,6 +82,7 @@ class Backend:
         """Joins what `main` made."""
         self._config = config
         self._address = address
+        self._tls = tls
         self._engine_loop = engine_loop
         self._health = health
         self._facts = facts
@@ -92,11 +101,12 @@ class Backend:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, number.name)
-        server = _make_server(self._config, self._address, self._service)
+        server = _make_server(self._config, self._address, self._service, self._tls)
         await server.start()
         self._log.info("listening", address=self._address.target, model=self._facts.describe().name)
         self._engine_loop.start(self._service.deliver)
         heartbeat = asyncio.ensure_future(self._heartbeat())
+        certificates = asyncio.ensure_future(socket_tls.follow(self._tls))
         supervision = WorkerSupervision(launch, self._engine_loop, self._health, self._on_ready)
         workers = asyncio.ensure_future(supervision.run())
         try:
@@ -106,6 +116,7 @@ class Backend:
             workers.cancel()
             await asyncio.wait([workers])
             heartbeat.cancel()
+            certificates.cancel()
             self._engine_loop.stop()
             self._log.info("ended")
 

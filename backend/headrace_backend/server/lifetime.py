@@ -71,15 +71,17 @@ def parse_listen(text: str) -> ListenAddress:
     return ListenAddress(text, None)
 
 
-def read_secret(token_file: pathlib.Path | None, address: ListenAddress) -> bytes | None:
-    """The secret that services must present, without surrounding white space; None where the socket's folder is protection enough.
+def read_secret(
+    token_file: pathlib.Path | None, address: ListenAddress, *, has_certificates: bool = False
+) -> bytes | None:
+    """The secret that services must present, without surrounding white space; None where certificates or the socket's folder protect.
 
     Raises:
         StartRefused: The file can't be read or its content is of no use, or a TCP port would be open without a secret.
     """
     if token_file is None:
-        if address.socket_path is None:
-            raise StartRefused(f"listen is {address.target!r}; a TCP port needs token_file")
+        if address.socket_path is None and not has_certificates:
+            raise StartRefused(f"listen is {address.target!r}; a TCP port needs token_file, or tls_client_ca")
         return None
     try:
         with token_file.open("rb") as file:

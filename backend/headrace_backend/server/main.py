@@ -33,9 +33,11 @@ from headrace_backend.server.lifetime import (
 )
 from headrace_backend.server.logs import configure_logs
 from headrace_backend.server.model_facts import ModelFacts, model_limits, text_bytes
+from headrace_backend.server.socket_tls import read_tls
 from headrace_backend.server.worker_group import WorkerLaunch
 from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.server.worker_supervision import ModelRefused
+from headrace_credentials import ServerTls
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 
 _MAX_CONFIG_BYTES = 1 << 20
@@ -62,10 +64,11 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
         config = _read_config(options.config_json)
         configure_logs(config.log_format, config.log_level)
         address = parse_listen(config.listen)
-        secret = read_secret(config.token_file, address)
+        tls = read_tls(config, address)
+        secret = read_secret(config.token_file, address, has_certificates=tls is not None)
         with claimed_socket(address):
             folder = _open_model(config.engine)
-            backend = uvloop.run(_run(config, address, secret, folder, worker_command))
+            backend = uvloop.run(_run(config, address, tls, secret, folder, worker_command))
     except (StartRefused, ModelRefused) as refused:
         print(f"headrace backend: {refused}", file=sys.stderr, flush=True)
         _note_refusal(config, refused)
@@ -110,6 +113,7 @@ def _open_model(config: EngineConfig) -> ModelFolder:
 async def _run(
     config: BackendConfig,
     address: ListenAddress,
+    tls: ServerTls | None,
     secret: bytes | None,
     folder: ModelFolder,
     worker_command: tuple[str, ...],
@@ -122,7 +126,7 @@ async def _run(
     service = EngineService(
         engine_loop, health, facts.describe, clock, secret=secret, max_message_bytes=config.max_message_bytes
     )
-    backend = Backend(config, address, engine_loop, health, facts, service)
+    backend = Backend(config, address, tls, engine_loop, health, facts, service)
     shows_bars = config.log_format == "console" and sys.stderr.isatty()
     launch = WorkerLaunch(config.engine, limits.max_model_len, worker_command, shows_bars=shows_bars)
     return await backend.run(launch)
