@@ -1,5 +1,7 @@
 package io.github.headrace;
 
+import io.github.headrace.v1.SubscribeRequest;
+import io.github.headrace.v1.SubscribeResponse;
 import java.util.concurrent.Flow;
 
 /**
@@ -59,7 +61,22 @@ public final class FlowHeadraceClient {
      * @return a cold publisher
      */
     public Flow.Publisher<GenerationEvent> subscribe(String requestId, int fromToken) {
-        var call = Calls.subscribe(requestId, fromToken, null);
+        return subscription(Calls.subscribe(requestId, fromToken, null));
+    }
+
+    /**
+     * One output of a submitted or running generation; else as {@link #subscribe(String, int)}.
+     *
+     * @param requestId from submit, or from an accepted event
+     * @param fromToken the first token wanted
+     * @param outputIndex which of the n outputs
+     * @return a cold publisher
+     */
+    public Flow.Publisher<GenerationEvent> subscribe(String requestId, int fromToken, int outputIndex) {
+        return subscription(Calls.subscribe(requestId, fromToken, outputIndex));
+    }
+
+    private Flow.Publisher<GenerationEvent> subscription(StreamCall<SubscribeRequest, SubscribeResponse> call) {
         return new EventPublisher(
                 transport, () -> new SubscriptionState(call, timeouts.start(true), transport.retry()));
     }

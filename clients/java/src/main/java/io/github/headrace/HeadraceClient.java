@@ -1,5 +1,7 @@
 package io.github.headrace;
 
+import io.github.headrace.v1.SubscribeRequest;
+import io.github.headrace.v1.SubscribeResponse;
 import java.time.Duration;
 import java.util.Collection;
 import java.util.Iterator;
@@ -352,8 +354,7 @@ public final class HeadraceClient implements AutoCloseable {
         return new GenerationStream(transport, new StreamState(call, timeouts.start(true)));
     }
 
-    private GenerationStream subscription(
-            StreamCall<io.github.headrace.v1.SubscribeRequest, io.github.headrace.v1.SubscribeResponse> call) {
+    private GenerationStream subscription(StreamCall<SubscribeRequest, SubscribeResponse> call) {
         return new GenerationStream(
                 transport, new SubscriptionState(call, timeouts.start(true), transport.retry()));
     }

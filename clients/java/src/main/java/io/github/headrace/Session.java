@@ -119,10 +119,19 @@ public final class Session implements AutoCloseable {
      * @return to be read here, or known by its id
      */
     public SessionGeneration attach(String requestId, int fromToken) {
-        SessionAttach.Builder attachment = SessionAttach.newBuilder()
-                .setRequestId(Wire.utf8("request_id", requestId))
-                .setFromToken(Wire.unsigned("from_token", fromToken));
-        return open(() -> state.attach(attachment.build()));
+        return attach(attachment(requestId, fromToken));
+    }
+
+    /**
+     * Reads one output of a generation that exists.
+     *
+     * @param requestId from an accepted event, or from submit
+     * @param fromToken the first token wanted
+     * @param outputIndex which of the n outputs
+     * @return to be read here, or known by its id
+     */
+    public SessionGeneration attach(String requestId, int fromToken, int outputIndex) {
+        return attach(attachment(requestId, fromToken).setOutputIndex(Wire.unsigned("output_index", outputIndex)));
     }
 
     /**
@@ -207,6 +216,16 @@ public final class Session implements AutoCloseable {
 
     private SessionGeneration start(SessionSubmit.Builder submission) {
         return open(() -> state.submit(submission.build()));
+    }
+
+    private SessionGeneration attach(SessionAttach.Builder attachment) {
+        return open(() -> state.attach(attachment.build()));
+    }
+
+    private static SessionAttach.Builder attachment(String requestId, int fromToken) {
+        return SessionAttach.newBuilder()
+                .setRequestId(Wire.utf8("request_id", requestId))
+                .setFromToken(Wire.unsigned("from_token", fromToken));
     }
 
     private SessionGeneration open(Supplier<SessionRequest> message) {

@@ -123,6 +123,8 @@ class SessionTest {
         try (Session session = client.session()) {
             SessionGeneration rest = session.attach(id, 40);
             assertEquals(whole.tokenIds().subList(40, 100), rest.result().tokenIds());
+            SessionGeneration one = session.attach(id, 99, 0);
+            assertEquals(whole.tokenIds().subList(99, 100), one.result().tokenIds());
             SessionGeneration left = session.attach(id, 0);
             left.detach();
             assertFalse(left.hasNext());
