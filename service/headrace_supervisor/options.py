@@ -25,6 +25,8 @@ from pydantic_core import PydanticUndefined
 from headrace_supervisor.settings import PREFIX, Group, flag_name
 
 _KINDS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT", ByteSize: "SIZE"}
+# Settings that may be repeated take names, but for these.
+_ADDRESSES = frozenset({"listen"})
 # Names of the field's other places for the same option.
 _ALIASES = {"max_model_len": ("--max-seq-len",)}
 
@@ -78,10 +80,10 @@ def _option(name: str, field: FieldInfo) -> click.Option:
         return click.Option([f"{flag}/--no-{flag[2:]}"], default=None, help=field.description)
     multiple = typing.get_origin(field.annotation) is tuple
     names = [flag, *_ALIASES.get(name, ()), name]
-    return click.Option(names, default=None, multiple=multiple, metavar=_kind(field), help=field.description)
+    return click.Option(names, default=None, multiple=multiple, metavar=_kind(name, field), help=field.description)
 
 
-def _kind(field: FieldInfo) -> str:
+def _kind(name: str, field: FieldInfo) -> str:
     """What an option takes, for people: alternatives, or the kind of value."""
     if typing.get_origin(field.annotation) is typing.Literal:
         return "|".join(str(value) for value in typing.get_args(field.annotation))
@@ -89,12 +91,14 @@ def _kind(field: FieldInfo) -> str:
         return "PATH"
     if isinstance(field.annotation, type) and field.annotation in _KINDS:
         return _KINDS[field.annotation]
-    return "ADDRESS" if typing.get_origin(field.annotation) is tuple else "PATH"
+    if typing.get_origin(field.annotation) is tuple:
+        return "ADDRESS" if name in _ADDRESSES else "NAME"
+    return "PATH"
 
 
 def _row(name: str, field: FieldInfo) -> tuple[str, str, str]:
     flag = flag_name(name)
-    left = f"{flag}/--no-{flag[2:]}" if field.annotation is bool else f"{flag} {_kind(field)}"
+    left = f"{flag}/--no-{flag[2:]}" if field.annotation is bool else f"{flag} {_kind(name, field)}"
     return left, (field.description or "") + _range(field), _default(field)
 
 
