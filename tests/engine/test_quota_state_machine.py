@@ -16,7 +16,8 @@ from headrace_backend.engine.requests import AbortCause, EngineRequest, Subscrib
 from headrace_backend.engine.tenant_account import MINUTE_NS
 
 NUM_BLOCKS = 16
-TENANTS = ("a", "b", "free")
+# Of the last one the limits change; the books that the test keeps are those of the others.
+TENANTS = ("a", "b", "moving")
 STREAMS = (1, 2, 3)
 
 limits = st.builds(
@@ -63,7 +64,7 @@ class QuotaMachine(RuleBasedStateMachine):
             ageing_s=1e-5,
         )
         self.engine = self.harness.engine
-        self.limits = {"a": a, "b": b, "free": TenantLimits()}
+        self.limits = {"a": a, "b": b, "moving": TenantLimits()}
         self.began_ns = self.harness.now_ns
         self.asked: list[Asked] = []
         # Requests not known to have ended, and the buckets as they should be.
@@ -126,12 +127,20 @@ class QuotaMachine(RuleBasedStateMachine):
         self.active[spec.request_id] = asked
         self.levels[tenant].add(-self._charge(spec), self.harness.now_ns)
 
+    @rule(newest=limits)
+    def change_limits(self, newest: TenantLimits) -> None:
+        self.limits["moving"] = newest
+
     def _charge(self, spec: EngineRequest) -> int:
-        return len(spec.prompt_ids) + spec.n * spec.stop.max_tokens if self.limits[spec.tenant].tokens_per_minute else 0
+        kept = self.limits[spec.tenant]
+        fixed = spec.tenant != "moving" and kept.tokens_per_minute
+        return len(spec.prompt_ids) + spec.n * spec.stop.max_tokens if fixed else 0
 
     def _check_refusal(self, spec: EngineRequest, refused: RequestRefused) -> None:
         """A refusal is true, and so is the moment that it names."""
         assert refused.code is RefusalCode.RESOURCE_EXHAUSTED, refused
+        if spec.tenant == "moving":
+            return
         kept, now_ns = self.limits[spec.tenant], self.harness.now_ns
         wait_ns = refused.retry_after_ns
         if "concurrent_streams:" in refused.message:
@@ -231,6 +240,8 @@ class QuotaMachine(RuleBasedStateMachine):
         now_ns = self.harness.now_ns
         for account in self.engine._quotas:
             kept = self.limits[account.tenant]
+            if account.tenant == "moving":
+                continue
             assert account.limits == kept
             if kept.concurrent_streams:
                 assert account.num_streams <= kept.concurrent_streams
@@ -245,7 +256,8 @@ class QuotaMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_came_faster_than_allowed(self) -> None:
-        for tenant, kept in self.limits.items():
+        for tenant in ("a", "b"):
+            kept = self.limits[tenant]
             times_ns = [asked.accepted_at_ns for asked in self.asked if asked.spec.tenant == tenant]
             for count, first_ns in enumerate(reversed(times_ns), 1):
                 if kept.requests_per_minute:
