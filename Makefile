@@ -27,9 +27,9 @@ $(READY): requirements.lock pyproject.toml clients/python/pyproject.toml tools/s
 demo: $(READY) ## Starts the server with the demo model and streams an answer. PROMPT="..." asks something else.
 	@$(BIN)/headrace demo
 
-test: $(READY) ## Runs the whole CPU suite. ARGS="..." goes to pytest.
+test: $(READY) ## Runs the whole CPU suite. ARGS="..." goes to pytest (ARGS="-m slow": what takes minutes).
 	@echo "test: the CPU suite with 2 processes"
-	@$(RUN) -m pytest -n 2 -m "not gpu and not multi_gpu" $(ARGS)
+	@$(RUN) -m pytest -n 2 -m "not gpu and not multi_gpu and not slow" $(ARGS)
 
 check: lint types imports protos-check ## Lint, format, types, import directions, protos. What CI runs.
 
