@@ -61,7 +61,7 @@ class Service:
         health = HealthServicer(lambda: self._core.serving, names)
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         if self._config.reflection:
-            pools = DescriptorPools(descriptor_pool.Default(), private_pool.POOL)
+            pools = DescriptorPools(private_pool.POOL, descriptor_pool.Default())
             reflection.enable_server_reflection([*names, _HEALTH_NAME, reflection.SERVICE_NAME], self._server, pools)  # type: ignore[arg-type]
         addresses = [listening.bind(self._server, address, self._credentials.tls) for address in self._config.listen]
         await self._server.start()

@@ -1,7 +1,7 @@
 """RepositoryIndex, RepositoryModelLoad and RepositoryModelUnload.
 
 Owns their form only; what is loaded and unloaded, and by whom, is `model_admin`'s. Conformance models and the names that clients of other servers
-expect are listed, and can neither be loaded nor unloaded.
+expect are listed, are loaded already, and cannot be unloaded.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ class RepositoryHandlers:
                 f"failed to load {errors.echo(name)}: parameters ({', '.join(sorted(request.parameters)[:4])[:100]}) "
                 "cannot override a model's own folder"
             )
-        self._check_loadable(name)
+        self._check_controlled()
         try:
-            await self._core.admin.load(name)
+            if not self._is_built_in(name):
+                await self._core.admin.load(name)
         except ServiceError as error:
             raise _meant(error, f"failed to load {errors.echo(name)}, ") from None
         return pb.RepositoryModelLoadResponse(model_name=name, is_loaded=True)
@@ -70,7 +71,9 @@ class RepositoryHandlers:
         """Ends a model, its open generations within the server's grace time first."""
         name = _named(request)
         _check_unload_parameters(request.parameters)
-        self._check_loadable(name)
+        self._check_controlled()
+        if self._is_built_in(name):
+            raise refusals.unsupported(f"failed to unload {errors.echo(name)}: it is built in, or another model's name")
         try:
             await self._core.admin.unload(name, int(self._core.config.shutdown_grace_s * 1e9))
         except ServiceError as error:
@@ -82,13 +85,13 @@ class RepositoryHandlers:
         models = state.models if state is not None else ()
         return {model.name: (_STATES.get(model.state, _UNAVAILABLE), model.reason) for model in models}
 
-    def _check_loadable(self, name: str) -> None:
-        """Names that are no model's folder are refused by name, so that nobody thinks something has happened."""
+    def _check_controlled(self) -> None:
         if self._core.control is None:
             raise refusals.unsupported(_OFF)
-        in_repository = name in self._in_repository()
-        if not in_repository and any(model.name == name for model in self._models.all()):
-            raise refusals.unsupported(f"failed to load {errors.echo(name)}: it is built in, or another model's name")
+
+    def _is_built_in(self, name: str) -> bool:
+        """Whether a name is served without being a model's of its own."""
+        return name not in self._in_repository() and any(model.name == name for model in self._models.all())
 
 
 def _named(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:
