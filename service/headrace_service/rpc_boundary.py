@@ -89,7 +89,9 @@ def _unary(
 ) -> grpc.RpcMethodHandler[Any, Any]:
     async def answer(request: parsing.Unparsed[Request], context: Context) -> Any:
         try:
-            return await handler(request.parse(), Call.of(context))
+            call = Call.of(context)
+            with call.caller.open_call():
+                return await handler(request.parse(), call)
         except Exception as error:
             await _abort(context, error)
             raise AssertionError("abort always raises") from error
@@ -106,7 +108,9 @@ def streaming(
 
     async def stream(request: parsing.Unparsed[Request], context: Context) -> None:
         try:
-            await handler(request.parse(), Call.of(context))
+            call = Call.of(context)
+            with call.caller.open_call():
+                await handler(request.parse(), call)
         except Exception as error:
             await _abort(context, error)
 
@@ -123,7 +127,9 @@ def bidirectional(
 
     async def stream(requests: AsyncIterator[parsing.Unparsed[Request]], context: Context) -> None:
         try:
-            await handler(requests, Call.of(context))
+            call = Call.of(context)
+            with call.caller.open_call():
+                await handler(requests, call)
         except Exception as error:
             await _abort(context, error)
 

@@ -145,6 +145,8 @@ class KeyTable:
 
     def __init__(self, file: KeyFile) -> None:
         self._by_id = {key.id: key for key in file.keys}
+        self._ends = [key.expires for key in file.keys if key.expires is not None]
+        self._ends += [key.previous.expires for key in file.keys if key.previous is not None]
         self._digests = [
             (bytes.fromhex(secret), key)
             for key in file.keys
@@ -157,6 +159,10 @@ class KeyTable:
     def get(self, key_id: str) -> ApiKey | None:
         """Returns the entry of an id."""
         return self._by_id.get(key_id)
+
+    def expires_between(self, begin: datetime.datetime, end: datetime.datetime) -> bool:
+        """Returns whether a key, or one from before a rotation, ends after `begin` and not after `end`."""
+        return any(begin < moment <= end for moment in self._ends)
 
     def match(self, digest: bytes, now: datetime.datetime) -> ApiKey | None:
         """Returns the entry that a presented key's digest opens now."""

@@ -42,4 +42,8 @@ class Credentials:
     async def watch(self) -> None:
         """Follows the files' changes, for ever."""
         sources = [source for source in (self.keys, self.tls) if source is not None]
-        await reload.watch(sources, self._config.credentials_reload_s)
+        await reload.watch(sources, self._config.credentials_reload_s, self._end_invalid_calls)
+
+    def _end_invalid_calls(self) -> None:
+        if self.keys is not None:
+            self.keys.end_invalid_calls()

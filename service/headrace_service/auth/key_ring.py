@@ -1,7 +1,7 @@
 """The keys in force, and their file's changes.
 
 Owns the step from a call's metadata to a caller, and reloading: a new file that is sound takes effect for the next call and for what open streams
-begin from then on; one that is not is logged, and the keys in force stay.
+begin from then on, and ends calls whose key is gone; one that is not is logged, and the keys in force stay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace_credentials import CredentialError
 from headrace_credentials import files as credential_files
 from headrace_service.auth import api_keys, audit_log, refusals
 from headrace_service.auth.api_keys import ApiKey, InvalidKeyFile, KeyFile, KeyTable
-from headrace_service.auth.caller import Caller
+from headrace_service.auth.caller import Caller, OpenCalls, end_invalid
 
 _log = audit_log.logger()
 _SCHEME = "bearer "
@@ -36,6 +36,8 @@ class KeyRing:
         self._table = _parsed(path, data)
         self._loaded = credential_files.fingerprint(data)
         self._complained_of = ""
+        self._open_calls: OpenCalls = {}
+        self._judged, self._judged_at = self._table, _now()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -54,7 +56,7 @@ class KeyRing:
         entry = self._table.match(digest, _now())
         if entry is None:
             raise refusals.unauthenticated()
-        return Caller(entry.id, lambda: self._still_valid(entry.id, digest))
+        return Caller(entry.id, lambda: self._still_valid(entry.id, digest), self._open_calls)
 
     def reload(self) -> None:
         """Takes the file's keys if it has changed and is sound. Blocks on the disk; may run in another thread."""
@@ -69,6 +71,15 @@ class KeyRing:
             return
         self._table, self._loaded, self._complained_of = table, fingerprint, ""
         _log.info("keys.reloaded", num_keys=len(table))
+
+    def end_invalid_calls(self) -> None:
+        """Ends open calls of keys that have been revoked, replaced or have expired since the last time. Call on the event loop."""
+        table, now = self._table, _now()
+        if table is not self._judged or table.expires_between(self._judged_at, now):
+            num_ended = end_invalid(self._open_calls)
+            if num_ended:
+                _log.info("calls.ended_with_their_key", num_calls=num_ended)
+        self._judged, self._judged_at = table, now
 
     def _still_valid(self, key_id: str, digest: bytes) -> ApiKey | None:
         entry = self._table.get(key_id)

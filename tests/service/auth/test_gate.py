@@ -307,7 +307,7 @@ class _NamedByHeader:
     def authenticate(self, metadata: Any) -> caller.Caller:
         name = dict(metadata)["who"]
         may = api_keys.ApiKey(name, "0" * 64, ("admin",), ("*",))
-        return caller.Caller(name, lambda: may)
+        return caller.Caller(name, lambda: may, {})
 
 
 async def test_the_caller_reaches_the_handlers_of_all_four_kinds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 import pathlib
 from typing import Any
 
@@ -104,31 +106,98 @@ async def test_a_server_without_keys_limits_nobody(running: Running) -> None:
     assert not running.engine.requests[submitted.request_id].add.HasField("limits")
 
 
-async def test_a_session_starts_nothing_more_once_its_key_is_revoked(
+async def test_a_session_starts_nothing_on_a_model_that_its_key_has_lost(
     model_path: pathlib.Path, sockets: pathlib.Path, keys_file: pathlib.Path
 ) -> None:
     async with running_service(model_path, sockets, keys_file=keys_file, credentials_reload_s=0.05) as running:
         session = running.stub.Session(metadata=bearer(KEY))
-        answers = []
-        for stream_id in range(1, 500):
-            submit = inference_pb2.SessionSubmit(spec=Spec(text="x"))
-            await session.write(inference_pb2.SessionRequest(stream_id=stream_id, submit=submit))
-            if stream_id == 3:
-                write_keys(keys_file, entry(KEY, "team", disabled=True))
-            answers.append(await _last_of(session, stream_id))
-            if answers[-1] is not None:
-                break
-        assert len(answers) >= 3 and answers[0] is None
-        assert answers[-1].code == grpc.StatusCode.UNAUTHENTICATED.value[0]
-        assert answers[-1].message == UNAUTHENTICATED_TEXT
+        errors = []
+        async with asyncio.timeout(60):
+            for stream_id in range(1, 100_000):
+                submit = inference_pb2.SessionSubmit(spec=Spec(text="x"))
+                await session.write(inference_pb2.SessionRequest(stream_id=stream_id, submit=submit))
+                if stream_id == 3:
+                    write_keys(keys_file, entry(KEY, "team", models=("other",)))
+                errors.append(await _error_of(session, stream_id))
+                if errors[-1] is not None:
+                    break
+        assert errors[:2] == [None, None]
+        assert errors[-1].code == grpc.StatusCode.PERMISSION_DENIED.value[0]
+        # Its other generations may go on, and so may it.
         session.cancel()
 
 
-async def _last_of(session: Any, stream_id: int) -> Any:
-    """How a session's stream ended: None, or its error."""
+async def _error_of(session: Any, stream_id: int) -> Any:
+    """How a session's generation ended: None, or its error."""
     while True:
         for event in (await session.read()).events:
             if event.stream_id == stream_id and event.HasField("error"):
                 return event.error
             if event.stream_id == stream_id and event.event.HasField("done"):
                 return None
+
+
+async def ended_with(call: Any) -> tuple[grpc.StatusCode, str]:
+    """How a stream ends."""
+    async with asyncio.timeout(60):
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await events_of(call)
+    return ended.value.code(), ended.value.details() or ""
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired", "replaced", "gone"])
+async def test_open_calls_end_with_their_key_and_those_of_others_go_on(
+    model_path: pathlib.Path, sockets: pathlib.Path, keys_file: pathlib.Path, how: str
+) -> None:
+    other = api_keys.new_key()
+    others = entry(other, "other")
+    write_keys(keys_file, entry(KEY, "team"), others)
+    async with running_service(model_path, sockets, keys_file=keys_file, credentials_reload_s=0.05) as running:
+        running.engine.running.clear()
+        request = inference_pb2.GenerateRequest(spec=Spec(text="x"))
+        call = running.stub.Generate(request, metadata=bearer(KEY))
+        going_on = running.stub.Generate(request, metadata=bearer(other))
+        whole = asyncio.ensure_future(
+            running.stub.Complete(inference_pb2.CompleteRequest(spec=Spec(text="x")), metadata=bearer(KEY))
+        )
+        session = running.stub.Session(metadata=bearer(KEY))
+        submit = inference_pb2.SessionSubmit(spec=Spec(text="x"))
+        await session.write(inference_pb2.SessionRequest(stream_id=1, submit=submit))
+        for stream in (call, going_on, session):
+            await stream.read()
+        await running.until(lambda: len(running.engine.requests) == 4)
+        soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(milliseconds=300)
+        kept = {
+            "revoked": [entry(KEY, "team", disabled=True)],
+            "expired": [entry(KEY, "team", expires=soon)],
+            "replaced": [entry(BOUND, "team")],
+            "gone": [],
+        }[how]
+        write_keys(keys_file, *kept, others)
+        assert await ended_with(call) == (grpc.StatusCode.UNAUTHENTICATED, UNAUTHENTICATED_TEXT)
+        assert await ended_with(session) == (grpc.StatusCode.UNAUTHENTICATED, UNAUTHENTICATED_TEXT)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await asyncio.wait_for(whole, 60)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        # The engine computes nothing more for it.
+        await running.until(lambda: len(running.engine.aborts) + len(running.engine.detached) >= 3)
+        running.engine.running.set()
+        assert await events_of(going_on)
+
+
+async def test_a_call_that_nobody_reads_ends_with_its_key_too(
+    model_path: pathlib.Path, sockets: pathlib.Path, keys_file: pathlib.Path
+) -> None:
+    write_keys(keys_file, entry(KEY, "team"))
+    endless = [200] * 2_000_000
+    async with running_service(
+        model_path, sockets, lambda add, index: endless, keys_file=keys_file, credentials_reload_s=0.05
+    ) as running:
+        call = running.stub.Generate(inference_pb2.GenerateRequest(spec=Spec(text="x")), metadata=bearer(KEY))
+        await call.read()
+        await running.until(lambda: running.service.core.delivering)
+        await asyncio.sleep(0.5)
+        write_keys(keys_file)
+        await running.until(lambda: not running.service.core.delivering)
+        await running.until(lambda: running.service.core.num_open == 0)
+        call.cancel()
