@@ -33,6 +33,7 @@ from headrace_backend.engine.endings import Endings
 from headrace_backend.engine.errors import RefusalCode, RequestRefused, Violation
 from headrace_backend.engine.intake import Intake
 from headrace_backend.engine.isolation import GUILTY, Isolation
+from headrace_backend.engine.load_meter import LoadMeter
 from headrace_backend.engine.outbox import Outbox, Outboxes, Resumed, Started
 from headrace_backend.engine.plan_builder import InFlightStep, PlanBuilder
 from headrace_backend.engine.quotas import Quotas
@@ -84,12 +85,11 @@ class Engine:
         self._clock = clock
         self._model = model
         self._block_size = config.block_size
-        self._max_waiting_requests = config.max_waiting_requests
         rates = Rates(clock())
-        self._rates = rates
         self._outboxes = Outboxes()
         self._subscriptions = Subscriptions(self._outboxes)
         self._step_times = StepTimeModel()
+        self._meter = LoadMeter(self._step_times, rates, config.max_waiting_requests)
         self._captured_mixed_sizes = config.captured_mixed_sizes()
         self._budget = TokenBudget(config.max_num_batched_tokens, self._step_times)
         self._step_time_target_ms = config.step_time_target_ms
@@ -109,11 +109,6 @@ class Engine:
         self._isolation = Isolation(self._scheduler)
         self._in_flight: deque[InFlightStep] = deque()
         self._next_step_id = 1
-        self._num_settled_steps = 0
-        # What the workers compiled and captured since they were ready.
-        self._late_work = 0
-        # When the device was done with the step before, on the worker's clock.
-        self._device_free_ns = 0
 
     # Workers.
 
@@ -126,7 +121,7 @@ class Engine:
         if num_blocks < 1:
             raise ValueError(f"num_blocks: must be at least 1, is {num_blocks}")
         self.worker_lost()
-        self._device_free_ns = 0
+        self._meter.worker_ready()
         self._step_times.captured = self._captured_mixed_sizes if on_gpu else ()
         self._budget.target_us = 1e3 * (self._step_time_target_ms or (DEFAULT_GPU_STEP_MS if on_gpu else 0.0)) or None
         self._admission.num_blocks = num_blocks
@@ -146,7 +141,7 @@ class Engine:
         guilty, failed = None, any(step.step_id == failed_step_id for step in self._in_flight)
         if failed:
             steps = [step for step in self._in_flight if step.step_id <= failed_step_id]
-            guilty = self._isolation.step_failed(steps, self._num_settled_steps)
+            guilty = self._isolation.step_failed(steps, self._meter.num_settled_steps)
         self._in_flight.clear()
         self._next_step_id = 1
         self._scheduler.drop_cache(now_ns)
@@ -312,10 +307,10 @@ class Engine:
         now_ns = self._clock()
         self._settlement.settle(step, result, now_ns)
         self._in_flight.popleft()
-        self._num_settled_steps += 1
-        self._late_work = result.late_work
-        self._note_duration(step, result, now_ns)
-        self._outboxes.stamp(self._num_settled_steps, step.planned_at_ns, now_ns, step.num_sequences, step.num_tokens)
+        self._meter.note_step(step, result, now_ns)
+        self._outboxes.stamp(
+            self._meter.num_settled_steps, step.planned_at_ns, now_ns, step.num_sequences, step.num_tokens
+        )
 
     # Time.
 
@@ -343,29 +338,7 @@ class Engine:
 
     def load(self) -> LoadSnapshot:
         """How busy the engine is. Without a worker there are no blocks."""
-        scheduler, admission = self._scheduler, self._admission
-        kv = scheduler.kv
-        pool = kv.pool if kv is not None else None
-        num_blocks, num_used = (pool.num_blocks, pool.num_used) if pool is not None else (0, 0)
-        return LoadSnapshot(
-            running_sequences=len(scheduler.running),
-            waiting_requests=admission.num_waiting,
-            waiting_tokens=admission.num_waiting_tokens,
-            kv_cache_usage=num_used / num_blocks if num_blocks else 0.0,
-            kv_blocks=num_blocks,
-            max_waiting_requests=self._max_waiting_requests,
-            output_tokens_per_second=self._rates.output_tokens_per_s(self._clock()),
-            expected_wait_ns=admission.expected_wait_ns(len(scheduler.running), passed=scheduler.waiting.parked()),
-            free_blocks=pool.num_free if pool is not None else 0,
-            cached_blocks=pool.num_cached if pool is not None else 0,
-            used_blocks=num_used,
-            step_count=self._num_settled_steps,
-            preemptions=scheduler.num_preemptions,
-            prefix_query_tokens=scheduler.num_prefix_query_tokens,
-            prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
-            late_work=self._late_work,
-            max_running_sequences=scheduler.num_rows,
-        )
+        return self._meter.snapshot(self._scheduler, self._admission, self._clock())
 
     def check_integrity(self) -> None:
         """Asserts the invariants that hold between calls; for tests and idle moments, as it looks at every block."""
@@ -407,15 +380,6 @@ class Engine:
             reason = self._admission.check_fits(request.spec) or self._quotas.check_fits(request.account, request.spec)
             if reason is not None:
                 self._endings.end_all(request, EndReason.ERROR, now_ns, error=reason)
-
-    def _note_duration(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
-        """A step that was launched while the one before ran began when that one was done."""
-        duration_ns = result.finished_at_ns - max(result.started_at_ns, self._device_free_ns)
-        self._device_free_ns = result.finished_at_ns
-        # The load does not tell what a step's output layer had to compute for prompts.
-        if not step.prompt_runs:
-            self._step_times.observe(step.load, duration_ns / 1e3)
-        self._rates.note_step(now_ns, duration_ns, step.load.num_prefill_tokens, len(step.samples))
 
     def _announce(self, request: LiveRequest, now_ns: int) -> None:
         """Tells readers of a request that just took a row while it had none."""

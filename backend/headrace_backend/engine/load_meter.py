@@ -1,0 +1,73 @@
+"""How busy the engine is, and how fast: what settled steps tell of the device, and the snapshot that callers see.
+
+Owns the counts of settled steps and of late work, and the moment at which the device was free. Durations go on to `step_time` and `rates`, which plan and admit by them. Decides
+nothing.
+"""
+
+from __future__ import annotations
+
+from headrace_backend.engine.admission import Admission
+from headrace_backend.engine.answers import LoadSnapshot
+from headrace_backend.engine.plan_builder import InFlightStep
+from headrace_backend.engine.rates import Rates
+from headrace_backend.engine.scheduler import Scheduler
+from headrace_backend.engine.step_time import StepTimeModel
+from headrace_backend.step_plan import StepResult
+
+
+class LoadMeter:
+    """Reads settled steps."""
+
+    __slots__ = ("_device_free_ns", "_late_work", "_max_waiting_requests", "_rates", "_step_times", "num_settled_steps")
+
+    def __init__(self, step_times: StepTimeModel, rates: Rates, max_waiting_requests: int) -> None:
+        """No step was settled."""
+        self._step_times = step_times
+        self._rates = rates
+        self._max_waiting_requests = max_waiting_requests
+        # Over all lives of workers.
+        self.num_settled_steps = 0
+        # What the workers compiled and captured since they were ready.
+        self._late_work = 0
+        # When the device was done with the step before, on the worker's clock.
+        self._device_free_ns = 0
+
+    def worker_ready(self) -> None:
+        """A worker with a clock of its own takes over."""
+        self._device_free_ns = 0
+
+    def note_step(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
+        """A step was settled. One that was launched while the one before ran began when that one was done."""
+        self.num_settled_steps += 1
+        self._late_work = result.late_work
+        duration_ns = result.finished_at_ns - max(result.started_at_ns, self._device_free_ns)
+        self._device_free_ns = result.finished_at_ns
+        # The load does not tell what a step's output layer had to compute for prompts.
+        if not step.prompt_runs:
+            self._step_times.observe(step.load, duration_ns / 1e3)
+        self._rates.note_step(now_ns, duration_ns, step.load.num_prefill_tokens, len(step.samples))
+
+    def snapshot(self, scheduler: Scheduler, admission: Admission, now_ns: int) -> LoadSnapshot:
+        """How busy the engine is. Without a worker there are no blocks."""
+        kv = scheduler.kv
+        pool = kv.pool if kv is not None else None
+        num_blocks, num_used = (pool.num_blocks, pool.num_used) if pool is not None else (0, 0)
+        return LoadSnapshot(
+            running_sequences=len(scheduler.running),
+            waiting_requests=admission.num_waiting,
+            waiting_tokens=admission.num_waiting_tokens,
+            kv_cache_usage=num_used / num_blocks if num_blocks else 0.0,
+            kv_blocks=num_blocks,
+            max_waiting_requests=self._max_waiting_requests,
+            output_tokens_per_second=self._rates.output_tokens_per_s(now_ns),
+            expected_wait_ns=admission.expected_wait_ns(len(scheduler.running), passed=scheduler.waiting.parked()),
+            free_blocks=pool.num_free if pool is not None else 0,
+            cached_blocks=pool.num_cached if pool is not None else 0,
+            used_blocks=num_used,
+            step_count=self.num_settled_steps,
+            preemptions=scheduler.num_preemptions,
+            prefix_query_tokens=scheduler.num_prefix_query_tokens,
+            prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
+            late_work=self._late_work,
+            max_running_sequences=scheduler.num_rows,
+        )
