@@ -67,7 +67,7 @@ def load(connection: Connection, model: str | None) -> None:
 
 def _request_table(rows: list[RequestSummary]) -> Table:
     """One row a request, narrow enough for 80 columns."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     for column in ("request", "state", "age", "prompt", "output", "ended", "made by"):
         table.add_column(column, no_wrap=True, justify="right" if column in ("age", "prompt", "output") else "left")
     now = datetime.datetime.now(datetime.UTC)
