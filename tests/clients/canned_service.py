@@ -186,12 +186,12 @@ class CannedService(CannedSessions, inference_pb2_grpc.InferenceServiceServicer)
             self.seen.cancelled.set()
         yield accepted()
         yield pb.GenerationEvent(started=pb.Started(cached_tokens=1))
-        if prompt == "endless":
+        if prompt in ("endless", "fast"):
             index = 0
             while context.is_active():
                 yield delta(index)
                 index += 1
-                time.sleep(0.01)
+                time.sleep(0.01 if prompt == "endless" else 0)
             return
         if prompt == "broken":
             yield delta(0)

@@ -52,7 +52,8 @@ def run(command: list[str], folder: pathlib.Path, **variables: str) -> subproces
 def succeed(command: list[str], folder: pathlib.Path, **variables: str) -> str:
     """Runs a command that must succeed; returns what it printed."""
     ended = run(command, folder, **variables)
-    assert ended.returncode == 0, f"{' '.join(command)}\n{ended.stdout[-6000:]}\n{ended.stderr[-6000:]}"
+    told = "\n".join(line for line in ended.stdout.splitlines() if not re.match(r"\s*(=== |--- PASS|\?)", line))
+    assert ended.returncode == 0, f"{' '.join(command)}\n{told[-6000:]}\n{ended.stderr[-6000:]}"
     return ended.stdout
 
 

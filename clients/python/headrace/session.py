@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import grpc
 
+from headrace.call_reader import readable
 from headrace.events import Event, Failed
 from headrace.session_base import Inbox, SessionBase
 from headrace.session_state import SessionStep, step_from_proto
@@ -55,7 +56,7 @@ class Session(SessionBase[SessionGeneration]):
     """Many generations over one stream; a context manager that ends it, and with it what was submitted and not detached.
 
     It is read in one of three ways, not mixed: `steps()`, `events()`, or its generations, each as a Stream and from any thread.
-    A broken connection ends a session. What was detached or attached goes on and can be attached again in another one.
+    A broken connection ends a session, and so does a KeyboardInterrupt while it is read. What was detached or attached goes on and can be attached again in another one.
     """
 
     def __init__(self, open_call: Callable[[Iterator[Any]], Any]) -> None:
@@ -64,10 +65,11 @@ class Session(SessionBase[SessionGeneration]):
         self._is_reading = False
         self._requests: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
         requests = self._requests
-        self._call: Any = open_call(iter(requests.get, None))
+        call = open_call(iter(requests.get, None))
         # Ends the thread with which gRPC waits for requests. The callback must not hold the session, which cancels the call when dropped.
-        if not self._call.add_callback(lambda: requests.put(None)):
+        if not call.add_callback(lambda: requests.put(None)):
             requests.put(None)
+        self._call = readable(call)
 
     def steps(self) -> Iterator[SessionStep]:
         """One batch per message of the server, which is one per engine step: what a gateway forwards.
@@ -152,4 +154,8 @@ class Session(SessionBase[SessionGeneration]):
             self._call_ended()
         except grpc.RpcError as error:
             self._call_failed(error)
+        except KeyboardInterrupt:
+            # It may have struck between the arrival of a message and here.
+            self.close()
+            raise
         return None

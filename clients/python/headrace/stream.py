@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import grpc
 
+from headrace.call_reader import readable
 from headrace.completion import Completion, Transcript
 from headrace.errors import from_rpc_error
 from headrace.events import Delta, Event, Ledger, OutputFinished, Reconnecting, Usage
@@ -75,7 +76,7 @@ class Stream(EventReader):
     """The events of one generation, as an iterator and a context manager.
 
     Leaving the `with` block, close() or dropping the last reference before the end cancels the call; a Generate or Chat is then
-    cancelled on the server, a subscription only detached.
+    cancelled on the server, a subscription only detached. A KeyboardInterrupt while it is read closes it.
 
     Raises (while iterating):
         HeadraceError: The call failed. Broken connections of subscriptions are yielded as Reconnecting events instead.
@@ -85,13 +86,18 @@ class Stream(EventReader):
         super().__init__(state.transcript)
         self._state = state
         self._open_call = open_call
-        self._call: Any = open_call(state)
+        self._call = readable(open_call(state))
         self._pause: float | None = None
         self._closed = threading.Event()
 
     def __next__(self) -> Event:
         while not self._closed.is_set():
-            event = self._next()
+            try:
+                event = self._next()
+            except KeyboardInterrupt:
+                # It may have struck between the arrival of a message and here.
+                self.close()
+                raise
             if event is not None:
                 return event
         raise StopIteration
@@ -116,7 +122,7 @@ class Stream(EventReader):
         if self._pause is not None:
             if self._closed.wait(self._pause):
                 return None
-            self._pause, self._call = None, self._open_call(self._state)
+            self._pause, self._call = None, readable(self._open_call(self._state))
         try:
             return self._state.take(next(self._call).event)
         except StopIteration:

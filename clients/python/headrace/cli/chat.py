@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-from headrace.cli.interrupts import interruptible
 from headrace.cli.ledger_table import print_ledger
 from headrace.cli.options import GENERATION_OPTIONS, Connection, generation_options, given_options, server_options
 from headrace.cli.output import echo_json, echo_text, note, warn
@@ -88,10 +87,10 @@ class Conversation:
         timer = StreamTimer()
         pieces: list[str] = []
         try:
-            with interruptible(lambda: self._client.chat(messages, **given_options(self._values))) as stream:
+            with self._client.chat(messages, **given_options(self._values)) as stream:
                 self._show(stream, timer, pieces)
         except KeyboardInterrupt:
-            warn("[stopped]")
+            warn("\n[stopped]")
         self._said += [Message("user", question), Message("assistant", "".join(pieces))] if pieces else []
 
     def _show(self, stream: Stream, timer: StreamTimer, pieces: list[str]) -> None:

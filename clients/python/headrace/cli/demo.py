@@ -18,7 +18,6 @@ import click
 import rich.console
 import rich.progress
 
-from headrace.cli.interrupts import interruptible
 from headrace.cli.ledger_table import print_ledger
 from headrace.cli.output import show_text, warn
 from headrace.client import Client
@@ -173,7 +172,7 @@ def _answer(client: Client, prompt: str, max_tokens: int) -> None:
     warn("asking it over gRPC (headrace.v1.InferenceService/Chat):\n")
     click.echo(f"> {prompt}")
     timer = StreamTimer()
-    with interruptible(lambda: client.chat(prompt, max_tokens=max_tokens)) as stream:
+    with client.chat(prompt, max_tokens=max_tokens) as stream:
         show_text(timer.observe(stream))
         if stream.usage and stream.ledger:
             print_ledger(timer, stream.usage, stream.ledger)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import click
 
 from headrace.channel import RetryPolicy
-from headrace.cli.interrupts import interruptible
 from headrace.cli.ledger_table import print_ledger
 from headrace.cli.options import Connection, TokenIdList, generation_options, prompt_text, server_options
 from headrace.cli.output import echo_json, ids_of, show_json, show_text
@@ -110,7 +109,7 @@ def cancel(connection: Connection, request_ids: tuple[str, ...]) -> None:
 def show_stream(open_stream: Callable[[], Stream], *, as_json: bool, with_ledger: bool, as_ids: bool = False) -> None:
     """Opens a stream, prints its text or its token ids, and if asked to, where its time went."""
     timer = StreamTimer()
-    with interruptible(open_stream) as stream:
+    with open_stream() as stream:
         events = timer.observe(stream)
         if as_json:
             show_json(events)
