@@ -10,6 +10,15 @@ import io.github.headrace.GenerationEvent.Accepted;
 import io.github.headrace.GenerationEvent.Delta;
 import io.github.headrace.GenerationEvent.Done;
 import io.github.headrace.GenerationEvent.Reconnecting;
+import io.grpc.CallOptions;
+import io.grpc.Channel;
+import io.grpc.ClientCall;
+import io.grpc.ClientInterceptor;
+import io.grpc.ForwardingClientCall;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannel;
+import io.grpc.MethodDescriptor;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.BlockingQueue;
@@ -19,6 +28,7 @@ import java.util.concurrent.CompletionException;
 import java.util.concurrent.Flow;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
@@ -58,17 +68,46 @@ class FlowClientTest {
     }
 
     @Test
-    void whatIsNotAskedForStaysAtTheServer() throws InterruptedException {
-        Probe slow = new Probe();
-        client.flow().generate("Once upon a time", TestServer.exactly(200).build()).subscribe(slow);
-        slow.subscription.request(1);
-        String id = assertInstanceOf(Accepted.class, slow.take()).requestId();
-        // The server goes on to the end, while its messages wait: none of them has reached the subscriber.
-        TestServer.untilFinished(client, id);
-        assertEquals(0, slow.seen.size());
-        slow.subscription.request(Long.MAX_VALUE);
-        slow.untilEnd();
-        assertEquals(200, slow.tokens());
+    void aMessageIsReadOnlyAgainstAnEventAskedFor() throws InterruptedException {
+        AtomicInteger asked = new AtomicInteger();
+        ManagedChannel channel = Grpc.newChannelBuilder(TestServer.ADDRESS, InsecureChannelCredentials.create())
+                .build();
+        Transport counted = new Transport(List.of(channel), counting(asked), RetryPolicy.DEFAULT, null);
+        try (HeadraceClient counting = new HeadraceClient(counted, new Timeouts(null, null))) {
+            Probe slow = new Probe();
+            counting.flow()
+                    .generate("Once upon a time", TestServer.exactly(100).build())
+                    .subscribe(slow);
+            slow.subscription.request(1);
+            String id = assertInstanceOf(Accepted.class, slow.take()).requestId();
+            // The server goes on to the end, while its messages wait in the connection.
+            TestServer.untilFinished(client, id);
+            assertEquals(1, asked.get());
+            slow.subscription.request(2);
+            slow.take();
+            slow.take();
+            assertEquals(3, asked.get());
+            slow.subscription.request(Long.MAX_VALUE);
+            slow.untilEnd();
+            assertEquals(100, slow.tokens());
+        }
+    }
+
+    /** Adds up how many messages calls ask for. */
+    private static ClientInterceptor counting(AtomicInteger asked) {
+        return new ClientInterceptor() {
+            @Override
+            public <Q, R> ClientCall<Q, R> interceptCall(
+                    MethodDescriptor<Q, R> method, CallOptions options, Channel next) {
+                return new ForwardingClientCall.SimpleForwardingClientCall<>(next.newCall(method, options)) {
+                    @Override
+                    public void request(int messages) {
+                        asked.addAndGet(messages);
+                        super.request(messages);
+                    }
+                };
+            }
+        };
     }
 
     @Test
