@@ -66,6 +66,8 @@ async def test_no_response_is_told_only_to_those_who_asked(wire: Wire) -> None:
     (message,) = await stream(wire, repeat(0, id="x", empty_final=True))
     assert is_final(message.infer_response) and not message.infer_response.outputs
     assert message.infer_response.id == "x"
+    (stats,) = (await wire.ModelStatistics(pb.ModelStatisticsRequest(name="repeat_int32"))).model_stats
+    assert stats.response_stats["0"].empty_response.count == 1 and stats.inference_stats.success.count == 2
 
 
 async def test_a_failed_request_is_answered_and_the_stream_goes_on(wire: Wire) -> None:

@@ -39,17 +39,16 @@ class Account:
         self._inputs_ns = time.monotonic_ns()
         self._times.begin_ns = self._inputs_ns
 
-    def response_ready(self, *, empty: bool = False) -> None:
-        """Notes that a response is there to be sent."""
+    def responded(self, ready_ns: int) -> None:
+        """Notes that a response, which was there to be sent at `ready_ns`, was taken by the connection just now."""
         if self._decoupled:
-            if empty:
-                self._times.empty = len(self._times.ready_ns)
-            self._times.ready_ns.append(time.monotonic_ns())
+            times = self._times
+            times.ready_ns.append(ready_ns)
+            times.sent_ns.append(time.monotonic_ns())
 
-    def response_sent(self) -> None:
-        """Notes that the earliest response not yet sent was taken by the connection."""
-        if self._decoupled:
-            self._times.sent_ns.append(time.monotonic_ns())
+    def next_is_empty(self) -> None:
+        """Notes that the next response only says that it is the last."""
+        self._times.empty = len(self._times.ready_ns)
 
     def succeeded(self) -> None:
         """Counts the request as answered whole."""

@@ -64,4 +64,5 @@ class ConformanceModel:
         if waiting is not None:
             await responder.send(responses.whole(request, waiting, decoupled=True, final=True))
         elif request.parameters.empty_final:
+            account.next_is_empty()
             await responder.send(responses.empty_final(request))

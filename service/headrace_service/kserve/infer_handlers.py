@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 
 from headrace_protos.inference import grpc_service_pb2 as pb
@@ -60,6 +61,5 @@ class Inference:
         call.check_deadline()
         with self.request(message, call) as (model, request, account):
             response = await model.answer(request, call, account)
-            account.response_ready()
-            account.response_sent()
+            account.responded(time.monotonic_ns())
         return response

@@ -50,14 +50,47 @@ class StreamHandlers:
             self._core.delivering.discard(stream)
 
 
-@dataclasses.dataclass(eq=False, slots=True)
 class _Followed:
     """A generation whose responses are being sent."""
 
-    stream: GenerationStream
-    wire: GenerationWire
-    account: Account
-    ended: asyncio.Future[None]
+    __slots__ = ("_marked", "_owner", "account", "ended", "final", "stream", "wire")
+
+    def __init__(self, owner: _InferStream, stream: GenerationStream, wire: GenerationWire, account: Account) -> None:
+        self.stream = stream
+        self.wire = wire
+        self.account = account
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Whether what `take` returned was the last.
+        self.final = False
+        self._owner = owner
+        self._marked = False
+
+    def note(self, stream: GenerationStream) -> None:
+        """Called on news; a generation waits for the writer once, however much comes."""
+        if not self._marked:
+            self._marked = True
+            self._owner.add_news(self)
+
+    def take(self) -> bytes | None:
+        """Returns the response of what is new; a generation that failed gives none, and ends."""
+        self._marked = False
+        if self.final or self.ended.done():
+            return None
+        stream, wire = self.stream, self.wire
+        stream.take()
+        if stream.failure is None and wire.error is None:
+            self.final = stream.done is not None
+            return wire.flush(self.final)
+        try:
+            check_ended(stream, wire)
+        except errors.ServiceError as reason:
+            self.ended.set_exception(reason)
+        return None
+
+    def sent(self) -> None:
+        """Ends the generation if what was sent was the last."""
+        if self.final and not self.ended.done():
+            self.ended.set_result(None)
 
 
 class _Request:
@@ -74,7 +107,6 @@ class _Request:
     async def send(self, response: bytes) -> None:
         """See Responder."""
         await _turn(self._before)
-        self._account.response_ready()
         await self._owner.send(responses.in_stream(response), self._account)
 
     async def follow(self, stream: GenerationStream, wire: GenerationWire) -> None:
@@ -95,12 +127,12 @@ class _InferStream:
         self._errors_are_status = _wants_status(call)
         self._tasks: set[asyncio.Task[None]] = set()
         self._live_ids: set[str] = set()
-        self._followed: dict[GenerationStream, _Followed] = {}
+        self._followed: set[_Followed] = set()
         # Generations with news, in the order in which it came.
-        self._with_news: dict[GenerationStream, None] = {}
+        self._news: collections.deque[_Followed] = collections.deque()
         self._out: collections.deque[tuple[bytes, Account | None, asyncio.Future[None] | None]] = collections.deque()
         self._last_in_order: asyncio.Event | None = None
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._has_room = asyncio.Event()
         self._closed_by_caller = False
         self._failure: errors.ServiceError | None = None
@@ -110,13 +142,13 @@ class _InferStream:
     @property
     def pending_bytes(self) -> int:
         """Memory that undelivered tokens and responses take."""
-        tokens = sum(stream.pending_bytes for stream in self._followed)
+        tokens = sum(followed.stream.pending_bytes for followed in self._followed)
         return tokens + sum(len(message) for message, _, _ in self._out)
 
     def interrupt(self, failure: errors.ServiceError) -> None:
         """Ends the call now, though its reader may take nothing."""
         self._failure = failure
-        self._wake.set()
+        self._wake()
         if self.writer is not None:
             self.writer.cancel()
 
@@ -157,7 +189,7 @@ class _InferStream:
             self._failure = failure
         finally:
             self._closed_by_caller = True
-            self._wake.set()
+            self._wake()
 
     def _begin(self, message: pb.ModelInferRequest) -> None:
         call = dataclasses.replace(self._call, arrival_ns=time.monotonic_ns())
@@ -192,7 +224,7 @@ class _InferStream:
             assert task is not None
             self._tasks.discard(task)
             self._has_room.set()
-            self._wake.set()
+            self._wake()
 
     def _fail(self, request_id: str, error: errors.ServiceError) -> None:
         """Answers a request that failed."""
@@ -200,7 +232,7 @@ class _InferStream:
             self._failure = self._failure or error
         else:
             self._out.append((responses.failure(request_id, error.message), None, None))
-        self._wake.set()
+        self._wake()
 
     # -- responses
 
@@ -208,90 +240,67 @@ class _InferStream:
         """Writes one response of a request; returns when the connection has taken it."""
         sent = asyncio.get_running_loop().create_future()
         self._out.append((message, account, sent))
-        self._wake.set()
+        self._wake()
         await sent
 
     async def follow(self, stream: GenerationStream, wire: GenerationWire, account: Account) -> None:
         """Writes the responses of a generation; returns when its last one was taken, and raises what ended it before its time."""
-        followed = _Followed(stream, wire, account, asyncio.get_running_loop().create_future())
-        self._followed[stream] = followed
-        stream.listener = self._note
-        self._note(stream)
+        followed = _Followed(self, stream, wire, account)
+        self._followed.add(followed)
+        stream.listener = followed.note
+        followed.note(stream)
         try:
             await followed.ended
         finally:
             stream.listener = None
-            self._followed.pop(stream, None)
-            self._with_news.pop(stream, None)
+            self._followed.discard(followed)
+            followed.ended.cancel()
 
-    def _note(self, stream: GenerationStream) -> None:
-        self._with_news[stream] = None
-        self._wake.set()
+    def add_news(self, followed: _Followed) -> None:
+        """Has the writer look at a generation."""
+        self._news.append(followed)
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def _write_until_over(self) -> None:
-        while not self._is_over():
-            await self._wake.wait()
-            self._wake.clear()
-            self.over_cap_since_ns = 0
-            while self._out:
-                message, account, sent = self._out.popleft()
-                await self._write(message)
-                if account is not None:
-                    account.response_sent()
-                if sent is not None and not sent.done():
-                    sent.set_result(None)
-            await self._write_news()
-            self._has_room.set()
-            if self._failure is not None:
-                raise self._failure
+        """The writer; flat, because every response passes here."""
+        write, news, out = self._call.context.write, self._news, self._out
+        while self._failure is None:
+            if out:
+                await self._write_one(*out.popleft())
+            elif news:
+                followed = news.popleft()
+                message = followed.take()
+                if message is not None:
+                    ready_ns = self.writing_since_ns = time.monotonic_ns()
+                    await write(message)
+                    self.writing_since_ns = 0
+                    followed.account.responded(ready_ns)
+                followed.sent()
+            elif self._closed_by_caller and not self._tasks:
+                return
+            else:
+                self.over_cap_since_ns = 0
+                self._has_room.set()
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+        raise self._failure
 
-    async def _write_news(self) -> None:
-        with_news, self._with_news = self._with_news, {}
-        for stream in with_news:
-            followed = self._followed.get(stream)
-            # One that was written to its end may have been marked before.
-            if followed is not None and not followed.ended.done():
-                await self._write_generation(stream, followed)
-
-    async def _write_generation(self, stream: GenerationStream, followed: _Followed) -> None:
-        stream.take()
-        wire, ended = followed.wire, followed.ended
-        if stream.failure is not None or wire.error is not None:
-            self._end(ended, _reason(stream, wire))
-            return
-        final = stream.done is not None
-        message = wire.flush(final)
-        if message is not None:
-            followed.account.response_ready()
-            await self._write(message)
-            followed.account.response_sent()
-        if final:
-            self._end(ended, None)
-
-    @staticmethod
-    def _end(ended: asyncio.Future[None], reason: errors.ServiceError | None) -> None:
-        if ended.done():
-            return
-        if reason is None:
-            ended.set_result(None)
-        else:
-            ended.set_exception(reason)
-
-    async def _write(self, message: bytes) -> None:
-        self.writing_since_ns = time.monotonic_ns()
+    async def _write_one(self, message: bytes, account: Account | None, sent: asyncio.Future[None] | None) -> None:
+        ready_ns = self.writing_since_ns = time.monotonic_ns()
         await self._call.context.write(message)
         self.writing_since_ns = 0
-
-    def _is_over(self) -> bool:
-        return self._closed_by_caller and not (self._tasks or self._out)
-
-
-def _reason(stream: GenerationStream, wire: GenerationWire) -> errors.ServiceError:
-    try:
-        check_ended(stream, wire)
-    except errors.ServiceError as reason:
-        return reason
-    raise AssertionError("asked only of what has failed")
+        if account is not None:
+            account.responded(ready_ns)
+        if sent is not None and not sent.done():
+            sent.set_result(None)
+        self._has_room.set()
 
 
 async def _turn(before: asyncio.Event | None) -> None:
