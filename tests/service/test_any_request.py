@@ -74,7 +74,12 @@ class Host:
         resume = Method("/headrace.v1.AdminService/Drain", admin_pb2.DrainRequest, False, False)
         assert self.call(resume, [admin_pb2.DrainRequest(resume=True).SerializeToString()]) is None
         request = inference_pb2.GenerateRequest(spec=generation_pb2.GenerationSpec(text="hi"))
-        return text_of(self.loop.run_until_complete(events_of(self.running.stub.Generate(request))))
+
+        async def answer() -> str:
+            # Calls are made on the loop: outside, grpc.aio asks for the thread's, which another test may have taken away.
+            return text_of(await events_of(self.running.stub.Generate(request)))
+
+        return self.loop.run_until_complete(answer())
 
 
 async def _call(channel: grpc.aio.Channel, method: Method, requests: list[bytes]) -> grpc.aio.AioRpcError | None:
