@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import pathlib
 import shutil
 from collections.abc import AsyncIterator
@@ -231,6 +232,28 @@ async def test_a_model_that_the_service_can_not_read_is_broken_alone(server: Ser
         assert error.code() is grpc.StatusCode.FAILED_PRECONDITION and str(sockets) not in (error.details() or "")
     assert await server.tokens("a") == TOKENS["a"] and server.service.core.serving
     assert [model.name for model in (await server.stub.ListModels(inference_pb2.ListModelsRequest())).models] == ["a"]
+
+
+async def test_models_that_come_and_go_leave_nothing_behind(server: Server) -> None:
+    address = server.engines["b"].address
+
+    async def once() -> None:
+        await server.close_unloaded("b")
+        server.supervisor.set_model("b", READY, address)
+        await server.until(lambda: any(m.name == "b" and m.serving for m in server.service.core.models))
+        assert await server.tokens("b") == TOKENS["b"]
+
+    def held() -> tuple[int, int]:
+        return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+
+    for _ in range(3):
+        await once()
+    await asyncio.sleep(0.5)
+    before = held()
+    for _ in range(20):
+        await once()
+    # A closed channel's descriptors go a moment later.
+    await server.until(lambda: all(now <= then + 2 for now, then in zip(held(), before, strict=True)))
 
 
 async def test_a_lost_supervisor_changes_nothing_and_is_found_again(server: Server, sockets: pathlib.Path) -> None:
