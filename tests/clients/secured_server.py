@@ -1,20 +1,20 @@
-"""A canned server with TLS and a key, and the certificates it needs: made by openssl for one test session, thrown away after it."""
+"""A canned server with TLS and a key, and the certificates it needs, made anew for each run of the tests."""
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import pytest
 from tests.clients.canned_service import CannedServer, canned_server
 
+from headrace_service.auth.certificates import Identity, new_ca, new_client, new_server
+
 API_KEY = "hr-secret-key"
+DAYS = 2
 
 
 @dataclass(frozen=True)
@@ -37,40 +37,21 @@ class Certificates:
 
 def make_certificates(folder: pathlib.Path) -> Certificates:
     """Writes all of it below `folder`."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    ca, other = _authority(folder, "ca"), _authority(folder, "other")
+    ca, other = new_ca("ca", DAYS), new_ca("other", DAYS)
+    server = new_server(ca, ("headrace.test", "localhost", "127.0.0.1"), DAYS)
     return Certificates(
-        ca,
-        _signed(folder, "server", ca, "subjectAltName=DNS:headrace.test,DNS:localhost,IP:127.0.0.1"),
-        _signed(folder, "caller", ca, "subjectAltName=DNS:caller.test"),
-        other,
+        ca=_written(folder, "ca", ca),
+        server=_written(folder, "server", server),
+        caller=_written(folder, "caller", new_client(ca, "caller", DAYS)),
+        other_ca=_written(folder, "other", other),
     )
 
 
-def _authority(folder: pathlib.Path, name: str) -> Pair:
+def _written(folder: pathlib.Path, name: str, identity: Identity) -> Pair:
     pair = Pair(folder / f"{name}.pem", folder / f"{name}.key")
-    _openssl("req", "-x509", "-subj", f"/CN={name}", "-days", "2", *_new_key(pair.key), "-out", str(pair.certificate))
+    pair.certificate.write_bytes(identity.certificate_pem())
+    pair.key.write_bytes(identity.key_pem())
     return pair
-
-
-def _signed(folder: pathlib.Path, name: str, ca: Pair, extension: str) -> Pair:
-    pair = Pair(folder / f"{name}.pem", folder / f"{name}.key")
-    signer = ("-CA", str(ca.certificate), "-CAkey", str(ca.key))
-    _openssl(
-        "req", "-x509", "-subj", f"/CN={name}", "-days", "2", "-addext", extension, "-addext", "basicConstraints=CA:FALSE",
-        *signer, *_new_key(pair.key), "-out", str(pair.certificate),
-    )  # fmt: skip
-    return pair
-
-
-def _new_key(path: pathlib.Path) -> tuple[str, ...]:
-    return ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", str(path))
-
-
-def _openssl(*arguments: str) -> None:
-    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 class KeyCheck(grpc.ServerInterceptor):  # type: ignore[misc]

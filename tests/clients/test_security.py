@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
 
 import grpc
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.clients.canned_service import REQUEST_ID, CannedServer, answer
@@ -113,18 +113,10 @@ def test_files_that_are_none_are_refused_by_name(certificates: Certificates, tmp
     text = tmp_path / "notes.txt"
     text.write_text("no certificate")
     encrypted = tmp_path / "encrypted.key"
-    command = [
-        "openssl",
-        "ec",
-        "-in",
-        str(certificates.caller.key),
-        "-aes256",
-        "-passout",
-        "pass:x",
-        "-out",
-        str(encrypted),
-    ]
-    subprocess.run(command, check=True, capture_output=True)
+    key = serialization.load_pem_private_key(certificates.caller.key.read_bytes(), password=None)
+    lock = serialization.BestAvailableEncryption(b"a passphrase")
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    encrypted.write_bytes(key.private_bytes(pem, pkcs8, lock))
     caller, other = certificates.caller, certificates.server
     with pytest.raises(FileNotFoundError):
         Client(tls=Tls(ca=tmp_path / "missing.pem"))
