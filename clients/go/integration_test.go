@@ -210,6 +210,7 @@ func TestServerLosesAndDoublesNothingOverBrokenConnections(t *testing.T) {
 	for _, id := range ids {
 		bytes[id] = 60
 	}
+	reconnections := 0
 	for name, broken := range map[string]headrace.GenerationOption{
 		"one output": headrace.Options(), "one output, bytes": headrace.WithLogitBias(bytes),
 		"three outputs": headrace.WithOutputs(3), "three outputs, bytes": headrace.Options(headrace.WithOutputs(3), headrace.WithLogitBias(bytes)),
@@ -218,14 +219,15 @@ func TestServerLosesAndDoublesNothingOverBrokenConnections(t *testing.T) {
 			client := connect(t, address, headrace.WithChannels(2))
 			stream := client.GenerateDurable(background, story, broken, headrace.WithMaxTokens(120), headrace.WithIgnoreEOS(true),
 				headrace.WithSeed(3), headrace.WithTemperature(1), headrace.WithLogprobs(1), headrace.WithPromptLogprobs(1))
-			reconnections := readAndCut(t, stream)
+			again := readAndCut(t, stream)
+			reconnections += again
 			disturbed, err := stream.Result()
 			if err != nil {
 				t.Fatal(err)
 			}
 			whole, err := direct.Subscribe(background, stream.RequestID()).Result()
-			if err != nil || reconnections < 3 {
-				t.Fatal(reconnections, err)
+			if err != nil || again == 0 {
+				t.Fatal(again, err)
 			}
 			if !reflect.DeepEqual(disturbed.Outputs, whole.Outputs) || !reflect.DeepEqual(disturbed.PromptLogprobs, whole.PromptLogprobs) {
 				t.Errorf("%+v\nwhole:\n%+v", disturbed, whole)
@@ -235,6 +237,10 @@ func TestServerLosesAndDoublesNothingOverBrokenConnections(t *testing.T) {
 				t.Error(d, w, disturbed.Usage)
 			}
 		})
+	}
+	// Not every cut breaks a stream: on a busy machine its last tokens may have come before they are read.
+	if reconnections < 6 {
+		t.Error("too few connections broke to prove anything:", reconnections)
 	}
 }
 
@@ -283,7 +289,7 @@ func TestServerServesSessions(t *testing.T) {
 	attached := begun(session.Attach(submitted.RequestID(), headrace.WithFromToken(4)))(t)
 	wrong := begun(session.Submit(story, headrace.WithTopP(7)))(t)
 	ended := begun(session.Submit(story, greedy(400)))(t)
-	ids, last := map[uint32][]uint32{}, map[uint32]headrace.Event{}
+	ids, last, closed := map[uint32][]uint32{}, map[uint32]headrace.Event{}, false
 	for event, err := range session.Events() {
 		if err != nil {
 			t.Fatal(err)
@@ -294,7 +300,8 @@ func TestServerServesSessions(t *testing.T) {
 				t.Errorf("generation %d: token %d after %d", event.StreamID, first, known)
 			}
 			ids[event.StreamID] = append(ids[event.StreamID], delta.TokenIDs...)
-			if event.StreamID == ended && len(ids[ended]) < 3 {
+			if event.StreamID == ended && !closed {
+				closed = true
 				if err := errors.Join(session.Cancel(ended), session.CloseSend()); err != nil {
 					t.Fatal(err)
 				}

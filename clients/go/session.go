@@ -29,6 +29,7 @@ type Session struct {
 
 	mutex sync.Mutex
 	last  uint32
+	done  bool                // no more wishes
 	open  map[uint32]*reading // by stream id: the generations that more may come of
 }
 
@@ -123,6 +124,7 @@ func (s *Session) Detach(streamID uint32) error {
 func (s *Session) CloseSend() error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+	s.done = true
 	if err := s.call.CloseSend(); err != nil {
 		return fromRPC(err, "")
 	}
@@ -212,6 +214,9 @@ func (s *Session) begin(wish *headracev1.SessionRequest, from uint32) (uint32, e
 
 // send sends a wish. The caller holds the mutex, because gRPC sends one message at a time.
 func (s *Session) send(wish *headracev1.SessionRequest) error {
+	if s.done {
+		return errors.New("headrace: a wish after CloseSend")
+	}
 	err := s.call.Send(wish)
 	if err == nil {
 		return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	headrace "github.com/headrace/headrace/clients/go"
@@ -77,6 +78,9 @@ func TestSessionStepsAreColumnsOfEqualLength(t *testing.T) {
 	session := openSession(t, start(t, &fake{}))
 	id := begun(session.Submit(headrace.Text("hello")))(t)
 	_ = session.CloseSend()
+	if _, err := session.Submit(headrace.Text("late")); err == nil || !strings.Contains(err.Error(), "CloseSend") {
+		t.Error(err)
+	}
 	var tokens []headrace.SessionTokens
 	for step, err := range session.Steps() {
 		if err != nil {
