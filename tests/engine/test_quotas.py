@@ -329,6 +329,20 @@ def test_idle_account_is_remembered_while_its_limit_is_lowered() -> None:
     harness.run()
 
 
+def test_account_that_is_remembered_longer_keeps_no_other() -> None:
+    harness = Harness()
+    specs = [limited(5, 4, tenant=f"key{index}", requests_per_minute=1000) for index in range(2)]
+    for spec in specs:
+        harness.add(spec)
+    harness.run()
+    idle_ns = harness.now_ns
+    harness.now_ns += 30_000
+    harness.engine.attach(Subscriber(9, 1), specs[0].request_id, "key0", None, 0, TenantLimits(requests_per_minute=1))
+    harness.now_ns = idle_ns + MINUTE_NS
+    harness.engine.expire()
+    assert account(harness, "key0") is not None and account(harness, "key1") is None
+
+
 def test_quotas_outlive_a_worker() -> None:
     harness = Harness()
     harness.add(limited(5, 20, requests_per_minute=1, tokens_per_minute=50))
