@@ -352,7 +352,9 @@ public final class Session implements AutoCloseable {
                 }
                 synchronized (lock) {
                     ahead.addAll(reading.of(step));
-                    step.events().stream().filter(SessionEvent::isLast).forEach(last -> generations.remove(last.streamId()));
+                    step.events().stream()
+                            .filter(SessionEvent::isLast)
+                            .forEach(last -> generations.remove(last.streamId()));
                 }
             }
             return true;

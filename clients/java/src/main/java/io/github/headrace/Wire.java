@@ -18,7 +18,8 @@ final class Wire {
     static String utf8(String field, String text) {
         for (int i = 0; i < text.length(); i++) {
             char unit = text.charAt(i);
-            if (Character.isHighSurrogate(unit) && i + 1 < text.length() && Character.isLowSurrogate(text.charAt(i + 1))) {
+            boolean paired = i + 1 < text.length() && Character.isSurrogatePair(unit, text.charAt(i + 1));
+            if (paired) {
                 i++;
             } else if (Character.isSurrogate(unit)) {
                 throw Failure.invalid(field, "is no UTF-8: half a character at position " + i);

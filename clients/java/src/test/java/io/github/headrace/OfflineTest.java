@@ -26,9 +26,9 @@ class OfflineTest {
         GenerationOptions all = GenerationOptions.builder()
                 .model("m").temperature(0.5).topP(0.5).topK(5).minP(0.1).repetitionPenalty(1.1).presencePenalty(0.1)
                 .frequencyPenalty(0.1).seed(-1L).logitBias(Map.of(3, 1.5)).stop("a", "b").stopTokenIds(List.of(1))
-                .maxTokens(9).minTokens(1).ignoreEos(true).badWords(List.of("x")).includeStopString(true).n(2).logprobs(0)
-                .promptLogprobs(0).priority(-3).timeLimit(Duration.ofMillis(1500)).cacheSalt("s").skipSpecialTokens(false)
-                .tokenIdsOnly(true).jsonSchema("{}").beamSearch(2, 1.0).build();
+                .maxTokens(9).minTokens(1).ignoreEos(true).badWords(List.of("x")).includeStopString(true).n(2)
+                .logprobs(0).promptLogprobs(0).priority(-3).timeLimit(Duration.ofMillis(1500)).cacheSalt("s")
+                .skipSpecialTokens(false).tokenIdsOnly(true).jsonSchema("{}").beamSearch(2, 1.0).build();
         assertEquals(Set.of("text", "token_ids"), unset(all.spec()));
         assertEquals(2, all.spec().getStop().getStringsCount());
         assertEquals(500_000_000, all.spec().getTimeLimit().getNanos());
@@ -72,7 +72,7 @@ class OfflineTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"127.0.0.1:50051", "127.9.9.9", "localhost:1", "LOCALHOST", "[::1]:5", "::1",
-        "unix:/tmp/x", "dns:///localhost:5", "dns:127.0.0.1:4"})
+        "unix:/run/x", "dns:///localhost:5", "dns:127.0.0.1:4"})
     void thisMachineIsKnown(String target) {
         assertTrue(Target.isLocal(target));
     }

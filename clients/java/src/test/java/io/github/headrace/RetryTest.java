@@ -199,7 +199,8 @@ class RetryTest {
         public void subscribe(SubscribeRequest request, StreamObserver<SubscribeResponse> observer) {
             fromTokens.add(request.getFromToken());
             send(observer, event().setAccepted(Accepted.newBuilder().setRequestId("req-1")));
-            Delta.Builder two = Delta.newBuilder().setFirstTokenIndex(request.getFromToken()).addTokenIds(1).addTokenIds(2);
+            int first = request.getFromToken();
+            Delta.Builder two = Delta.newBuilder().setFirstTokenIndex(first).addTokenIds(1).addTokenIds(2);
             send(observer, event().setDelta(two));
             if (breaks) {
                 breaks = false;

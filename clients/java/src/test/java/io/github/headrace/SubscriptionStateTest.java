@@ -121,7 +121,8 @@ class SubscriptionStateTest {
         assertEquals(expected.toString(), text.toString());
     }
 
-    private static List<io.github.headrace.v1.GenerationEvent> log(SubscribeRequest request, int outputs, Random random) {
+    private static List<io.github.headrace.v1.GenerationEvent> log(
+            SubscribeRequest request, int outputs, Random random) {
         List<io.github.headrace.v1.GenerationEvent> log = new ArrayList<>();
         log.add(event().setAccepted(Accepted.newBuilder().setRequestId("req")).build());
         log.add(event().setStarted(Started.getDefaultInstance()).build());
