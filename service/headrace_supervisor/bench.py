@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from headrace.connection import ConnectionOptions
 from headrace_supervisor import bench_sending
 from headrace_supervisor.bench_load import Load
 from headrace_supervisor.bench_sending import PointRun, Sample
@@ -53,9 +54,9 @@ class Result:
         return sum(point.failed for point in self.points)
 
 
-def run(load: Load) -> Result:
-    """Sends the load and measures. Raises BenchError if the server can't be reached or its model can't take the lengths."""
-    sent = bench_sending.run(load)
+def run(load: Load, connection: ConnectionOptions) -> Result:
+    """Sends the load and measures. `connection` holds key and TLS, which no result shows. Raises BenchError if the server can't be reached or its model can't take the lengths."""
+    sent = bench_sending.run(load, connection)
     points = [_figures(load, point) for point in sent.points]
     return Result(load.server, sent.model.revision, sent.model.device, load, points)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from headrace.cli.options import Connection, server_options
 from headrace_supervisor import bench as benchmark
 from headrace_supervisor import bench_report
 from headrace_supervisor.bench_load import Length, Load, Point
@@ -46,9 +47,7 @@ def _levels(kind: type[int] | type[float], most: float) -> Callable[[str], tuple
 
 
 @click.command(context_settings={"help_option_names": ["--help", "-h"]}, epilog=_EXAMPLES)
-@click.option(
-    "--server", default="127.0.0.1:50051", show_default=True, envvar="HEADRACE_SERVER", help="the server's address"
-)
+@server_options
 @click.option("--model", default="", help="name of the model; default: the server's")
 @click.option("--concurrency", type=_levels(int, 4096), help="requests open at once; 1,8,64 gives a curve; default: 8")
 @click.option(
@@ -82,16 +81,15 @@ def _levels(kind: type[int] | type[float], most: float) -> Callable[[str], tuple
 @click.option(
     "--plot", type=click.Path(path_type=pathlib.Path), help="draw the curve: .png, .svg or .pdf; needs the bench extra"
 )
-@click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
-def bench(plot: pathlib.Path | None, as_json: bool, **flags: Any) -> None:
+def bench(connection: Connection, plot: pathlib.Path | None, **flags: Any) -> None:
     """Measures a running server: how soon tokens come, how many a second, and how many answers come in time."""
     if flags["concurrency"] and flags["rate"]:
         raise click.UsageError("--concurrency and --rate exclude each other: requests open at once, or per second")
     try:
         if plot is not None:
             bench_report.check_plot(plot)
-        result = benchmark.run(load_of(flags))
-        bench_report.report(result, as_json=as_json)
+        result = benchmark.run(load_of(flags | {"server": connection.server}), connection.options)
+        bench_report.report(result, as_json=connection.as_json)
         if plot is not None:
             bench_report.plot(result, plot)
     except BenchError as error:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 import headrace
+from headrace.connection import ConnectionOptions
 from headrace_supervisor.bench_load import Load, Point, Prompt, prompts
 
 
@@ -57,13 +58,16 @@ class Run:
     points: list[PointRun]
 
 
-def run(load: Load) -> Run:
+def run(load: Load, connection: ConnectionOptions) -> Run:
     """Sends the load. Raises BenchError if the server can't be reached or its model can't take the lengths."""
-    return asyncio.run(_run(load))
+    try:
+        return asyncio.run(_run(load, connection))
+    except (ValueError, OSError) as error:
+        raise BenchError(str(error)) from None
 
 
-async def _run(load: Load) -> Run:
-    async with headrace.AsyncClient(load.server) as client:
+async def _run(load: Load, connection: ConnectionOptions) -> Run:
+    async with headrace.AsyncClient(load.server, **connection) as client:
         try:
             model = await client.get_model(load.model or None)
         except headrace.HeadraceError as error:

@@ -141,9 +141,25 @@ def _until(condition: object, timeout_s: float = 60.0) -> None:
         time.sleep(0.1)
 
 
+def test_our_own_client_and_bench_get_in_by_the_same_options(installation: Installation, server: RunningServer) -> None:
+    folder = installation.certs
+    files = ["--ca", folder / "ca.pem", "--client-certificate", folder / "app.pem", "--client-key", folder / "app.key"]
+    options = ["--server", server.address, "--api-key", installation.key, *files]
+    assert headrace("generate", "The river", "--max-tokens", "4", *options)
+    sizes = ["--requests", "2", "--warm-up", "0", "--prompt-tokens", "8", "--output-tokens", "4"]
+    measured = headrace("bench", "--json", *sizes, *options)
+    assert '"completed": 2' in measured and installation.key not in measured
+
+
 def test_keys_stand_in_no_line_of_the_log(installation: Installation, server: RunningServer) -> None:
+    wrong = "hr-wrong-and-to-be-looked-for"
+    with installation.connected(server) as stub:
+        generate(stub, installation.key)
+        with pytest.raises(grpc.RpcError):
+            generate(stub, wrong)
+    _until(lambda: "call.refused" in "".join(server.lines))
     log = "".join(server.lines)
-    assert "call.refused" in log
+    assert wrong not in log
     assert installation.key not in log and installation.bounded not in log
 
 
