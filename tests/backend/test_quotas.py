@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
@@ -73,10 +74,11 @@ async def test_rate_is_shared_by_two_services_and_the_promised_moment_holds(
     services: tuple[EngineClient, EngineClient],
 ) -> None:
     rate = limits(requests_per_minute=60)
-    asked = [await services[i % 2].add(PROMPT, 2, tenant="rate", limits=rate) for i in range(70)]
+    began = time.monotonic()
+    asked = [await services[i % 2].add(PROMPT, 2, tenant="rate", limits=rate) for i in range(80)]
     answers = [await taken(subscription) for subscription in asked]
     # One a second comes back.
-    assert 60 <= sum(answers) <= 63
+    assert 60 <= sum(answers) <= 60 + (time.monotonic() - began)
     status, retry_s = refusal(asked[-1])
     assert "requests_per_minute" in status.message and "60" in status.message
     assert retry_s is not None and 0 < retry_s <= 1
