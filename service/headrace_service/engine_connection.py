@@ -16,7 +16,9 @@ from typing import Any
 import grpc
 import structlog
 
-from headrace_credentials import ClientTlsFiles, CredentialError, channel_credentials
+from headrace_credentials import files as credential_files
+from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials
+from headrace_credentials.files import CredentialError
 from headrace_model_folder import InvalidModelFolder
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import logs
@@ -159,7 +161,8 @@ def _task_is_cancelled() -> bool:
 def _secret_metadata(config: ServiceConfig) -> tuple[tuple[str, str], ...]:
     if config.engine_token_file is None:
         return ()
-    return (("authorization", f"Bearer {config.engine_token_file.read_text().strip()}"),)
+    secret = credential_files.read(config.engine_token_file, private=True).strip()
+    return (("authorization", f"Bearer {secret.decode(errors='replace')}"),)
 
 
 def engine_tls(config: ServiceConfig) -> grpc.ChannelCredentials | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import grpc
 
-from headrace_credentials import ServerTls
+from headrace_credentials.server_tls import ServerTls
 from headrace_service.config import ServiceConfig
 
 MAX_METADATA_BYTES = 8 << 10

@@ -16,7 +16,7 @@ import sys
 import pydantic
 import uvloop
 
-from headrace_credentials import CredentialError
+from headrace_credentials.files import CredentialError
 from headrace_model_folder import InvalidModelFolder
 from headrace_service import logs, server
 from headrace_service.config import ServiceConfig

@@ -315,6 +315,7 @@ async def test_port_is_open_to_the_secret_only(model: pathlib.Path, tmp_path: pa
         address = f"127.0.0.1:{free.getsockname()[1]}"
     secret = "0123456789abcdef-secret"
     (tmp_path / "token").write_text(secret + "\n")
+    (tmp_path / "token").chmod(0o600)
     backend = start_backend(tmp_path, model, backend={"listen": address, "token_file": str(tmp_path / "token")})
     try:
         good = (("authorization", f"Bearer {secret}"),)

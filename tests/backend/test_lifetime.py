@@ -34,15 +34,25 @@ def test_port_needs_a_secret(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"short", b"x" * 4097, b" \n" * 20])
 def test_secret_must_have_a_sound_length(tmp_path: pathlib.Path, content: bytes) -> None:
     (tmp_path / "token").write_bytes(content)
+    (tmp_path / "token").chmod(0o600)
     with pytest.raises(StartRefused, match="16 to 4096 bytes"):
         read_secret(tmp_path / "token", parse_listen("127.0.0.1:80"))
 
 
 def test_secret_is_read_without_the_line_end(tmp_path: pathlib.Path) -> None:
     (tmp_path / "token").write_bytes(b"0123456789abcdef\n")
+    (tmp_path / "token").chmod(0o600)
     assert read_secret(tmp_path / "token", parse_listen("127.0.0.1:80")) == b"0123456789abcdef"
     with pytest.raises(StartRefused, match="No such file"):
         read_secret(tmp_path / "other", parse_listen("127.0.0.1:80"))
+
+
+def test_a_secret_that_everybody_can_read_is_none(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "token").write_bytes(b"0123456789abcdef\n")
+    for mode, said in ((0o644, "everybody may read it"), (0o622, "others may write to it")):
+        (tmp_path / "token").chmod(mode)
+        with pytest.raises(StartRefused, match=said):
+            read_secret(tmp_path / "token", parse_listen("127.0.0.1:80"))
 
 
 def test_socket_folder_is_made_private(tmp_path: pathlib.Path) -> None:

@@ -83,6 +83,7 @@ def test_configuration_is_refused_by_field(
 
 def test_taken_port_is_refused(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "token").write_text("0123456789abcdef")
+    (tmp_path / "token").chmod(0o600)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         config = config_of(model, tmp_path, load="dummy")

@@ -18,7 +18,8 @@ from tests.support.rpc import connected, greedy, read
 from tests.support.running_server import DEMO, environment
 
 from headrace.v1 import inference_pb2
-from headrace_credentials import ClientTlsFiles, CredentialError, channel_credentials
+from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials
+from headrace_credentials.files import CredentialError
 from headrace_service.auth import certificates
 
 pytestmark = pytest.mark.timeout(400)

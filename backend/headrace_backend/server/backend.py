@@ -26,7 +26,7 @@ from headrace_backend.server.statuses import RESTART_RETRY_NS, ended
 from headrace_backend.server.worker_group import WorkerLaunch
 from headrace_backend.server.worker_supervision import EngineStuck, ModelRefused, WorkersGivenUp, WorkerSupervision
 from headrace_backend.worker_messages import WorkerReady
-from headrace_credentials import ServerTls
+from headrace_credentials.server_tls import ServerTls
 
 _SERVER_STOP_S = 1.0
 _STREAMS_END_S = 2.0

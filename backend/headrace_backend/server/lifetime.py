@@ -17,6 +17,8 @@ import signal
 import stat
 from collections.abc import Iterator
 
+from headrace_credentials import files as credential_files
+
 _PR_SET_PDEATHSIG = 1
 _MAX_SOCKET_PATH_BYTES = 107
 _MIN_SECRET_BYTES = 16
@@ -84,10 +86,9 @@ def read_secret(
             raise StartRefused(f"listen is {address.target!r}; a TCP port needs token_file, or tls_client_ca")
         return None
     try:
-        with token_file.open("rb") as file:
-            secret = file.read(_MAX_SECRET_BYTES + 1).strip()
-    except OSError as error:
-        raise StartRefused(f"token_file {token_file}: {error.strerror}") from error
+        secret = credential_files.read(token_file, private=True).strip()
+    except credential_files.CredentialError as error:
+        raise StartRefused(f"token_file {error}") from error
     if not _MIN_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES:
         raise StartRefused(
             f"token_file {token_file}: the secret must have {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes"

@@ -37,7 +37,7 @@ from headrace_backend.server.socket_tls import read_tls
 from headrace_backend.server.worker_group import WorkerLaunch
 from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.server.worker_supervision import ModelRefused
-from headrace_credentials import ServerTls
+from headrace_credentials.server_tls import ServerTls
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 
 _MAX_CONFIG_BYTES = 1 << 20

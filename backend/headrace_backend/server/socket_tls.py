@@ -10,7 +10,8 @@ import asyncio
 from headrace_backend.config import BackendConfig
 from headrace_backend.server.lifetime import ListenAddress, StartRefused
 from headrace_backend.server.logs import get_logger
-from headrace_credentials import CredentialError, ServerTls, TlsFiles
+from headrace_credentials.files import CredentialError
+from headrace_credentials.server_tls import ServerTls, TlsFiles
 
 _LOOK_EVERY_S = 2.0
 

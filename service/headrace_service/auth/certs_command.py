@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import click
 
-from headrace_credentials import CredentialError
 from headrace_credentials import files as credential_files
+from headrace_credentials.files import CredentialError
 from headrace_service.auth import certificates
 from headrace_service.auth.certificates import Identity
 

@@ -5,7 +5,7 @@ Owns which of them there are, and that all are looked after. The server asks her
 
 from __future__ import annotations
 
-from headrace_credentials import ServerTls, TlsFiles
+from headrace_credentials.server_tls import ServerTls, TlsFiles
 from headrace_service.auth import audit_log, reload
 from headrace_service.auth.interceptor import AuthInterceptor
 from headrace_service.auth.key_ring import KeyRing

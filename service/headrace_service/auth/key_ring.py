@@ -10,8 +10,8 @@ import datetime
 import pathlib
 from collections.abc import Iterable
 
-from headrace_credentials import CredentialError
 from headrace_credentials import files as credential_files
+from headrace_credentials.files import CredentialError
 from headrace_service.auth import api_keys, audit_log, refusals
 from headrace_service.auth.api_keys import ApiKey, InvalidKeyFile, KeyFile, KeyTable
 from headrace_service.auth.caller import Caller, OpenCalls, end_invalid

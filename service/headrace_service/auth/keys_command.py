@@ -22,8 +22,8 @@ import rich.box
 import rich.console
 import rich.table
 
-from headrace_credentials import CredentialError
 from headrace_credentials import files as credential_files
+from headrace_credentials.files import CredentialError
 from headrace_service.auth import api_keys
 from headrace_service.auth.api_keys import ALL_MODELS, ApiKey, InvalidKeyFile, KeyFile, Limits, PreviousSecret
 from headrace_service.auth.permissions import Permission

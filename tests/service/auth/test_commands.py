@@ -13,7 +13,7 @@ import pytest
 import structlog
 from cryptography import x509
 
-from headrace_credentials import ServerTls, TlsFiles
+from headrace_credentials.server_tls import ServerTls, TlsFiles
 from headrace_service.auth.api_keys import ApiKey, KeyFile, Limits
 from headrace_service.auth.certs_command import certs
 from headrace_service.auth.key_ring import KeyRing

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.service.auth.credentials_case import bearer, entry, replace, write_keys
 
-from headrace_credentials import CredentialError
 from headrace_credentials import files as credential_files
+from headrace_credentials.files import CredentialError
 from headrace_service.auth import api_keys
 from headrace_service.auth.api_keys import ApiKey, InvalidKeyFile, KeyFile, KeyTable, Limits, PreviousSecret
 from headrace_service.auth.key_ring import KeyRing

@@ -19,7 +19,8 @@ from tests.service.auth.credentials_case import CertificateFolder, bearer, chann
 from tests.service.harness import Running, events_of, running_service, text_of
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
-from headrace_credentials import CredentialError, ServerTls, TlsFiles
+from headrace_credentials.files import CredentialError
+from headrace_credentials.server_tls import ServerTls, TlsFiles
 from headrace_service.auth import api_keys, certificates
 
 Spec = generation_pb2.GenerationSpec
