@@ -28,9 +28,10 @@ def channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", config.max_connection_streams),
         # Counted for each address. What comes beyond is closed before its handshake.
         ("grpc.max_allowed_incoming_connections", config.max_connections),
-        # Calls beyond these end CANCELLED before any handler sees them; admission is ours.
-        ("grpc.server.max_pending_requests", 20_000),
-        ("grpc.server.max_pending_requests_hard_limit", 40_000),
+        # Calls that wait for the event loop; beyond these they end CANCELLED before any handler sees them, and admission is ours. Each may hold
+        # metadata of the size below: 5,000 at once with 65 kB took 310 MiB.
+        ("grpc.server.max_pending_requests", 8_000),
+        ("grpc.server.max_pending_requests_hard_limit", 16_000),
         ("grpc.keepalive_time_ms", int(config.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(config.keepalive_timeout_s * 1000)),
         ("grpc.http2.ping_timeout_ms", int(config.keepalive_timeout_s * 1000)),
