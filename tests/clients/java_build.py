@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -21,6 +22,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "clients" / "java"
 BUILD = ROOT / "build" / "java-client"
 _DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
+
+# What Maven says where it reaches no repository. An artifact that no repository has is an error of ours, and another message.
+_UNREACHABLE = re.compile(
+    r"Could not transfer artifact \S+|Failure to transfer \S+|Cannot access \S+ \(\S+\) in offline mode"
+)
 
 
 @dataclass(frozen=True)
@@ -41,12 +47,14 @@ class JavaBuild:
 def maven(
     folder: pathlib.Path, *arguments: str, repository: pathlib.Path | None = None, env: Mapping[str, str] | None = None
 ) -> str:
-    """Runs mvn in a folder and returns what it printed; fails with it where Maven does."""
+    """Runs mvn in a folder and returns what it printed; fails with it where Maven does. Left out where artifacts can't be had."""
     options = ["-q", "-B", *([f"-Dmaven.repo.local={repository}"] if repository else [])]
     command = [toolchains.require(toolchains.MAVEN), *options, *arguments]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=280, check=False
     )
+    if done.returncode != 0 and (unreachable := _UNREACHABLE.search(done.stdout)):
+        toolchains.left_out(toolchains.MAVEN, f"Maven can't get an artifact ({unreachable[0]})")
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-6000:]}{done.stderr[-2000:]}"
     return done.stdout
 
@@ -57,12 +65,16 @@ def java_build() -> JavaBuild:
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        stamp, state = BUILD / "state", _state()
-        if not stamp.exists() or stamp.read_text() != state:
+        stamp, classpath, state = BUILD / "state", BUILD / "classpath", _state()
+        if not stamp.exists() or stamp.read_text() != state or not _all_there(classpath.read_text()):
             stamp.unlink(missing_ok=True)
-            _build()
+            classpath.write_text(_build())
             stamp.write_text(state)
-    return JavaBuild(BUILD / "client", BUILD / "repository", (BUILD / "classpath").read_text())
+        return JavaBuild(BUILD / "client", BUILD / "repository", classpath.read_text())
+
+
+def _all_there(classpath: str) -> bool:
+    return all(pathlib.Path(path).exists() for path in classpath.split(os.pathsep))
 
 
 def _sources() -> list[pathlib.Path]:
@@ -77,7 +89,8 @@ def _state() -> str:
     return digest.hexdigest()
 
 
-def _build() -> None:
+def _build() -> str:
+    """Compiles and installs the client; returns the class path of programs that use it."""
     folder, repository = BUILD / "client", BUILD / "repository"
     # target/ stays, so that Maven compiles what changed; the copy keeps the times it goes by.
     for old in (folder / "src", folder / "examples"):
@@ -91,7 +104,7 @@ def _build() -> None:
     arguments = ("-DskipTests", "install", _DEPENDENCIES, f"-Dmdep.outputFile={jars}", "-Dmdep.includeScope=runtime")
     maven(folder, *arguments, repository=repository)
     jar = next((folder / "target").glob("headrace-client-*.jar"))
-    (BUILD / "classpath").write_text(os.pathsep.join([str(jar), jars.read_text().strip()]))
+    return os.pathsep.join([str(jar), jars.read_text().strip()])
 
 
 def _link_repository(repository: pathlib.Path) -> None:
@@ -99,6 +112,9 @@ def _link_repository(repository: pathlib.Path) -> None:
     own = pathlib.Path.home() / ".m2" / "repository"
     for level in ("", "io", "io/github"):
         (repository / level).mkdir(parents=True, exist_ok=True)
+        for link in (repository / level).iterdir():
+            if link.is_symlink() and not link.exists():
+                link.unlink()
         for entry in (own / level).glob("*"):
             link = repository / level / entry.name
             if not link.exists() and entry not in (own / "io", own / "io/github", own / "io/github/headrace"):
