@@ -155,7 +155,8 @@ def test_the_readmes_command_runs_a_program(build: JavaBuild, project: pathlib.P
     command = re.search(r"^    mvn -q (compile exec:java .*)$", (CLIENT / "README.md").read_text(), re.MULTILINE)
     assert command is not None
     arguments = command[1].replace("127.0.0.1:50051", server.address).split()
-    assert EXAMPLES["Generate"] in maven(project, *arguments, repository=build.repository)
+    for folder in (project, build.folder / "examples"):
+        assert EXAMPLES["Generate"] in maven(folder, *arguments, repository=build.repository)
 
 
 def test_the_readmes_program_with_a_key_runs_over_tls(
