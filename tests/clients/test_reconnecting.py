@@ -141,6 +141,20 @@ def test_a_broken_subscription_says_so_and_asks_for_the_next_token(server: Canne
     _check_no_token_lost_or_doubled(events, [0], 0, 12)
 
 
+def test_a_single_output_is_asked_for_from_the_next_token_too(server: CannedServer) -> None:
+    """What submit returned tells that there is no other output, whose place would have to be asked for."""
+    server.service.breaks = [6]
+    with Client(server.address, retry=FAST) as client:
+        events = list(client.subscribe(client.submit("hello")))
+        assert [(r.from_token, r.HasField("output_index")) for r in server.seen.requests[1:]] == [(0, False), (4, True)]
+        _check_no_token_lost_or_doubled(events, [0], 0, 12)
+        server.service.outputs = 2
+        server.seen.attempts.clear()
+        events = list(client.subscribe(client.submit("hello", n=2)))
+        assert [r.from_token for r in server.seen.requests[-2:]] == [0, 0]
+    _check_no_token_lost_or_doubled(events, [0, 1], 0, 12)
+
+
 def test_a_subscription_survives_connections_that_are_cut(server: CannedServer) -> None:
     server.service.stalls, server.service.outputs = [6, 8], 2
     cut: list[int] = []

@@ -43,12 +43,14 @@ class Submitted:
         model_revision: Name and content hash of the model that answers.
         prompt_tokens: Length of the prompt in tokens.
         existing: Whether the idempotency key was known and this is an earlier request.
+        num_outputs: How many outputs were asked for.
     """
 
     request_id: str
     model_revision: str
     prompt_tokens: int
     existing: bool
+    num_outputs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +143,11 @@ class Load:
     max_open_calls: int
 
 
-def submitted_from_proto(response: inference_pb2.SubmitResponse) -> Submitted:
-    """The answer of Submit."""
-    return Submitted(response.request_id, response.model_revision, response.prompt_tokens, response.existing)
+def submitted_from_proto(response: inference_pb2.SubmitResponse, num_outputs: int) -> Submitted:
+    """The answer of Submit, with what was asked for."""
+    return Submitted(
+        response.request_id, response.model_revision, response.prompt_tokens, response.existing, num_outputs
+    )
 
 
 def summary_from_proto(summary: inference_pb2.RequestSummary) -> RequestSummary:

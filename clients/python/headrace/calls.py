@@ -33,10 +33,11 @@ class Unary(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """A call that streams messages with an `event` field."""
+    """A call that streams messages with an `event` field; of `num_outputs` outputs, where that is known."""
 
     rpc: str
     request: ProtobufMessage
+    num_outputs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ def submit(
     """
     request = pb.SubmitRequest(spec=generation_spec(options, prompt, token_ids))
     assign(request, "idempotency_key", idempotency_key or uuid.uuid4().hex, "idempotency_key")
-    return Unary("Submit", request, answers.submitted_from_proto)
+    num_outputs = request.spec.n if request.spec.HasField("n") else 1
+    return Unary("Submit", request, lambda response: answers.submitted_from_proto(response, num_outputs))
 
 
 def subscribe(request: str | answers.Submitted, output_index: int | None, from_token: int) -> Streaming:
@@ -86,7 +88,7 @@ def subscribe(request: str | answers.Submitted, output_index: int | None, from_t
     assign(message, "request_id", request_id_of(request), "request_id")
     assign_given(message, "output_index", output_index)
     assign(message, "from_token", from_token, "from_token")
-    return Streaming("Subscribe", message)
+    return Streaming("Subscribe", message, request.num_outputs if isinstance(request, answers.Submitted) else None)
 
 
 def cancel(request: str | answers.Submitted) -> Unary[bool]:

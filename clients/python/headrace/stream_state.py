@@ -5,8 +5,7 @@ message or failure and do what comes back. A subscription continues after a brok
 
 - One output: it is asked for again from the token after the last one yielded, or, where broken characters were last, from before those:
   the server gives a character whole whose bytes are on both sides of the first token, and while the rest is missing it may yet become one.
-- All outputs: they stand at different tokens, and how many there are is known to the server only. So they are asked for again from
-  where the subscription began.
+- Several outputs, or who knows how many: they stand at different tokens. So they are asked for again from where the subscription began.
 
 What was yielded already and comes again is dropped by counting tokens and characters. Text and tokens of a delta cover each other, and the
 text is the same however the deltas are cut, so both counts name the same place.
@@ -118,10 +117,10 @@ class SubscriptionState(StreamState):
         request = inference_pb2.SubscribeRequest()
         request.CopyFrom(self._first)
         outputs = self.transcript.outputs
-        if not self._first.HasField("output_index"):
+        if not self._first.HasField("output_index") and self.call.num_outputs != 1:
             self._replays = {i: _Replay(self._position(i), outputs[i].text_length) for i in outputs}
             return request
-        index = self._first.output_index
+        index = request.output_index = self._first.output_index
         output = outputs[index]
         if output.sure_token_index is not None and output.sure_token_index >= self._first.from_token:
             request.from_token = output.sure_token_index
