@@ -1,6 +1,8 @@
 // Tests against a real server, whose address is in HEADRACE_TEST_SERVER (demo model, no TLS, no keys). For the tests of broken connections,
 // HEADRACE_TEST_PROXY is the address of a proxy in front of it, and connecting to HEADRACE_TEST_CUT resets all of the proxy's connections.
-// `make test` in the repository's root sets all three (tests/clients/test_go_client.py).
+// For the tests of keys, HEADRACE_TEST_TLS_SERVER asks for TLS and a key, HEADRACE_TEST_CA vouches for it, HEADRACE_TEST_KEY may generate and
+// read, and HEADRACE_TEST_FEW_KEY as well, but not twice within a minute.
+// `make test` in the repository's root sets all of them (tests/clients/test_go_client.py).
 
 package headrace_test
 
@@ -318,5 +320,33 @@ func TestServerServesSessions(t *testing.T) {
 		if _, is := last[id].(headrace.Done); !is {
 			t.Error(id, last[id])
 		}
+	}
+}
+
+func TestSecuredServerKnowsWhoMayDoWhat(t *testing.T) {
+	address, files := fromEnvironment(t, "HEADRACE_TEST_TLS_SERVER"), headrace.TLS{CAFile: fromEnvironment(t, "HEADRACE_TEST_CA")}
+	with := func(key string) *headrace.Client {
+		return connect(t, address, headrace.WithTLS(files), headrace.WithAPIKey(key))
+	}
+	known := with(fromEnvironment(t, "HEADRACE_TEST_KEY"))
+	if answered, err := known.GenerateDurable(background, story, greedy(8)).Result(); err != nil || len(answered.TokenIDs()) != 8 {
+		t.Error(answered, err)
+	}
+	_, admin := known.Admin().ListRepository(background)
+	_, stranger := with("hr-unknown").Complete(background, story, greedy(1))
+	_, nobody := connect(t, address, headrace.WithTLS(files)).Generate(background, story, greedy(1)).Result()
+	if !errors.Is(admin, headrace.ErrPermissionDenied) || !errors.Is(stranger, headrace.ErrUnauthenticated) || !errors.Is(nobody, headrace.ErrUnauthenticated) {
+		t.Error(admin, stranger, nobody)
+	}
+	if _, err := connect(t, address).Complete(background, story, greedy(1)); !errors.Is(err, headrace.ErrUnavailable) {
+		t.Error("in the clear:", err)
+	}
+	few := with(fromEnvironment(t, "HEADRACE_TEST_FEW_KEY"))
+	if _, err := few.Complete(background, story, greedy(1)); err != nil {
+		t.Error(err)
+	}
+	var failure *headrace.Error
+	if _, err := few.Complete(background, story, greedy(1)); !errors.As(err, &failure) || !errors.Is(err, headrace.ErrOverloaded) || failure.RetryAfter <= 0 || failure.RetryAfter > time.Minute {
+		t.Errorf("%+v", err)
 	}
 }

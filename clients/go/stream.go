@@ -18,7 +18,7 @@ import (
 )
 
 // Stream is the events of one generation. Read it in one of four ways: [Stream.Events], [Stream.Text], [Stream.Result], or event by event
-// with [Stream.Next]; in one goroutine. It holds a call open until it is read to its end or closed: leaving an iterator early closes
+// with [Stream.Next]; in one goroutine. The call has been sent when the stream is returned, which may take as long as connecting does. It holds a call open until it is read to its end or closed: leaving an iterator early closes
 // it, and so does its context. Closing a stream of Generate or Chat cancels the generation, closing a subscription only leaves it.
 type Stream struct {
 	ctx    context.Context

@@ -16,6 +16,7 @@ import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 from tests.clients.tcp_proxy import TcpProxy, tcp_proxy
@@ -64,7 +65,7 @@ def go() -> str:
     # Fetches what is missing, for the programs of the README too; says what it would change on standard output.
     fetched = run([program, "mod", "tidy", "-diff"], CLIENT)
     if fetched.returncode != 0 and not fetched.stdout:
-        why = (fetched.stderr.strip() or "it does not say why").splitlines()[-1]
+        why = (fetched.stderr.strip() or "it does not say why").splitlines()[-1].strip()
         left_out(GO, f"its modules can't be had: {why}")
     return program
 
@@ -72,7 +73,7 @@ def go() -> str:
 @pytest.fixture(scope="module")
 def server(go: str) -> Iterator[RunningServer]:
     """The demo model; asks for go first, so that nothing is started where the tests are left out."""
-    with running_server("--dtype", "fp32", "--device", "cpu", "--num-blocks", "2048") as running:
+    with running_server("--services", "2", "--dtype", "fp32", "--device", "cpu", "--num-blocks", "2048") as running:
         yield running
 
 
@@ -115,15 +116,20 @@ def test_the_code_is_formatted_and_vetted(go: str) -> None:
     assert succeed([go, "mod", "tidy", "-diff"], CLIENT) == ""
 
 
+def go_test(go: str, names: str, others: str, **variables: str) -> str:
+    """Runs the Go tests of `names` without `others`, none of which may be skipped; returns what they print."""
+    command = [go, "test", "-count=1", "-v", "-run", names, "-skip", others, "./..."]
+    told = succeed(command, CLIENT, **{f"HEADRACE_TEST_{name}": value for name, value in variables.items()})
+    assert "--- SKIP" not in told and "--- PASS" in told
+    return told
+
+
 def test_go_tests_pass_against_a_real_server(go: str, server: RunningServer) -> None:
     with tcp_proxy(server.address) as proxy, cut_on_connect(proxy) as cut:
         addresses = {"SERVER": server.address, "PROXY": proxy.address, "CUT": cut}
-        told = succeed(
-            [go, "test", "-count=1", "-v", "./..."], CLIENT, **{f"HEADRACE_TEST_{k}": v for k, v in addresses.items()}
-        )
+        told = go_test(go, "Test", "TestSecured", **addresses)
     passed = set(re.findall(r"^--- PASS: (\w+)", told, re.MULTILINE))
     assert "TestServerLosesAndDoublesNothingOverBrokenConnections" in passed
-    assert "--- SKIP" not in told
 
 
 @pytest.fixture(scope="module")
@@ -146,15 +152,39 @@ def test_the_readmes_programs_run_in_an_empty_project(project: pathlib.Path, ser
     assert EXAMPLES[name] in succeed([str(project / name), server.address], project)
 
 
-def test_the_readmes_program_with_a_key_runs_over_tls(project: pathlib.Path, tmp_path: pathlib.Path) -> None:
+@dataclass(frozen=True)
+class Secured:
+    """A server with TLS and keys: where it is, who vouches for it, and two keys; `few` generates once a minute."""
+
+    address: str
+    ca: str
+    key: str
+    few: str
+
+
+@pytest.fixture(scope="module")
+def secured(go: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """Set up as the documentation says, by `headrace certs` and `headrace keys`."""
+    folder = tmp_path_factory.mktemp("secured")
     headrace = [sys.executable, "-m", "headrace"]
-    succeed([*headrace, "certs", "init", "certs"], tmp_path, **environment())
-    certs = tmp_path / "certs"
-    keys = str(tmp_path / "keys.json")
-    key = succeed([*headrace, "keys", "new", "go", "--keys-file", keys], tmp_path, **environment()).strip()
-    options = ("--tls-cert", str(certs / "server.pem"), "--tls-key", str(certs / "server.key"), "--keys-file", keys)
-    program = [str(project / "tls_key")]
-    with running_server(*options, "--device", "cpu", "--num-blocks", "256") as secured:
-        assert '"' in succeed([*program, secured.address, str(certs / "ca.pem")], tmp_path, HEADRACE_API_KEY=key)
-        stranger = run([*program, secured.address, str(certs / "ca.pem")], tmp_path, HEADRACE_API_KEY="hr-unknown")
-        assert stranger.returncode == 1 and "does not know this key" in stranger.stderr
+    succeed([*headrace, "certs", "init", "certs"], folder, **environment())
+    new = [*headrace, "keys", "new", "--keys-file", "keys.json"]
+    key = succeed([*new, "go"], folder, **environment()).strip()
+    few = succeed([*new, "few", "--requests-per-minute", "1"], folder, **environment()).strip()
+    certs = folder / "certs"
+    tls = ("--tls-cert", str(certs / "server.pem"), "--tls-key", str(certs / "server.key"))
+    keys = ("--keys-file", str(folder / "keys.json"))
+    with running_server(*tls, *keys, "--device", "cpu", "--num-blocks", "256") as running:
+        yield Secured(running.address, str(certs / "ca.pem"), key, few)
+
+
+def test_go_tests_pass_against_a_server_with_tls_and_keys(go: str, secured: Secured) -> None:
+    where = {"TLS_SERVER": secured.address, "CA": secured.ca, "KEY": secured.key, "FEW_KEY": secured.few}
+    go_test(go, "TestSecured", "none", **where)
+
+
+def test_the_readmes_program_with_a_key_runs_over_tls(project: pathlib.Path, secured: Secured) -> None:
+    program = [str(project / "tls_key"), secured.address, secured.ca]
+    assert '"' in succeed(program, project, HEADRACE_API_KEY=secured.key)
+    stranger = run(program, project, HEADRACE_API_KEY="hr-unknown")
+    assert stranger.returncode == 1 and "does not know this key" in stranger.stderr
