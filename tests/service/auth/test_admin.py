@@ -152,3 +152,24 @@ async def test_without_keys_a_call_of_this_machine_is_audited_too(
             await admin_pb2_grpc.AdminServiceStub(running.channel).GetMemoryPlan(admin_pb2.GetMemoryPlanRequest())
             await inference_pb2_grpc.InferenceServiceStub(running.channel).ListModels(inference_pb2.ListModelsRequest())
     assert [line["key_id"] for line in lines if line["event"] == "admin.call"] == [""]
+
+
+async def test_others_who_need_no_key_get_no_administration(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
+    async with running_service(model_path, sockets, listen=("0.0.0.0:0",), insecure=True) as running:
+        await inference_pb2_grpc.InferenceServiceStub(running.channel).ListModels(inference_pb2.ListModelsRequest())
+        for method in ADMIN_METHODS:
+            call = running.channel.unary_unary(f"/{method}")
+            assert await outcome(call(b"")) is grpc.StatusCode.UNIMPLEMENTED, method
+
+
+async def test_a_key_for_one_model_administers_no_other(
+    model_path: pathlib.Path, sockets: pathlib.Path, keys_file: pathlib.Path
+) -> None:
+    async with running_service(model_path, sockets, keys_file=keys_file) as running:
+        admin = admin_pb2_grpc.AdminServiceStub(running.channel)
+        for call in (
+            admin.LoadModel(admin_pb2.LoadModelRequest(model="tiny"), metadata=bearer(NARROW)),
+            admin.UnloadModel(admin_pb2.UnloadModelRequest(model="tiny"), metadata=bearer(NARROW)),
+            admin.GetMemoryPlan(admin_pb2.GetMemoryPlanRequest(), metadata=bearer(NARROW)),
+        ):
+            assert await outcome(call) is grpc.StatusCode.PERMISSION_DENIED

@@ -334,3 +334,17 @@ async def test_the_caller_reaches_the_handlers_of_all_four_kinds(monkeypatch: py
 def test_a_handler_without_the_gate_fails() -> None:
     with pytest.raises(AssertionError, match="without the interceptor"):
         caller.current()
+
+
+async def test_metadata_is_bounded_for_those_who_are_known(
+    model_path: pathlib.Path, sockets: pathlib.Path, keys_file: pathlib.Path
+) -> None:
+    large = (("x-large", "v" * 15_000),)
+    many = tuple((f"key-{number}", "value") for number in range(500))
+    method = "headrace.v1.InferenceService/ListModels"
+    async with guarded(model_path, sockets, keys_file) as running:
+        for metadata in (large, many):
+            assert (await status(running, method, (*bearer(KEY), *metadata)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert (await status(running, method, metadata))[0] is grpc.StatusCode.UNAUTHENTICATED
+        fits = (*bearer(KEY), ("x-large", "v" * 7_000))
+        await running.stub.ListModels(inference_pb2.ListModelsRequest(), metadata=fits)
