@@ -20,7 +20,8 @@ from headrace_service.parsing import Unparsed
 
 _log = audit_log.logger()
 _Context = grpc.aio.ServicerContext[Any, Any]
-_MODEL_FIELDS = ("model", "model_name", "name")
+# KServe names the model to load in repository_name.
+_MODEL_FIELDS = ("model", "model_name", "name", "repository_name")
 
 
 class RefusalLog:

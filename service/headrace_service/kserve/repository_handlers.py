@@ -54,6 +54,7 @@ class RepositoryHandlers:
     async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> pb.RepositoryModelLoadResponse:
         """Loads a model of the repository and answers when it serves."""
         name = _named(request)
+        call.caller.check_model(name)
         if request.parameters:
             raise refusals.unsupported(
                 f"failed to load {errors.echo(name)}: parameters ({', '.join(sorted(request.parameters)[:4])[:100]}) "
@@ -70,6 +71,7 @@ class RepositoryHandlers:
     async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> pb.RepositoryModelUnloadResponse:
         """Ends a model, its open generations within the server's grace time first."""
         name = _named(request)
+        call.caller.check_model(name)
         _check_unload_parameters(request.parameters)
         self._check_controlled()
         if self._is_built_in(name):

@@ -173,3 +173,7 @@ async def test_a_key_for_one_model_administers_no_other(
             admin.GetMemoryPlan(admin_pb2.GetMemoryPlanRequest(), metadata=bearer(NARROW)),
         ):
             assert await outcome(call) is grpc.StatusCode.PERMISSION_DENIED
+        for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
+            request = getattr(grpc_service_pb2, f"{method}Request")(model_name="tiny").SerializeToString()
+            call = running.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+            assert await outcome(call(request, metadata=bearer(NARROW))) is grpc.StatusCode.PERMISSION_DENIED
