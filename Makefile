@@ -81,5 +81,5 @@ stats: ## Prints the sizes of our functions and files.
 	@$(PYTHON) tools/code_size.py
 
 clean: ## Removes what make and the tools wrote, .venv too.
-	rm -rf $(VENV) build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist wheelhouse clients/java/target clients/java/examples/target .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
