@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import grpc
@@ -17,6 +21,13 @@ from headrace_protos.inference import grpc_service_pb2
 from headrace_service.auth import api_keys, audit, certificates, permissions
 from headrace_service.config import ServiceConfig
 
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
+_ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(
+        str(_ROOT / part) for part in ("service", "backend", "protos/python", "clients/python")
+    ),
+}
 ADMIN, USER, NARROW = (api_keys.new_key() for _ in range(3))
 ADMIN_METHODS = [
     method for method in sorted(permissions.listed()) if permissions.needed(method) is permissions.Permission.ADMIN
@@ -177,3 +188,21 @@ async def test_a_key_for_one_model_administers_no_other(
             request = getattr(grpc_service_pb2, f"{method}Request")(model_name="tiny").SerializeToString()
             call = running.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
             assert await outcome(call(request, metadata=bearer(NARROW))) is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_audit_lines_are_written_whatever_is_logged_otherwise() -> None:
+    """In a process of its own: logs are set up once for each."""
+    code = """
+from headrace_service import logs
+from headrace_service.auth import audit_log
+import structlog
+logs.configure("json", "error")
+logs.switch_by(lambda: logs.Switches(debug=False, info=False, warning=False, error=False))
+structlog.get_logger().error("other")
+audit_log.logger().info("admin.call", key_id="me")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=_ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True
+    )
+    (line,) = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert (line["event"], line["key_id"], line["audit"]) == ("admin.call", "me", True)
