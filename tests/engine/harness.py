@@ -83,7 +83,9 @@ class Reader:
             assert self.started is None, "a request starts once"
             self.started = event
         elif isinstance(event, PromptLogprobs):
-            assert self.started is not None and not self.tokens, "the prompt comes between the start and the first token"
+            assert self.started is not None and not self.tokens, (
+                "the prompt comes between the start and the first token"
+            )
             assert event.first_token_index == 1 + len(self.prompt), "parts are in order and have no gaps"
             assert len(event.columns) > 0
             self.prompt.extend(logprob_entries(event.columns))
