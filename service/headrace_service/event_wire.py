@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_service import varint
 from headrace_service.engine_columns import floats_of, output_indices_of, token_ids_of
 from headrace_service.wires import TokenLogprobs
 
@@ -139,18 +140,8 @@ def _framed(delta: bytes) -> bytes:
 @functools.lru_cache(_MAX_KEPT_PARTS)
 def _frame(size: int) -> bytes:
     """Returns the bytes before a Delta of `size` bytes: tag and length of the event within the answer, and of the delta within the event."""
-    inner = _DELTA_TAG + _varint(size)
-    return _EVENT_TAG + _varint(len(inner) + size) + inner
-
-
-def _varint(number: int) -> bytes:
-    """Returns protobuf's encoding of a length: seven bits a byte, lowest first, the top bit set on all but the last."""
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+    inner = _DELTA_TAG + varint.encode(size)
+    return _EVENT_TAG + varint.encode(len(inner) + size) + inner
 
 
 def _fill_logprobs(columns: generation_pb2.Logprobs, logprobs: Sequence[TokenLogprobs]) -> None:

@@ -23,6 +23,7 @@ from headrace_service.rpc_boundary import Call
 from headrace_service.served_models import ServedModel
 from headrace_service.service_core import ServiceCore
 from headrace_service.session_batch import SessionBatch, SessionWire
+from headrace_service.shared_call import SharedCall
 
 _CAP_FACTOR = 64
 # Events that may wait for the caller before no more wishes are read; a refusal has up to 1 KiB.
@@ -57,75 +58,43 @@ class SessionHandlers:
             self._core.delivering.discard(session)
 
 
-class _Session:
-    """See the module. Also the `Reader` that is watched for being too slow."""
+class _Session(SharedCall[inference_pb2.SessionRequest]):
+    """See the module."""
 
     def __init__(self, core: ServiceCore, call: Call) -> None:
-        self.writer: asyncio.Task[None] | None = None
-        self.cap_factor = _CAP_FACTOR
-        self.over_cap_since_ns = 0
-        self.writing_since_ns = 0
+        super().__init__(call, _CAP_FACTOR)
         self._core = core
-        self._call = call
         self._batch = SessionBatch()
         self._entries: dict[int, _Entry] = {}
         self._by_stream: dict[GenerationStream, _Entry] = {}
         # Generations with news, in the order in which it came.
         self._with_news: dict[GenerationStream, None] = {}
-        self._wake = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._closed_by_caller = False
-        self._failure: errors.ServiceError | None = None
+        self._woken = asyncio.Event()
 
     @property
     def pending_bytes(self) -> int:
         """Memory that undelivered tokens of all generations take."""
         return sum(stream.pending_bytes for stream in self._by_stream)
 
-    def interrupt(self, failure: errors.ServiceError) -> None:
-        """Ends the call now, though its reader may take nothing."""
-        self._failure = failure
-        self._wake.set()
-        if self.writer is not None:
-            self.writer.cancel()
+    def wake(self) -> None:
+        """See SharedCall."""
+        self._woken.set()
 
-    async def run(self, requests: AsyncIterator[Unparsed[inference_pb2.SessionRequest]]) -> None:
-        """Reads and writes until the session is over.
+    def is_full(self) -> bool:
+        """See SharedCall."""
+        return self._batch.num_events > _MAX_WAITING_EVENTS
 
-        Raises:
-            ServiceError: a message was malformed, or the reader is too slow.
-        """
-        self.writer = asyncio.current_task()
-        reading = asyncio.create_task(self._read(requests))
-        try:
-            await self._write_until_over(reading)
-        except BaseException:
-            # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason is the session's.
-            if self._failure is not None:
-                raise self._failure from None
-            raise
-        finally:
-            self.writer = None
-            reading.cancel()
-            self._give_all_up()
-            await asyncio.gather(reading, return_exceptions=True)
+    def give_up(self) -> list[asyncio.Task[None]]:
+        """See SharedCall."""
+        entries = list(self._entries.values())
+        for entry in entries:
+            self._forget(entry)
+        return [entry.task for entry in entries if entry.task is not None]
 
     # -- the caller's wishes
 
-    async def _read(self, requests: AsyncIterator[Unparsed[inference_pb2.SessionRequest]]) -> None:
-        try:
-            async for unparsed in requests:
-                self._take(unparsed.parse())
-                while self._batch.num_events > _MAX_WAITING_EVENTS:
-                    self._has_room.clear()
-                    await self._has_room.wait()
-        except errors.ServiceError as failure:
-            self._failure = failure
-        finally:
-            self._closed_by_caller = True
-            self._wake.set()
-
-    def _take(self, request: inference_pb2.SessionRequest) -> None:
+    def take(self, request: inference_pb2.SessionRequest) -> None:
+        """See SharedCall."""
         stream_id, action = request.stream_id, request.WhichOneof("action")
         if action == "cancel":
             self._cancel(stream_id, request.cancel.detach)
@@ -143,13 +112,13 @@ class _Session:
         """Answers a wish that fails; one about a generation that has not ended must not look like that one's end."""
         shown = 0 if stream_id in self._entries else stream_id
         self._batch.add_error(shown, errors.to_status(error))
-        self._wake.set()
+        self.wake()
 
     async def _begin(self, entry: _Entry, request: inference_pb2.SessionRequest) -> None:
         """Starts or joins the generation of one wish."""
         try:
             entry.resources.enter_context(self._core.open_generation())
-            call = dataclasses.replace(self._call, arrival_ns=time.monotonic_ns())
+            call = dataclasses.replace(self.call, arrival_ns=time.monotonic_ns())
             if request.HasField("submit"):
                 await self._submit(entry, request.submit, call)
             else:
@@ -212,32 +181,30 @@ class _Session:
         else:
             assert entry.model is not None
             cause = engine_pb2.ABORT_CAUSE_CANCELLED
-            entry.model.engine.abort(entry.stream.request_id, self._call.tenant, cause)
+            entry.model.engine.abort(entry.stream.request_id, self.call.tenant, cause)
 
     # -- the writer
 
     def _note(self, stream: GenerationStream) -> None:
         self._with_news[stream] = None
-        self._wake.set()
+        self.wake()
 
-    async def _write_until_over(self, reading: asyncio.Task[None]) -> None:
+    async def write_until_over(self) -> None:
+        """See SharedCall."""
         while not self._is_over():
-            await self._wake.wait()
-            self._wake.clear()
+            await self._woken.wait()
+            self._woken.clear()
             self._collect()
             for message in self._batch.take():
                 self.writing_since_ns = time.monotonic_ns()
-                await self._call.context.write(message)
+                await self.call.context.write(message)
                 self.writing_since_ns = 0
-            self._has_room.set()
-            if self._failure is not None:
-                raise self._failure
-        if reading.done():
-            # Tells of a mistake of ours in the reader.
-            reading.result()
+            self.has_room.set()
+            if self.failure is not None:
+                raise self.failure
 
     def _is_over(self) -> bool:
-        return self._closed_by_caller and not (self._entries or self._with_news or self._batch.num_events)
+        return self.closed_by_caller and not (self._entries or self._with_news or self._batch.num_events)
 
     def _collect(self) -> None:
         """Moves all news into the batch."""
@@ -269,8 +236,4 @@ class _Session:
             entry.task.cancel()
         entry.give_up()
         entry.resources.close()
-        self._wake.set()
-
-    def _give_all_up(self) -> None:
-        for entry in list(self._entries.values()):
-            self._forget(entry)
+        self.wake()
