@@ -69,7 +69,7 @@ REFUSED = {
         changed(lambda m: add(m, "C", "INT32", [1, 4], FOUR)),
         "unexpected inference input 'C' for model 'm'",
     ),
-    "input twice": (changed(lambda m: add(m, "A", "INT32", [1, 4], FOUR)), "more than once"),
+    "input twice": (changed(lambda m: add(m, "A", "INT32", [1, 4], FOUR)), "input 'A' already exists in request"),
     "23 no type": (
         changed(lambda m: setattr(m.inputs[0], "datatype", "")),
         "data-type is '', which is no data-type, but model 'm' expects 'INT32'",
@@ -176,7 +176,7 @@ def test_refusals_name_the_request() -> None:
 
 @pytest.mark.parametrize(
     ("outputs", "why"),
-    [(["Z"], "unexpected inference output 'Z' for model 'm'"), (["X", "X"], "requested more than once")],
+    [(["Z"], "unexpected inference output 'Z' for model 'm'"), (["X", "X"], "output 'X' already exists in request")],
 )
 def test_outputs_must_be_the_models(outputs: list[str], why: str) -> None:
     message = both()

@@ -37,19 +37,19 @@ def _two_by_two(datatype: str) -> Signature:
     )
 
 
-async def _add_and_subtract(request: InferRequest) -> AsyncIterator[Outputs]:
+async def _add_and_subtract(request: InferRequest) -> AsyncIterator[tuple[Outputs, bool]]:
     first, second = request.inputs["INPUT0"].array, request.inputs["INPUT1"].array
     assert first is not None and second is not None
-    yield {"OUTPUT0": Tensor.of(first + second), "OUTPUT1": Tensor.of(first - second)}
+    yield {"OUTPUT0": Tensor.of(first + second), "OUTPUT1": Tensor.of(first - second)}, True
 
 
-async def _add_and_subtract_texts(request: InferRequest) -> AsyncIterator[Outputs]:
+async def _add_and_subtract_texts(request: InferRequest) -> AsyncIterator[tuple[Outputs, bool]]:
     first, second = _integers(request, "INPUT0"), _integers(request, "INPUT1")
-    yield {"OUTPUT0": _texts(first + second), "OUTPUT1": _texts(first - second)}
+    yield {"OUTPUT0": _texts(first + second), "OUTPUT1": _texts(first - second)}, True
 
 
-async def _repeat(request: InferRequest) -> AsyncIterator[Outputs]:
-    yield {"OUTPUT0": request.inputs["INPUT0"]}
+async def _repeat(request: InferRequest) -> AsyncIterator[tuple[Outputs, bool]]:
+    yield {"OUTPUT0": request.inputs["INPUT0"]}, True
 
 
 def _integers(request: InferRequest, name: str) -> Array:

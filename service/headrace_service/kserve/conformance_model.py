@@ -18,8 +18,8 @@ from headrace_service.kserve.tensors import Tensor
 from headrace_service.rpc_boundary import Call
 
 Outputs = Mapping[str, Tensor]
-# Yields the outputs of each response.
-Compute = Callable[[InferRequest], AsyncIterator[Outputs]]
+# Yields the outputs of each response, and whether it is the last.
+Compute = Callable[[InferRequest], AsyncIterator[tuple[Outputs, bool]]]
 
 
 class ConformanceModel:
@@ -46,7 +46,7 @@ class ConformanceModel:
         if self.signature.decoupled:
             raise refusals.unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         account.inputs_read()
-        async for outputs in self._compute(request):
+        async for outputs, _ in self._compute(request):
             return responses.whole(request, outputs)
         raise AssertionError("one response per request")
 
@@ -56,13 +56,9 @@ class ConformanceModel:
             await responder.send(await self.answer(request, call, account))
             return
         account.inputs_read()
-        waiting: Outputs | None = None
-        async for outputs in self._compute(request):
-            if waiting is not None:
-                await responder.send(responses.whole(request, waiting, decoupled=True, final=False))
-            waiting = outputs
-        if waiting is not None:
-            await responder.send(responses.whole(request, waiting, decoupled=True, final=True))
-        elif request.parameters.empty_final:
+        final = False
+        async for outputs, final in self._compute(request):
+            await responder.send(responses.whole(request, outputs, decoupled=True, final=final))
+        if not final and request.parameters.empty_final:
             account.next_is_empty()
             await responder.send(responses.empty_final(request))

@@ -89,7 +89,7 @@ def models() -> list[ConformanceModel]:
 def _model(name: str, step: _Step) -> ConformanceModel:
     sequences = Sequences()
 
-    async def compute(request: InferRequest) -> AsyncIterator[Outputs]:
+    async def compute(request: InferRequest) -> AsyncIterator[tuple[Outputs, bool]]:
         last = sequences.before(request)
         value = request.inputs["INPUT"].array
         assert value is not None
@@ -97,7 +97,7 @@ def _model(name: str, step: _Step) -> ConformanceModel:
             raise refusals.invalid("INPUT: must have the same shape throughout a sequence", "INPUT")
         output = step(request, value.astype(np.int64), last).astype(np.int32)
         sequences.after(request, output)
-        yield {"OUTPUT": Tensor.of(output)}
+        yield {"OUTPUT": Tensor.of(output)}, True
 
     return ConformanceModel(name, _SIGNATURE, compute)
 

@@ -33,19 +33,22 @@ def models() -> list[ConformanceModel]:
     ]
 
 
-async def _repeat(request: InferRequest) -> AsyncIterator[Outputs]:
+async def _repeat(request: InferRequest) -> AsyncIterator[tuple[Outputs, bool]]:
     """One response per element of IN, each after its DELAY in milliseconds. WAIT is for how long others have to wait: here, nobody has."""
     values, delays = request.inputs["IN"].array, request.inputs["DELAY"].array
     assert values is not None and delays is not None
     if values.size != delays.size:
-        raise refusals.invalid("IN and DELAY: must have the same number of elements", "DELAY")
+        raise refusals.invalid(
+            f"expected IN and DELAY shape to match, got [{values.size}] and [{delays.size}]", "DELAY"
+        )
     if delays.size and delays.max() > _MAX_DELAY_MS:
         raise refusals.invalid(f"DELAY: must be at most {_MAX_DELAY_MS} ms", "DELAY")
     for index, (value, delay) in enumerate(zip(values, delays, strict=True)):
         await asyncio.sleep(float(delay) / 1000)
-        yield {"OUT": Tensor.of(np.array([value], np.int32)), "IDX": Tensor.of(np.array([index], np.uint32))}
+        outputs = {"OUT": Tensor.of(np.array([value], np.int32)), "IDX": Tensor.of(np.array([index], np.uint32))}
+        yield outputs, index == values.size - 1
 
 
-async def _identity(request: InferRequest) -> AsyncIterator[Outputs]:
+async def _identity(request: InferRequest) -> AsyncIterator[tuple[Outputs, bool]]:
     await asyncio.sleep(_IDENTITY_DELAY_S)
-    yield {"OUTPUT0": request.inputs["INPUT0"]}
+    yield {"OUTPUT0": request.inputs["INPUT0"]}, True

@@ -124,8 +124,9 @@ class RequestTensors:
                 raise self._refuse(
                     "outputs", f"unexpected inference output {errors.echo(name)} for model '{self._name}'"
                 )
-        if len(set(names)) != len(names):
-            raise self._refuse("outputs", f"an inference output is requested more than once for model '{self._name}'")
+        for name in names:
+            if names.count(name) > 1:
+                raise self._refuse("outputs", f"output '{name}' already exists in request for model '{self._name}'")
         return set(names) or {output.name for output in self._signature.outputs}
 
     # -- names, types, shapes
@@ -135,8 +136,8 @@ class RequestTensors:
         for name in given:
             if self._signature.input(name) is None:
                 raise self._refuse("inputs", f"unexpected inference input {errors.echo(name)} for model '{self._name}'")
-        if len(set(given)) != len(given):
-            raise self._refuse("inputs", f"an inference input is given more than once for model '{self._name}'")
+            if given.count(name) > 1:
+                raise self._refuse("inputs", f"input '{name}' already exists in request for model '{self._name}'")
         missing = [spec.name for spec in self._signature.inputs if not spec.optional and spec.name not in given]
         if missing:
             raise self._refuse("inputs", self._missing_text(given, missing))
