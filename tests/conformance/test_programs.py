@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Iterator
 
 import pytest
-from tests.conformance.programs import checkout, perf_analyzer, python, require_downloads, run
+from tests.conformance.programs import ROOT, checkout, perf_analyzer, python, require_downloads, run
 from tests.support.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.slow
@@ -98,6 +98,15 @@ def test_perf_analyzer_finds_the_ledger_it_keeps_itself(
     assert len(requests) >= NUM_REQUESTS
     # One response per token, the last of which says that it is; a response may bring several when the reader is behind.
     assert all(1 <= len(request["response_timestamps"]) <= 17 for request in requests)
+
+
+@pytest.mark.parametrize("theirs", ["tritonclient.grpc", "kserve"])
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_our_messages_live_beside_a_clients(theirs: str, ours_first: bool) -> None:
+    require_downloads()
+    imports = ["headrace_protos.inference.grpc_service_pb2", theirs]
+    program = f"import {', '.join(imports if ours_first else reversed(imports))}"
+    run(python(), "-c", program, PYTHONPATH=str(ROOT / "protos" / "python"))
 
 
 def test_kserves_client_passes(server: RunningServer) -> None:
