@@ -103,3 +103,11 @@ def test_a_service_alone_counts_for_itself(folder: None) -> None:
     statistics.of("m").succeeded(Durations())
     assert statistics.report("m", decoupled=False).inference_count == 1
     assert statistics.report("never", decoupled=False).inference_count == 0
+
+
+def test_more_models_than_there_is_room_for_are_served_uncounted(tmp_path: pathlib.Path) -> None:
+    statistics = Statistics(tmp_path, "service")
+    for index in range(130):
+        statistics.of(f"m{index}").succeeded(Durations())
+    counts = [statistics.report(f"m{index}", decoupled=False).inference_count for index in range(130)]
+    assert counts == [1] * 128 + [0, 0]

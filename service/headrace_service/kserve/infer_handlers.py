@@ -40,7 +40,7 @@ class Inference:
         counters = self._statistics.of(model.name)
         account = Account(counters, call.arrival_ns, decoupled=model.signature.decoupled)
         try:
-            request = infer_request.parse(message, model.signature, self._regions)
+            request = infer_request.parse(message, model.signature, self._regions.of(call.caller))
             account.batch_size = request.batch_size if model.signature.max_batch_size else 1
             yield model, request, account
         except BaseException as error:

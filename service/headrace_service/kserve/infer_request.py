@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service.kserve import parameters
 from headrace_service.kserve.parameters import RequestParameters
-from headrace_service.kserve.shared_memory import Placement, SharedMemoryRegions
+from headrace_service.kserve.shared_memory import CallerRegions, Placement
 from headrace_service.kserve.signature import Signature
 from headrace_service.kserve.tensors import RequestTensors, Tensor
 
@@ -45,7 +45,7 @@ class InferRequest:
         return first.shape[0] if first is not None and first.shape else 1
 
 
-def parse(message: pb.ModelInferRequest, signature: Signature, regions: SharedMemoryRegions) -> InferRequest:
+def parse(message: pb.ModelInferRequest, signature: Signature, regions: CallerRegions) -> InferRequest:
     """Returns a request for a model of this signature.
 
     Raises:

@@ -114,16 +114,12 @@ class _Request:
         await self._owner.follow(stream, wire, self._account)
 
 
-class _InferStream:
-    """See the module. Also the `Reader` that is watched for being too slow."""
+class _InferStream(SharedCall[pb.ModelInferRequest]):
+    """See the module."""
 
     def __init__(self, inference: Inference, call: Call) -> None:
-        self.writer: asyncio.Task[None] | None = None
-        self.cap_factor = _CAP_FACTOR
-        self.over_cap_since_ns = 0
-        self.writing_since_ns = 0
+        super().__init__(call, _CAP_FACTOR)
         self._inference = inference
-        self._call = call
         self._errors_are_status = _wants_status(call)
         self._tasks: set[asyncio.Task[None]] = set()
         self._live_ids: set[str] = set()
@@ -133,11 +129,6 @@ class _InferStream:
         self._out: collections.deque[tuple[bytes, Account | None, asyncio.Future[None] | None]] = collections.deque()
         self._last_in_order: asyncio.Event | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._has_room = asyncio.Event()
-        self._closed_by_caller = False
-        self._failure: errors.ServiceError | None = None
-
-    # -- Reader
 
     @property
     def pending_bytes(self) -> int:
@@ -145,54 +136,30 @@ class _InferStream:
         tokens = sum(followed.stream.pending_bytes for followed in self._followed)
         return tokens + sum(len(message) for message, _, _ in self._out)
 
-    def interrupt(self, failure: errors.ServiceError) -> None:
-        """Ends the call now, though its reader may take nothing."""
-        self._failure = failure
-        self._wake()
-        if self.writer is not None:
-            self.writer.cancel()
+    def is_full(self) -> bool:
+        """See SharedCall."""
+        return len(self._out) > _MAX_WAITING or len(self._tasks) >= _MAX_REQUESTS
 
-    async def run(self, requests: _Requests) -> None:
-        """Reads and writes until the stream is over.
+    def give_up(self) -> list[asyncio.Task[None]]:
+        """See SharedCall."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        return tasks
 
-        Raises:
-            ServiceError: a message was malformed, the reader is too slow, or a request failed whose caller wants a status.
-        """
-        self.writer = asyncio.current_task()
-        reading = asyncio.create_task(self._read(requests))
-        try:
-            await self._write_until_over()
-            # Tells of a mistake of ours in the reader.
-            await reading
-        except BaseException:
-            # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason is the stream's.
-            if self._failure is not None:
-                raise self._failure from None
-            raise
-        finally:
-            self.writer = None
-            tasks = [reading, *self._tasks]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    def wake(self) -> None:
+        """See SharedCall."""
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     # -- requests
 
-    async def _read(self, requests: _Requests) -> None:
-        try:
-            async for unparsed in requests:
-                self._begin(unparsed.parse())
-                while len(self._out) > _MAX_WAITING or len(self._tasks) >= _MAX_REQUESTS:
-                    self._has_room.clear()
-                    await self._has_room.wait()
-        except errors.ServiceError as failure:
-            self._failure = failure
-        finally:
-            self._closed_by_caller = True
-            self._wake()
-
-    def _begin(self, message: pb.ModelInferRequest) -> None:
-        call = dataclasses.replace(self._call, arrival_ns=time.monotonic_ns())
+    def take(self, message: pb.ModelInferRequest) -> None:
+        """See SharedCall."""
+        call = dataclasses.replace(self.call, arrival_ns=time.monotonic_ns())
         if message.id and message.id in self._live_ids:
             self._fail(message.id, refusals.invalid(f"id: {errors.echo(message.id)} names a live request", "id"))
             return
@@ -223,16 +190,16 @@ class _InferStream:
             task = asyncio.current_task()
             assert task is not None
             self._tasks.discard(task)
-            self._has_room.set()
-            self._wake()
+            self.has_room.set()
+            self.wake()
 
     def _fail(self, request_id: str, error: errors.ServiceError) -> None:
         """Answers a request that failed."""
         if self._errors_are_status:
-            self._failure = self._failure or error
+            self.failure = self.failure or error
         else:
             self._out.append((responses.failure(request_id, error.message), None, None))
-        self._wake()
+        self.wake()
 
     # -- responses
 
@@ -240,7 +207,7 @@ class _InferStream:
         """Writes one response of a request; returns when the connection has taken it."""
         sent = asyncio.get_running_loop().create_future()
         self._out.append((message, account, sent))
-        self._wake()
+        self.wake()
         await sent
 
     async def follow(self, stream: GenerationStream, wire: GenerationWire, account: Account) -> None:
@@ -259,19 +226,12 @@ class _InferStream:
     def add_news(self, followed: _Followed) -> None:
         """Has the writer look at a generation."""
         self._news.append(followed)
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _write_until_over(self) -> None:
+    async def write_until_over(self) -> None:
         """The writer; flat, because every response passes here."""
-        write, news, out = self._call.context.write, self._news, self._out
-        while self._failure is None:
+        write, news, out = self.call.context.write, self._news, self._out
+        while self.failure is None:
             if out:
                 await self._write_one(*out.popleft())
             elif news:
@@ -283,24 +243,24 @@ class _InferStream:
                     self.writing_since_ns = 0
                     followed.account.responded(ready_ns)
                 followed.sent()
-            elif self._closed_by_caller and not self._tasks:
+            elif self.closed_by_caller and not self._tasks:
                 return
             else:
                 self.over_cap_since_ns = 0
-                self._has_room.set()
+                self.has_room.set()
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
-        raise self._failure
+        raise self.failure
 
     async def _write_one(self, message: bytes, account: Account | None, sent: asyncio.Future[None] | None) -> None:
         ready_ns = self.writing_since_ns = time.monotonic_ns()
-        await self._call.context.write(message)
+        await self.call.context.write(message)
         self.writing_since_ns = 0
         if account is not None:
             account.responded(ready_ns)
         if sent is not None and not sent.done():
             sent.set_result(None)
-        self._has_room.set()
+        self.has_room.set()
 
 
 async def _turn(before: asyncio.Event | None) -> None:

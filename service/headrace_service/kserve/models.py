@@ -102,6 +102,8 @@ class ModelDirectory:
                     refusals.check_version(name, version)
                     model.check_allowed(caller)
                     return model
+        # A key learns the same of all names that are not its own.
+        caller.check_model(name)
         raise refusals.unknown_model(name)
 
     def usable(self, caller: Caller) -> list[Model]:

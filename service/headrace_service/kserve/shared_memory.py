@@ -1,7 +1,7 @@
 """Tensors in POSIX shared memory that a client on this machine made.
 
-Owns the regions that clients registered, known to all service processes, and the reading and writing of tensors in them. Off unless the server is
-told otherwise: who may register may read and write memory of this user's programs. Objects are opened by name under the system's shared
+Owns the regions that clients registered, known to all service processes and to their tenant alone, and the reading and writing of tensors in them. Off
+unless the server is told otherwise: who may register may read and write memory of this user's programs. Objects are opened by name under the system's shared
 memory folder, nothing else, never created, and mapped for one access only, so that a region that shrinks fails one request and not the process.
 """
 
@@ -18,17 +18,20 @@ import grpc
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
+from headrace_service.auth.caller import Caller
 from headrace_service.kserve import refusals
 from headrace_service.kserve.shared_document import SharedDocument
 from headrace_service.kserve.tensors import InputTensor
 
 MAX_REGIONS = 1024
+MAX_TENSOR_BYTES = 64 << 20
 _MAX_NAME_CHARS = 256
 _MAX_SIZE = 1 << 62
 _KEY = re.compile(r"/?(?!\.\.?$)[A-Za-z0-9._-]{1,250}")
 # Objects of servers themselves; Triton refuses its own by the same rule.
 _RESERVED = ("triton_python_backend_shm_region_", "headrace")
 _FOLDER = "/dev/shm"
+_METHOD = "inference.GRPCInferenceService/SystemSharedMemoryRegister"
 # Sent by clients that speak HTTP as well; what they say, the bytes say too.
 _OF_OTHERS = ("binary_data", "binary_data_size", "classification")
 _REGION, _SIZE, _OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
@@ -91,13 +94,27 @@ class SharedMemoryRegions:
         if not self._enabled:
             raise refusals.unsupported(_DISABLED)
 
+    def of(self, caller: Caller) -> CallerRegions:
+        """Returns the regions of a caller's tenant."""
+        return CallerRegions(self, self._document, caller)
+
+
+class CallerRegions:
+    """The regions of one tenant, as one of its callers may use them."""
+
+    def __init__(self, regions: SharedMemoryRegions, document: SharedDocument, caller: Caller) -> None:
+        self._regions = regions
+        self._document = document
+        self._caller = caller
+        self._tenant = caller.tenant
+
     def register(self, request: pb.SystemSharedMemoryRegisterRequest) -> None:
         """Adds a region.
 
         Raises:
             ServiceError: INVALID_ARGUMENT for names, keys and ranges that cannot be; ALREADY_EXISTS; RESOURCE_EXHAUSTED.
         """
-        self.check_enabled()
+        self._check_allowed()
         _check_name(request.name)
         _check_key(request.key)
         end = request.offset + request.byte_size
@@ -112,18 +129,18 @@ class SharedMemoryRegions:
                 "byte_size",
             )
         region = {"key": request.key, "offset": request.offset, "byte_size": request.byte_size}
-        self._document.update(lambda regions: _add(regions, request.name, region))
+        self._document.update(lambda tenants: _add(tenants.setdefault(self._tenant, {}), request.name, region))
 
     def unregister(self, name: str) -> None:
         """Forgets a region, or all of them; what reads or writes it now is not disturbed."""
-        if name:
-            self._document.update(lambda regions: _forget(regions, name))
-        elif self._document.read():
-            self._document.update(lambda regions: regions.clear())
+        self._check_allowed()
+        if self._known():
+            self._document.update(lambda tenants: _forget(tenants, self._tenant, name))
 
     def status(self, name: str) -> pb.SystemSharedMemoryStatusResponse:
         """Returns one region or all. Raises ServiceError: NOT_FOUND."""
-        regions = self._document.read()
+        self._check_allowed()
+        regions = self._known()
         if name and name not in regions:
             raise errors.not_found(f"Unable to find system shared memory region: {errors.echo(name)}")
         response = pb.SystemSharedMemoryStatusResponse()
@@ -141,16 +158,16 @@ class SharedMemoryRegions:
         """Returns where a tensor's parameters place it; None: not in a region.
 
         Raises:
-            ServiceError: UNIMPLEMENTED while switched off; NOT_FOUND; INVALID_ARGUMENT.
+            ServiceError: UNIMPLEMENTED while switched off; PERMISSION_DENIED; NOT_FOUND; INVALID_ARGUMENT.
         """
         _check_parameters(tensor_name, parameters)
         if _REGION not in parameters:
             return None
-        self.check_enabled()
+        self._check_allowed()
         name = _value(tensor_name, parameters, _REGION, "string_param")
         size = _value(tensor_name, parameters, _SIZE, "int64_param")
         offset = _value(tensor_name, parameters, _OFFSET, "int64_param") if _OFFSET in parameters else 0
-        region = self._document.read().get(name)
+        region = self._known().get(name)
         if region is None:
             raise errors.not_found(
                 f"Unable to find shared memory region: {errors.echo(name)} (of tensor '{tensor_name}')"
@@ -161,7 +178,18 @@ class SharedMemoryRegions:
                 f"{offset} + {size} exceeds {region['byte_size']}",
                 _OFFSET,
             )
+        if size > MAX_TENSOR_BYTES:
+            raise refusals.invalid(f"{_SIZE} of tensor '{tensor_name}': must be at most {MAX_TENSOR_BYTES}", _SIZE)
         return Placement(name, region["key"], region["offset"] + offset, size)
+
+    def _known(self) -> dict[str, Any]:
+        known: dict[str, Any] = self._document.read().get(self._tenant, {})
+        return known
+
+    def _check_allowed(self) -> None:
+        """Using a region needs the right to register one, on whichever RPC."""
+        self._regions.check_enabled()
+        self._caller.check_method(_METHOD)
 
 
 def _add(regions: dict[str, object], name: str, region: dict[str, object]) -> None:
@@ -172,8 +200,12 @@ def _add(regions: dict[str, object], name: str, region: dict[str, object]) -> No
     regions[name] = region
 
 
-def _forget(regions: dict[str, object], name: str) -> None:
-    regions.pop(name, None)
+def _forget(tenants: dict[str, Any], tenant: str, name: str) -> None:
+    regions = tenants.get(tenant, {})
+    if name:
+        regions.pop(name, None)
+    else:
+        regions.clear()
 
 
 def _check_name(name: str) -> None:

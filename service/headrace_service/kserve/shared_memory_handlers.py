@@ -21,22 +21,20 @@ class SharedMemoryHandlers:
         self, request: pb.SystemSharedMemoryStatusRequest, call: Call
     ) -> pb.SystemSharedMemoryStatusResponse:
         """Lists the registered regions."""
-        self._regions.check_enabled()
-        return self._regions.status(request.name)
+        return self._regions.of(call.caller).status(request.name)
 
     async def register(
         self, request: pb.SystemSharedMemoryRegisterRequest, call: Call
     ) -> pb.SystemSharedMemoryRegisterResponse:
         """Registers a region."""
-        self._regions.register(request)
+        self._regions.of(call.caller).register(request)
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def unregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         """Forgets one region or all."""
-        self._regions.check_enabled()
-        self._regions.unregister(request.name)
+        self._regions.of(call.caller).unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_status(

@@ -3,7 +3,7 @@
 Owns what ModelStatistics answers. Clients' connections are spread over processes, so each process counts into a file of its own in the server's
 private folder, and whoever is asked adds all files up. One writer per file, eight-byte counters, no lock: a reader may see a request's
 counters half written, and right a moment later. A process that is started again goes on with its file; without a folder a process
-counts for itself.
+counts for itself. Models beyond the first 128 names are not counted, which a warning says.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Statistics:
         """Returns the counters of a model by the name it is asked by."""
         found = self._counters.get(name)
         if found is None:
-            found = self._counters[name] = ModelCounters(self._records[self._slot(name)])
+            found = self._counters[name] = ModelCounters(self._record(name))
         return found
 
     def report(self, name: str, *, decoupled: bool) -> pb.ModelStatistics:
@@ -153,16 +153,18 @@ class Statistics:
                 _add(total, records[slot])
         return _message(name, total, decoupled)
 
-    def _slot(self, name: str) -> int:
+    def _record(self, name: str) -> np.void:
         key = _key(name)
         names = self._records["name"]
-        known = np.flatnonzero(names == key)
-        free = np.flatnonzero(names == b"")
-        if len(known):
-            return int(known[0])
-        assert len(free), "names come from the table of models, which is smaller"
-        self._records[int(free[0])]["name"] = key
-        return int(free[0])
+        known, free = np.flatnonzero(names == key), np.flatnonzero(names == b"")
+        if not len(known) and not len(free):
+            _log.warning("kserve.statistics_full", models=_MAX_MODELS)
+            uncounted: np.void = np.zeros(1, _RECORD)[0]
+            return uncounted
+        slot = int(known[0] if len(known) else free[0])
+        record: np.void = self._records[slot]
+        record["name"] = key
+        return record
 
     def _all_records(self) -> Iterator[_Records]:
         yield self._records
