@@ -1,6 +1,6 @@
 """Session: many generations of one caller over one stream, one message per engine step.
 
-Owns the life of a session: the table of its generations by the caller's ids, a short task for each wish, and one writer for all of them. The engine's
+Owns what is in a session (its frame is `SharedCall`): the table of its generations by the caller's ids, a short task for each wish, and one writer for all of them. The engine's
 side marks generations that have news (`GenerationStream.listener`); since a step is dealt out without a pause, the writer finds all of it together. A wish
 that fails is answered by an error event, and nothing else ends with it.
 """

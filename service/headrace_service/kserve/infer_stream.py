@@ -1,6 +1,6 @@
 """ModelStreamInfer: many requests of one caller on one stream, their responses told apart by id.
 
-Owns the life of such a stream: a task for each request, and one writer for all responses. The engine's side marks generations that have news
+Owns what is on such a stream (its frame is `SharedCall`): a task for each request, and one writer for all responses. The engine's side marks generations that have news
 (`GenerationStream.listener`); since a step is dealt out without a pause, the writer finds all of it together. Responses of models that give one each keep
 the order of their requests. A request that fails is answered in its place, and the stream goes on, unless the caller asked for a status. Dropping the
 call cancels what runs on it.
@@ -25,6 +25,7 @@ from headrace_service.kserve.language_model import check_ended
 from headrace_service.parsing import Unparsed
 from headrace_service.rpc_boundary import Call
 from headrace_service.service_core import ServiceCore
+from headrace_service.shared_call import SharedCall
 
 _CAP_FACTOR = 64
 _MAX_REQUESTS = 4096
@@ -229,7 +230,7 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
         self.wake()
 
     async def write_until_over(self) -> None:
-        """The writer; flat, because every response passes here."""
+        """See SharedCall. Flat, because every response passes here."""
         write, news, out = self.call.context.write, self._news, self._out
         while self.failure is None:
             if out:

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from headrace_protos.inference import grpc_service_pb2 as pb
+from headrace_service import varint
 from headrace_service.kserve.infer_request import InferRequest
 from headrace_service.kserve.refusals import VERSION
 from headrace_service.kserve.tensors import Tensor
@@ -108,22 +109,12 @@ def _add_output(message: pb.ModelInferResponse, request: InferRequest, name: str
     message.raw_output_contents.append(data)
 
 
-def _varint(number: int) -> bytes:
-    """Returns protobuf's encoding of a length: seven bits a byte, lowest first, the top bit set on all but the last."""
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
 @functools.lru_cache(4096)
 def _text_head(size: int) -> bytes:
     """What comes before the one element of a BYTES tensor: the entry's length and the element's own."""
-    return _RAW_TAG + _varint(size + 4) + size.to_bytes(4, "little")
+    return _RAW_TAG + varint.encode(size + 4) + size.to_bytes(4, "little")
 
 
 @functools.lru_cache(4096)
 def _stream_head(size: int) -> bytes:
-    return _RESPONSE_TAG + _varint(size)
+    return _RESPONSE_TAG + varint.encode(size)
