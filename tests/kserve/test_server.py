@@ -42,7 +42,9 @@ async def test_the_server_is_live_ready_and_named_as_clients_expect(wire: Wire) 
     assert (await wire.ServerReady(pb.ServerReadyRequest())).ready
     metadata = await wire.ServerMetadata(pb.ServerMetadataRequest())
     assert metadata.name == "triton" and metadata.version.startswith("headrace ")
-    assert {"statistics", "binary_tensor_data", "system_shared_memory"} <= set(metadata.extensions)
+    assert {"statistics", "binary_tensor_data", "system_shared_memory", "sequence"} <= set(metadata.extensions)
+    # What does not work here is not told: nothing is traced, and there is no supervisor.
+    assert {"trace", "model_repository"}.isdisjoint(metadata.extensions)
 
 
 async def test_readiness_follows_the_engine(running: Running, wire: Wire) -> None:

@@ -16,9 +16,8 @@ from headrace_service.service_core import ServiceCore
 # Clients look for it.
 _NAME = "triton"
 _EXTENSIONS = (
-    "binary_tensor_data", "logging", "model_configuration", "model_repository", "parameters", "schedule_policy", "sequence", "statistics", "trace",
+    "binary_tensor_data", "logging", "model_configuration", "parameters", "schedule_policy", "statistics",
 )  # fmt: skip
-_SHARED_MEMORY = "system_shared_memory"
 
 
 class ServerHandlers:
@@ -52,7 +51,12 @@ class ServerHandlers:
 
     async def server_metadata(self, request: pb.ServerMetadataRequest, call: Call) -> pb.ServerMetadataResponse:
         """Names the server and what works."""
-        extensions = [*_EXTENSIONS, *([_SHARED_MEMORY] if self._regions.enabled else [])]
+        works = {
+            "model_repository": self._core.control is not None,
+            "sequence": self._core.config.conformance_models,
+            "system_shared_memory": self._regions.enabled,
+        }
+        extensions = [*_EXTENSIONS, *(name for name, does in works.items() if does)]
         version = importlib.metadata.version("headrace-server")
         return pb.ServerMetadataResponse(name=_NAME, version=f"headrace {version}", extensions=extensions)
 
