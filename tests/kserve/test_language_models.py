@@ -209,3 +209,26 @@ async def test_a_timeout_of_the_request_is_its_end(running: Running, wire: Wire)
     task = asyncio.create_task(stream(wire, message))
     await task
     assert asked(running).remaining_ns == pytest.approx(250_000_000, rel=0.5)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_call_that_is_given_up_frees_what_it_asked_for(running: Running, wire: Wire, streamed: bool) -> None:
+    running.engine.running.clear()
+    if streamed:
+        call = wire.ModelStreamInfer()
+        await call.write(text())
+    else:
+        call = wire.ModelInfer(text())
+    await running.until(lambda: len(running.engine.requests) == 1)
+    call.cancel()
+    await running.until(lambda: len(running.engine.aborts) == 1)
+    await running.until(lambda: running.service.core.num_open == 0)
+
+
+async def test_a_calls_deadline_ends_its_generation(running: Running, wire: Wire) -> None:
+    running.engine.running.clear()
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await wire.ModelInfer(text(), timeout=0.3)
+    assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await running.until(lambda: len(running.engine.aborts) == 1)
+    assert 0 < asked(running).remaining_ns <= 300_000_000  # type: ignore[attr-defined]
