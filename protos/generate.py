@@ -6,7 +6,7 @@ import path under our own package, so that an installed wheel owns no top-level 
 KServe v2 wire (inference) -> protos/python/headrace_protos/inference: stubs as protoc writes them, modules that register in a pool of their own
 (`private_pool` there says why).
 Other languages' clients get the public API too; each has a module of its own here (LANGUAGES), is skipped by name where this machine lacks its
-tools, and fails instead where HEADRACE_DEMAND_TOOLCHAINS is 1.
+tools, and fails instead where DEMAND_TOOLCHAINS is 1.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _languages(*, skipped: str) -> list[str]:
     able = []
     for language, module in LANGUAGES.items():
         if lack := module.missing():
-            if os.environ.get("HEADRACE_DEMAND_TOOLCHAINS") == "1":
+            if os.environ.get("DEMAND_TOOLCHAINS") == "1":
                 sys.exit(f"protos: the {language} stubs are demanded, but {lack}")
             print(f"protos: the {language} stubs are {skipped}, because {lack}", file=sys.stderr)
         else:

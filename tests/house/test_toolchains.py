@@ -63,13 +63,13 @@ def test_a_run_ends_by_naming_what_it_left_out(tmp_path: pathlib.Path, processes
 
 
 def test_demanded_toolchains_fail_the_run(tmp_path: pathlib.Path) -> None:
-    ended = run(tmp_path, HEADRACE_DEMAND_TOOLCHAINS="1")
+    ended = run(tmp_path, DEMAND_TOOLCHAINS="1")
     assert ended.returncode == 1
     assert "1 passed" in ended.stdout and "2 failed" in ended.stdout
 
 
 def test_an_old_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HEADRACE_DEMAND_TOOLCHAINS", raising=False)
+    monkeypatch.delenv("DEMAND_TOOLCHAINS", raising=False)
     old = Toolchain("the Python client", sys.executable, ("--version",), (99, 1), "wait")
     with pytest.raises(pytest.skip.Exception, match=r"99\.1 is needed"):
         require(old)

@@ -1,7 +1,7 @@
 """Toolchains of other languages that tests use where the machine has them: which, whether they work, and what is left out without them.
 
 Owns the rule: a toolchain that is missing skips its tests with a reason that begins with LEFT_OUT, and the end of the run names each of them with
-the way to get it. Where HEADRACE_DEMAND_TOOLCHAINS is 1, as in CI, they fail instead. The reasons travel from xdist's processes inside the
+the way to get it. Where DEMAND_TOOLCHAINS is 1, as in CI, they fail instead. The reasons travel from xdist's processes inside the
 skipped tests' reports, which is why they are text. What a language needs beyond its program (modules, artifacts) is for its own tests to find
 out; they call `left_out` as well.
 """
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import pytest
 
 LEFT_OUT = "left out: "
-_DEMAND = "HEADRACE_DEMAND_TOOLCHAINS"
+_DEMAND = "DEMAND_TOOLCHAINS"
 
 
 @dataclass(frozen=True)
