@@ -30,7 +30,7 @@ def test_needs_nothing():
 def run(folder: pathlib.Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(TEST)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "PYTEST_"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DEMAND_", "PYTEST_"))}
     return subprocess.run(
         [
             sys.executable,
