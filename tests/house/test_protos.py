@@ -41,7 +41,11 @@ def test_our_status_is_the_one_that_libraries_bring() -> None:
     (ours,) = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file
     theirs = descriptor_pb2.FileDescriptorProto()
     status_pb2.DESCRIPTOR.CopyToProto(theirs)
-    assert ours.message_type == theirs.message_type and ours.package == theirs.package
+    fields = [
+        [(field.name, field.number, field.type, field.label, field.type_name) for field in file.message_type[0].field]
+        for file in (ours, theirs)
+    ]
+    assert fields[0] == fields[1] and ours.message_type[0].name == "Status" and ours.package == theirs.package
     assert (ours.options.go_package, ours.options.java_package) == (
         theirs.options.go_package,
         theirs.options.java_package,
