@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import secrets
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -16,7 +19,7 @@ import tritonclient.grpc as triton
 from tests.kserve.wire import request, simple, strings_of, text
 from tests.support.processes import wait_until
 from tests.support.rpc import generate, greedy, idle_load
-from tests.support.running_server import RunningServer, running_server
+from tests.support.running_server import ROOT, RunningServer, running_server
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 
@@ -90,6 +93,15 @@ def test_both_wires_give_the_same_text(server: RunningServer, connections: list[
 
 def as_array(value: Any) -> Any:
     return np.array([value], dtype=bool if isinstance(value, bool) else np.object_)
+
+
+def test_the_example_of_the_documentation_runs(server: RunningServer, tmp_path: pathlib.Path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "kserve.md").read_text(), re.DOTALL)
+    file = tmp_path / "example.py"
+    file.write_text(program.replace("127.0.0.1:50051", server.address))
+    ended = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("The old sailor")
 
 
 def test_the_statistics_are_one_ledger_that_outlives_a_process(

@@ -52,6 +52,7 @@ ROWS: dict[str, tuple[pb.ModelInferRequest, str, str]] = {
     "4 no name": (request(""), IA, "model_name: must be set"),
     "5 path": (request("../etc"), NF, "Request for unknown model"),
     "6 long name": (request("x" * (1 << 20)), NF, "Request for unknown model: 'xxxx"),
+    "long id": (text(id="x" * 1025), IA, "id: must have at most 1024 characters"),
     "10 empty message": (pb.ModelInferRequest(), IA, "model_name: must be set"),
     "17 no inputs": (request("vllm_model"), IA, "missing required input(s) ['text_input']"),
     "45 empty prompt": (text(""), IA, "text_input: must not be empty"),

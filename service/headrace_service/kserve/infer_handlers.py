@@ -20,6 +20,8 @@ from headrace_service.kserve.shared_memory import SharedMemoryRegions
 from headrace_service.kserve.statistics import Statistics
 from headrace_service.rpc_boundary import Call
 
+MAX_ID_CHARS = 1024
+
 
 class Inference:
     """The steps that unary and streamed requests share."""
@@ -36,6 +38,8 @@ class Inference:
         Raises:
             ServiceError: the model is not found, or the request breaks a rule.
         """
+        if len(message.id) > MAX_ID_CHARS:
+            raise errors.invalid_field("id", f"must have at most {MAX_ID_CHARS} characters: every response repeats it")
         model = self._models.find(message.model_name, message.model_version, call.caller)
         counters = self._statistics.of(model.name)
         account = Account(counters, call.arrival_ns, decoupled=model.signature.decoupled)

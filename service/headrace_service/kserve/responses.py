@@ -86,7 +86,7 @@ def failure(request_id: str, text: str) -> bytes:
     """Returns the ModelStreamInferResponse of a request that failed."""
     # An empty text would read as success.
     message = pb.ModelStreamInferResponse(error_message=text[:_MAX_ERROR_CHARS] or "the request failed")
-    message.infer_response.id = request_id
+    message.infer_response.id = request_id[:_MAX_ERROR_CHARS]
     return message.SerializeToString()
 
 
