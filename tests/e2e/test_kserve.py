@@ -159,3 +159,19 @@ def test_a_model_is_unloaded_and_loaded_by_name(connections: list[Connection]) -
     assert (loaded.model_name, loaded.is_loaded) == ("demo", True)
     answer = connection.ModelInfer(text("hello", "demo", sampling=SAMPLING))
     assert strings_of(answer)[0].startswith("hello")
+
+
+def test_a_worker_that_dies_costs_a_stream_no_token(server: RunningServer) -> None:
+    prompt, num_tokens = "The old sailor", 160
+    ours = generate(server.address, greedy(prompt, num_tokens)).texts[0]
+    sampling = f'{{"max_tokens": {num_tokens}, "temperature": 0, "ignore_eos": true}}'
+    with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        call = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )(iter([text(prompt, "demo", sampling=sampling, stream=True)]), timeout=240)
+        pieces = [next(call).infer_response]
+        server.worker().kill()
+        pieces += [message.infer_response for message in call]
+    assert "".join(strings_of(piece)[0] for piece in pieces) == ours
