@@ -24,7 +24,7 @@ class DescriptorPools:
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
         """Returns the file of a message, service, method ... Raises KeyError."""
-        return self._first(lambda pool: pool.FindFileContainingSymbol(symbol))
+        return self._first(lambda pool: _file_of(pool, symbol))
 
     def FindMessageTypeByName(self, full_name: str) -> Any:
         """Returns a message. Raises KeyError."""
@@ -45,3 +45,14 @@ class DescriptorPools:
             except KeyError:
                 continue
         raise KeyError
+
+
+def _file_of(pool: Any, symbol: str) -> Any:
+    """Returns a symbol's file. Raises KeyError. Protobuf's own pool finds no methods, by which ghz asks."""
+    try:
+        return pool.FindFileContainingSymbol(symbol)
+    except KeyError:
+        service, _, method = symbol.rpartition(".")
+        found = pool.FindServiceByName(service)
+        found.methods_by_name[method]  # raises KeyError
+        return found.file

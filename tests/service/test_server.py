@@ -113,6 +113,25 @@ async def test_reflection_lists_and_describes_the_services(running: Running) -> 
     assert described.file_descriptor_response.file_descriptor_proto
 
 
+@pytest.mark.parametrize(
+    ("symbol", "found"),
+    [
+        ("headrace.v1.InferenceService.Tokenize", True),
+        ("inference.GRPCInferenceService.ModelInfer", True),
+        ("headrace.v1.InferenceService.Dream", False),
+        ("headrace.v1.Dream.Tokenize", False),
+        ("Tokenize", False),
+        ("", False),
+    ],
+)
+async def test_reflection_finds_methods(running: Running, symbol: str, found: bool) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(running.channel)
+    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
+    async for answer in stub.ServerReflectionInfo(iter([request])):
+        assert answer.HasField("file_descriptor_response") == found
+        assert answer.HasField("error_response") != found
+
+
 async def test_reflection_can_be_switched_off(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
     async with running_service(model_path, sockets, reflection=False) as running:
         # As one request: a grpc.aio client whose write of a stream meets the end of the call reports INTERNAL by itself.
