@@ -1,4 +1,4 @@
-"""Several descriptor pools as one, for reflection.
+"""Several descriptor pools as one, for reflection, and what protobuf's own pool does not tell: methods by name, and JSON names of fields.
 
 The KServe wire's descriptors live in a pool of their own (`headrace_protos.inference.private_pool`), all others in protobuf's default one. Reflection asks
 a single pool; this one asks each in turn.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from google.protobuf import descriptor_pool
+from google.protobuf import descriptor_pb2, descriptor_pool
 
 
 class DescriptorPools:
@@ -20,11 +20,11 @@ class DescriptorPools:
 
     def FindFileByName(self, file_name: str) -> Any:
         """Returns a file. Raises KeyError."""
-        return self._first(lambda pool: pool.FindFileByName(file_name))
+        return DescribedFile(self._first(lambda pool: pool.FindFileByName(file_name)))
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
         """Returns the file of a message, service, method ... Raises KeyError."""
-        return self._first(lambda pool: _file_of(pool, symbol))
+        return DescribedFile(self._first(lambda pool: _file_of(pool, symbol)))
 
     def FindMessageTypeByName(self, full_name: str) -> Any:
         """Returns a message. Raises KeyError."""
@@ -45,6 +45,36 @@ class DescriptorPools:
             except KeyError:
                 continue
         raise KeyError
+
+
+class DescribedFile:
+    """A file as grpc_reflection reads it, with the JSON names that clients such as ghz take requests by."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    @property
+    def name(self) -> str:
+        """Its path."""
+        return str(self._file.name)
+
+    @property
+    def dependencies(self) -> list[DescribedFile]:
+        """The files that it imports."""
+        return [DescribedFile(file) for file in self._file.dependencies]
+
+    def CopyToProto(self, proto: descriptor_pb2.FileDescriptorProto) -> None:
+        """Writes the whole description."""
+        self._file.CopyToProto(proto)
+        for message in proto.message_type:
+            _fill_json_names(message, self._file.message_types_by_name[message.name])
+
+
+def _fill_json_names(message: descriptor_pb2.DescriptorProto, descriptor: Any) -> None:
+    for field in message.field:
+        field.json_name = descriptor.fields_by_name[field.name].json_name
+    for nested in message.nested_type:
+        _fill_json_names(nested, descriptor.nested_types_by_name[nested.name])
 
 
 def _file_of(pool: Any, symbol: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.service.harness import ANSWER, Running, events_of, retry_delay_s, running_service, text_of
@@ -130,6 +131,9 @@ async def test_reflection_finds_methods(running: Running, symbol: str, found: bo
     async for answer in stub.ServerReflectionInfo(iter([request])):
         assert answer.HasField("file_descriptor_response") == found
         assert answer.HasField("error_response") != found
+        for data in answer.file_descriptor_response.file_descriptor_proto:
+            file = descriptor_pb2.FileDescriptorProto.FromString(data)
+            assert all(field.json_name for message in file.message_type for field in message.field)
 
 
 async def test_reflection_can_be_switched_off(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
