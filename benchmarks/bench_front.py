@@ -156,8 +156,8 @@ def _session(bench: _Bench) -> list[dict[str, Any]]:
 def _latency(bench: _Bench) -> list[dict[str, Any]]:
     runs = []
     for streams, rate in _LATENCY_RATES.items():
-        for way in ways(bench, "generate", "kserve", "session-text"):
-            run = bench.service(way, streams, rate)
+        for way in ("bare", *ways(bench, "generate", "kserve", "session-text")):
+            run = bench.bare(streams, rate) if way == "bare" else bench.service(way, streams, rate)
             added = run["gap_ms_p99"] - 1e3 / rate
             runs.append({"period_ms": 1e3 / rate, "itl_p99_added_ms": round(added, 2), **run})
     return runs
