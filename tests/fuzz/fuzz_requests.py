@@ -17,6 +17,7 @@ with atheris.instrument_imports(include=["headrace_service", "google.protobuf"])
     from headrace.v1 import generation_pb2, inference_pb2
     from headrace_protos.inference import grpc_service_pb2
     from headrace_service import errors, parsing, validation
+    from headrace_service.auth.caller import EVERYBODY
     from headrace_service.kserve import infer_request
     from headrace_service.kserve.asked import Convention
     from headrace_service.kserve.shared_document import SharedDocument
@@ -29,7 +30,7 @@ _FORBIDDEN = {"UNKNOWN", "INTERNAL", "DATA_LOSS"}
 _DEFAULTS = Sampling(1.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, None, ())
 _FACTS = ModelFacts("model", 1000, 2048, 16, 1 << 16, _DEFAULTS)
 _CONVENTIONS: tuple[Convention, ...] = (VllmTensors(), TensorRtLlmTensors())
-_REGIONS = SharedMemoryRegions(enabled=False, document=SharedDocument(None, {}))
+_REGIONS = SharedMemoryRegions(enabled=False, document=SharedDocument(None, {})).of(EVERYBODY)
 
 
 def _generate(data: bytes) -> None:
