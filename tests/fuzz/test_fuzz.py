@@ -21,6 +21,7 @@ def test_a_minute_of_fuzzing_finds_no_crash(tmp_path: pathlib.Path) -> None:
         "tests.fuzz.fuzz_requests",
         str(tmp_path / "corpus"),
         f"-max_total_time={_SECONDS}",
+        f"-artifact_prefix={tmp_path}/",
     ]
     ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=20 * _SECONDS)
     assert ended.returncode == 0, ended.stderr[-3000:]
