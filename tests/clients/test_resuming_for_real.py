@@ -22,6 +22,7 @@ from headrace import AsyncClient, Client, Completion, Delta, Reconnecting, Retry
 from headrace.events import Event
 
 MAX_TOKENS = 120
+_TRIES = 5
 FAST = RetryPolicy(max_attempts=200, initial_backoff=0.02, max_backoff=0.1)
 
 
@@ -81,16 +82,28 @@ def test_connections_cut_by_a_proxy(
     server: RunningServer, options: dict[str, Any], n: int, output_index: int | None
 ) -> None:
     whole = _undisturbed(server, options, n, output_index)
-    with tcp_proxy(server.address) as proxy, Client(proxy.address, channels=2, retry=FAST) as client:
-        submitted = client.submit(**options, n=n)
-        stream = client.subscribe(submitted, output_index=output_index)
-        events = _read(stream, [3, 4, 11, 30, 31, 32, 75], proxy.cut)
-        _check_the_same(events, stream.result(), whole)
-    assert sum(isinstance(event, Reconnecting) for event in events) >= 2
+    # On a busy machine all of it may have come before the first cut: then again.
+    for _ in range(_TRIES):
+        with tcp_proxy(server.address) as proxy, Client(proxy.address, channels=2, retry=FAST) as client:
+            submitted = client.submit(**options, n=n)
+            stream = client.subscribe(submitted, output_index=output_index)
+            events = _read(stream, [3, 4, 11, 30, 31, 32, 75], proxy.cut)
+            _check_the_same(events, stream.result(), whole)
+        if sum(isinstance(event, Reconnecting) for event in events) >= 2:
+            return
+    raise AssertionError("the connection was never cut in time")
 
 
 async def test_connections_of_an_asyncio_client_cut_by_a_proxy(server: RunningServer, options: dict[str, Any]) -> None:
     whole = await asyncio.to_thread(_undisturbed, server, options, 2, None)
+    for _ in range(_TRIES):
+        events = await _read_while_cut(server, options, whole)
+        if sum(isinstance(event, Reconnecting) for event in events) >= 2:
+            return
+    raise AssertionError("the connection was never cut in time")
+
+
+async def _read_while_cut(server: RunningServer, options: dict[str, Any], whole: Completion) -> list[Event]:
     events: list[Event] = []
     with tcp_proxy(server.address) as proxy:
         async with AsyncClient(proxy.address, channels=2, retry=FAST) as client:
@@ -101,7 +114,7 @@ async def test_connections_of_an_asyncio_client_cut_by_a_proxy(server: RunningSe
                 if isinstance(event, Delta) and event.first_token_index in (2, 20, 60, 61):
                     proxy.cut()
             _check_the_same(events, await stream.result(), whole)
-    assert sum(isinstance(event, Reconnecting) for event in events) >= 2
+    return events
 
 
 def test_service_processes_are_killed(server: RunningServer, options: dict[str, Any]) -> None:
@@ -118,7 +131,7 @@ def test_service_processes_are_killed(server: RunningServer, options: dict[str, 
                 wait_until(lambda pid=process.pid: not alive([pid]), 30, "the service is dead")
                 return
 
-    with Client(server.address, retry=FAST) as client:
+    with tcp_proxy(server.address) as proxy, Client(proxy.address, retry=FAST) as client:
         submitted = client.submit(**options, n=2)
         stream = client.subscribe(submitted)
         events = _read(stream, [5, 40, 90], kill)

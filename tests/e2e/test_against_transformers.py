@@ -99,8 +99,12 @@ def test_prompts_are_told_of_as_in_transformers(tmp_path: pathlib.Path) -> None:
         spec.sampling.logit_bias[5] = 50.0
     options = ("--device", "cpu", "--num-blocks", "20", "--max-num-seqs", "8", "--max-num-batched-tokens", "16")
     with running_server(*options, "--max-model-len", "128", model=tmp_path) as server:
-        with concurrent.futures.ThreadPoolExecutor(len(specs)) as pool:
-            answers = list(pool.map(lambda spec: generate(server.address, spec), specs))
+        # Requests that come one after the other, as on a busy machine, do not press each other out.
+        for _ in range(10):
+            with concurrent.futures.ThreadPoolExecutor(len(specs)) as pool:
+                answers = list(pool.map(lambda spec: generate(server.address, spec), specs))
+            if any(answer.done.ledger.preemptions for answer in answers if answer.done is not None):
+                break
         with connected(server.address) as stub:
             whole = stub.Complete(inference_pb2.CompleteRequest(spec=specs[-1]), timeout=CALL_TIMEOUT_S)
     for prompt, answer in zip(prompts, answers, strict=True):
