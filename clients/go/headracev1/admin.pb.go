@@ -88,62 +88,6 @@ func (ModelState) EnumDescriptor() ([]byte, []int) {
 	return file_headrace_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
-// How much of a token's way is traced.
-type TraceDetail int32
-
-const (
-	TraceDetail_TRACE_DETAIL_UNSPECIFIED TraceDetail = 0
-	// Nothing per token.
-	TraceDetail_TRACE_DETAIL_OFF TraceDetail = 1
-	// Arrays on the request's span.
-	TraceDetail_TRACE_DETAIL_ARRAY TraceDetail = 2
-	// One span per token.
-	TraceDetail_TRACE_DETAIL_SPAN TraceDetail = 3
-)
-
-// Enum value maps for TraceDetail.
-var (
-	TraceDetail_name = map[int32]string{
-		0: "TRACE_DETAIL_UNSPECIFIED",
-		1: "TRACE_DETAIL_OFF",
-		2: "TRACE_DETAIL_ARRAY",
-		3: "TRACE_DETAIL_SPAN",
-	}
-	TraceDetail_value = map[string]int32{
-		"TRACE_DETAIL_UNSPECIFIED": 0,
-		"TRACE_DETAIL_OFF":         1,
-		"TRACE_DETAIL_ARRAY":       2,
-		"TRACE_DETAIL_SPAN":        3,
-	}
-)
-
-func (x TraceDetail) Enum() *TraceDetail {
-	p := new(TraceDetail)
-	*p = x
-	return p
-}
-
-func (x TraceDetail) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (TraceDetail) Descriptor() protoreflect.EnumDescriptor {
-	return file_headrace_v1_admin_proto_enumTypes[1].Descriptor()
-}
-
-func (TraceDetail) Type() protoreflect.EnumType {
-	return &file_headrace_v1_admin_proto_enumTypes[1]
-}
-
-func (x TraceDetail) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use TraceDetail.Descriptor instead.
-func (TraceDetail) EnumDescriptor() ([]byte, []int) {
-	return file_headrace_v1_admin_proto_rawDescGZIP(), []int{1}
-}
-
 type LoadModelRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of a folder of the model repository. No separators and no "..". Unknown: NOT_FOUND.
@@ -597,7 +541,7 @@ func (x *DrainResponse) GetWaitingRequests() uint32 {
 
 type SetTraceDetailRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The detail of requests from now on.
+	// The detail of requests from now on. Must be set.
 	Detail        TraceDetail `protobuf:"varint,1,opt,name=detail,proto3,enum=headrace.v1.TraceDetail" json:"detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -676,6 +620,137 @@ func (*SetTraceDetailResponse) Descriptor() ([]byte, []int) {
 	return file_headrace_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
+type GetTraceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which trace. Exactly one must be set.
+	//
+	// Types that are valid to be assigned to Key:
+	//
+	//	*GetTraceRequest_RequestId
+	//	*GetTraceRequest_TraceId
+	Key           isGetTraceRequest_Key `protobuf_oneof:"key"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTraceRequest) Reset() {
+	*x = GetTraceRequest{}
+	mi := &file_headrace_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTraceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTraceRequest) ProtoMessage() {}
+
+func (x *GetTraceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTraceRequest.ProtoReflect.Descriptor instead.
+func (*GetTraceRequest) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *GetTraceRequest) GetKey() isGetTraceRequest_Key {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *GetTraceRequest) GetRequestId() string {
+	if x != nil {
+		if x, ok := x.Key.(*GetTraceRequest_RequestId); ok {
+			return x.RequestId
+		}
+	}
+	return ""
+}
+
+func (x *GetTraceRequest) GetTraceId() string {
+	if x != nil {
+		if x, ok := x.Key.(*GetTraceRequest_TraceId); ok {
+			return x.TraceId
+		}
+	}
+	return ""
+}
+
+type isGetTraceRequest_Key interface {
+	isGetTraceRequest_Key()
+}
+
+type GetTraceRequest_RequestId struct {
+	// The request of the trace.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3,oneof"`
+}
+
+type GetTraceRequest_TraceId struct {
+	// W3C trace id: 32 lower-case hex digits.
+	TraceId string `protobuf:"bytes,2,opt,name=trace_id,json=traceId,proto3,oneof"`
+}
+
+func (*GetTraceRequest_RequestId) isGetTraceRequest_Key() {}
+
+func (*GetTraceRequest_TraceId) isGetTraceRequest_Key() {}
+
+type GetTraceResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A part of an opentelemetry.proto.trace.v1.TracesData: the request's spans and those of the steps that it was in. The parts in order are the message.
+	TracesData    []byte `protobuf:"bytes,1,opt,name=traces_data,json=tracesData,proto3" json:"traces_data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTraceResponse) Reset() {
+	*x = GetTraceResponse{}
+	mi := &file_headrace_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTraceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTraceResponse) ProtoMessage() {}
+
+func (x *GetTraceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTraceResponse.ProtoReflect.Descriptor instead.
+func (*GetTraceResponse) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *GetTraceResponse) GetTracesData() []byte {
+	if x != nil {
+		return x.TracesData
+	}
+	return nil
+}
+
 type GetMemoryPlanRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the model. Default: the server's default model.
@@ -686,7 +761,7 @@ type GetMemoryPlanRequest struct {
 
 func (x *GetMemoryPlanRequest) Reset() {
 	*x = GetMemoryPlanRequest{}
-	mi := &file_headrace_v1_admin_proto_msgTypes[11]
+	mi := &file_headrace_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -698,7 +773,7 @@ func (x *GetMemoryPlanRequest) String() string {
 func (*GetMemoryPlanRequest) ProtoMessage() {}
 
 func (x *GetMemoryPlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_admin_proto_msgTypes[11]
+	mi := &file_headrace_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -711,7 +786,7 @@ func (x *GetMemoryPlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMemoryPlanRequest.ProtoReflect.Descriptor instead.
 func (*GetMemoryPlanRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_headrace_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetMemoryPlanRequest) GetModel() string {
@@ -731,7 +806,7 @@ type GetMemoryPlanResponse struct {
 
 func (x *GetMemoryPlanResponse) Reset() {
 	*x = GetMemoryPlanResponse{}
-	mi := &file_headrace_v1_admin_proto_msgTypes[12]
+	mi := &file_headrace_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -743,7 +818,7 @@ func (x *GetMemoryPlanResponse) String() string {
 func (*GetMemoryPlanResponse) ProtoMessage() {}
 
 func (x *GetMemoryPlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_admin_proto_msgTypes[12]
+	mi := &file_headrace_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -756,7 +831,7 @@ func (x *GetMemoryPlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMemoryPlanResponse.ProtoReflect.Descriptor instead.
 func (*GetMemoryPlanResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_headrace_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetMemoryPlanResponse) GetPlan() *MemoryPlan {
@@ -770,7 +845,7 @@ var File_headrace_v1_admin_proto protoreflect.FileDescriptor
 
 const file_headrace_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x17headrace/v1/admin.proto\x12\vheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bheadrace/v1/inference.proto\"K\n" +
+	"\x17headrace/v1/admin.proto\x12\vheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cheadrace/v1/generation.proto\x1a\x1bheadrace/v1/inference.proto\"K\n" +
 	"\x10LoadModelRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"Y\n" +
@@ -796,7 +871,15 @@ const file_headrace_v1_admin_proto_rawDesc = "" +
 	"\x10waiting_requests\x18\x02 \x01(\rR\x0fwaitingRequests\"I\n" +
 	"\x15SetTraceDetailRequest\x120\n" +
 	"\x06detail\x18\x01 \x01(\x0e2\x18.headrace.v1.TraceDetailR\x06detail\"\x18\n" +
-	"\x16SetTraceDetailResponse\",\n" +
+	"\x16SetTraceDetailResponse\"V\n" +
+	"\x0fGetTraceRequest\x12\x1f\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tH\x00R\trequestId\x12\x1b\n" +
+	"\btrace_id\x18\x02 \x01(\tH\x00R\atraceIdB\x05\n" +
+	"\x03key\"3\n" +
+	"\x10GetTraceResponse\x12\x1f\n" +
+	"\vtraces_data\x18\x01 \x01(\fR\n" +
+	"tracesData\",\n" +
 	"\x14GetMemoryPlanRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\"D\n" +
 	"\x15GetMemoryPlanResponse\x12+\n" +
@@ -808,18 +891,14 @@ const file_headrace_v1_admin_proto_rawDesc = "" +
 	"\x13MODEL_STATE_LOADING\x10\x02\x12\x15\n" +
 	"\x11MODEL_STATE_READY\x10\x03\x12\x19\n" +
 	"\x15MODEL_STATE_UNLOADING\x10\x04\x12\x16\n" +
-	"\x12MODEL_STATE_FAILED\x10\x05*p\n" +
-	"\vTraceDetail\x12\x1c\n" +
-	"\x18TRACE_DETAIL_UNSPECIFIED\x10\x00\x12\x14\n" +
-	"\x10TRACE_DETAIL_OFF\x10\x01\x12\x16\n" +
-	"\x12TRACE_DETAIL_ARRAY\x10\x02\x12\x15\n" +
-	"\x11TRACE_DETAIL_SPAN\x10\x032\xfa\x03\n" +
+	"\x12MODEL_STATE_FAILED\x10\x052\xc5\x04\n" +
 	"\fAdminService\x12J\n" +
 	"\tLoadModel\x12\x1d.headrace.v1.LoadModelRequest\x1a\x1e.headrace.v1.LoadModelResponse\x12P\n" +
 	"\vUnloadModel\x12\x1f.headrace.v1.UnloadModelRequest\x1a .headrace.v1.UnloadModelResponse\x12Y\n" +
 	"\x0eListRepository\x12\".headrace.v1.ListRepositoryRequest\x1a#.headrace.v1.ListRepositoryResponse\x12>\n" +
 	"\x05Drain\x12\x19.headrace.v1.DrainRequest\x1a\x1a.headrace.v1.DrainResponse\x12Y\n" +
-	"\x0eSetTraceDetail\x12\".headrace.v1.SetTraceDetailRequest\x1a#.headrace.v1.SetTraceDetailResponse\x12V\n" +
+	"\x0eSetTraceDetail\x12\".headrace.v1.SetTraceDetailRequest\x1a#.headrace.v1.SetTraceDetailResponse\x12I\n" +
+	"\bGetTrace\x12\x1c.headrace.v1.GetTraceRequest\x1a\x1d.headrace.v1.GetTraceResponse0\x01\x12V\n" +
 	"\rGetMemoryPlan\x12!.headrace.v1.GetMemoryPlanRequest\x1a\".headrace.v1.GetMemoryPlanResponseBd\n" +
 	"\x15io.github.headrace.v1B\n" +
 	"AdminProtoP\x01Z=github.com/headrace/headrace/clients/go/headracev1;headracev1b\x06proto3"
@@ -836,49 +915,53 @@ func file_headrace_v1_admin_proto_rawDescGZIP() []byte {
 	return file_headrace_v1_admin_proto_rawDescData
 }
 
-var file_headrace_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_headrace_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_headrace_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_headrace_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_headrace_v1_admin_proto_goTypes = []any{
 	(ModelState)(0),                // 0: headrace.v1.ModelState
-	(TraceDetail)(0),               // 1: headrace.v1.TraceDetail
-	(*LoadModelRequest)(nil),       // 2: headrace.v1.LoadModelRequest
-	(*LoadModelResponse)(nil),      // 3: headrace.v1.LoadModelResponse
-	(*UnloadModelRequest)(nil),     // 4: headrace.v1.UnloadModelRequest
-	(*UnloadModelResponse)(nil),    // 5: headrace.v1.UnloadModelResponse
-	(*ListRepositoryRequest)(nil),  // 6: headrace.v1.ListRepositoryRequest
-	(*ListRepositoryResponse)(nil), // 7: headrace.v1.ListRepositoryResponse
-	(*RepositoryModel)(nil),        // 8: headrace.v1.RepositoryModel
-	(*DrainRequest)(nil),           // 9: headrace.v1.DrainRequest
-	(*DrainResponse)(nil),          // 10: headrace.v1.DrainResponse
-	(*SetTraceDetailRequest)(nil),  // 11: headrace.v1.SetTraceDetailRequest
-	(*SetTraceDetailResponse)(nil), // 12: headrace.v1.SetTraceDetailResponse
-	(*GetMemoryPlanRequest)(nil),   // 13: headrace.v1.GetMemoryPlanRequest
-	(*GetMemoryPlanResponse)(nil),  // 14: headrace.v1.GetMemoryPlanResponse
-	(*Model)(nil),                  // 15: headrace.v1.Model
-	(*durationpb.Duration)(nil),    // 16: google.protobuf.Duration
-	(*MemoryPlan)(nil),             // 17: headrace.v1.MemoryPlan
+	(*LoadModelRequest)(nil),       // 1: headrace.v1.LoadModelRequest
+	(*LoadModelResponse)(nil),      // 2: headrace.v1.LoadModelResponse
+	(*UnloadModelRequest)(nil),     // 3: headrace.v1.UnloadModelRequest
+	(*UnloadModelResponse)(nil),    // 4: headrace.v1.UnloadModelResponse
+	(*ListRepositoryRequest)(nil),  // 5: headrace.v1.ListRepositoryRequest
+	(*ListRepositoryResponse)(nil), // 6: headrace.v1.ListRepositoryResponse
+	(*RepositoryModel)(nil),        // 7: headrace.v1.RepositoryModel
+	(*DrainRequest)(nil),           // 8: headrace.v1.DrainRequest
+	(*DrainResponse)(nil),          // 9: headrace.v1.DrainResponse
+	(*SetTraceDetailRequest)(nil),  // 10: headrace.v1.SetTraceDetailRequest
+	(*SetTraceDetailResponse)(nil), // 11: headrace.v1.SetTraceDetailResponse
+	(*GetTraceRequest)(nil),        // 12: headrace.v1.GetTraceRequest
+	(*GetTraceResponse)(nil),       // 13: headrace.v1.GetTraceResponse
+	(*GetMemoryPlanRequest)(nil),   // 14: headrace.v1.GetMemoryPlanRequest
+	(*GetMemoryPlanResponse)(nil),  // 15: headrace.v1.GetMemoryPlanResponse
+	(*Model)(nil),                  // 16: headrace.v1.Model
+	(*durationpb.Duration)(nil),    // 17: google.protobuf.Duration
+	(TraceDetail)(0),               // 18: headrace.v1.TraceDetail
+	(*MemoryPlan)(nil),             // 19: headrace.v1.MemoryPlan
 }
 var file_headrace_v1_admin_proto_depIdxs = []int32{
-	15, // 0: headrace.v1.LoadModelResponse.model:type_name -> headrace.v1.Model
-	16, // 1: headrace.v1.UnloadModelRequest.grace:type_name -> google.protobuf.Duration
-	8,  // 2: headrace.v1.ListRepositoryResponse.models:type_name -> headrace.v1.RepositoryModel
+	16, // 0: headrace.v1.LoadModelResponse.model:type_name -> headrace.v1.Model
+	17, // 1: headrace.v1.UnloadModelRequest.grace:type_name -> google.protobuf.Duration
+	7,  // 2: headrace.v1.ListRepositoryResponse.models:type_name -> headrace.v1.RepositoryModel
 	0,  // 3: headrace.v1.RepositoryModel.state:type_name -> headrace.v1.ModelState
-	1,  // 4: headrace.v1.SetTraceDetailRequest.detail:type_name -> headrace.v1.TraceDetail
-	17, // 5: headrace.v1.GetMemoryPlanResponse.plan:type_name -> headrace.v1.MemoryPlan
-	2,  // 6: headrace.v1.AdminService.LoadModel:input_type -> headrace.v1.LoadModelRequest
-	4,  // 7: headrace.v1.AdminService.UnloadModel:input_type -> headrace.v1.UnloadModelRequest
-	6,  // 8: headrace.v1.AdminService.ListRepository:input_type -> headrace.v1.ListRepositoryRequest
-	9,  // 9: headrace.v1.AdminService.Drain:input_type -> headrace.v1.DrainRequest
-	11, // 10: headrace.v1.AdminService.SetTraceDetail:input_type -> headrace.v1.SetTraceDetailRequest
-	13, // 11: headrace.v1.AdminService.GetMemoryPlan:input_type -> headrace.v1.GetMemoryPlanRequest
-	3,  // 12: headrace.v1.AdminService.LoadModel:output_type -> headrace.v1.LoadModelResponse
-	5,  // 13: headrace.v1.AdminService.UnloadModel:output_type -> headrace.v1.UnloadModelResponse
-	7,  // 14: headrace.v1.AdminService.ListRepository:output_type -> headrace.v1.ListRepositoryResponse
-	10, // 15: headrace.v1.AdminService.Drain:output_type -> headrace.v1.DrainResponse
-	12, // 16: headrace.v1.AdminService.SetTraceDetail:output_type -> headrace.v1.SetTraceDetailResponse
-	14, // 17: headrace.v1.AdminService.GetMemoryPlan:output_type -> headrace.v1.GetMemoryPlanResponse
-	12, // [12:18] is the sub-list for method output_type
-	6,  // [6:12] is the sub-list for method input_type
+	18, // 4: headrace.v1.SetTraceDetailRequest.detail:type_name -> headrace.v1.TraceDetail
+	19, // 5: headrace.v1.GetMemoryPlanResponse.plan:type_name -> headrace.v1.MemoryPlan
+	1,  // 6: headrace.v1.AdminService.LoadModel:input_type -> headrace.v1.LoadModelRequest
+	3,  // 7: headrace.v1.AdminService.UnloadModel:input_type -> headrace.v1.UnloadModelRequest
+	5,  // 8: headrace.v1.AdminService.ListRepository:input_type -> headrace.v1.ListRepositoryRequest
+	8,  // 9: headrace.v1.AdminService.Drain:input_type -> headrace.v1.DrainRequest
+	10, // 10: headrace.v1.AdminService.SetTraceDetail:input_type -> headrace.v1.SetTraceDetailRequest
+	12, // 11: headrace.v1.AdminService.GetTrace:input_type -> headrace.v1.GetTraceRequest
+	14, // 12: headrace.v1.AdminService.GetMemoryPlan:input_type -> headrace.v1.GetMemoryPlanRequest
+	2,  // 13: headrace.v1.AdminService.LoadModel:output_type -> headrace.v1.LoadModelResponse
+	4,  // 14: headrace.v1.AdminService.UnloadModel:output_type -> headrace.v1.UnloadModelResponse
+	6,  // 15: headrace.v1.AdminService.ListRepository:output_type -> headrace.v1.ListRepositoryResponse
+	9,  // 16: headrace.v1.AdminService.Drain:output_type -> headrace.v1.DrainResponse
+	11, // 17: headrace.v1.AdminService.SetTraceDetail:output_type -> headrace.v1.SetTraceDetailResponse
+	13, // 18: headrace.v1.AdminService.GetTrace:output_type -> headrace.v1.GetTraceResponse
+	15, // 19: headrace.v1.AdminService.GetMemoryPlan:output_type -> headrace.v1.GetMemoryPlanResponse
+	13, // [13:20] is the sub-list for method output_type
+	6,  // [6:13] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
 	6,  // [6:6] is the sub-list for extension extendee
 	0,  // [0:6] is the sub-list for field type_name
@@ -889,14 +972,19 @@ func file_headrace_v1_admin_proto_init() {
 	if File_headrace_v1_admin_proto != nil {
 		return
 	}
+	file_headrace_v1_generation_proto_init()
 	file_headrace_v1_inference_proto_init()
+	file_headrace_v1_admin_proto_msgTypes[11].OneofWrappers = []any{
+		(*GetTraceRequest_RequestId)(nil),
+		(*GetTraceRequest_TraceId)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headrace_v1_admin_proto_rawDesc), len(file_headrace_v1_admin_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   13,
+			NumEnums:      1,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

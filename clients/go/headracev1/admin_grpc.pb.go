@@ -26,6 +26,7 @@ const (
 	AdminService_ListRepository_FullMethodName = "/headrace.v1.AdminService/ListRepository"
 	AdminService_Drain_FullMethodName          = "/headrace.v1.AdminService/Drain"
 	AdminService_SetTraceDetail_FullMethodName = "/headrace.v1.AdminService/SetTraceDetail"
+	AdminService_GetTrace_FullMethodName       = "/headrace.v1.AdminService/GetTrace"
 	AdminService_GetMemoryPlan_FullMethodName  = "/headrace.v1.AdminService/GetMemoryPlan"
 )
 
@@ -43,8 +44,10 @@ type AdminServiceClient interface {
 	ListRepository(ctx context.Context, in *ListRepositoryRequest, opts ...grpc.CallOption) (*ListRepositoryResponse, error)
 	// Takes no new generations on any model (health turns NOT_SERVING), or takes them again. What runs goes on.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
-	// How much of each token is traced. Tracing is not built yet: refused as UNIMPLEMENTED.
+	// How much of each token is traced, on all services and for requests that do not say so themselves. FAILED_PRECONDITION where telemetry is off.
 	SetTraceDetail(ctx context.Context, in *SetTraceDetailRequest, opts ...grpc.CallOption) (*SetTraceDetailResponse, error)
+	// A recent trace, while the server remembers it (see the setting trace_ring). NOT_FOUND: unknown, not traced, or forgotten.
+	GetTrace(ctx context.Context, in *GetTraceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GetTraceResponse], error)
 	// How a model's memory is divided.
 	GetMemoryPlan(ctx context.Context, in *GetMemoryPlanRequest, opts ...grpc.CallOption) (*GetMemoryPlanResponse, error)
 }
@@ -107,6 +110,25 @@ func (c *adminServiceClient) SetTraceDetail(ctx context.Context, in *SetTraceDet
 	return out, nil
 }
 
+func (c *adminServiceClient) GetTrace(ctx context.Context, in *GetTraceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GetTraceResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[0], AdminService_GetTrace_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[GetTraceRequest, GetTraceResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_GetTraceClient = grpc.ServerStreamingClient[GetTraceResponse]
+
 func (c *adminServiceClient) GetMemoryPlan(ctx context.Context, in *GetMemoryPlanRequest, opts ...grpc.CallOption) (*GetMemoryPlanResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetMemoryPlanResponse)
@@ -131,8 +153,10 @@ type AdminServiceServer interface {
 	ListRepository(context.Context, *ListRepositoryRequest) (*ListRepositoryResponse, error)
 	// Takes no new generations on any model (health turns NOT_SERVING), or takes them again. What runs goes on.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
-	// How much of each token is traced. Tracing is not built yet: refused as UNIMPLEMENTED.
+	// How much of each token is traced, on all services and for requests that do not say so themselves. FAILED_PRECONDITION where telemetry is off.
 	SetTraceDetail(context.Context, *SetTraceDetailRequest) (*SetTraceDetailResponse, error)
+	// A recent trace, while the server remembers it (see the setting trace_ring). NOT_FOUND: unknown, not traced, or forgotten.
+	GetTrace(*GetTraceRequest, grpc.ServerStreamingServer[GetTraceResponse]) error
 	// How a model's memory is divided.
 	GetMemoryPlan(context.Context, *GetMemoryPlanRequest) (*GetMemoryPlanResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
@@ -159,6 +183,9 @@ func (UnimplementedAdminServiceServer) Drain(context.Context, *DrainRequest) (*D
 }
 func (UnimplementedAdminServiceServer) SetTraceDetail(context.Context, *SetTraceDetailRequest) (*SetTraceDetailResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method SetTraceDetail not implemented")
+}
+func (UnimplementedAdminServiceServer) GetTrace(*GetTraceRequest, grpc.ServerStreamingServer[GetTraceResponse]) error {
+	return status.Errorf(codes.Unimplemented, "method GetTrace not implemented")
 }
 func (UnimplementedAdminServiceServer) GetMemoryPlan(context.Context, *GetMemoryPlanRequest) (*GetMemoryPlanResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method GetMemoryPlan not implemented")
@@ -274,6 +301,17 @@ func _AdminService_SetTraceDetail_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_GetTrace_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(GetTraceRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).GetTrace(m, &grpc.GenericServerStream[GetTraceRequest, GetTraceResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_GetTraceServer = grpc.ServerStreamingServer[GetTraceResponse]
+
 func _AdminService_GetMemoryPlan_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetMemoryPlanRequest)
 	if err := dec(in); err != nil {
@@ -324,6 +362,12 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _AdminService_GetMemoryPlan_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "GetTrace",
+			Handler:       _AdminService_GetTrace_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "headrace/v1/admin.proto",
 }

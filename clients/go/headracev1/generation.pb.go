@@ -29,6 +29,62 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// How much of a token's way is traced.
+type TraceDetail int32
+
+const (
+	TraceDetail_TRACE_DETAIL_UNSPECIFIED TraceDetail = 0
+	// Nothing per token.
+	TraceDetail_TRACE_DETAIL_OFF TraceDetail = 1
+	// Arrays on the request's span.
+	TraceDetail_TRACE_DETAIL_ARRAY TraceDetail = 2
+	// One span per token.
+	TraceDetail_TRACE_DETAIL_SPAN TraceDetail = 3
+)
+
+// Enum value maps for TraceDetail.
+var (
+	TraceDetail_name = map[int32]string{
+		0: "TRACE_DETAIL_UNSPECIFIED",
+		1: "TRACE_DETAIL_OFF",
+		2: "TRACE_DETAIL_ARRAY",
+		3: "TRACE_DETAIL_SPAN",
+	}
+	TraceDetail_value = map[string]int32{
+		"TRACE_DETAIL_UNSPECIFIED": 0,
+		"TRACE_DETAIL_OFF":         1,
+		"TRACE_DETAIL_ARRAY":       2,
+		"TRACE_DETAIL_SPAN":        3,
+	}
+)
+
+func (x TraceDetail) Enum() *TraceDetail {
+	p := new(TraceDetail)
+	*p = x
+	return p
+}
+
+func (x TraceDetail) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TraceDetail) Descriptor() protoreflect.EnumDescriptor {
+	return file_headrace_v1_generation_proto_enumTypes[0].Descriptor()
+}
+
+func (TraceDetail) Type() protoreflect.EnumType {
+	return &file_headrace_v1_generation_proto_enumTypes[0]
+}
+
+func (x TraceDetail) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TraceDetail.Descriptor instead.
+func (TraceDetail) EnumDescriptor() ([]byte, []int) {
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{0}
+}
+
 // Why an output ended.
 type FinishReason int32
 
@@ -77,11 +133,11 @@ func (x FinishReason) String() string {
 }
 
 func (FinishReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_headrace_v1_generation_proto_enumTypes[0].Descriptor()
+	return file_headrace_v1_generation_proto_enumTypes[1].Descriptor()
 }
 
 func (FinishReason) Type() protoreflect.EnumType {
-	return &file_headrace_v1_generation_proto_enumTypes[0]
+	return &file_headrace_v1_generation_proto_enumTypes[1]
 }
 
 func (x FinishReason) Number() protoreflect.EnumNumber {
@@ -90,7 +146,7 @@ func (x FinishReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FinishReason.Descriptor instead.
 func (FinishReason) EnumDescriptor() ([]byte, []int) {
-	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{0}
+	return file_headrace_v1_generation_proto_rawDescGZIP(), []int{1}
 }
 
 // One generation: a prompt, how to sample from the model, when to stop, and what to report.
@@ -135,7 +191,9 @@ type GenerationSpec struct {
 	// Only outputs of this form. Not built yet: refused as UNIMPLEMENTED.
 	StructuredOutput *StructuredOutput `protobuf:"bytes,14,opt,name=structured_output,json=structuredOutput,proto3" json:"structured_output,omitempty"`
 	// Beam search instead of sampling. Not built yet: refused as UNIMPLEMENTED.
-	BeamSearch    *BeamSearch `protobuf:"bytes,15,opt,name=beam_search,json=beamSearch,proto3" json:"beam_search,omitempty"`
+	BeamSearch *BeamSearch `protobuf:"bytes,15,opt,name=beam_search,json=beamSearch,proto3" json:"beam_search,omitempty"`
+	// How much of its tokens' way is traced, if it is traced at all. Default: the server's setting (see AdminService.SetTraceDetail).
+	TraceDetail   TraceDetail `protobuf:"varint,16,opt,name=trace_detail,json=traceDetail,proto3,enum=headrace.v1.TraceDetail" json:"trace_detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -284,6 +342,13 @@ func (x *GenerationSpec) GetBeamSearch() *BeamSearch {
 		return x.BeamSearch
 	}
 	return nil
+}
+
+func (x *GenerationSpec) GetTraceDetail() TraceDetail {
+	if x != nil {
+		return x.TraceDetail
+	}
+	return TraceDetail_TRACE_DETAIL_UNSPECIFIED
 }
 
 type isGenerationSpec_Prompt interface {
@@ -1795,7 +1860,7 @@ var File_headrace_v1_generation_proto protoreflect.FileDescriptor
 
 const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\n" +
-	"\x1cheadrace/v1/generation.proto\x12\vheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\x8b\x06\n" +
+	"\x1cheadrace/v1/generation.proto\x12\vheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xc8\x06\n" +
 	"\x0eGenerationSpec\x12\x14\n" +
 	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x124\n" +
 	"\ttoken_ids\x18\x02 \x01(\v2\x15.headrace.v1.TokenIdsH\x00R\btokenIds\x12\x14\n" +
@@ -1815,7 +1880,8 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\x0fprompt_logprobs\x18\r \x01(\rH\x06R\x0epromptLogprobs\x88\x01\x01\x12J\n" +
 	"\x11structured_output\x18\x0e \x01(\v2\x1d.headrace.v1.StructuredOutputR\x10structuredOutput\x128\n" +
 	"\vbeam_search\x18\x0f \x01(\v2\x17.headrace.v1.BeamSearchR\n" +
-	"beamSearchB\b\n" +
+	"beamSearch\x12;\n" +
+	"\ftrace_detail\x18\x10 \x01(\x0e2\x18.headrace.v1.TraceDetailR\vtraceDetailB\b\n" +
 	"\x06promptB\x04\n" +
 	"\x02_nB\v\n" +
 	"\t_logprobsB\v\n" +
@@ -1944,7 +2010,12 @@ const file_headrace_v1_generation_proto_rawDesc = "" +
 	"\vpreemptions\x18\v \x01(\rR\vpreemptions\x12#\n" +
 	"\rcached_tokens\x18\f \x01(\rR\fcachedTokens\x12!\n" +
 	"\fdraft_tokens\x18\r \x01(\rR\vdraftTokens\x12'\n" +
-	"\x0faccepted_tokens\x18\x0e \x01(\rR\x0eacceptedTokens*\xb1\x01\n" +
+	"\x0faccepted_tokens\x18\x0e \x01(\rR\x0eacceptedTokens*p\n" +
+	"\vTraceDetail\x12\x1c\n" +
+	"\x18TRACE_DETAIL_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10TRACE_DETAIL_OFF\x10\x01\x12\x16\n" +
+	"\x12TRACE_DETAIL_ARRAY\x10\x02\x12\x15\n" +
+	"\x11TRACE_DETAIL_SPAN\x10\x03*\xb1\x01\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12FINISH_REASON_STOP\x10\x01\x12\x18\n" +
@@ -1966,61 +2037,63 @@ func file_headrace_v1_generation_proto_rawDescGZIP() []byte {
 	return file_headrace_v1_generation_proto_rawDescData
 }
 
-var file_headrace_v1_generation_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_headrace_v1_generation_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_headrace_v1_generation_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_headrace_v1_generation_proto_goTypes = []any{
-	(FinishReason)(0),           // 0: headrace.v1.FinishReason
-	(*GenerationSpec)(nil),      // 1: headrace.v1.GenerationSpec
-	(*StructuredOutput)(nil),    // 2: headrace.v1.StructuredOutput
-	(*BeamSearch)(nil),          // 3: headrace.v1.BeamSearch
-	(*TokenIds)(nil),            // 4: headrace.v1.TokenIds
-	(*SamplingParameters)(nil),  // 5: headrace.v1.SamplingParameters
-	(*StopConditions)(nil),      // 6: headrace.v1.StopConditions
-	(*GenerationEvent)(nil),     // 7: headrace.v1.GenerationEvent
-	(*Accepted)(nil),            // 8: headrace.v1.Accepted
-	(*Started)(nil),             // 9: headrace.v1.Started
-	(*Delta)(nil),               // 10: headrace.v1.Delta
-	(*Content)(nil),             // 11: headrace.v1.Content
-	(*Logprobs)(nil),            // 12: headrace.v1.Logprobs
-	(*PromptLogprobs)(nil),      // 13: headrace.v1.PromptLogprobs
-	(*OutputFinished)(nil),      // 14: headrace.v1.OutputFinished
-	(*MatchedStop)(nil),         // 15: headrace.v1.MatchedStop
-	(*Resumed)(nil),             // 16: headrace.v1.Resumed
-	(*Done)(nil),                // 17: headrace.v1.Done
-	(*Usage)(nil),               // 18: headrace.v1.Usage
-	(*Ledger)(nil),              // 19: headrace.v1.Ledger
-	nil,                         // 20: headrace.v1.SamplingParameters.LogitBiasEntry
-	(*durationpb.Duration)(nil), // 21: google.protobuf.Duration
-	(*status.Status)(nil),       // 22: google.rpc.Status
+	(TraceDetail)(0),            // 0: headrace.v1.TraceDetail
+	(FinishReason)(0),           // 1: headrace.v1.FinishReason
+	(*GenerationSpec)(nil),      // 2: headrace.v1.GenerationSpec
+	(*StructuredOutput)(nil),    // 3: headrace.v1.StructuredOutput
+	(*BeamSearch)(nil),          // 4: headrace.v1.BeamSearch
+	(*TokenIds)(nil),            // 5: headrace.v1.TokenIds
+	(*SamplingParameters)(nil),  // 6: headrace.v1.SamplingParameters
+	(*StopConditions)(nil),      // 7: headrace.v1.StopConditions
+	(*GenerationEvent)(nil),     // 8: headrace.v1.GenerationEvent
+	(*Accepted)(nil),            // 9: headrace.v1.Accepted
+	(*Started)(nil),             // 10: headrace.v1.Started
+	(*Delta)(nil),               // 11: headrace.v1.Delta
+	(*Content)(nil),             // 12: headrace.v1.Content
+	(*Logprobs)(nil),            // 13: headrace.v1.Logprobs
+	(*PromptLogprobs)(nil),      // 14: headrace.v1.PromptLogprobs
+	(*OutputFinished)(nil),      // 15: headrace.v1.OutputFinished
+	(*MatchedStop)(nil),         // 16: headrace.v1.MatchedStop
+	(*Resumed)(nil),             // 17: headrace.v1.Resumed
+	(*Done)(nil),                // 18: headrace.v1.Done
+	(*Usage)(nil),               // 19: headrace.v1.Usage
+	(*Ledger)(nil),              // 20: headrace.v1.Ledger
+	nil,                         // 21: headrace.v1.SamplingParameters.LogitBiasEntry
+	(*durationpb.Duration)(nil), // 22: google.protobuf.Duration
+	(*status.Status)(nil),       // 23: google.rpc.Status
 }
 var file_headrace_v1_generation_proto_depIdxs = []int32{
-	4,  // 0: headrace.v1.GenerationSpec.token_ids:type_name -> headrace.v1.TokenIds
-	5,  // 1: headrace.v1.GenerationSpec.sampling:type_name -> headrace.v1.SamplingParameters
-	6,  // 2: headrace.v1.GenerationSpec.stop:type_name -> headrace.v1.StopConditions
-	21, // 3: headrace.v1.GenerationSpec.time_limit:type_name -> google.protobuf.Duration
-	2,  // 4: headrace.v1.GenerationSpec.structured_output:type_name -> headrace.v1.StructuredOutput
-	3,  // 5: headrace.v1.GenerationSpec.beam_search:type_name -> headrace.v1.BeamSearch
-	20, // 6: headrace.v1.SamplingParameters.logit_bias:type_name -> headrace.v1.SamplingParameters.LogitBiasEntry
-	8,  // 7: headrace.v1.GenerationEvent.accepted:type_name -> headrace.v1.Accepted
-	9,  // 8: headrace.v1.GenerationEvent.started:type_name -> headrace.v1.Started
-	10, // 9: headrace.v1.GenerationEvent.delta:type_name -> headrace.v1.Delta
-	14, // 10: headrace.v1.GenerationEvent.output_finished:type_name -> headrace.v1.OutputFinished
-	16, // 11: headrace.v1.GenerationEvent.resumed:type_name -> headrace.v1.Resumed
-	17, // 12: headrace.v1.GenerationEvent.done:type_name -> headrace.v1.Done
-	13, // 13: headrace.v1.GenerationEvent.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
-	11, // 14: headrace.v1.Delta.content:type_name -> headrace.v1.Content
-	12, // 15: headrace.v1.Delta.logprobs:type_name -> headrace.v1.Logprobs
-	12, // 16: headrace.v1.PromptLogprobs.logprobs:type_name -> headrace.v1.Logprobs
-	0,  // 17: headrace.v1.OutputFinished.reason:type_name -> headrace.v1.FinishReason
-	15, // 18: headrace.v1.OutputFinished.matched_stop:type_name -> headrace.v1.MatchedStop
-	22, // 19: headrace.v1.OutputFinished.error:type_name -> google.rpc.Status
-	18, // 20: headrace.v1.Done.usage:type_name -> headrace.v1.Usage
-	19, // 21: headrace.v1.Done.ledger:type_name -> headrace.v1.Ledger
-	22, // [22:22] is the sub-list for method output_type
-	22, // [22:22] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	5,  // 0: headrace.v1.GenerationSpec.token_ids:type_name -> headrace.v1.TokenIds
+	6,  // 1: headrace.v1.GenerationSpec.sampling:type_name -> headrace.v1.SamplingParameters
+	7,  // 2: headrace.v1.GenerationSpec.stop:type_name -> headrace.v1.StopConditions
+	22, // 3: headrace.v1.GenerationSpec.time_limit:type_name -> google.protobuf.Duration
+	3,  // 4: headrace.v1.GenerationSpec.structured_output:type_name -> headrace.v1.StructuredOutput
+	4,  // 5: headrace.v1.GenerationSpec.beam_search:type_name -> headrace.v1.BeamSearch
+	0,  // 6: headrace.v1.GenerationSpec.trace_detail:type_name -> headrace.v1.TraceDetail
+	21, // 7: headrace.v1.SamplingParameters.logit_bias:type_name -> headrace.v1.SamplingParameters.LogitBiasEntry
+	9,  // 8: headrace.v1.GenerationEvent.accepted:type_name -> headrace.v1.Accepted
+	10, // 9: headrace.v1.GenerationEvent.started:type_name -> headrace.v1.Started
+	11, // 10: headrace.v1.GenerationEvent.delta:type_name -> headrace.v1.Delta
+	15, // 11: headrace.v1.GenerationEvent.output_finished:type_name -> headrace.v1.OutputFinished
+	17, // 12: headrace.v1.GenerationEvent.resumed:type_name -> headrace.v1.Resumed
+	18, // 13: headrace.v1.GenerationEvent.done:type_name -> headrace.v1.Done
+	14, // 14: headrace.v1.GenerationEvent.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
+	12, // 15: headrace.v1.Delta.content:type_name -> headrace.v1.Content
+	13, // 16: headrace.v1.Delta.logprobs:type_name -> headrace.v1.Logprobs
+	13, // 17: headrace.v1.PromptLogprobs.logprobs:type_name -> headrace.v1.Logprobs
+	1,  // 18: headrace.v1.OutputFinished.reason:type_name -> headrace.v1.FinishReason
+	16, // 19: headrace.v1.OutputFinished.matched_stop:type_name -> headrace.v1.MatchedStop
+	23, // 20: headrace.v1.OutputFinished.error:type_name -> google.rpc.Status
+	19, // 21: headrace.v1.Done.usage:type_name -> headrace.v1.Usage
+	20, // 22: headrace.v1.Done.ledger:type_name -> headrace.v1.Ledger
+	23, // [23:23] is the sub-list for method output_type
+	23, // [23:23] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_headrace_v1_generation_proto_init() }
@@ -2061,7 +2134,7 @@ func file_headrace_v1_generation_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headrace_v1_generation_proto_rawDesc), len(file_headrace_v1_generation_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,

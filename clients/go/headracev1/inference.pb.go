@@ -1113,8 +1113,12 @@ type SessionSubmit struct {
 	Detached *bool `protobuf:"varint,4,opt,name=detached,proto3,oneof" json:"detached,omitempty"`
 	// As in SubmitRequest; only with detached.
 	IdempotencyKey string `protobuf:"bytes,5,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// W3C trace context of this generation. Default: that of the session's call. One that is malformed is ignored, as the recommendation asks.
+	Traceparent string `protobuf:"bytes,6,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// W3C trace state, only with traceparent.
+	Tracestate    string `protobuf:"bytes,7,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SessionSubmit) Reset() {
@@ -1178,6 +1182,20 @@ func (x *SessionSubmit) GetDetached() bool {
 func (x *SessionSubmit) GetIdempotencyKey() string {
 	if x != nil {
 		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *SessionSubmit) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
+func (x *SessionSubmit) GetTracestate() string {
+	if x != nil {
+		return x.Tracestate
 	}
 	return ""
 }
@@ -2798,13 +2816,17 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x06submit\x18\x02 \x01(\v2\x1a.headrace.v1.SessionSubmitH\x00R\x06submit\x124\n" +
 	"\x06attach\x18\x03 \x01(\v2\x1a.headrace.v1.SessionAttachH\x00R\x06attach\x124\n" +
 	"\x06cancel\x18\x04 \x01(\v2\x1a.headrace.v1.SessionCancelH\x00R\x06cancelB\b\n" +
-	"\x06action\"\xa0\x02\n" +
+	"\x06action\"\xe2\x02\n" +
 	"\rSessionSubmit\x12/\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1b.headrace.v1.GenerationSpecR\x04spec\x124\n" +
 	"\bmessages\x18\x02 \x03(\v2\x18.headrace.v1.ChatMessageR\bmessages\x127\n" +
 	"\x15continue_last_message\x18\x03 \x01(\bH\x00R\x13continueLastMessage\x88\x01\x01\x12\x1f\n" +
 	"\bdetached\x18\x04 \x01(\bH\x01R\bdetached\x88\x01\x01\x12'\n" +
-	"\x0fidempotency_key\x18\x05 \x01(\tR\x0eidempotencyKeyB\x18\n" +
+	"\x0fidempotency_key\x18\x05 \x01(\tR\x0eidempotencyKey\x12 \n" +
+	"\vtraceparent\x18\x06 \x01(\tR\vtraceparent\x12\x1e\n" +
+	"\n" +
+	"tracestate\x18\a \x01(\tR\n" +
+	"tracestateB\x18\n" +
 	"\x16_continue_last_messageB\v\n" +
 	"\t_detached\"\x86\x01\n" +
 	"\rSessionAttach\x12\x1d\n" +

@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from headrace.v1 import generation_pb2 as headrace_dot_v1_dot_generation__pb2
 from headrace.v1 import inference_pb2 as headrace_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headrace/v1/admin.proto\x12\x0bheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bheadrace/v1/inference.proto\"7\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\"H\n\x11LoadModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.headrace.v1.Model\x12\x10\n\x08\x65xisting\x18\x02 \x01(\x08\"M\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x15\n\x13UnloadModelResponse\"\x17\n\x15ListRepositoryRequest\"F\n\x16ListRepositoryResponse\x12,\n\x06models\x18\x01 \x03(\x0b\x32\x1c.headrace.v1.RepositoryModel\"m\n\x0fRepositoryModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.headrace.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06resume\x18\x01 \x01(\x08\"D\n\rDrainResponse\x12\x19\n\x11running_sequences\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\"A\n\x15SetTraceDetailRequest\x12(\n\x06\x64\x65tail\x18\x01 \x01(\x0e\x32\x18.headrace.v1.TraceDetail\"\x18\n\x16SetTraceDetailResponse\"%\n\x14GetMemoryPlanRequest\x12\r\n\x05model\x18\x01 \x01(\t\">\n\x15GetMemoryPlanResponse\x12%\n\x04plan\x18\x01 \x01(\x0b\x32\x17.headrace.v1.MemoryPlan*\xa6\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MODEL_STATE_UNLOADED\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x15\n\x11MODEL_STATE_READY\x10\x03\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x04\x12\x16\n\x12MODEL_STATE_FAILED\x10\x05*p\n\x0bTraceDetail\x12\x1c\n\x18TRACE_DETAIL_UNSPECIFIED\x10\x00\x12\x14\n\x10TRACE_DETAIL_OFF\x10\x01\x12\x16\n\x12TRACE_DETAIL_ARRAY\x10\x02\x12\x15\n\x11TRACE_DETAIL_SPAN\x10\x03\x32\xfa\x03\n\x0c\x41\x64minService\x12J\n\tLoadModel\x12\x1d.headrace.v1.LoadModelRequest\x1a\x1e.headrace.v1.LoadModelResponse\x12P\n\x0bUnloadModel\x12\x1f.headrace.v1.UnloadModelRequest\x1a .headrace.v1.UnloadModelResponse\x12Y\n\x0eListRepository\x12\".headrace.v1.ListRepositoryRequest\x1a#.headrace.v1.ListRepositoryResponse\x12>\n\x05\x44rain\x12\x19.headrace.v1.DrainRequest\x1a\x1a.headrace.v1.DrainResponse\x12Y\n\x0eSetTraceDetail\x12\".headrace.v1.SetTraceDetailRequest\x1a#.headrace.v1.SetTraceDetailResponse\x12V\n\rGetMemoryPlan\x12!.headrace.v1.GetMemoryPlanRequest\x1a\".headrace.v1.GetMemoryPlanResponseBd\n\x15io.github.headrace.v1B\nAdminProtoP\x01Z=github.com/headrace/headrace/clients/go/headracev1;headracev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headrace/v1/admin.proto\x12\x0bheadrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cheadrace/v1/generation.proto\x1a\x1bheadrace/v1/inference.proto\"7\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\"H\n\x11LoadModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.headrace.v1.Model\x12\x10\n\x08\x65xisting\x18\x02 \x01(\x08\"M\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x15\n\x13UnloadModelResponse\"\x17\n\x15ListRepositoryRequest\"F\n\x16ListRepositoryResponse\x12,\n\x06models\x18\x01 \x03(\x0b\x32\x1c.headrace.v1.RepositoryModel\"m\n\x0fRepositoryModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.headrace.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06resume\x18\x01 \x01(\x08\"D\n\rDrainResponse\x12\x19\n\x11running_sequences\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\"A\n\x15SetTraceDetailRequest\x12(\n\x06\x64\x65tail\x18\x01 \x01(\x0e\x32\x18.headrace.v1.TraceDetail\"\x18\n\x16SetTraceDetailResponse\"B\n\x0fGetTraceRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x12\n\x08trace_id\x18\x02 \x01(\tH\x00\x42\x05\n\x03key\"\'\n\x10GetTraceResponse\x12\x13\n\x0btraces_data\x18\x01 \x01(\x0c\"%\n\x14GetMemoryPlanRequest\x12\r\n\x05model\x18\x01 \x01(\t\">\n\x15GetMemoryPlanResponse\x12%\n\x04plan\x18\x01 \x01(\x0b\x32\x17.headrace.v1.MemoryPlan*\xa6\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MODEL_STATE_UNLOADED\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x15\n\x11MODEL_STATE_READY\x10\x03\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x04\x12\x16\n\x12MODEL_STATE_FAILED\x10\x05\x32\xc5\x04\n\x0c\x41\x64minService\x12J\n\tLoadModel\x12\x1d.headrace.v1.LoadModelRequest\x1a\x1e.headrace.v1.LoadModelResponse\x12P\n\x0bUnloadModel\x12\x1f.headrace.v1.UnloadModelRequest\x1a .headrace.v1.UnloadModelResponse\x12Y\n\x0eListRepository\x12\".headrace.v1.ListRepositoryRequest\x1a#.headrace.v1.ListRepositoryResponse\x12>\n\x05\x44rain\x12\x19.headrace.v1.DrainRequest\x1a\x1a.headrace.v1.DrainResponse\x12Y\n\x0eSetTraceDetail\x12\".headrace.v1.SetTraceDetailRequest\x1a#.headrace.v1.SetTraceDetailResponse\x12I\n\x08GetTrace\x12\x1c.headrace.v1.GetTraceRequest\x1a\x1d.headrace.v1.GetTraceResponse0\x01\x12V\n\rGetMemoryPlan\x12!.headrace.v1.GetMemoryPlanRequest\x1a\".headrace.v1.GetMemoryPlanResponseBd\n\x15io.github.headrace.v1B\nAdminProtoP\x01Z=github.com/headrace/headrace/clients/go/headracev1;headracev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,36 +35,38 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.v1.admin_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\025io.github.headrace.v1B\nAdminProtoP\001Z=github.com/headrace/headrace/clients/go/headracev1;headracev1'
-  _globals['_MODELSTATE']._serialized_start=841
-  _globals['_MODELSTATE']._serialized_end=1007
-  _globals['_TRACEDETAIL']._serialized_start=1009
-  _globals['_TRACEDETAIL']._serialized_end=1121
-  _globals['_LOADMODELREQUEST']._serialized_start=101
-  _globals['_LOADMODELREQUEST']._serialized_end=156
-  _globals['_LOADMODELRESPONSE']._serialized_start=158
-  _globals['_LOADMODELRESPONSE']._serialized_end=230
-  _globals['_UNLOADMODELREQUEST']._serialized_start=232
-  _globals['_UNLOADMODELREQUEST']._serialized_end=309
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=311
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=332
-  _globals['_LISTREPOSITORYREQUEST']._serialized_start=334
-  _globals['_LISTREPOSITORYREQUEST']._serialized_end=357
-  _globals['_LISTREPOSITORYRESPONSE']._serialized_start=359
-  _globals['_LISTREPOSITORYRESPONSE']._serialized_end=429
-  _globals['_REPOSITORYMODEL']._serialized_start=431
-  _globals['_REPOSITORYMODEL']._serialized_end=540
-  _globals['_DRAINREQUEST']._serialized_start=542
-  _globals['_DRAINREQUEST']._serialized_end=572
-  _globals['_DRAINRESPONSE']._serialized_start=574
-  _globals['_DRAINRESPONSE']._serialized_end=642
-  _globals['_SETTRACEDETAILREQUEST']._serialized_start=644
-  _globals['_SETTRACEDETAILREQUEST']._serialized_end=709
-  _globals['_SETTRACEDETAILRESPONSE']._serialized_start=711
-  _globals['_SETTRACEDETAILRESPONSE']._serialized_end=735
-  _globals['_GETMEMORYPLANREQUEST']._serialized_start=737
-  _globals['_GETMEMORYPLANREQUEST']._serialized_end=774
-  _globals['_GETMEMORYPLANRESPONSE']._serialized_start=776
-  _globals['_GETMEMORYPLANRESPONSE']._serialized_end=838
-  _globals['_ADMINSERVICE']._serialized_start=1124
-  _globals['_ADMINSERVICE']._serialized_end=1630
+  _globals['_MODELSTATE']._serialized_start=980
+  _globals['_MODELSTATE']._serialized_end=1146
+  _globals['_LOADMODELREQUEST']._serialized_start=131
+  _globals['_LOADMODELREQUEST']._serialized_end=186
+  _globals['_LOADMODELRESPONSE']._serialized_start=188
+  _globals['_LOADMODELRESPONSE']._serialized_end=260
+  _globals['_UNLOADMODELREQUEST']._serialized_start=262
+  _globals['_UNLOADMODELREQUEST']._serialized_end=339
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=341
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=362
+  _globals['_LISTREPOSITORYREQUEST']._serialized_start=364
+  _globals['_LISTREPOSITORYREQUEST']._serialized_end=387
+  _globals['_LISTREPOSITORYRESPONSE']._serialized_start=389
+  _globals['_LISTREPOSITORYRESPONSE']._serialized_end=459
+  _globals['_REPOSITORYMODEL']._serialized_start=461
+  _globals['_REPOSITORYMODEL']._serialized_end=570
+  _globals['_DRAINREQUEST']._serialized_start=572
+  _globals['_DRAINREQUEST']._serialized_end=602
+  _globals['_DRAINRESPONSE']._serialized_start=604
+  _globals['_DRAINRESPONSE']._serialized_end=672
+  _globals['_SETTRACEDETAILREQUEST']._serialized_start=674
+  _globals['_SETTRACEDETAILREQUEST']._serialized_end=739
+  _globals['_SETTRACEDETAILRESPONSE']._serialized_start=741
+  _globals['_SETTRACEDETAILRESPONSE']._serialized_end=765
+  _globals['_GETTRACEREQUEST']._serialized_start=767
+  _globals['_GETTRACEREQUEST']._serialized_end=833
+  _globals['_GETTRACERESPONSE']._serialized_start=835
+  _globals['_GETTRACERESPONSE']._serialized_end=874
+  _globals['_GETMEMORYPLANREQUEST']._serialized_start=876
+  _globals['_GETMEMORYPLANREQUEST']._serialized_end=913
+  _globals['_GETMEMORYPLANRESPONSE']._serialized_start=915
+  _globals['_GETMEMORYPLANRESPONSE']._serialized_end=977
+  _globals['_ADMINSERVICE']._serialized_start=1149
+  _globals['_ADMINSERVICE']._serialized_end=1730
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from headrace.v1 import generation_pb2 as _generation_pb2
 from headrace.v1 import inference_pb2 as _inference_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -19,23 +20,12 @@ class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODEL_STATE_READY: _ClassVar[ModelState]
     MODEL_STATE_UNLOADING: _ClassVar[ModelState]
     MODEL_STATE_FAILED: _ClassVar[ModelState]
-
-class TraceDetail(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    TRACE_DETAIL_UNSPECIFIED: _ClassVar[TraceDetail]
-    TRACE_DETAIL_OFF: _ClassVar[TraceDetail]
-    TRACE_DETAIL_ARRAY: _ClassVar[TraceDetail]
-    TRACE_DETAIL_SPAN: _ClassVar[TraceDetail]
 MODEL_STATE_UNSPECIFIED: ModelState
 MODEL_STATE_UNLOADED: ModelState
 MODEL_STATE_LOADING: ModelState
 MODEL_STATE_READY: ModelState
 MODEL_STATE_UNLOADING: ModelState
 MODEL_STATE_FAILED: ModelState
-TRACE_DETAIL_UNSPECIFIED: TraceDetail
-TRACE_DETAIL_OFF: TraceDetail
-TRACE_DETAIL_ARRAY: TraceDetail
-TRACE_DETAIL_SPAN: TraceDetail
 
 class LoadModelRequest(_message.Message):
     __slots__ = ("model", "memory_bytes")
@@ -104,12 +94,26 @@ class DrainResponse(_message.Message):
 class SetTraceDetailRequest(_message.Message):
     __slots__ = ("detail",)
     DETAIL_FIELD_NUMBER: _ClassVar[int]
-    detail: TraceDetail
-    def __init__(self, detail: _Optional[_Union[TraceDetail, str]] = ...) -> None: ...
+    detail: _generation_pb2.TraceDetail
+    def __init__(self, detail: _Optional[_Union[_generation_pb2.TraceDetail, str]] = ...) -> None: ...
 
 class SetTraceDetailResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class GetTraceRequest(_message.Message):
+    __slots__ = ("request_id", "trace_id")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    trace_id: str
+    def __init__(self, request_id: _Optional[str] = ..., trace_id: _Optional[str] = ...) -> None: ...
+
+class GetTraceResponse(_message.Message):
+    __slots__ = ("traces_data",)
+    TRACES_DATA_FIELD_NUMBER: _ClassVar[int]
+    traces_data: bytes
+    def __init__(self, traces_data: _Optional[bytes] = ...) -> None: ...
 
 class GetMemoryPlanRequest(_message.Message):
     __slots__ = ("model",)

@@ -60,6 +60,11 @@ class AdminServiceStub(object):
                 request_serializer=headrace_dot_v1_dot_admin__pb2.SetTraceDetailRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_admin__pb2.SetTraceDetailResponse.FromString,
                 _registered_method=True)
+        self.GetTrace = channel.unary_stream(
+                '/headrace.v1.AdminService/GetTrace',
+                request_serializer=headrace_dot_v1_dot_admin__pb2.GetTraceRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_admin__pb2.GetTraceResponse.FromString,
+                _registered_method=True)
         self.GetMemoryPlan = channel.unary_unary(
                 '/headrace.v1.AdminService/GetMemoryPlan',
                 request_serializer=headrace_dot_v1_dot_admin__pb2.GetMemoryPlanRequest.SerializeToString,
@@ -100,7 +105,14 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetTraceDetail(self, request, context):
-        """How much of each token is traced. Tracing is not built yet: refused as UNIMPLEMENTED.
+        """How much of each token is traced, on all services and for requests that do not say so themselves. FAILED_PRECONDITION where telemetry is off.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTrace(self, request, context):
+        """A recent trace, while the server remembers it (see the setting trace_ring). NOT_FOUND: unknown, not traced, or forgotten.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,6 +152,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SetTraceDetail,
                     request_deserializer=headrace_dot_v1_dot_admin__pb2.SetTraceDetailRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_admin__pb2.SetTraceDetailResponse.SerializeToString,
+            ),
+            'GetTrace': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTrace,
+                    request_deserializer=headrace_dot_v1_dot_admin__pb2.GetTraceRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_admin__pb2.GetTraceResponse.SerializeToString,
             ),
             'GetMemoryPlan': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMemoryPlan,
@@ -283,6 +300,33 @@ class AdminService(object):
             '/headrace.v1.AdminService/SetTraceDetail',
             headrace_dot_v1_dot_admin__pb2.SetTraceDetailRequest.SerializeToString,
             headrace_dot_v1_dot_admin__pb2.SetTraceDetailResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headrace.v1.AdminService/GetTrace',
+            headrace_dot_v1_dot_admin__pb2.GetTraceRequest.SerializeToString,
+            headrace_dot_v1_dot_admin__pb2.GetTraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

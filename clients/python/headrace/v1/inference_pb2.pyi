@@ -173,18 +173,22 @@ class SessionRequest(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., submit: _Optional[_Union[SessionSubmit, _Mapping]] = ..., attach: _Optional[_Union[SessionAttach, _Mapping]] = ..., cancel: _Optional[_Union[SessionCancel, _Mapping]] = ...) -> None: ...
 
 class SessionSubmit(_message.Message):
-    __slots__ = ("spec", "messages", "continue_last_message", "detached", "idempotency_key")
+    __slots__ = ("spec", "messages", "continue_last_message", "detached", "idempotency_key", "traceparent", "tracestate")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_LAST_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     DETACHED_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     spec: _generation_pb2.GenerationSpec
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     continue_last_message: bool
     detached: bool
     idempotency_key: str
-    def __init__(self, spec: _Optional[_Union[_generation_pb2.GenerationSpec, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., continue_last_message: bool = ..., detached: bool = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+    traceparent: str
+    tracestate: str
+    def __init__(self, spec: _Optional[_Union[_generation_pb2.GenerationSpec, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., continue_last_message: bool = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class SessionAttach(_message.Message):
     __slots__ = ("request_id", "output_index", "from_token")

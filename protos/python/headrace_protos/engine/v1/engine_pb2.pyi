@@ -73,22 +73,28 @@ class FromEngine(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., added: _Optional[_Union[Added, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., list: _Optional[_Union[RequestList, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "service_name")
+    __slots__ = ("protocol_version", "service_name", "wants_step_records")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVICE_NAME_FIELD_NUMBER: _ClassVar[int]
+    WANTS_STEP_RECORDS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     service_name: str
-    def __init__(self, protocol_version: _Optional[int] = ..., service_name: _Optional[str] = ...) -> None: ...
+    wants_step_records: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., service_name: _Optional[str] = ..., wants_step_records: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "model", "state")
+    __slots__ = ("protocol_version", "model", "state", "engine", "unix_offset_ns")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    UNIX_OFFSET_NS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model: EngineModel
     state: EngineState
-    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[_Union[EngineModel, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
+    engine: str
+    unix_offset_ns: int
+    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[_Union[EngineModel, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., engine: _Optional[str] = ..., unix_offset_ns: _Optional[int] = ...) -> None: ...
 
 class EngineModel(_message.Message):
     __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "kv_block_tokens", "kv_blocks", "device", "folder", "max_waiting_requests", "memory")
@@ -157,7 +163,7 @@ class EngineState(_message.Message):
     def __init__(self, serving: bool = ..., reason: _Optional[str] = ..., stale_after_ns: _Optional[int] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("handle", "query_id", "request_id", "tenant", "prompt_token_ids", "sampling", "stop", "n", "logprobs", "priority", "remaining_ns", "service_ns", "cache_salt", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "prompt_logprobs", "limits")
+    __slots__ = ("handle", "query_id", "request_id", "tenant", "prompt_token_ids", "sampling", "stop", "n", "logprobs", "priority", "remaining_ns", "service_ns", "cache_salt", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "prompt_logprobs", "limits", "recording")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +185,7 @@ class AddRequest(_message.Message):
     EMITTED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    RECORDING_FIELD_NUMBER: _ClassVar[int]
     handle: int
     query_id: int
     request_id: str
@@ -200,7 +207,22 @@ class AddRequest(_message.Message):
     emitted: _containers.RepeatedCompositeFieldContainer[EmittedTokens]
     prompt_logprobs: int
     limits: TenantLimits
-    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[EngineSampling, _Mapping]] = ..., stop: _Optional[_Union[EngineStop, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., prompt_logprobs: _Optional[int] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ...) -> None: ...
+    recording: Recording
+    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[EngineSampling, _Mapping]] = ..., stop: _Optional[_Union[EngineStop, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., prompt_logprobs: _Optional[int] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ...) -> None: ...
+
+class Recording(_message.Message):
+    __slots__ = ("parent_span_id", "tracestate", "detail", "operation", "wire")
+    PARENT_SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    WIRE_FIELD_NUMBER: _ClassVar[int]
+    parent_span_id: str
+    tracestate: str
+    detail: int
+    operation: str
+    wire: str
+    def __init__(self, parent_span_id: _Optional[str] = ..., tracestate: _Optional[str] = ..., detail: _Optional[int] = ..., operation: _Optional[str] = ..., wire: _Optional[str] = ...) -> None: ...
 
 class TenantLimits(_message.Message):
     __slots__ = ("requests_per_minute", "concurrent_streams", "tokens_per_minute", "kv_cache_share")
@@ -361,7 +383,7 @@ class DetachRequest(_message.Message):
     def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("step_id", "handles", "output_indices", "tokens", "logprobs", "logprob_rows", "events", "planned_at_ns", "settled_at_ns", "batch_sequences", "batch_tokens")
+    __slots__ = ("step_id", "handles", "output_indices", "tokens", "logprobs", "logprob_rows", "events", "planned_at_ns", "settled_at_ns", "batch_sequences", "batch_tokens", "step_records")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +395,7 @@ class StepOutputs(_message.Message):
     SETTLED_AT_NS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_RECORDS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     handles: bytes
     output_indices: bytes
@@ -384,7 +407,8 @@ class StepOutputs(_message.Message):
     settled_at_ns: int
     batch_sequences: int
     batch_tokens: int
-    def __init__(self, step_id: _Optional[int] = ..., handles: _Optional[bytes] = ..., output_indices: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., logprob_rows: _Optional[bytes] = ..., events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., planned_at_ns: _Optional[int] = ..., settled_at_ns: _Optional[int] = ..., batch_sequences: _Optional[int] = ..., batch_tokens: _Optional[int] = ...) -> None: ...
+    step_records: bytes
+    def __init__(self, step_id: _Optional[int] = ..., handles: _Optional[bytes] = ..., output_indices: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., logprob_rows: _Optional[bytes] = ..., events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., planned_at_ns: _Optional[int] = ..., settled_at_ns: _Optional[int] = ..., batch_sequences: _Optional[int] = ..., batch_tokens: _Optional[int] = ..., step_records: _Optional[bytes] = ...) -> None: ...
 
 class LogprobColumns(_message.Message):
     __slots__ = ("sampled", "ranks", "top_counts", "top_token_ids", "top_logprobs")
@@ -453,7 +477,7 @@ class OutputEnd(_message.Message):
     def __init__(self, output_index: _Optional[int] = ..., reason: _Optional[_Union[OutputEndReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string_index: _Optional[int] = ..., trim_bytes: _Optional[int] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class RequestDone(_message.Message):
-    __slots__ = ("prompt_tokens", "output_tokens", "cached_tokens", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "engine_restart_ns", "ttft_ns", "step_count", "preemptions", "draft_tokens", "accepted_tokens", "ended_ago_ns")
+    __slots__ = ("prompt_tokens", "output_tokens", "cached_tokens", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "engine_restart_ns", "ttft_ns", "step_count", "preemptions", "draft_tokens", "accepted_tokens", "ended_ago_ns", "engine_trace")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -468,6 +492,7 @@ class RequestDone(_message.Message):
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ENDED_AGO_NS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_TRACE_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
@@ -482,7 +507,8 @@ class RequestDone(_message.Message):
     draft_tokens: int
     accepted_tokens: int
     ended_ago_ns: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., engine_restart_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ..., step_count: _Optional[int] = ..., preemptions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., ended_ago_ns: _Optional[int] = ...) -> None: ...
+    engine_trace: bytes
+    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., engine_restart_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ..., step_count: _Optional[int] = ..., preemptions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., ended_ago_ns: _Optional[int] = ..., engine_trace: _Optional[bytes] = ...) -> None: ...
 
 class ListQuery(_message.Message):
     __slots__ = ("query_id", "tenant", "state", "page_size", "before")

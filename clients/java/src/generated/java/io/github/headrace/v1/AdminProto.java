@@ -82,6 +82,16 @@ public final class AdminProto extends com.google.protobuf.GeneratedFile {
     com.google.protobuf.GeneratedMessage.FieldAccessorTable
       internal_static_headrace_v1_SetTraceDetailResponse_fieldAccessorTable;
   static final com.google.protobuf.Descriptors.Descriptor
+    internal_static_headrace_v1_GetTraceRequest_descriptor;
+  static final 
+    com.google.protobuf.GeneratedMessage.FieldAccessorTable
+      internal_static_headrace_v1_GetTraceRequest_fieldAccessorTable;
+  static final com.google.protobuf.Descriptors.Descriptor
+    internal_static_headrace_v1_GetTraceResponse_descriptor;
+  static final 
+    com.google.protobuf.GeneratedMessage.FieldAccessorTable
+      internal_static_headrace_v1_GetTraceResponse_fieldAccessorTable;
+  static final com.google.protobuf.Descriptors.Descriptor
     internal_static_headrace_v1_GetMemoryPlanRequest_descriptor;
   static final 
     com.google.protobuf.GeneratedMessage.FieldAccessorTable
@@ -101,54 +111,57 @@ public final class AdminProto extends com.google.protobuf.GeneratedFile {
   static {
     java.lang.String[] descriptorData = {
       "\n\027headrace/v1/admin.proto\022\013headrace.v1\032\036" +
-      "google/protobuf/duration.proto\032\033headrace" +
-      "/v1/inference.proto\"7\n\020LoadModelRequest\022" +
-      "\r\n\005model\030\001 \001(\t\022\024\n\014memory_bytes\030\002 \001(\004\"H\n\021" +
-      "LoadModelResponse\022!\n\005model\030\001 \001(\0132\022.headr" +
-      "ace.v1.Model\022\020\n\010existing\030\002 \001(\010\"M\n\022Unload" +
-      "ModelRequest\022\r\n\005model\030\001 \001(\t\022(\n\005grace\030\002 \001" +
-      "(\0132\031.google.protobuf.Duration\"\025\n\023UnloadM" +
-      "odelResponse\"\027\n\025ListRepositoryRequest\"F\n" +
-      "\026ListRepositoryResponse\022,\n\006models\030\001 \003(\0132" +
-      "\034.headrace.v1.RepositoryModel\"m\n\017Reposit" +
-      "oryModel\022\014\n\004name\030\001 \001(\t\022&\n\005state\030\002 \001(\0162\027." +
-      "headrace.v1.ModelState\022\016\n\006reason\030\003 \001(\t\022\024" +
-      "\n\014memory_bytes\030\004 \001(\004\"\036\n\014DrainRequest\022\016\n\006" +
-      "resume\030\001 \001(\010\"D\n\rDrainResponse\022\031\n\021running" +
-      "_sequences\030\001 \001(\r\022\030\n\020waiting_requests\030\002 \001" +
-      "(\r\"A\n\025SetTraceDetailRequest\022(\n\006detail\030\001 " +
-      "\001(\0162\030.headrace.v1.TraceDetail\"\030\n\026SetTrac" +
-      "eDetailResponse\"%\n\024GetMemoryPlanRequest\022" +
-      "\r\n\005model\030\001 \001(\t\">\n\025GetMemoryPlanResponse\022" +
-      "%\n\004plan\030\001 \001(\0132\027.headrace.v1.MemoryPlan*\246" +
-      "\001\n\nModelState\022\033\n\027MODEL_STATE_UNSPECIFIED" +
-      "\020\000\022\030\n\024MODEL_STATE_UNLOADED\020\001\022\027\n\023MODEL_ST" +
-      "ATE_LOADING\020\002\022\025\n\021MODEL_STATE_READY\020\003\022\031\n\025" +
-      "MODEL_STATE_UNLOADING\020\004\022\026\n\022MODEL_STATE_F" +
-      "AILED\020\005*p\n\013TraceDetail\022\034\n\030TRACE_DETAIL_U" +
-      "NSPECIFIED\020\000\022\024\n\020TRACE_DETAIL_OFF\020\001\022\026\n\022TR" +
-      "ACE_DETAIL_ARRAY\020\002\022\025\n\021TRACE_DETAIL_SPAN\020" +
-      "\0032\372\003\n\014AdminService\022J\n\tLoadModel\022\035.headra" +
-      "ce.v1.LoadModelRequest\032\036.headrace.v1.Loa" +
-      "dModelResponse\022P\n\013UnloadModel\022\037.headrace" +
-      ".v1.UnloadModelRequest\032 .headrace.v1.Unl" +
-      "oadModelResponse\022Y\n\016ListRepository\022\".hea" +
-      "drace.v1.ListRepositoryRequest\032#.headrac" +
-      "e.v1.ListRepositoryResponse\022>\n\005Drain\022\031.h" +
-      "eadrace.v1.DrainRequest\032\032.headrace.v1.Dr" +
-      "ainResponse\022Y\n\016SetTraceDetail\022\".headrace" +
-      ".v1.SetTraceDetailRequest\032#.headrace.v1." +
-      "SetTraceDetailResponse\022V\n\rGetMemoryPlan\022" +
-      "!.headrace.v1.GetMemoryPlanRequest\032\".hea" +
-      "drace.v1.GetMemoryPlanResponseBd\n\025io.git" +
-      "hub.headrace.v1B\nAdminProtoP\001Z=github.co" +
-      "m/headrace/headrace/clients/go/headracev" +
-      "1;headracev1b\006proto3"
+      "google/protobuf/duration.proto\032\034headrace" +
+      "/v1/generation.proto\032\033headrace/v1/infere" +
+      "nce.proto\"7\n\020LoadModelRequest\022\r\n\005model\030\001" +
+      " \001(\t\022\024\n\014memory_bytes\030\002 \001(\004\"H\n\021LoadModelR" +
+      "esponse\022!\n\005model\030\001 \001(\0132\022.headrace.v1.Mod" +
+      "el\022\020\n\010existing\030\002 \001(\010\"M\n\022UnloadModelReque" +
+      "st\022\r\n\005model\030\001 \001(\t\022(\n\005grace\030\002 \001(\0132\031.googl" +
+      "e.protobuf.Duration\"\025\n\023UnloadModelRespon" +
+      "se\"\027\n\025ListRepositoryRequest\"F\n\026ListRepos" +
+      "itoryResponse\022,\n\006models\030\001 \003(\0132\034.headrace" +
+      ".v1.RepositoryModel\"m\n\017RepositoryModel\022\014" +
+      "\n\004name\030\001 \001(\t\022&\n\005state\030\002 \001(\0162\027.headrace.v" +
+      "1.ModelState\022\016\n\006reason\030\003 \001(\t\022\024\n\014memory_b" +
+      "ytes\030\004 \001(\004\"\036\n\014DrainRequest\022\016\n\006resume\030\001 \001" +
+      "(\010\"D\n\rDrainResponse\022\031\n\021running_sequences" +
+      "\030\001 \001(\r\022\030\n\020waiting_requests\030\002 \001(\r\"A\n\025SetT" +
+      "raceDetailRequest\022(\n\006detail\030\001 \001(\0162\030.head" +
+      "race.v1.TraceDetail\"\030\n\026SetTraceDetailRes" +
+      "ponse\"B\n\017GetTraceRequest\022\024\n\nrequest_id\030\001" +
+      " \001(\tH\000\022\022\n\010trace_id\030\002 \001(\tH\000B\005\n\003key\"\'\n\020Get" +
+      "TraceResponse\022\023\n\013traces_data\030\001 \001(\014\"%\n\024Ge" +
+      "tMemoryPlanRequest\022\r\n\005model\030\001 \001(\t\">\n\025Get" +
+      "MemoryPlanResponse\022%\n\004plan\030\001 \001(\0132\027.headr" +
+      "ace.v1.MemoryPlan*\246\001\n\nModelState\022\033\n\027MODE" +
+      "L_STATE_UNSPECIFIED\020\000\022\030\n\024MODEL_STATE_UNL" +
+      "OADED\020\001\022\027\n\023MODEL_STATE_LOADING\020\002\022\025\n\021MODE" +
+      "L_STATE_READY\020\003\022\031\n\025MODEL_STATE_UNLOADING" +
+      "\020\004\022\026\n\022MODEL_STATE_FAILED\020\0052\305\004\n\014AdminServ" +
+      "ice\022J\n\tLoadModel\022\035.headrace.v1.LoadModel" +
+      "Request\032\036.headrace.v1.LoadModelResponse\022" +
+      "P\n\013UnloadModel\022\037.headrace.v1.UnloadModel" +
+      "Request\032 .headrace.v1.UnloadModelRespons" +
+      "e\022Y\n\016ListRepository\022\".headrace.v1.ListRe" +
+      "positoryRequest\032#.headrace.v1.ListReposi" +
+      "toryResponse\022>\n\005Drain\022\031.headrace.v1.Drai" +
+      "nRequest\032\032.headrace.v1.DrainResponse\022Y\n\016" +
+      "SetTraceDetail\022\".headrace.v1.SetTraceDet" +
+      "ailRequest\032#.headrace.v1.SetTraceDetailR" +
+      "esponse\022I\n\010GetTrace\022\034.headrace.v1.GetTra" +
+      "ceRequest\032\035.headrace.v1.GetTraceResponse" +
+      "0\001\022V\n\rGetMemoryPlan\022!.headrace.v1.GetMem" +
+      "oryPlanRequest\032\".headrace.v1.GetMemoryPl" +
+      "anResponseBd\n\025io.github.headrace.v1B\nAdm" +
+      "inProtoP\001Z=github.com/headrace/headrace/" +
+      "clients/go/headracev1;headracev1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
         new com.google.protobuf.Descriptors.FileDescriptor[] {
           com.google.protobuf.DurationProto.getDescriptor(),
+          io.github.headrace.v1.GenerationProto.getDescriptor(),
           io.github.headrace.v1.InferenceProto.getDescriptor(),
         });
     internal_static_headrace_v1_LoadModelRequest_descriptor =
@@ -217,20 +230,33 @@ public final class AdminProto extends com.google.protobuf.GeneratedFile {
       com.google.protobuf.GeneratedMessage.FieldAccessorTable(
         internal_static_headrace_v1_SetTraceDetailResponse_descriptor,
         new java.lang.String[] { });
-    internal_static_headrace_v1_GetMemoryPlanRequest_descriptor =
+    internal_static_headrace_v1_GetTraceRequest_descriptor =
       getDescriptor().getMessageType(11);
+    internal_static_headrace_v1_GetTraceRequest_fieldAccessorTable = new
+      com.google.protobuf.GeneratedMessage.FieldAccessorTable(
+        internal_static_headrace_v1_GetTraceRequest_descriptor,
+        new java.lang.String[] { "RequestId", "TraceId", "Key", });
+    internal_static_headrace_v1_GetTraceResponse_descriptor =
+      getDescriptor().getMessageType(12);
+    internal_static_headrace_v1_GetTraceResponse_fieldAccessorTable = new
+      com.google.protobuf.GeneratedMessage.FieldAccessorTable(
+        internal_static_headrace_v1_GetTraceResponse_descriptor,
+        new java.lang.String[] { "TracesData", });
+    internal_static_headrace_v1_GetMemoryPlanRequest_descriptor =
+      getDescriptor().getMessageType(13);
     internal_static_headrace_v1_GetMemoryPlanRequest_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessage.FieldAccessorTable(
         internal_static_headrace_v1_GetMemoryPlanRequest_descriptor,
         new java.lang.String[] { "Model", });
     internal_static_headrace_v1_GetMemoryPlanResponse_descriptor =
-      getDescriptor().getMessageType(12);
+      getDescriptor().getMessageType(14);
     internal_static_headrace_v1_GetMemoryPlanResponse_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessage.FieldAccessorTable(
         internal_static_headrace_v1_GetMemoryPlanResponse_descriptor,
         new java.lang.String[] { "Plan", });
     descriptor.resolveAllFeaturesImmutable();
     com.google.protobuf.DurationProto.getDescriptor();
+    io.github.headrace.v1.GenerationProto.getDescriptor();
     io.github.headrace.v1.InferenceProto.getDescriptor();
   }
 

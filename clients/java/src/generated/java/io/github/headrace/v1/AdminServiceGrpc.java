@@ -170,6 +170,37 @@ public final class AdminServiceGrpc {
     return getSetTraceDetailMethod;
   }
 
+  private static volatile io.grpc.MethodDescriptor<io.github.headrace.v1.GetTraceRequest,
+      io.github.headrace.v1.GetTraceResponse> getGetTraceMethod;
+
+  @io.grpc.stub.annotations.RpcMethod(
+      fullMethodName = SERVICE_NAME + '/' + "GetTrace",
+      requestType = io.github.headrace.v1.GetTraceRequest.class,
+      responseType = io.github.headrace.v1.GetTraceResponse.class,
+      methodType = io.grpc.MethodDescriptor.MethodType.SERVER_STREAMING)
+  public static io.grpc.MethodDescriptor<io.github.headrace.v1.GetTraceRequest,
+      io.github.headrace.v1.GetTraceResponse> getGetTraceMethod() {
+    io.grpc.MethodDescriptor<io.github.headrace.v1.GetTraceRequest, io.github.headrace.v1.GetTraceResponse> getGetTraceMethod;
+    if ((getGetTraceMethod = AdminServiceGrpc.getGetTraceMethod) == null) {
+      synchronized (AdminServiceGrpc.class) {
+        if ((getGetTraceMethod = AdminServiceGrpc.getGetTraceMethod) == null) {
+          AdminServiceGrpc.getGetTraceMethod = getGetTraceMethod =
+              io.grpc.MethodDescriptor.<io.github.headrace.v1.GetTraceRequest, io.github.headrace.v1.GetTraceResponse>newBuilder()
+              .setType(io.grpc.MethodDescriptor.MethodType.SERVER_STREAMING)
+              .setFullMethodName(generateFullMethodName(SERVICE_NAME, "GetTrace"))
+              .setSampledToLocalTracing(true)
+              .setRequestMarshaller(io.grpc.protobuf.ProtoUtils.marshaller(
+                  io.github.headrace.v1.GetTraceRequest.getDefaultInstance()))
+              .setResponseMarshaller(io.grpc.protobuf.ProtoUtils.marshaller(
+                  io.github.headrace.v1.GetTraceResponse.getDefaultInstance()))
+              .setSchemaDescriptor(new AdminServiceMethodDescriptorSupplier("GetTrace"))
+              .build();
+        }
+      }
+    }
+    return getGetTraceMethod;
+  }
+
   private static volatile io.grpc.MethodDescriptor<io.github.headrace.v1.GetMemoryPlanRequest,
       io.github.headrace.v1.GetMemoryPlanResponse> getGetMemoryPlanMethod;
 
@@ -309,12 +340,22 @@ public final class AdminServiceGrpc {
 
     /**
      * <pre>
-     * How much of each token is traced. Tracing is not built yet: refused as UNIMPLEMENTED.
+     * How much of each token is traced, on all services and for requests that do not say so themselves. FAILED_PRECONDITION where telemetry is off.
      * </pre>
      */
     default void setTraceDetail(io.github.headrace.v1.SetTraceDetailRequest request,
         io.grpc.stub.StreamObserver<io.github.headrace.v1.SetTraceDetailResponse> responseObserver) {
       io.grpc.stub.ServerCalls.asyncUnimplementedUnaryCall(getSetTraceDetailMethod(), responseObserver);
+    }
+
+    /**
+     * <pre>
+     * A recent trace, while the server remembers it (see the setting trace_ring). NOT_FOUND: unknown, not traced, or forgotten.
+     * </pre>
+     */
+    default void getTrace(io.github.headrace.v1.GetTraceRequest request,
+        io.grpc.stub.StreamObserver<io.github.headrace.v1.GetTraceResponse> responseObserver) {
+      io.grpc.stub.ServerCalls.asyncUnimplementedUnaryCall(getGetTraceMethod(), responseObserver);
     }
 
     /**
@@ -407,13 +448,24 @@ public final class AdminServiceGrpc {
 
     /**
      * <pre>
-     * How much of each token is traced. Tracing is not built yet: refused as UNIMPLEMENTED.
+     * How much of each token is traced, on all services and for requests that do not say so themselves. FAILED_PRECONDITION where telemetry is off.
      * </pre>
      */
     public void setTraceDetail(io.github.headrace.v1.SetTraceDetailRequest request,
         io.grpc.stub.StreamObserver<io.github.headrace.v1.SetTraceDetailResponse> responseObserver) {
       io.grpc.stub.ClientCalls.asyncUnaryCall(
           getChannel().newCall(getSetTraceDetailMethod(), getCallOptions()), request, responseObserver);
+    }
+
+    /**
+     * <pre>
+     * A recent trace, while the server remembers it (see the setting trace_ring). NOT_FOUND: unknown, not traced, or forgotten.
+     * </pre>
+     */
+    public void getTrace(io.github.headrace.v1.GetTraceRequest request,
+        io.grpc.stub.StreamObserver<io.github.headrace.v1.GetTraceResponse> responseObserver) {
+      io.grpc.stub.ClientCalls.asyncServerStreamingCall(
+          getChannel().newCall(getGetTraceMethod(), getCallOptions()), request, responseObserver);
     }
 
     /**
@@ -489,12 +541,24 @@ public final class AdminServiceGrpc {
 
     /**
      * <pre>
-     * How much of each token is traced. Tracing is not built yet: refused as UNIMPLEMENTED.
+     * How much of each token is traced, on all services and for requests that do not say so themselves. FAILED_PRECONDITION where telemetry is off.
      * </pre>
      */
     public io.github.headrace.v1.SetTraceDetailResponse setTraceDetail(io.github.headrace.v1.SetTraceDetailRequest request) throws io.grpc.StatusException {
       return io.grpc.stub.ClientCalls.blockingV2UnaryCall(
           getChannel(), getSetTraceDetailMethod(), getCallOptions(), request);
+    }
+
+    /**
+     * <pre>
+     * A recent trace, while the server remembers it (see the setting trace_ring). NOT_FOUND: unknown, not traced, or forgotten.
+     * </pre>
+     */
+    @io.grpc.ExperimentalApi("https://github.com/grpc/grpc-java/issues/10918")
+    public io.grpc.stub.BlockingClientCall<?, io.github.headrace.v1.GetTraceResponse>
+        getTrace(io.github.headrace.v1.GetTraceRequest request) {
+      return io.grpc.stub.ClientCalls.blockingV2ServerStreamingCall(
+          getChannel(), getGetTraceMethod(), getCallOptions(), request);
     }
 
     /**
@@ -569,12 +633,23 @@ public final class AdminServiceGrpc {
 
     /**
      * <pre>
-     * How much of each token is traced. Tracing is not built yet: refused as UNIMPLEMENTED.
+     * How much of each token is traced, on all services and for requests that do not say so themselves. FAILED_PRECONDITION where telemetry is off.
      * </pre>
      */
     public io.github.headrace.v1.SetTraceDetailResponse setTraceDetail(io.github.headrace.v1.SetTraceDetailRequest request) {
       return io.grpc.stub.ClientCalls.blockingUnaryCall(
           getChannel(), getSetTraceDetailMethod(), getCallOptions(), request);
+    }
+
+    /**
+     * <pre>
+     * A recent trace, while the server remembers it (see the setting trace_ring). NOT_FOUND: unknown, not traced, or forgotten.
+     * </pre>
+     */
+    public java.util.Iterator<io.github.headrace.v1.GetTraceResponse> getTrace(
+        io.github.headrace.v1.GetTraceRequest request) {
+      return io.grpc.stub.ClientCalls.blockingServerStreamingCall(
+          getChannel(), getGetTraceMethod(), getCallOptions(), request);
     }
 
     /**
@@ -653,7 +728,7 @@ public final class AdminServiceGrpc {
 
     /**
      * <pre>
-     * How much of each token is traced. Tracing is not built yet: refused as UNIMPLEMENTED.
+     * How much of each token is traced, on all services and for requests that do not say so themselves. FAILED_PRECONDITION where telemetry is off.
      * </pre>
      */
     public com.google.common.util.concurrent.ListenableFuture<io.github.headrace.v1.SetTraceDetailResponse> setTraceDetail(
@@ -679,7 +754,8 @@ public final class AdminServiceGrpc {
   private static final int METHODID_LIST_REPOSITORY = 2;
   private static final int METHODID_DRAIN = 3;
   private static final int METHODID_SET_TRACE_DETAIL = 4;
-  private static final int METHODID_GET_MEMORY_PLAN = 5;
+  private static final int METHODID_GET_TRACE = 5;
+  private static final int METHODID_GET_MEMORY_PLAN = 6;
 
   private static final class MethodHandlers<Req, Resp> implements
       io.grpc.stub.ServerCalls.UnaryMethod<Req, Resp>,
@@ -717,6 +793,10 @@ public final class AdminServiceGrpc {
         case METHODID_SET_TRACE_DETAIL:
           serviceImpl.setTraceDetail((io.github.headrace.v1.SetTraceDetailRequest) request,
               (io.grpc.stub.StreamObserver<io.github.headrace.v1.SetTraceDetailResponse>) responseObserver);
+          break;
+        case METHODID_GET_TRACE:
+          serviceImpl.getTrace((io.github.headrace.v1.GetTraceRequest) request,
+              (io.grpc.stub.StreamObserver<io.github.headrace.v1.GetTraceResponse>) responseObserver);
           break;
         case METHODID_GET_MEMORY_PLAN:
           serviceImpl.getMemoryPlan((io.github.headrace.v1.GetMemoryPlanRequest) request,
@@ -775,6 +855,13 @@ public final class AdminServiceGrpc {
               io.github.headrace.v1.SetTraceDetailRequest,
               io.github.headrace.v1.SetTraceDetailResponse>(
                 service, METHODID_SET_TRACE_DETAIL)))
+        .addMethod(
+          getGetTraceMethod(),
+          io.grpc.stub.ServerCalls.asyncServerStreamingCall(
+            new MethodHandlers<
+              io.github.headrace.v1.GetTraceRequest,
+              io.github.headrace.v1.GetTraceResponse>(
+                service, METHODID_GET_TRACE)))
         .addMethod(
           getGetMemoryPlanMethod(),
           io.grpc.stub.ServerCalls.asyncUnaryCall(
@@ -835,6 +922,7 @@ public final class AdminServiceGrpc {
               .addMethod(getListRepositoryMethod())
               .addMethod(getDrainMethod())
               .addMethod(getSetTraceDetailMethod())
+              .addMethod(getGetTraceMethod())
               .addMethod(getGetMemoryPlanMethod())
               .build();
         }

@@ -177,7 +177,7 @@ public enum FinishReason
   }
   public static com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.github.headrace.v1.GenerationProto.getDescriptor().getEnumTypes().get(0);
+    return io.github.headrace.v1.GenerationProto.getDescriptor().getEnumTypes().get(1);
   }
 
   private static final FinishReason[] VALUES = values();

@@ -34,6 +34,7 @@ private static final long serialVersionUID = 0L;
   private GenerationSpec() {
     model_ = "";
     cacheSalt_ = "";
+    traceDetail_ = 0;
   }
 
   public static final com.google.protobuf.Descriptors.Descriptor
@@ -663,6 +664,32 @@ private static final long serialVersionUID = 0L;
     return beamSearch_ == null ? io.github.headrace.v1.BeamSearch.getDefaultInstance() : beamSearch_;
   }
 
+  public static final int TRACE_DETAIL_FIELD_NUMBER = 16;
+  private int traceDetail_ = 0;
+  /**
+   * <pre>
+   * How much of its tokens' way is traced, if it is traced at all. Default: the server's setting (see AdminService.SetTraceDetail).
+   * </pre>
+   *
+   * <code>.headrace.v1.TraceDetail trace_detail = 16;</code>
+   * @return The enum numeric value on the wire for traceDetail.
+   */
+  @java.lang.Override public int getTraceDetailValue() {
+    return traceDetail_;
+  }
+  /**
+   * <pre>
+   * How much of its tokens' way is traced, if it is traced at all. Default: the server's setting (see AdminService.SetTraceDetail).
+   * </pre>
+   *
+   * <code>.headrace.v1.TraceDetail trace_detail = 16;</code>
+   * @return The traceDetail.
+   */
+  @java.lang.Override public io.github.headrace.v1.TraceDetail getTraceDetail() {
+    io.github.headrace.v1.TraceDetail result = io.github.headrace.v1.TraceDetail.forNumber(traceDetail_);
+    return result == null ? io.github.headrace.v1.TraceDetail.UNRECOGNIZED : result;
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -721,6 +748,9 @@ private static final long serialVersionUID = 0L;
     }
     if (((bitField0_ & 0x00000400) != 0)) {
       output.writeMessage(15, getBeamSearch());
+    }
+    if (traceDetail_ != io.github.headrace.v1.TraceDetail.TRACE_DETAIL_UNSPECIFIED.getNumber()) {
+      output.writeEnum(16, traceDetail_);
     }
     getUnknownFields().writeTo(output);
   }
@@ -787,6 +817,10 @@ private static final long serialVersionUID = 0L;
     if (((bitField0_ & 0x00000400) != 0)) {
       size += com.google.protobuf.CodedOutputStream
         .computeMessageSize(15, getBeamSearch());
+    }
+    if (traceDetail_ != io.github.headrace.v1.TraceDetail.TRACE_DETAIL_UNSPECIFIED.getNumber()) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeEnumSize(16, traceDetail_);
     }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
@@ -862,6 +896,7 @@ private static final long serialVersionUID = 0L;
       if (!getBeamSearch()
           .equals(other.getBeamSearch())) return false;
     }
+    if (traceDetail_ != other.traceDetail_) return false;
     if (!getPromptCase().equals(other.getPromptCase())) return false;
     switch (promptCase_) {
       case 1:
@@ -936,6 +971,8 @@ private static final long serialVersionUID = 0L;
       hash = (37 * hash) + BEAM_SEARCH_FIELD_NUMBER;
       hash = (53 * hash) + getBeamSearch().hashCode();
     }
+    hash = (37 * hash) + TRACE_DETAIL_FIELD_NUMBER;
+    hash = (53 * hash) + traceDetail_;
     switch (promptCase_) {
       case 1:
         hash = (37 * hash) + TEXT_FIELD_NUMBER;
@@ -1129,6 +1166,7 @@ private static final long serialVersionUID = 0L;
         beamSearchBuilder_.dispose();
         beamSearchBuilder_ = null;
       }
+      traceDetail_ = 0;
       promptCase_ = 0;
       prompt_ = null;
       return this;
@@ -1226,6 +1264,9 @@ private static final long serialVersionUID = 0L;
             : beamSearchBuilder_.build();
         to_bitField0_ |= 0x00000400;
       }
+      if (((from_bitField0_ & 0x00008000) != 0)) {
+        result.traceDetail_ = traceDetail_;
+      }
       result.bitField0_ |= to_bitField0_;
     }
 
@@ -1292,6 +1333,9 @@ private static final long serialVersionUID = 0L;
       }
       if (other.hasBeamSearch()) {
         mergeBeamSearch(other.getBeamSearch());
+      }
+      if (other.traceDetail_ != 0) {
+        setTraceDetailValue(other.getTraceDetailValue());
       }
       switch (other.getPromptCase()) {
         case TEXT: {
@@ -1422,6 +1466,11 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00004000;
               break;
             } // case 122
+            case 128: {
+              traceDetail_ = input.readEnum();
+              bitField0_ |= 0x00008000;
+              break;
+            } // case 128
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -3092,6 +3141,77 @@ private static final long serialVersionUID = 0L;
         beamSearch_ = null;
       }
       return beamSearchBuilder_;
+    }
+
+    private int traceDetail_ = 0;
+    /**
+     * <pre>
+     * How much of its tokens' way is traced, if it is traced at all. Default: the server's setting (see AdminService.SetTraceDetail).
+     * </pre>
+     *
+     * <code>.headrace.v1.TraceDetail trace_detail = 16;</code>
+     * @return The enum numeric value on the wire for traceDetail.
+     */
+    @java.lang.Override public int getTraceDetailValue() {
+      return traceDetail_;
+    }
+    /**
+     * <pre>
+     * How much of its tokens' way is traced, if it is traced at all. Default: the server's setting (see AdminService.SetTraceDetail).
+     * </pre>
+     *
+     * <code>.headrace.v1.TraceDetail trace_detail = 16;</code>
+     * @param value The enum numeric value on the wire for traceDetail to set.
+     * @return This builder for chaining.
+     */
+    public Builder setTraceDetailValue(int value) {
+      traceDetail_ = value;
+      bitField0_ |= 0x00008000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * How much of its tokens' way is traced, if it is traced at all. Default: the server's setting (see AdminService.SetTraceDetail).
+     * </pre>
+     *
+     * <code>.headrace.v1.TraceDetail trace_detail = 16;</code>
+     * @return The traceDetail.
+     */
+    @java.lang.Override
+    public io.github.headrace.v1.TraceDetail getTraceDetail() {
+      io.github.headrace.v1.TraceDetail result = io.github.headrace.v1.TraceDetail.forNumber(traceDetail_);
+      return result == null ? io.github.headrace.v1.TraceDetail.UNRECOGNIZED : result;
+    }
+    /**
+     * <pre>
+     * How much of its tokens' way is traced, if it is traced at all. Default: the server's setting (see AdminService.SetTraceDetail).
+     * </pre>
+     *
+     * <code>.headrace.v1.TraceDetail trace_detail = 16;</code>
+     * @param value The traceDetail to set.
+     * @return This builder for chaining.
+     */
+    public Builder setTraceDetail(io.github.headrace.v1.TraceDetail value) {
+      if (value == null) { throw new NullPointerException(); }
+      bitField0_ |= 0x00008000;
+      traceDetail_ = value.getNumber();
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * How much of its tokens' way is traced, if it is traced at all. Default: the server's setting (see AdminService.SetTraceDetail).
+     * </pre>
+     *
+     * <code>.headrace.v1.TraceDetail trace_detail = 16;</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearTraceDetail() {
+      bitField0_ = (bitField0_ & ~0x00008000);
+      traceDetail_ = 0;
+      onChanged();
+      return this;
     }
 
     // @@protoc_insertion_point(builder_scope:headrace.v1.GenerationSpec)

@@ -373,5 +373,24 @@ public interface GenerationSpecOrBuilder extends
    */
   io.github.headrace.v1.BeamSearchOrBuilder getBeamSearchOrBuilder();
 
+  /**
+   * <pre>
+   * How much of its tokens' way is traced, if it is traced at all. Default: the server's setting (see AdminService.SetTraceDetail).
+   * </pre>
+   *
+   * <code>.headrace.v1.TraceDetail trace_detail = 16;</code>
+   * @return The enum numeric value on the wire for traceDetail.
+   */
+  int getTraceDetailValue();
+  /**
+   * <pre>
+   * How much of its tokens' way is traced, if it is traced at all. Default: the server's setting (see AdminService.SetTraceDetail).
+   * </pre>
+   *
+   * <code>.headrace.v1.TraceDetail trace_detail = 16;</code>
+   * @return The traceDetail.
+   */
+  io.github.headrace.v1.TraceDetail getTraceDetail();
+
   io.github.headrace.v1.GenerationSpec.PromptCase getPromptCase();
 }

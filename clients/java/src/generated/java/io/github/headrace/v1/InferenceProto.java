@@ -268,108 +268,109 @@ public final class InferenceProto extends com.google.protobuf.GeneratedFile {
       "v1.SessionSubmitH\000\022,\n\006attach\030\003 \001(\0132\032.hea" +
       "drace.v1.SessionAttachH\000\022,\n\006cancel\030\004 \001(\013" +
       "2\032.headrace.v1.SessionCancelH\000B\010\n\006action" +
-      "\"\341\001\n\rSessionSubmit\022)\n\004spec\030\001 \001(\0132\033.headr" +
+      "\"\212\002\n\rSessionSubmit\022)\n\004spec\030\001 \001(\0132\033.headr" +
       "ace.v1.GenerationSpec\022*\n\010messages\030\002 \003(\0132" +
       "\030.headrace.v1.ChatMessage\022\"\n\025continue_la" +
       "st_message\030\003 \001(\010H\000\210\001\001\022\025\n\010detached\030\004 \001(\010H" +
-      "\001\210\001\001\022\027\n\017idempotency_key\030\005 \001(\tB\030\n\026_contin" +
-      "ue_last_messageB\013\n\t_detached\"c\n\rSessionA" +
-      "ttach\022\022\n\nrequest_id\030\001 \001(\t\022\031\n\014output_inde" +
-      "x\030\002 \001(\rH\000\210\001\001\022\022\n\nfrom_token\030\003 \001(\rB\017\n\r_out" +
-      "put_index\"/\n\rSessionCancel\022\023\n\006detach\030\001 \001" +
-      "(\010H\000\210\001\001B\t\n\007_detach\"h\n\017SessionResponse\022*\n" +
-      "\006tokens\030\001 \001(\0132\032.headrace.v1.SessionToken" +
-      "s\022)\n\006events\030\002 \003(\0132\031.headrace.v1.SessionE" +
-      "vent\"]\n\rSessionTokens\022\022\n\nstream_ids\030\001 \003(" +
-      "\r\022\026\n\016output_indices\030\002 \003(\r\022\021\n\ttoken_ids\030\003" +
-      " \003(\r\022\r\n\005texts\030\004 \003(\t\"}\n\014SessionEvent\022\021\n\ts" +
-      "tream_id\030\001 \001(\r\022-\n\005event\030\002 \001(\0132\034.headrace" +
-      ".v1.GenerationEventH\000\022#\n\005error\030\003 \001(\0132\022.g" +
-      "oogle.rpc.StatusH\000B\006\n\004kind\"#\n\rCancelRequ" +
-      "est\022\022\n\nrequest_id\030\001 \001(\t\"#\n\016CancelRespons" +
-      "e\022\021\n\tcancelled\030\001 \001(\010\"\210\001\n\023ListRequestsReq" +
-      "uest\022(\n\005state\030\001 \001(\0162\031.headrace.v1.Reques" +
-      "tState\022\026\n\tpage_size\030\002 \001(\rH\000\210\001\001\022\022\n\npage_t" +
-      "oken\030\003 \001(\t\022\r\n\005model\030\004 \001(\tB\014\n\n_page_size\"" +
-      "^\n\024ListRequestsResponse\022-\n\010requests\030\001 \003(" +
-      "\0132\033.headrace.v1.RequestSummary\022\027\n\017next_p" +
-      "age_token\030\002 \001(\t\"\201\002\n\016RequestSummary\022\022\n\nre" +
-      "quest_id\030\001 \001(\t\022(\n\005state\030\002 \001(\0162\031.headrace" +
-      ".v1.RequestState\022/\n\013create_time\030\003 \001(\0132\032." +
-      "google.protobuf.Timestamp\022\025\n\rprompt_toke" +
-      "ns\030\004 \001(\r\022\025\n\routput_tokens\030\005 \001(\r\0221\n\016finis" +
-      "h_reasons\030\006 \003(\0162\031.headrace.v1.FinishReas" +
-      "on\022\020\n\010detached\030\007 \001(\010\022\r\n\005model\030\010 \001(\t\"f\n\017T" +
-      "okenizeRequest\022\014\n\004text\030\001 \001(\t\022\037\n\022add_spec" +
-      "ial_tokens\030\002 \001(\010H\000\210\001\001\022\r\n\005model\030\003 \001(\tB\025\n\023" +
-      "_add_special_tokens\"%\n\020TokenizeResponse\022" +
-      "\021\n\ttoken_ids\030\001 \003(\r\"o\n\021DetokenizeRequest\022" +
-      "\021\n\ttoken_ids\030\001 \003(\r\022 \n\023skip_special_token" +
-      "s\030\002 \001(\010H\000\210\001\001\022\r\n\005model\030\003 \001(\tB\026\n\024_skip_spe" +
-      "cial_tokens\"\"\n\022DetokenizeResponse\022\014\n\004tex" +
-      "t\030\001 \001(\t\" \n\017GetModelRequest\022\r\n\005model\030\001 \001(" +
-      "\t\"5\n\020GetModelResponse\022!\n\005model\030\001 \001(\0132\022.h" +
-      "eadrace.v1.Model\"\023\n\021ListModelsRequest\"8\n" +
-      "\022ListModelsResponse\022\"\n\006models\030\001 \003(\0132\022.he" +
-      "adrace.v1.Model\"\216\003\n\005Model\022\014\n\004name\030\001 \001(\t\022" +
-      "\020\n\010revision\030\002 \001(\t\022\024\n\014architecture\030\003 \001(\t\022" +
-      "\027\n\017parameter_count\030\004 \001(\004\022\r\n\005dtype\030\005 \001(\t\022" +
-      "\027\n\017vocabulary_size\030\006 \001(\r\022\032\n\022max_context_" +
-      "tokens\030\007 \001(\r\022\023\n\013max_outputs\030\010 \001(\r\022\035\n\025end" +
-      "_of_text_token_ids\030\t \003(\r\022\031\n\021has_chat_tem" +
-      "plate\030\n \001(\010\0229\n\020default_sampling\030\013 \001(\0132\037." +
-      "headrace.v1.SamplingParameters\022\027\n\017kv_blo" +
-      "ck_tokens\030\014 \001(\r\022\021\n\tkv_blocks\030\r \001(\r\022\016\n\006de" +
-      "vice\030\016 \001(\t\022,\n\013memory_plan\030\017 \001(\0132\027.headra" +
-      "ce.v1.MemoryPlan\"\322\001\n\nMemoryPlan\022\024\n\014devic" +
-      "e_bytes\030\001 \001(\004\022\023\n\013total_bytes\030\002 \001(\004\022\024\n\014we" +
-      "ight_bytes\030\003 \001(\004\022\030\n\020activation_bytes\030\004 \001" +
-      "(\004\022\023\n\013graph_bytes\030\005 \001(\004\022\023\n\013other_bytes\030\006" +
-      " \001(\004\022\025\n\rreserve_bytes\030\007 \001(\004\022\026\n\016kv_cache_" +
-      "bytes\030\010 \001(\004\022\020\n\010measured\030\t \001(\010\"\037\n\016GetLoad" +
-      "Request\022\r\n\005model\030\001 \001(\t\"\377\002\n\017GetLoadRespon" +
-      "se\022\031\n\021running_sequences\030\001 \001(\r\022\030\n\020waiting" +
-      "_requests\030\002 \001(\r\022\026\n\016waiting_tokens\030\003 \001(\004\022" +
-      "\026\n\016kv_cache_usage\030\004 \001(\002\022\021\n\tkv_blocks\030\005 \001" +
-      "(\r\022\034\n\024max_waiting_requests\030\006 \001(\r\022 \n\030outp" +
-      "ut_tokens_per_second\030\007 \001(\002\022\030\n\020expected_w" +
-      "ait_ns\030\010 \001(\004\022\017\n\007serving\030\t \001(\010\022\r\n\005model\030\n" +
-      " \001(\t\022\035\n\025max_running_sequences\030\013 \001(\r\022\035\n\025p" +
-      "refix_cache_hit_rate\030\014 \001(\002\022\020\n\010draining\030\r" +
-      " \001(\010\022\022\n\nopen_calls\030\016 \001(\r\022\026\n\016max_open_cal" +
-      "ls\030\017 \001(\r*P\n\004Role\022\024\n\020ROLE_UNSPECIFIED\020\000\022\017" +
-      "\n\013ROLE_SYSTEM\020\001\022\r\n\tROLE_USER\020\002\022\022\n\016ROLE_A" +
-      "SSISTANT\020\003*~\n\014RequestState\022\035\n\031REQUEST_ST" +
-      "ATE_UNSPECIFIED\020\000\022\030\n\024REQUEST_STATE_QUEUE" +
-      "D\020\001\022\031\n\025REQUEST_STATE_RUNNING\020\002\022\032\n\026REQUES" +
-      "T_STATE_FINISHED\020\0032\316\007\n\020InferenceService\022" +
-      "I\n\010Generate\022\034.headrace.v1.GenerateReques" +
-      "t\032\035.headrace.v1.GenerateResponse0\001\022G\n\010Co" +
-      "mplete\022\034.headrace.v1.CompleteRequest\032\035.h" +
-      "eadrace.v1.CompleteResponse\022=\n\004Chat\022\030.he" +
-      "adrace.v1.ChatRequest\032\031.headrace.v1.Chat" +
-      "Response0\001\022A\n\006Submit\022\032.headrace.v1.Submi" +
-      "tRequest\032\033.headrace.v1.SubmitResponse\022L\n" +
-      "\tSubscribe\022\035.headrace.v1.SubscribeReques" +
-      "t\032\036.headrace.v1.SubscribeResponse0\001\022H\n\007S" +
-      "ession\022\033.headrace.v1.SessionRequest\032\034.he" +
-      "adrace.v1.SessionResponse(\0010\001\022A\n\006Cancel\022" +
-      "\032.headrace.v1.CancelRequest\032\033.headrace.v" +
-      "1.CancelResponse\022S\n\014ListRequests\022 .headr" +
-      "ace.v1.ListRequestsRequest\032!.headrace.v1" +
-      ".ListRequestsResponse\022G\n\010Tokenize\022\034.head" +
-      "race.v1.TokenizeRequest\032\035.headrace.v1.To" +
-      "kenizeResponse\022M\n\nDetokenize\022\036.headrace." +
-      "v1.DetokenizeRequest\032\037.headrace.v1.Detok" +
-      "enizeResponse\022G\n\010GetModel\022\034.headrace.v1." +
-      "GetModelRequest\032\035.headrace.v1.GetModelRe" +
-      "sponse\022M\n\nListModels\022\036.headrace.v1.ListM" +
-      "odelsRequest\032\037.headrace.v1.ListModelsRes" +
-      "ponse\022D\n\007GetLoad\022\033.headrace.v1.GetLoadRe" +
-      "quest\032\034.headrace.v1.GetLoadResponseBh\n\025i" +
-      "o.github.headrace.v1B\016InferenceProtoP\001Z=" +
-      "github.com/headrace/headrace/clients/go/" +
-      "headracev1;headracev1b\006proto3"
+      "\001\210\001\001\022\027\n\017idempotency_key\030\005 \001(\t\022\023\n\013tracepa" +
+      "rent\030\006 \001(\t\022\022\n\ntracestate\030\007 \001(\tB\030\n\026_conti" +
+      "nue_last_messageB\013\n\t_detached\"c\n\rSession" +
+      "Attach\022\022\n\nrequest_id\030\001 \001(\t\022\031\n\014output_ind" +
+      "ex\030\002 \001(\rH\000\210\001\001\022\022\n\nfrom_token\030\003 \001(\rB\017\n\r_ou" +
+      "tput_index\"/\n\rSessionCancel\022\023\n\006detach\030\001 " +
+      "\001(\010H\000\210\001\001B\t\n\007_detach\"h\n\017SessionResponse\022*" +
+      "\n\006tokens\030\001 \001(\0132\032.headrace.v1.SessionToke" +
+      "ns\022)\n\006events\030\002 \003(\0132\031.headrace.v1.Session" +
+      "Event\"]\n\rSessionTokens\022\022\n\nstream_ids\030\001 \003" +
+      "(\r\022\026\n\016output_indices\030\002 \003(\r\022\021\n\ttoken_ids\030" +
+      "\003 \003(\r\022\r\n\005texts\030\004 \003(\t\"}\n\014SessionEvent\022\021\n\t" +
+      "stream_id\030\001 \001(\r\022-\n\005event\030\002 \001(\0132\034.headrac" +
+      "e.v1.GenerationEventH\000\022#\n\005error\030\003 \001(\0132\022." +
+      "google.rpc.StatusH\000B\006\n\004kind\"#\n\rCancelReq" +
+      "uest\022\022\n\nrequest_id\030\001 \001(\t\"#\n\016CancelRespon" +
+      "se\022\021\n\tcancelled\030\001 \001(\010\"\210\001\n\023ListRequestsRe" +
+      "quest\022(\n\005state\030\001 \001(\0162\031.headrace.v1.Reque" +
+      "stState\022\026\n\tpage_size\030\002 \001(\rH\000\210\001\001\022\022\n\npage_" +
+      "token\030\003 \001(\t\022\r\n\005model\030\004 \001(\tB\014\n\n_page_size" +
+      "\"^\n\024ListRequestsResponse\022-\n\010requests\030\001 \003" +
+      "(\0132\033.headrace.v1.RequestSummary\022\027\n\017next_" +
+      "page_token\030\002 \001(\t\"\201\002\n\016RequestSummary\022\022\n\nr" +
+      "equest_id\030\001 \001(\t\022(\n\005state\030\002 \001(\0162\031.headrac" +
+      "e.v1.RequestState\022/\n\013create_time\030\003 \001(\0132\032" +
+      ".google.protobuf.Timestamp\022\025\n\rprompt_tok" +
+      "ens\030\004 \001(\r\022\025\n\routput_tokens\030\005 \001(\r\0221\n\016fini" +
+      "sh_reasons\030\006 \003(\0162\031.headrace.v1.FinishRea" +
+      "son\022\020\n\010detached\030\007 \001(\010\022\r\n\005model\030\010 \001(\t\"f\n\017" +
+      "TokenizeRequest\022\014\n\004text\030\001 \001(\t\022\037\n\022add_spe" +
+      "cial_tokens\030\002 \001(\010H\000\210\001\001\022\r\n\005model\030\003 \001(\tB\025\n" +
+      "\023_add_special_tokens\"%\n\020TokenizeResponse" +
+      "\022\021\n\ttoken_ids\030\001 \003(\r\"o\n\021DetokenizeRequest" +
+      "\022\021\n\ttoken_ids\030\001 \003(\r\022 \n\023skip_special_toke" +
+      "ns\030\002 \001(\010H\000\210\001\001\022\r\n\005model\030\003 \001(\tB\026\n\024_skip_sp" +
+      "ecial_tokens\"\"\n\022DetokenizeResponse\022\014\n\004te" +
+      "xt\030\001 \001(\t\" \n\017GetModelRequest\022\r\n\005model\030\001 \001" +
+      "(\t\"5\n\020GetModelResponse\022!\n\005model\030\001 \001(\0132\022." +
+      "headrace.v1.Model\"\023\n\021ListModelsRequest\"8" +
+      "\n\022ListModelsResponse\022\"\n\006models\030\001 \003(\0132\022.h" +
+      "eadrace.v1.Model\"\216\003\n\005Model\022\014\n\004name\030\001 \001(\t" +
+      "\022\020\n\010revision\030\002 \001(\t\022\024\n\014architecture\030\003 \001(\t" +
+      "\022\027\n\017parameter_count\030\004 \001(\004\022\r\n\005dtype\030\005 \001(\t" +
+      "\022\027\n\017vocabulary_size\030\006 \001(\r\022\032\n\022max_context" +
+      "_tokens\030\007 \001(\r\022\023\n\013max_outputs\030\010 \001(\r\022\035\n\025en" +
+      "d_of_text_token_ids\030\t \003(\r\022\031\n\021has_chat_te" +
+      "mplate\030\n \001(\010\0229\n\020default_sampling\030\013 \001(\0132\037" +
+      ".headrace.v1.SamplingParameters\022\027\n\017kv_bl" +
+      "ock_tokens\030\014 \001(\r\022\021\n\tkv_blocks\030\r \001(\r\022\016\n\006d" +
+      "evice\030\016 \001(\t\022,\n\013memory_plan\030\017 \001(\0132\027.headr" +
+      "ace.v1.MemoryPlan\"\322\001\n\nMemoryPlan\022\024\n\014devi" +
+      "ce_bytes\030\001 \001(\004\022\023\n\013total_bytes\030\002 \001(\004\022\024\n\014w" +
+      "eight_bytes\030\003 \001(\004\022\030\n\020activation_bytes\030\004 " +
+      "\001(\004\022\023\n\013graph_bytes\030\005 \001(\004\022\023\n\013other_bytes\030" +
+      "\006 \001(\004\022\025\n\rreserve_bytes\030\007 \001(\004\022\026\n\016kv_cache" +
+      "_bytes\030\010 \001(\004\022\020\n\010measured\030\t \001(\010\"\037\n\016GetLoa" +
+      "dRequest\022\r\n\005model\030\001 \001(\t\"\377\002\n\017GetLoadRespo" +
+      "nse\022\031\n\021running_sequences\030\001 \001(\r\022\030\n\020waitin" +
+      "g_requests\030\002 \001(\r\022\026\n\016waiting_tokens\030\003 \001(\004" +
+      "\022\026\n\016kv_cache_usage\030\004 \001(\002\022\021\n\tkv_blocks\030\005 " +
+      "\001(\r\022\034\n\024max_waiting_requests\030\006 \001(\r\022 \n\030out" +
+      "put_tokens_per_second\030\007 \001(\002\022\030\n\020expected_" +
+      "wait_ns\030\010 \001(\004\022\017\n\007serving\030\t \001(\010\022\r\n\005model\030" +
+      "\n \001(\t\022\035\n\025max_running_sequences\030\013 \001(\r\022\035\n\025" +
+      "prefix_cache_hit_rate\030\014 \001(\002\022\020\n\010draining\030" +
+      "\r \001(\010\022\022\n\nopen_calls\030\016 \001(\r\022\026\n\016max_open_ca" +
+      "lls\030\017 \001(\r*P\n\004Role\022\024\n\020ROLE_UNSPECIFIED\020\000\022" +
+      "\017\n\013ROLE_SYSTEM\020\001\022\r\n\tROLE_USER\020\002\022\022\n\016ROLE_" +
+      "ASSISTANT\020\003*~\n\014RequestState\022\035\n\031REQUEST_S" +
+      "TATE_UNSPECIFIED\020\000\022\030\n\024REQUEST_STATE_QUEU" +
+      "ED\020\001\022\031\n\025REQUEST_STATE_RUNNING\020\002\022\032\n\026REQUE" +
+      "ST_STATE_FINISHED\020\0032\316\007\n\020InferenceService" +
+      "\022I\n\010Generate\022\034.headrace.v1.GenerateReque" +
+      "st\032\035.headrace.v1.GenerateResponse0\001\022G\n\010C" +
+      "omplete\022\034.headrace.v1.CompleteRequest\032\035." +
+      "headrace.v1.CompleteResponse\022=\n\004Chat\022\030.h" +
+      "eadrace.v1.ChatRequest\032\031.headrace.v1.Cha" +
+      "tResponse0\001\022A\n\006Submit\022\032.headrace.v1.Subm" +
+      "itRequest\032\033.headrace.v1.SubmitResponse\022L" +
+      "\n\tSubscribe\022\035.headrace.v1.SubscribeReque" +
+      "st\032\036.headrace.v1.SubscribeResponse0\001\022H\n\007" +
+      "Session\022\033.headrace.v1.SessionRequest\032\034.h" +
+      "eadrace.v1.SessionResponse(\0010\001\022A\n\006Cancel" +
+      "\022\032.headrace.v1.CancelRequest\032\033.headrace." +
+      "v1.CancelResponse\022S\n\014ListRequests\022 .head" +
+      "race.v1.ListRequestsRequest\032!.headrace.v" +
+      "1.ListRequestsResponse\022G\n\010Tokenize\022\034.hea" +
+      "drace.v1.TokenizeRequest\032\035.headrace.v1.T" +
+      "okenizeResponse\022M\n\nDetokenize\022\036.headrace" +
+      ".v1.DetokenizeRequest\032\037.headrace.v1.Deto" +
+      "kenizeResponse\022G\n\010GetModel\022\034.headrace.v1" +
+      ".GetModelRequest\032\035.headrace.v1.GetModelR" +
+      "esponse\022M\n\nListModels\022\036.headrace.v1.List" +
+      "ModelsRequest\032\037.headrace.v1.ListModelsRe" +
+      "sponse\022D\n\007GetLoad\022\033.headrace.v1.GetLoadR" +
+      "equest\032\034.headrace.v1.GetLoadResponseBh\n\025" +
+      "io.github.headrace.v1B\016InferenceProtoP\001Z" +
+      "=github.com/headrace/headrace/clients/go" +
+      "/headracev1;headracev1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
@@ -473,7 +474,7 @@ public final class InferenceProto extends com.google.protobuf.GeneratedFile {
     internal_static_headrace_v1_SessionSubmit_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessage.FieldAccessorTable(
         internal_static_headrace_v1_SessionSubmit_descriptor,
-        new java.lang.String[] { "Spec", "Messages", "ContinueLastMessage", "Detached", "IdempotencyKey", });
+        new java.lang.String[] { "Spec", "Messages", "ContinueLastMessage", "Detached", "IdempotencyKey", "Traceparent", "Tracestate", });
     internal_static_headrace_v1_SessionAttach_descriptor =
       getDescriptor().getMessageType(16);
     internal_static_headrace_v1_SessionAttach_fieldAccessorTable = new

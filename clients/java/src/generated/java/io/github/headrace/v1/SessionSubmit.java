@@ -34,6 +34,8 @@ private static final long serialVersionUID = 0L;
   private SessionSubmit() {
     messages_ = java.util.Collections.emptyList();
     idempotencyKey_ = "";
+    traceparent_ = "";
+    tracestate_ = "";
   }
 
   public static final com.google.protobuf.Descriptors.Descriptor
@@ -250,6 +252,100 @@ private static final long serialVersionUID = 0L;
     }
   }
 
+  public static final int TRACEPARENT_FIELD_NUMBER = 6;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object traceparent_ = "";
+  /**
+   * <pre>
+   * W3C trace context of this generation. Default: that of the session's call. One that is malformed is ignored, as the recommendation asks.
+   * </pre>
+   *
+   * <code>string traceparent = 6;</code>
+   * @return The traceparent.
+   */
+  @java.lang.Override
+  public java.lang.String getTraceparent() {
+    java.lang.Object ref = traceparent_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      traceparent_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * W3C trace context of this generation. Default: that of the session's call. One that is malformed is ignored, as the recommendation asks.
+   * </pre>
+   *
+   * <code>string traceparent = 6;</code>
+   * @return The bytes for traceparent.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getTraceparentBytes() {
+    java.lang.Object ref = traceparent_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      traceparent_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
+  public static final int TRACESTATE_FIELD_NUMBER = 7;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object tracestate_ = "";
+  /**
+   * <pre>
+   * W3C trace state, only with traceparent.
+   * </pre>
+   *
+   * <code>string tracestate = 7;</code>
+   * @return The tracestate.
+   */
+  @java.lang.Override
+  public java.lang.String getTracestate() {
+    java.lang.Object ref = tracestate_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      tracestate_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * W3C trace state, only with traceparent.
+   * </pre>
+   *
+   * <code>string tracestate = 7;</code>
+   * @return The bytes for tracestate.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getTracestateBytes() {
+    java.lang.Object ref = tracestate_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      tracestate_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -279,6 +375,12 @@ private static final long serialVersionUID = 0L;
     if (!com.google.protobuf.GeneratedMessage.isStringEmpty(idempotencyKey_)) {
       com.google.protobuf.GeneratedMessage.writeString(output, 5, idempotencyKey_);
     }
+    if (!com.google.protobuf.GeneratedMessage.isStringEmpty(traceparent_)) {
+      com.google.protobuf.GeneratedMessage.writeString(output, 6, traceparent_);
+    }
+    if (!com.google.protobuf.GeneratedMessage.isStringEmpty(tracestate_)) {
+      com.google.protobuf.GeneratedMessage.writeString(output, 7, tracestate_);
+    }
     getUnknownFields().writeTo(output);
   }
 
@@ -306,6 +408,12 @@ private static final long serialVersionUID = 0L;
     }
     if (!com.google.protobuf.GeneratedMessage.isStringEmpty(idempotencyKey_)) {
       size += com.google.protobuf.GeneratedMessage.computeStringSize(5, idempotencyKey_);
+    }
+    if (!com.google.protobuf.GeneratedMessage.isStringEmpty(traceparent_)) {
+      size += com.google.protobuf.GeneratedMessage.computeStringSize(6, traceparent_);
+    }
+    if (!com.google.protobuf.GeneratedMessage.isStringEmpty(tracestate_)) {
+      size += com.google.protobuf.GeneratedMessage.computeStringSize(7, tracestate_);
     }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
@@ -341,6 +449,10 @@ private static final long serialVersionUID = 0L;
     }
     if (!getIdempotencyKey()
         .equals(other.getIdempotencyKey())) return false;
+    if (!getTraceparent()
+        .equals(other.getTraceparent())) return false;
+    if (!getTracestate()
+        .equals(other.getTracestate())) return false;
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -372,6 +484,10 @@ private static final long serialVersionUID = 0L;
     }
     hash = (37 * hash) + IDEMPOTENCY_KEY_FIELD_NUMBER;
     hash = (53 * hash) + getIdempotencyKey().hashCode();
+    hash = (37 * hash) + TRACEPARENT_FIELD_NUMBER;
+    hash = (53 * hash) + getTraceparent().hashCode();
+    hash = (37 * hash) + TRACESTATE_FIELD_NUMBER;
+    hash = (53 * hash) + getTracestate().hashCode();
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
     return hash;
@@ -529,6 +645,8 @@ private static final long serialVersionUID = 0L;
       continueLastMessage_ = false;
       detached_ = false;
       idempotencyKey_ = "";
+      traceparent_ = "";
+      tracestate_ = "";
       return this;
     }
 
@@ -593,6 +711,12 @@ private static final long serialVersionUID = 0L;
       if (((from_bitField0_ & 0x00000010) != 0)) {
         result.idempotencyKey_ = idempotencyKey_;
       }
+      if (((from_bitField0_ & 0x00000020) != 0)) {
+        result.traceparent_ = traceparent_;
+      }
+      if (((from_bitField0_ & 0x00000040) != 0)) {
+        result.tracestate_ = tracestate_;
+      }
       result.bitField0_ |= to_bitField0_;
     }
 
@@ -646,6 +770,16 @@ private static final long serialVersionUID = 0L;
       if (!other.getIdempotencyKey().isEmpty()) {
         idempotencyKey_ = other.idempotencyKey_;
         bitField0_ |= 0x00000010;
+        onChanged();
+      }
+      if (!other.getTraceparent().isEmpty()) {
+        traceparent_ = other.traceparent_;
+        bitField0_ |= 0x00000020;
+        onChanged();
+      }
+      if (!other.getTracestate().isEmpty()) {
+        tracestate_ = other.tracestate_;
+        bitField0_ |= 0x00000040;
         onChanged();
       }
       this.mergeUnknownFields(other.getUnknownFields());
@@ -709,6 +843,16 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00000010;
               break;
             } // case 42
+            case 50: {
+              traceparent_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00000020;
+              break;
+            } // case 50
+            case 58: {
+              tracestate_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00000040;
+              break;
+            } // case 58
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -1395,6 +1539,190 @@ private static final long serialVersionUID = 0L;
       checkByteStringIsUtf8(value);
       idempotencyKey_ = value;
       bitField0_ |= 0x00000010;
+      onChanged();
+      return this;
+    }
+
+    private java.lang.Object traceparent_ = "";
+    /**
+     * <pre>
+     * W3C trace context of this generation. Default: that of the session's call. One that is malformed is ignored, as the recommendation asks.
+     * </pre>
+     *
+     * <code>string traceparent = 6;</code>
+     * @return The traceparent.
+     */
+    public java.lang.String getTraceparent() {
+      java.lang.Object ref = traceparent_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        traceparent_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * W3C trace context of this generation. Default: that of the session's call. One that is malformed is ignored, as the recommendation asks.
+     * </pre>
+     *
+     * <code>string traceparent = 6;</code>
+     * @return The bytes for traceparent.
+     */
+    public com.google.protobuf.ByteString
+        getTraceparentBytes() {
+      java.lang.Object ref = traceparent_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        traceparent_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * W3C trace context of this generation. Default: that of the session's call. One that is malformed is ignored, as the recommendation asks.
+     * </pre>
+     *
+     * <code>string traceparent = 6;</code>
+     * @param value The traceparent to set.
+     * @return This builder for chaining.
+     */
+    public Builder setTraceparent(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      traceparent_ = value;
+      bitField0_ |= 0x00000020;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * W3C trace context of this generation. Default: that of the session's call. One that is malformed is ignored, as the recommendation asks.
+     * </pre>
+     *
+     * <code>string traceparent = 6;</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearTraceparent() {
+      traceparent_ = getDefaultInstance().getTraceparent();
+      bitField0_ = (bitField0_ & ~0x00000020);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * W3C trace context of this generation. Default: that of the session's call. One that is malformed is ignored, as the recommendation asks.
+     * </pre>
+     *
+     * <code>string traceparent = 6;</code>
+     * @param value The bytes for traceparent to set.
+     * @return This builder for chaining.
+     */
+    public Builder setTraceparentBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      traceparent_ = value;
+      bitField0_ |= 0x00000020;
+      onChanged();
+      return this;
+    }
+
+    private java.lang.Object tracestate_ = "";
+    /**
+     * <pre>
+     * W3C trace state, only with traceparent.
+     * </pre>
+     *
+     * <code>string tracestate = 7;</code>
+     * @return The tracestate.
+     */
+    public java.lang.String getTracestate() {
+      java.lang.Object ref = tracestate_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        tracestate_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * W3C trace state, only with traceparent.
+     * </pre>
+     *
+     * <code>string tracestate = 7;</code>
+     * @return The bytes for tracestate.
+     */
+    public com.google.protobuf.ByteString
+        getTracestateBytes() {
+      java.lang.Object ref = tracestate_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        tracestate_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * W3C trace state, only with traceparent.
+     * </pre>
+     *
+     * <code>string tracestate = 7;</code>
+     * @param value The tracestate to set.
+     * @return This builder for chaining.
+     */
+    public Builder setTracestate(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      tracestate_ = value;
+      bitField0_ |= 0x00000040;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * W3C trace state, only with traceparent.
+     * </pre>
+     *
+     * <code>string tracestate = 7;</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearTracestate() {
+      tracestate_ = getDefaultInstance().getTracestate();
+      bitField0_ = (bitField0_ & ~0x00000040);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * W3C trace state, only with traceparent.
+     * </pre>
+     *
+     * <code>string tracestate = 7;</code>
+     * @param value The bytes for tracestate to set.
+     * @return This builder for chaining.
+     */
+    public Builder setTracestateBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      tracestate_ = value;
+      bitField0_ |= 0x00000040;
       onChanged();
       return this;
     }

@@ -138,4 +138,44 @@ public interface SessionSubmitOrBuilder extends
    */
   com.google.protobuf.ByteString
       getIdempotencyKeyBytes();
+
+  /**
+   * <pre>
+   * W3C trace context of this generation. Default: that of the session's call. One that is malformed is ignored, as the recommendation asks.
+   * </pre>
+   *
+   * <code>string traceparent = 6;</code>
+   * @return The traceparent.
+   */
+  java.lang.String getTraceparent();
+  /**
+   * <pre>
+   * W3C trace context of this generation. Default: that of the session's call. One that is malformed is ignored, as the recommendation asks.
+   * </pre>
+   *
+   * <code>string traceparent = 6;</code>
+   * @return The bytes for traceparent.
+   */
+  com.google.protobuf.ByteString
+      getTraceparentBytes();
+
+  /**
+   * <pre>
+   * W3C trace state, only with traceparent.
+   * </pre>
+   *
+   * <code>string tracestate = 7;</code>
+   * @return The tracestate.
+   */
+  java.lang.String getTracestate();
+  /**
+   * <pre>
+   * W3C trace state, only with traceparent.
+   * </pre>
+   *
+   * <code>string tracestate = 7;</code>
+   * @return The bytes for tracestate.
+   */
+  com.google.protobuf.ByteString
+      getTracestateBytes();
 }

@@ -48,7 +48,7 @@ private static final long serialVersionUID = 0L;
   private int detail_ = 0;
   /**
    * <pre>
-   * The detail of requests from now on.
+   * The detail of requests from now on. Must be set.
    * </pre>
    *
    * <code>.headrace.v1.TraceDetail detail = 1;</code>
@@ -59,7 +59,7 @@ private static final long serialVersionUID = 0L;
   }
   /**
    * <pre>
-   * The detail of requests from now on.
+   * The detail of requests from now on. Must be set.
    * </pre>
    *
    * <code>.headrace.v1.TraceDetail detail = 1;</code>
@@ -365,7 +365,7 @@ private static final long serialVersionUID = 0L;
     private int detail_ = 0;
     /**
      * <pre>
-     * The detail of requests from now on.
+     * The detail of requests from now on. Must be set.
      * </pre>
      *
      * <code>.headrace.v1.TraceDetail detail = 1;</code>
@@ -376,7 +376,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * The detail of requests from now on.
+     * The detail of requests from now on. Must be set.
      * </pre>
      *
      * <code>.headrace.v1.TraceDetail detail = 1;</code>
@@ -391,7 +391,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * The detail of requests from now on.
+     * The detail of requests from now on. Must be set.
      * </pre>
      *
      * <code>.headrace.v1.TraceDetail detail = 1;</code>
@@ -404,7 +404,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * The detail of requests from now on.
+     * The detail of requests from now on. Must be set.
      * </pre>
      *
      * <code>.headrace.v1.TraceDetail detail = 1;</code>
@@ -420,7 +420,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * The detail of requests from now on.
+     * The detail of requests from now on. Must be set.
      * </pre>
      *
      * <code>.headrace.v1.TraceDetail detail = 1;</code>

@@ -12,7 +12,7 @@ public interface SetTraceDetailRequestOrBuilder extends
 
   /**
    * <pre>
-   * The detail of requests from now on.
+   * The detail of requests from now on. Must be set.
    * </pre>
    *
    * <code>.headrace.v1.TraceDetail detail = 1;</code>
@@ -21,7 +21,7 @@ public interface SetTraceDetailRequestOrBuilder extends
   int getDetailValue();
   /**
    * <pre>
-   * The detail of requests from now on.
+   * The detail of requests from now on. Must be set.
    * </pre>
    *
    * <code>.headrace.v1.TraceDetail detail = 1;</code>
