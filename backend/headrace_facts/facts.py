@@ -7,8 +7,12 @@ bytes. Times are CLOCK_MONOTONIC nanoseconds of the machine that saw it, `unix_o
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
+
+# A frame is its length (4 bytes, little-endian) and a fact or answer of at most this many bytes. Who has a longer fact drops it and says so (Dropped).
+MAX_FRAME_BYTES: Final = 64 << 20
 
 
 class Detail(enum.IntEnum):
