@@ -1,0 +1,404 @@
+"""Why each token came when it did: every wait between two tokens with its causes, decided by numbers.
+
+Owns the judgement. Each wait is cut into parts (windows.py); what is usual is the median over this trace (for steps: over those that compute decodes only), and what a part took beyond that is
+charged to a cause. The wait for the first token has no usual: all of it is charged. A Trace comes in, an Explanation goes out: data for tests, JSON, the page and the words (words.py).
+"""
+
+from __future__ import annotations
+
+import enum
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from headrace_trace.trace_model import Prefill, Step, Token, Trace
+from headrace_trace.windows import Part, Where, parts_between
+
+SLOWEST = 10
+# A wait is worth a cause from this much beyond the usual on: the larger of a share of it and an absolute time that clocks and schedulers have anyhow.
+_WORTH_SHARE, _WORTH_NS = 0.1, 20_000
+# Causes that explain less than this share of a wait's excess are left out.
+_MINOR = 0.05
+# A prefill is no excuse where this many steps with at least as many tokens of prompts ...
+_COMPARED = 3
+# ... exceeded the usual step by less than this share of what the step in question did.
+_EXCUSED = 1 / 3
+_MS = 1e6
+
+
+class Kind(enum.StrEnum):
+    """What made a reader wait."""
+
+    PREFILL = "prefill"
+    OWN_PREFILL = "own_prefill"
+    PREEMPTION = "preemption"
+    ENGINE_RESTART = "engine_restart"
+    READER = "reader"
+    SERVICE = "service"
+    QUEUE = "queue"
+    GPU = "gpu"
+    HOST_IDLE = "host_idle"
+    HOST_READ = "host_read"
+    OTHER_STEPS = "other_steps"
+    UNKNOWN = "unknown"
+    USUAL = "usual"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One cause of a wait.
+
+    Attributes:
+        excess_ms: What it cost beyond the usual.
+        step_ids: The steps it was seen in.
+        step_ms: The longest of them, on the device.
+        prefills: Whose prompts these steps computed, and how many tokens, most first (PREFILL: others', OWN_PREFILL: its own).
+        bound: "memory" or "compute", of the longest step, with its shares of the measured ceilings.
+        late_work: Whether something was compiled or captured during one of them.
+    """
+
+    kind: Kind
+    excess_ms: float
+    step_ids: tuple[int, ...] = ()
+    step_ms: float | None = None
+    prefills: tuple[Prefill, ...] = ()
+    bound: str | None = None
+    bandwidth_share: float | None = None
+    flops_share: float | None = None
+    late_work: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The wait before a token, as its reader had it: since the token before, or since the call's arrival for the first of an output.
+
+    Attributes:
+        at_ms: When the token came, since the call's arrival.
+        usual_ms: The median wait between two tokens of this trace; 0 for a first token.
+        causes: The largest first; at least one.
+        parts_ms: Where the time went, in order, neighbours of one kind as one.
+    """
+
+    output: int
+    index: int
+    step_id: int | None
+    first: bool
+    at_ms: float
+    ms: float
+    usual_ms: float
+    causes: tuple[Cause, ...]
+    parts_ms: tuple[tuple[Where, float], ...]
+
+    @property
+    def excess_ms(self) -> float:
+        """What it took beyond the usual."""
+        return max(0.0, self.ms - self.usual_ms)
+
+    @property
+    def cause(self) -> Cause:
+        """The main cause."""
+        return self.causes[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """Medians of a trace, in ns. step_ns is of steps that compute decodes only; steps counts them (0: there are none, and step_ns is the shortest step's)."""
+
+    gap_ns: float
+    step_ns: float
+    steps: int
+    parts_ns: dict[Where, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A trace explained.
+
+    Attributes:
+        ttft_ms: To the first token, as the server measured it, else as the trace shows it; None without tokens.
+        itl_p50_ms: Of the waits between two tokens that did not come in one message.
+        ledger_ms: Where the request's time went.
+        gaps: One per token, in order of outputs and tokens; those whose times are not known are left out.
+    """
+
+    request_id: str
+    trace_id: str
+    model: str
+    duration_ms: float
+    ttft_ms: float | None
+    itl_p50_ms: float | None
+    itl_p99_ms: float | None
+    usual_step_ms: float
+    usual_steps: int
+    tokens: int
+    ledger_ms: dict[str, float]
+    gaps: tuple[Gap, ...]
+
+    def slowest(self, count: int = SLOWEST) -> tuple[Gap, ...]:
+        """The longest waits, the longest first."""
+        return tuple(sorted(self.gaps, key=lambda gap: -gap.ms)[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A wait before it is judged."""
+
+    token: Token
+    first: bool
+    parts: tuple[Part, ...]
+    ns: int
+
+
+def explain(trace: Trace) -> Explanation:
+    """Finds the causes of every wait of a trace."""
+    waits = list(_waits(trace))
+    usual = _usual(trace, waits)
+    judge = _Judge(trace, usual)
+    between = sorted(wait.ns / _MS for wait in waits if not wait.first and wait.ns > 0)
+    first = min((wait.ns for wait in waits if wait.first), default=None)
+    ttft = trace.ttft_ns if trace.ttft_ns is not None else first
+    return Explanation(
+        request_id=trace.request_id,
+        trace_id=trace.trace_id,
+        model=trace.model,
+        duration_ms=(trace.end_ns - trace.start_ns) / _MS,
+        ttft_ms=None if ttft is None else ttft / _MS,
+        itl_p50_ms=_percentile(between, 0.5),
+        itl_p99_ms=_percentile(between, 0.99),
+        usual_step_ms=usual.step_ns / _MS,
+        usual_steps=usual.steps,
+        tokens=len(trace.tokens),
+        ledger_ms={part: ns / _MS for part, ns in trace.ledger.items()} or _ledger_of_phases(trace),
+        gaps=tuple(judge.gap(wait) for wait in waits),
+    )
+
+
+def _waits(trace: Trace) -> Iterator[_Wait]:
+    for tokens in trace.outputs.values():
+        before: int | None = None
+        for token in tokens:
+            arrived = token.arrived_ns
+            if arrived is None:
+                continue
+            start = trace.start_ns if before is None else before
+            yield _Wait(token, before is None, parts_between(trace, start, token), max(0, arrived - start))
+            before = max(arrived, start)
+
+
+def _usual(trace: Trace, waits: Sequence[_Wait]) -> Usual:
+    gaps = [wait for wait in waits if not wait.first and wait.ns > 0]
+    own = [trace.steps[step_id] for step_id in trace.own_step_ids if step_id in trace.steps]
+    decodes = [step.duration_ns for step in own if step.only_decodes]
+    shortest = min((step.duration_ns for step in own), default=0)
+    return Usual(
+        gap_ns=_median(wait.ns for wait in gaps),
+        step_ns=statistics.median(decodes) if decodes else shortest,
+        steps=len(decodes),
+        parts_ns={where: _median(_sum(wait.parts, where) for wait in gaps) for where in Where},
+    )
+
+
+def _sum(parts: Iterable[Part], where: Where) -> int:
+    return sum(part.ns for part in parts if part.where is where)
+
+
+def _median(values: Iterable[float]) -> float:
+    listed = list(values)
+    return statistics.median(listed) if listed else 0.0
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float | None:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+def _ledger_of_phases(trace: Trace) -> dict[str, float]:
+    """Where the time went by the spans of phases, for a trace without a ledger."""
+    ledger: dict[str, float] = {}
+    for phase in trace.phases:
+        ledger[phase.name] = ledger.get(phase.name, 0.0) + (phase.end_ns - phase.start_ns) / _MS
+    return ledger
+
+
+@dataclass(slots=True)
+class _Charge:
+    """What one kind of cause cost, and the steps it was seen in."""
+
+    ns: float = 0.0
+    steps: list[Step] = field(default_factory=list)
+
+
+class _Judge:
+    """Charges the parts of waits to causes."""
+
+    def __init__(self, trace: Trace, usual: Usual) -> None:
+        self._trace = trace
+        self._usual = usual
+        self._own_tokens = _own_tokens(trace)
+        # What steps with prompts took beyond the usual, by the number of tokens.
+        self._mixed = sorted(
+            (step.prefill_tokens, step.duration_ns - usual.step_ns)
+            for step in trace.steps.values()
+            if step.prefill_tokens and step.decodes
+        )
+
+    def gap(self, wait: _Wait) -> Gap:
+        """The wait with its causes."""
+        usual_ns = 0.0 if wait.first else self._usual.gap_ns
+        token = wait.token
+        return Gap(
+            output=token.output,
+            index=token.index,
+            step_id=token.step_id,
+            first=wait.first,
+            at_ms=((token.arrived_ns or 0) - self._trace.start_ns) / _MS,
+            ms=wait.ns / _MS,
+            usual_ms=usual_ns / _MS,
+            causes=self._causes(wait, wait.ns - usual_ns),
+            parts_ms=_merged(wait.parts),
+        )
+
+    def _causes(self, wait: _Wait, excess_ns: float) -> tuple[Cause, ...]:
+        if not wait.first and excess_ns < max(_WORTH_SHARE * self._usual.gap_ns, _WORTH_NS):
+            return (self._usual_cause(wait),)
+        charges = self._charges(wait)
+        least = _MINOR * excess_ns
+        kept = sorted((item for item in charges.items() if item[1].ns > least), key=lambda item: -item[1].ns)
+        return tuple(self._cause(kind, charge) for kind, charge in kept) or (self._usual_cause(wait),)
+
+    def _usual_cause(self, wait: _Wait) -> Cause:
+        step = self._trace.steps.get(wait.token.step_id or 0)
+        return self._cause(Kind.USUAL, _Charge(0.0, [step] if step else []))
+
+    def _charges(self, wait: _Wait) -> dict[Kind, _Charge]:
+        charges: dict[Kind, _Charge] = {}
+        again = _reason_to_compute_again(wait)
+        # What is usual is granted once per kind of part, not once per part.
+        granted = {} if wait.first else dict(self._usual.parts_ns)
+        for part in wait.parts:
+            for kind, ns in self._charged(part, wait.first, granted):
+                if kind is Kind.OWN_PREFILL or (kind is Kind.OTHER_STEPS and again is not Kind.OWN_PREFILL):
+                    kind = again
+                charge = charges.setdefault(kind, _Charge())
+                charge.ns += max(0.0, ns)
+                if part.step is not None and ns > 0:
+                    charge.steps.append(part.step)
+        return charges
+
+    def _charged(self, part: Part, first: bool, granted: dict[Where, float]) -> Iterator[tuple[Kind, float]]:
+        """What a part is charged with, by kind, in ns."""
+        if part.where is Where.STEP and part.step is not None:
+            yield from self._own_step(part, part.step, first)
+        elif part.where is Where.OTHER_STEP:
+            yield from self._other_step(part)
+        elif part.where is Where.UNKNOWN:
+            usual = 0.0 if first else self._usual.step_ns or self._usual.parts_ns[Where.UNKNOWN]
+            yield Kind.UNKNOWN, part.ns - usual
+        elif part.where in _IN_FULL:
+            yield _IN_FULL[part.where], part.ns
+        else:
+            usual = granted.pop(part.where, 0.0)
+            yield _BEYOND_USUAL[part.where], part.ns - usual
+
+    def _own_step(self, part: Part, step: Step, first: bool) -> Iterator[tuple[Kind, float]]:
+        if first:
+            yield from self._by_prompts(step, part.ns) if step.prefill_tokens else [(Kind.GPU, part.ns)]
+            return
+        over = min(max(0.0, step.duration_ns - self._usual.step_ns), part.ns)
+        excused = over if step.prefill_tokens and self._is_excuse(step) else 0.0
+        yield from self._by_prompts(step, excused)
+        yield Kind.GPU, over - excused
+
+    def _other_step(self, part: Part) -> Iterator[tuple[Kind, float]]:
+        if part.step is not None and part.step.prefill_tokens:
+            yield from self._by_prompts(part.step, part.ns)
+        else:
+            yield Kind.OTHER_STEPS, part.ns
+
+    def _by_prompts(self, step: Step, ns: float) -> Iterator[tuple[Kind, float]]:
+        """Time of a step that computed prompts, divided by whose tokens they were."""
+        if ns <= 0:
+            return
+        own = min(self._own_tokens.get(step.step_id, 0), step.prefill_tokens) / step.prefill_tokens
+        if own > 0:
+            yield Kind.OWN_PREFILL, ns * own
+        if own < 1:
+            yield Kind.PREFILL, ns * (1 - own)
+
+    def _is_excuse(self, step: Step) -> bool:
+        """Whether the prompts in a step can have made it as long as it was: steps with as many tokens or more were not much shorter."""
+        over = step.duration_ns - self._usual.step_ns
+        like = [beyond for tokens, beyond in self._mixed if tokens >= step.prefill_tokens]
+        return len(like) <= _COMPARED or statistics.median(like) >= _EXCUSED * over
+
+    def _cause(self, kind: Kind, charge: _Charge) -> Cause:
+        steps = sorted({step.step_id: step for step in charge.steps}.values(), key=lambda step: step.step_id)
+        longest = max(steps, key=lambda step: step.duration_ns, default=None)
+        return Cause(
+            kind=kind,
+            excess_ms=charge.ns / _MS,
+            step_ids=tuple(step.step_id for step in steps),
+            step_ms=longest.duration_ns / _MS if longest else None,
+            prefills=self._prefills(kind, steps),
+            bound=longest.bound if longest else None,
+            bandwidth_share=longest.bandwidth_share if longest else None,
+            flops_share=longest.flops_share if longest else None,
+            late_work=any(step.late_work for step in steps),
+        )
+
+    def _prefills(self, kind: Kind, steps: Iterable[Step]) -> tuple[Prefill, ...]:
+        if kind not in (Kind.PREFILL, Kind.OWN_PREFILL):
+            return ()
+        own = self._trace.request_id
+        tokens: dict[str, int] = {}
+        for step in steps:
+            for prefill in step.prefills:
+                if (prefill.request_id == own) == (kind is Kind.OWN_PREFILL):
+                    tokens[prefill.request_id] = tokens.get(prefill.request_id, 0) + prefill.tokens
+        return tuple(Prefill(name, count) for name, count in sorted(tokens.items(), key=lambda item: -item[1]))
+
+
+_IN_FULL = {
+    Where.QUEUE: Kind.QUEUE,
+    Where.PREEMPTED: Kind.PREEMPTION,
+    Where.ENGINE_RESTART: Kind.ENGINE_RESTART,
+}
+_BEYOND_USUAL = {
+    Where.IDLE: Kind.HOST_IDLE,
+    Where.SETTLE: Kind.HOST_READ,
+    Where.SERVICE: Kind.SERVICE,
+    Where.WRITE: Kind.READER,
+}
+
+
+def _reason_to_compute_again(wait: _Wait) -> Kind:
+    """What a request's own tokens in a step are charged to: its prompt, or what made it compute them again, for which it had to wait for its turn, too."""
+    places = {part.where for part in wait.parts}
+    if Where.PREEMPTED in places:
+        return Kind.PREEMPTION if not wait.first else Kind.OWN_PREFILL
+    if Where.ENGINE_RESTART in places:
+        return Kind.ENGINE_RESTART if not wait.first else Kind.OWN_PREFILL
+    return Kind.OWN_PREFILL
+
+
+def _own_tokens(trace: Trace) -> dict[int, int]:
+    """Tokens of the request's own prompt by step, from its chunks or, where the trace lacks those, from the steps."""
+    tokens: dict[int, int] = {}
+    for step in trace.steps.values():
+        own = sum(prefill.tokens for prefill in step.prefills if prefill.request_id == trace.request_id)
+        if own:
+            tokens[step.step_id] = own
+    for chunk in trace.chunks:
+        if chunk.step_id is not None:
+            tokens.setdefault(chunk.step_id, chunk.tokens)
+    return tokens
+
+
+def _merged(parts: Iterable[Part]) -> tuple[tuple[Where, float], ...]:
+    """Lengths of parts in order, in ms, neighbours of one kind as one."""
+    merged: list[tuple[Where, float]] = []
+    for part in parts:
+        if merged and merged[-1][0] is part.where:
+            merged[-1] = (part.where, merged[-1][1] + part.ns / _MS)
+        else:
+            merged.append((part.where, part.ns / _MS))
+    return tuple(merged)

@@ -1,0 +1,191 @@
+"""An explanation in words: the header and the slowest waits with their causes.
+
+Owns the wording. What is said was decided in causes.py. An Explanation comes in, text without control characters goes out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from headrace_trace.causes import Cause, Explanation, Gap, Kind
+from headrace_trace.trace_model import Prefill
+
+# Names in a trace come from callers: they must not steer the terminal.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_NAMED = 3
+LEDGER_WORDS = {
+    "queued": "queue",
+    "queue": "queue",
+    "prefill": "prefill",
+    "decode": "decode",
+    "preempted": "preempted",
+    "engine_restart": "engine restart",
+    "detokenize_and_send": "detokenize and send",
+    "blocked_on_reader": "blocked on reader",
+}
+
+
+def lines_of(explanation: Explanation) -> list[str]:
+    """The whole explanation, a line each."""
+    return [*_header(explanation), "", *_slowest(explanation)]
+
+
+def cause_words(gap: Gap, explanation: Explanation) -> str:
+    """Why one wait took what it took."""
+    words = [_one(cause, gap, explanation) for cause in gap.causes]
+    text = words[0] if len(words) == 1 else f"{words[0]}; also {'; '.join(words[1:])}"
+    return plain(text)
+
+
+def wait_words(gap: Gap) -> str:
+    """Which wait it is and how long it took."""
+    output = f" of output {gap.output}" if gap.output else ""
+    if gap.first:
+        return f"first token{output}: {_ms(gap.ms)} after the call"
+    beyond = f" ({_ms(gap.excess_ms)} beyond the usual)" if gap.excess_ms > 0 else ""
+    return f"token {gap.index}{output}: {_ms(gap.ms)} after the one before{beyond}"
+
+
+def plain(text: str) -> str:
+    """Text without characters that steer a terminal."""
+    return _CONTROL.sub("\ufffd", text)
+
+
+def _header(explanation: Explanation) -> Iterator[str]:
+    e = explanation
+    yield plain(f"request {e.request_id} on {e.model or 'an unnamed model'}")
+    yield f"trace   {e.trace_id}"
+    figures = [f"{e.tokens:,} tokens in {_ms(e.duration_ms)}", f"TTFT {_ms(e.ttft_ms)}"]
+    figures += [f"ITL p50 {_ms(e.itl_p50_ms)}, p99 {_ms(e.itl_p99_ms)}"]
+    if e.usual_steps:
+        figures.append(f"a step of decodes only takes {_ms(e.usual_step_ms)} (median of {e.usual_steps:,})")
+    yield "; ".join(figures)
+    whole = sum(e.ledger_ms.values()) or 1.0
+    parts = [
+        f"{LEDGER_WORDS.get(part, part)} {_ms(ms)} ({ms / whole:.0%})"
+        for part, ms in sorted(e.ledger_ms.items(), key=lambda item: -item[1])
+        if ms > 0
+    ]
+    if parts:
+        yield plain("time    " + ", ".join(parts))
+
+
+def _slowest(explanation: Explanation) -> Iterator[str]:
+    slowest = explanation.slowest()
+    if not slowest:
+        yield "The trace has no times of tokens: it was recorded with trace_detail=off, or nothing was generated."
+        return
+    yield f"The {len(slowest)} longest waits:"
+    for place, gap in enumerate(slowest, 1):
+        yield f"{place:3}. {wait_words(gap)}"
+        yield f"     {cause_words(gap, explanation)}"
+
+
+def _one(cause: Cause, gap: Gap, explanation: Explanation) -> str:
+    return _WORDS[cause.kind](cause, gap, explanation)
+
+
+def _prefill(cause: Cause, gap: Gap, explanation: Explanation) -> str:
+    who = _requests(cause.prefills) or "another request"
+    took = "shared the steps" if gap.first else "took the step"
+    if len(cause.step_ids) != 1 or gap.first:
+        return f"prefill of {who} {took}, {_steps(cause)}: {_ms(cause.excess_ms)}"
+    return f"prefill of {who} took the step, {_steps(cause)}: {_against(cause, explanation)}"
+
+
+def _own_prefill(cause: Cause, gap: Gap, explanation: Explanation) -> str:
+    tokens = sum(prefill.tokens for prefill in cause.prefills)
+    count = f" ({tokens:,} tokens)" if tokens else ""
+    return f"its own prefill{count} in {_steps(cause)}: {_ms(cause.excess_ms)}{_bound(cause)}"
+
+
+def _gpu(cause: Cause, gap: Gap, explanation: Explanation) -> str:
+    if gap.first:
+        return f"the step itself, {_steps(cause)}: {_ms(cause.excess_ms)}{_bound(cause)}"
+    compiled = ", something was compiled or captured during it" if cause.late_work else ""
+    return f"the GPU: {_steps(cause)} was long by itself, its batch was like its neighbours': {_against(cause, explanation)}{compiled}{_bound(cause)}"
+
+
+def _preemption(cause: Cause, gap: Gap, explanation: Explanation) -> str:
+    again = f", then computed again what it had lost in {_steps(cause)}" if cause.step_ids else ""
+    return f"it was preempted for others{again}: {_ms(cause.excess_ms)}"
+
+
+def _engine_restart(cause: Cause, gap: Gap, explanation: Explanation) -> str:
+    again = f", and its tokens were computed again in {_steps(cause)}" if cause.step_ids else ""
+    return f"the engine was restarted{again}: {_ms(cause.excess_ms)}"
+
+
+def _usual(cause: Cause, gap: Gap, explanation: Explanation) -> str:
+    step = f": {_steps(cause)} took {_ms(cause.step_ms)}{_bound(cause)}" if cause.step_ids else ""
+    return f"nothing unusual{step}"
+
+
+_WORDS = {
+    Kind.PREFILL: _prefill,
+    Kind.OWN_PREFILL: _own_prefill,
+    Kind.PREEMPTION: _preemption,
+    Kind.ENGINE_RESTART: _engine_restart,
+    Kind.GPU: _gpu,
+    Kind.USUAL: _usual,
+    Kind.READER: lambda cause, gap, _: (
+        f"the reader blocked: the message was made, but taken {_ms(cause.excess_ms)} late"
+    ),
+    Kind.SERVICE: lambda cause, gap, _: (
+        f"the service was late: the token had been read from the device {_ms(cause.excess_ms)} before its message was made"
+    ),
+    Kind.QUEUE: lambda cause, gap, _: f"it waited in the queue: {_ms(cause.excess_ms)}",
+    Kind.HOST_IDLE: lambda cause, gap, _: (
+        f"the host: the device had nothing to do for {_ms(cause.excess_ms)} before {_steps(cause) or 'the step'}"
+    ),
+    Kind.HOST_READ: lambda cause, gap, _: (
+        f"the host: the step had ended on the device {_ms(cause.excess_ms)} before its tokens were read"
+    ),
+    Kind.OTHER_STEPS: lambda cause, gap, _: (
+        f"steps that it was not in{f' ({_steps(cause)})' if cause.step_ids else ', which the trace lacks,'} came before: {_ms(cause.excess_ms)}"
+    ),
+    Kind.UNKNOWN: lambda cause, gap, _: (
+        f"{_ms(cause.excess_ms)} that this trace cannot explain: step {gap.step_id or '(unknown)'} is not in it"
+    ),
+}
+
+
+def _against(cause: Cause, explanation: Explanation) -> str:
+    return f"{_ms(cause.step_ms)} against the usual {_ms(explanation.usual_step_ms)}, {_ms(cause.excess_ms)} more"
+
+
+def _bound(cause: Cause) -> str:
+    """Memory- or compute-bound, with the shares of the ceilings."""
+    if cause.bound is None:
+        return ""
+    shares = [
+        f"{share:.0%} of {name}"
+        for share, name in ((cause.bandwidth_share, "bandwidth"), (cause.flops_share, "FLOP/s"))
+        if share is not None
+    ]
+    return f" ({cause.bound}-bound{': ' if shares else ''}{', '.join(shares)})"
+
+
+def _requests(prefills: tuple[Prefill, ...]) -> str:
+    named = [f"{prefill.request_id} ({prefill.tokens:,} tokens)" for prefill in prefills[:_NAMED]]
+    more = f" and {len(prefills) - _NAMED} more" if len(prefills) > _NAMED else ""
+    return f"request{'s' if len(prefills) > 1 else ''} {', '.join(named)}{more}" if named else ""
+
+
+def _steps(cause: Cause) -> str:
+    ids = cause.step_ids
+    if not ids:
+        return ""
+    if len(ids) == 1:
+        return f"step {ids[0]}"
+    return f"{len(ids)} steps, {ids[0]} to {ids[-1]}"
+
+
+def _ms(ms: float | None) -> str:
+    if ms is None:
+        return "unknown"
+    if ms >= 10_000:
+        return f"{ms / 1000:,.1f} s"
+    digits = 0 if ms >= 1000 else 1 if ms >= 100 else 2
+    return f"{ms:,.{digits}f} ms"
