@@ -169,6 +169,9 @@ class BackendConfig(_Frozen):
         pathlib.Path | None,
         Field(description="JSON file that is made when a start is refused: reason, does_not_fit"),
     ] = None
+    telemetry_socket: Annotated[
+        str, Field(description="path of the telemetry process's socket; empty: nothing is told")
+    ] = ""
     drain_grace_s: Annotated[
         float, Field(ge=0, description="seconds that running requests get to finish after SIGTERM")
     ] = 10.0

@@ -194,7 +194,7 @@ class StepPlan:
         return cls(step_id, columns[0], admissions, forward, sample, prompt_logprobs)
 
 
-_RESULT_HEADER = struct.Struct("<QQQ6I")
+_RESULT_HEADER = struct.Struct("<QQQ8I")
 
 
 @dataclasses.dataclass(slots=True)
@@ -214,6 +214,9 @@ class StepResult:
     ok: UInt8Column
     # Kernels that the worker compiled and graphs that it captured since it was ready: a warm worker has none.
     late_work: int = 0
+    # Tokens that the device computed, padding included; and whether it replayed a captured graph.
+    padded_tokens: int = 0
+    captured: bool = False
     # Log probabilities, for those samples whose row asked for them, in order: the sampled token's, its rank (1 is the most likely) and how
     # many of the flat top entries are its own.
     logprob_samples: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
@@ -239,6 +242,8 @@ class StepResult:
             self.logprob_samples.size,
             self.top_token_ids.size,
             self.late_work,
+            self.padded_tokens,
+            self.captured,
             self.prompt_sampled.size,
             self.prompt_top_token_ids.size,
         )
@@ -264,9 +269,19 @@ class StepResult:
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
         """Reads what `encode` wrote. The columns are views of `data`, which must outlive them."""
-        step_id, started, finished, samples, logprobs, tops, late_work, prompts, prompt_tops = (
-            _RESULT_HEADER.unpack_from(data)
-        )
+        (
+            step_id,
+            started,
+            finished,
+            samples,
+            logprobs,
+            tops,
+            late_work,
+            padded_tokens,
+            captured,
+            prompts,
+            prompt_tops,
+        ) = _RESULT_HEADER.unpack_from(data)
         offset = _RESULT_HEADER.size
 
         def column(dtype: type[np.generic], length: int) -> npt.NDArray[np.generic]:
@@ -288,4 +303,5 @@ class StepResult:
         if prompts:
             flat += (column(f32, prompts), column(i32, prompts), column(i32, prompt_tops), column(f32, prompt_tops))
         ok = column(np.uint8, samples)
-        return cls(step_id, started, finished, tokens, ok, late_work, *flat)  # type: ignore[arg-type]  # dtypes are as written above
+        about = (late_work, padded_tokens, bool(captured))
+        return cls(step_id, started, finished, tokens, ok, *about, *flat)  # type: ignore[arg-type]  # dtypes are as written above

@@ -67,6 +67,9 @@ class WorkerReady(msgspec.Struct, tag="worker_ready", frozen=True):
     load_gb_s: float = 0.0
     # The plan that is in force.
     memory: MemoryPlan | None = None
+    # Measured at start: bytes read and written per second by a copy, floating-point operations per second of a large product; 0: not measured.
+    copy_bytes_per_s: float = 0.0
+    matmul_flops_per_s: float = 0.0
 
 
 class Notice(msgspec.Struct, tag="notice", frozen=True):

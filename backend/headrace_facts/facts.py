@@ -272,6 +272,7 @@ Answer = TraceSettings | TraceFound
 _encoder = msgspec.msgpack.Encoder()
 _facts = msgspec.msgpack.Decoder(Fact)
 _answers = msgspec.msgpack.Decoder(Answer)
+_traces = msgspec.msgpack.Decoder(EngineTrace)
 
 
 def encode(message: Fact | Answer) -> bytes:
@@ -289,3 +290,14 @@ def decode_answer(data: bytes | memoryview) -> Answer:
     """Reads an answer. Raises msgspec.ValidationError or DecodeError on anything else."""
     answer: Answer = _answers.decode(data)
     return answer
+
+
+def encode_trace(trace: EngineTrace) -> bytes:
+    """Bytes of what an engine noted, as `RequestDone.engine_trace` brings it to a service."""
+    return _encoder.encode(trace)
+
+
+def decode_trace(data: bytes | memoryview) -> EngineTrace:
+    """Reads what `encode_trace` wrote. Raises msgspec.ValidationError or DecodeError on anything else."""
+    trace: EngineTrace = _traces.decode(data)
+    return trace

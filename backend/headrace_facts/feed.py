@@ -73,7 +73,7 @@ class Feed:
         self._path = address.removeprefix("unix:")
         self._hello = hello
         self._on_answer = on_answer
-        self._on_connect = on_connect
+        self.on_connect = on_connect
         self._max_buffered_bytes = max_buffered_bytes
         self._greetings: dict[type[facts.Fact], facts.Fact] = {}
         # Messages that wait, with the tokens that each tells of.
@@ -184,8 +184,8 @@ class Feed:
         self.connected = True
         if self._waiting:
             self._empty.clear()
-        if self._on_connect is not None:
-            self._on_connect()
+        if self.on_connect is not None:
+            self.on_connect()
         began_at_s = loop.time()
         tasks = [loop.create_task(self._receive(reader)), loop.create_task(self._send(writer))]
         try:

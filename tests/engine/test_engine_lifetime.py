@@ -166,7 +166,7 @@ def test_idempotency_key_names_one_request_per_tenant() -> None:
     first = request(10, idempotency_key="k", spec_digest=b"1")
     harness.add(first)
     again = harness.engine.add(request(10, idempotency_key="k", spec_digest=b"1"), harness.subscriber())
-    assert again == (first.request_id, True, 10)
+    assert again[:3] == (first.request_id, True, 10)
     refused(harness, RefusalCode.ALREADY_EXISTS, idempotency_key="k", spec_digest=b"2")
     other = harness.engine.add(
         request(10, idempotency_key="k", spec_digest=b"2", tenant="other"), harness.subscriber(stream_id=3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.engine.errors import RefusalCode, RequestRefused
+from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRefused
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.requests import EngineRequest
 from headrace_backend.engine.tenant_account import TenantAccount
@@ -126,7 +126,12 @@ class Admission:
             )
         if message is not None:
             retry_ns = self.expected_wait_ns(num_running) // max(1, self.num_waiting)
-            raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message, retry_after_ns=_bounded_retry(retry_ns))
+            raise RequestRefused(
+                RefusalCode.RESOURCE_EXHAUSTED,
+                message,
+                retry_after_ns=_bounded_retry(retry_ns),
+                reason=RefusalReason.QUEUE_FULL,
+            )
 
     def _exceeds_prompt_logprobs(self, request: EngineRequest) -> bool:
         num_bytes, taken = request.prompt_logprob_bytes, self._prompt_logprob_bytes
@@ -142,7 +147,10 @@ class Admission:
         if wait_ns > left_ns:
             message = f"the expected wait, {wait_ns / 1e9:.3g} s, exceeds the time left, {left_ns / 1e9:.3g} s"
             raise RequestRefused(
-                RefusalCode.RESOURCE_EXHAUSTED, message, retry_after_ns=_bounded_retry(wait_ns - left_ns)
+                RefusalCode.RESOURCE_EXHAUSTED,
+                message,
+                retry_after_ns=_bounded_retry(wait_ns - left_ns),
+                reason=RefusalReason.DEADLINE,
             )
 
     def _count(self, request: EngineRequest, account: TenantAccount, sign: int) -> None:

@@ -19,6 +19,8 @@ class AddOutcome(NamedTuple):
     request_id: str
     existing: bool
     prompt_tokens: int
+    # What steps call it.
+    number: int = 0
 
 
 class AbortOutcome(NamedTuple):

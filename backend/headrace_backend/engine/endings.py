@@ -20,7 +20,9 @@ from headrace_backend.engine.request_table import RequestTable
 from headrace_backend.engine.requests import EndReason
 from headrace_backend.engine.scheduler import Scheduler
 from headrace_backend.engine.sequence import LiveRequest, Sequence
+from headrace_backend.engine.step_log import StepLog
 from headrace_backend.engine.subscriptions import Subscriptions
+from headrace_facts import facts
 
 _NO_TOKENS = np.empty(0, np.int32)
 
@@ -36,6 +38,7 @@ class Endings:
     deadlines: Deadlines
     rates: Rates
     quotas: Quotas
+    steps: StepLog
 
     def end_output(self, sequence: Sequence, end: OutputEnd, now_ns: int) -> None:
         """Ends one output: releases what was held back, gives row and blocks back; with the last one the request ends."""
@@ -64,13 +67,29 @@ class Endings:
         self.admission.ended(request.spec)
         ledger.end(now_ns)
         request.done = _done(request)
-        request.publish(request.done)
+        self._tell_end(request, request.done)
         self.subscriptions.end_request(request)
         self.deadlines.note_ended()
         # What is kept is the log; prompt and sequences would weigh more than it.
         request.spec = dataclasses.replace(request.spec, prompt_ids=_NO_TOKENS, emitted=())
         request.sequences, request.unforked = [], []
         self.table.note_ended(request)
+
+    def _tell_end(self, request: LiveRequest, done: RequestDone) -> None:
+        """Tells the readers, and the one of them who came with the request what was recorded. Of a detached request and one that was given up the engine tells itself."""
+        trace, steps = None, self.steps
+        if request.trace is not None:
+            trace = request.trace.finish(steps.engine, request.sequence_number, steps.unix_offset_ns)
+            request.trace = None
+        if request.spec.detached or request.given_up:
+            steps.note_ended(request, trace)
+        elif trace is not None and request.readers:
+            traced = dataclasses.replace(done, engine_trace=facts.encode_trace(trace))
+            for stream, handle in request.readers:
+                is_owner = (stream.stream_id, handle) == request.owner
+                stream.outbox.events.append((handle, traced if is_owner else done))
+            return
+        request.publish(done)
 
 
 def _done(request: LiveRequest) -> RequestDone:

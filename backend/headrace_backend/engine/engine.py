@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbstractSequence
 from collections.abc import Set as AbstractSet
 
@@ -52,6 +52,7 @@ from headrace_backend.engine.requests import (
 from headrace_backend.engine.scheduler import Scheduler
 from headrace_backend.engine.sequence import LiveRequest
 from headrace_backend.engine.settlement import Settlement
+from headrace_backend.engine.step_log import StepLog
 from headrace_backend.engine.step_time import StepTimeModel
 from headrace_backend.engine.subscriptions import Subscriptions, read_outputs
 from headrace_backend.engine.tenant_account import TenantAccount
@@ -72,6 +73,7 @@ class Engine:
         token_bytes: AbstractSequence[bytes] | None,
         clock: Callable[[], int],
         wall_clock: Callable[[], int] = time.time_ns,
+        steps: StepLog | None = None,
     ) -> None:
         """An engine without a worker: it takes requests, and plans nothing before `worker_ready`.
 
@@ -81,10 +83,12 @@ class Engine:
             token_bytes: [vocab_size] the bytes of each token, none for special tokens; None refuses stop strings.
             clock: CLOCK_MONOTONIC in nanoseconds; deadlines are on it.
             wall_clock: UNIX time in nanoseconds, for listings.
+            steps: Keeps what steps leave for telemetry; None: one that nobody asks.
         """
         self._clock = clock
         self._model = model
         self._block_size = config.block_size
+        self.steps = steps or StepLog()
         rates = Rates(clock())
         self._outboxes = Outboxes()
         self._subscriptions = Subscriptions(self._outboxes)
@@ -99,7 +103,14 @@ class Engine:
         self._quotas = Quotas(config.block_size)
         self._deadlines = Deadlines()
         self._endings = Endings(
-            self._scheduler, self._table, self._subscriptions, self._admission, self._deadlines, rates, self._quotas
+            self._scheduler,
+            self._table,
+            self._subscriptions,
+            self._admission,
+            self._deadlines,
+            rates,
+            self._quotas,
+            self.steps,
         )
         self._settlement = Settlement(self._scheduler, self._endings, config.block_size, model.vocab_size, token_bytes)
         validator = RequestValidator(
@@ -122,6 +133,7 @@ class Engine:
             raise ValueError(f"num_blocks: must be at least 1, is {num_blocks}")
         self.worker_lost()
         self._meter.worker_ready()
+        self.steps.worker_ready()
         self._step_times.captured = self._captured_mixed_sizes if on_gpu else ()
         self._budget.target_us = 1e3 * (self._step_time_target_ms or (DEFAULT_GPU_STEP_MS if on_gpu else 0.0)) or None
         self._admission.num_blocks = num_blocks
@@ -173,7 +185,7 @@ class Engine:
             raise RequestRefused.invalid([Violation("detached", "must be set for a request without a subscription")])
         earlier = self._table.find_by_key(request.tenant, request.idempotency_key, request.spec_digest)
         if earlier is not None:
-            return AddOutcome(earlier.spec.request_id, True, earlier.num_prompt_tokens)
+            return AddOutcome(earlier.spec.request_id, True, earlier.num_prompt_tokens, earlier.sequence_number)
         self._table.check_new(request.request_id)
         if subscriber is not None:
             self._subscriptions.check_free(subscriber)
@@ -183,7 +195,7 @@ class Engine:
         live = self._intake.accept(request, subscriber, account, now_ns)
         live.token_charge = token_charge
         self._enter(live, subscriber)
-        return AddOutcome(request.request_id, False, len(request.prompt_ids))
+        return AddOutcome(request.request_id, False, len(request.prompt_ids), live.sequence_number)
 
     def abort(self, request_id: str, tenant: str, cause: AbortCause) -> AbortOutcome:
         """Ends a request at once; what steps in flight still compute of it is dropped."""
@@ -236,17 +248,21 @@ class Engine:
 
     def detach(self, subscriber: Subscriber) -> None:
         """Ends a subscription; if it came with a request that is not detached, ends the request too."""
+        self._leave(subscriber, given_up=True)
+
+    def _leave(self, subscriber: Subscriber, given_up: bool) -> None:
         request = self._subscriptions.remove(subscriber)
         if request is None:
             return
         self._quotas.reader_left(request)
         if request.owner == subscriber and not request.spec.detached:
+            request.given_up = given_up
             self._endings.end_all(request, EndReason.CANCELLED, self._clock())
 
     def stream_lost(self, stream_id: int) -> None:
         """A service is gone: its subscriptions end, and with them its requests that are not detached."""
         for subscriber in self._subscriptions.handles(stream_id):
-            self.detach(subscriber)
+            self._leave(subscriber, given_up=False)
         self._subscriptions.forget_stream(stream_id)
 
     def take_outboxes(self, leave: AbstractSet[int] = frozenset()) -> dict[int, Outbox]:
@@ -291,6 +307,7 @@ class Engine:
         for request in self._scheduler.entered:
             self._announce(request, now_ns)
         plan, step = builder.build(self._scheduler.take_leaving_rows(), now_ns)
+        self.steps.note_plan(step, self._scheduler, self._admission.num_waiting, self._isolation.active)
         self._in_flight.append(step)
         self._next_step_id += 1
         return plan
@@ -305,9 +322,10 @@ class Engine:
             raise ValueError(f"step {result.step_id} is not the oldest step in flight")
         step = self._in_flight[0]
         now_ns = self._clock()
-        self._settlement.settle(step, result, now_ns)
+        self._settlement.settle(step, result, now_ns, self._meter.num_settled_steps + 1)
         self._in_flight.popleft()
         self._meter.note_step(step, result, now_ns)
+        self.steps.note_step(self._meter.num_settled_steps, step, result, now_ns)
         self._outboxes.stamp(
             self._meter.num_settled_steps, step.planned_at_ns, now_ns, step.num_sequences, step.num_tokens
         )
@@ -335,6 +353,10 @@ class Engine:
     def list_requests(self, tenant: str, state: RequestState, page_size: int, before: int) -> RequestPage:
         """The tenant's requests, newest first, older than `before` (0: from the newest)."""
         return self._table.page(tenant, state, page_size, before)
+
+    def active_requests(self) -> Iterator[LiveRequest]:
+        """Requests that have not ended, as of now."""
+        return self._table.active()
 
     def load(self) -> LoadSnapshot:
         """How busy the engine is. Without a worker there are no blocks."""

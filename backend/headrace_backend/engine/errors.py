@@ -22,6 +22,22 @@ class RefusalCode(enum.Enum):
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 
 
+class RefusalReason(enum.Enum):
+    """Why, for counting."""
+
+    QUEUE_FULL = "queue_full"
+    DEADLINE = "deadline"
+    QUOTA = "quota"
+    INVALID = "invalid"
+    OTHER = "other"
+
+
+_REASONS = {
+    RefusalCode.INVALID_ARGUMENT: RefusalReason.INVALID,
+    RefusalCode.DEADLINE_EXCEEDED: RefusalReason.DEADLINE,
+}
+
+
 class Violation(NamedTuple):
     """One rule broken: the field's path as in the public API, and the rule with its limit."""
 
@@ -37,6 +53,7 @@ class RequestRefused(Exception):  # a refusal is an answer, not a fault
         message: For people; safe to send to the client.
         violations: The broken rules, for INVALID_ARGUMENT.
         retry_after_ns: When another attempt may succeed; None if not by waiting.
+        reason: Why, for counting.
     """
 
     def __init__(
@@ -45,6 +62,7 @@ class RequestRefused(Exception):  # a refusal is an answer, not a fault
         message: str,
         violations: tuple[Violation, ...] = (),
         retry_after_ns: int | None = None,
+        reason: RefusalReason | None = None,
     ) -> None:
         """Keeps what the server turns into a status."""
         super().__init__(message)
@@ -52,6 +70,7 @@ class RequestRefused(Exception):  # a refusal is an answer, not a fault
         self.message = message
         self.violations = violations
         self.retry_after_ns = retry_after_ns
+        self.reason = reason or _REASONS.get(code, RefusalReason.OTHER)
 
     @classmethod
     def invalid(cls, violations: list[Violation]) -> RequestRefused:

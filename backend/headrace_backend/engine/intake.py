@@ -13,6 +13,7 @@ import numpy as np
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.ledger import Ledger
 from headrace_backend.engine.prompt_log import PromptLog
+from headrace_backend.engine.request_trace import RequestTrace
 from headrace_backend.engine.requests import EngineRequest, Subscriber, TenantLimits
 from headrace_backend.engine.sequence import LiveRequest, Sequence
 from headrace_backend.engine.stops import StopAutomaton, StopWatch
@@ -66,6 +67,8 @@ class Intake:
             num_active=request.n,
             prompt_log=self._prompt_log(request),
         )
+        if request.recorded:
+            live.trace = RequestTrace(live.ledger, [len(tokens) for tokens in request.emitted] or [0] * request.n)
         automaton = StopAutomaton(request.stop.strings) if request.stop.strings else None
         for output_index in range(request.n):
             live.sequences.append(self._sequence(live, output_index, automaton, now_ns))

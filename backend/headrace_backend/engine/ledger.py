@@ -38,6 +38,7 @@ class Ledger:
         "phase",
         "preemptions",
         "started_at_ns",
+        "stays",
         "step_count",
     )
 
@@ -55,6 +56,13 @@ class Ledger:
         self.step_count = 0
         self.preemptions = 0
         self.cached_tokens = 0
+        # Of a recorded request: (phase, begin, end) of each stay so far, in order and without gaps.
+        self.stays: list[tuple[Phase, int, int]] | None = None
+
+    @property
+    def asked_at_ns(self) -> int:
+        """When the call arrived at the service."""
+        return self._arrival_ns - self._service_ns
 
     @property
     def started(self) -> bool:
@@ -96,5 +104,16 @@ class Ledger:
     def _enter(self, phase: Phase, now_ns: int) -> None:
         assert self.phase is not Phase.ENDED, "an ended request has no more time to account for"
         self.parts_ns[self.phase] += now_ns - self._since_ns
+        if self.stays is not None:
+            self._note_stay(self.stays, now_ns)
         self._since_ns = now_ns
         self.phase = phase
+
+    def _note_stay(self, stays: list[tuple[Phase, int, int]], now_ns: int) -> None:
+        """The phase is left now. Two stays in the same phase with nothing between them are one; one without length is none."""
+        if now_ns == self._since_ns:
+            return
+        if stays and stays[-1][0] is self.phase:
+            stays[-1] = (self.phase, stays[-1][1], now_ns)
+        else:
+            stays.append((self.phase, self._since_ns, now_ns))

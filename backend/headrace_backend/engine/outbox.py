@@ -111,6 +111,8 @@ class RequestDone:
     accepted_tokens: int
     # On the engine's clock.
     ended_at_ns: int
+    # Of a recorded request, to the subscription that came with it: `facts.EngineTrace`.
+    engine_trace: bytes = b""
 
 
 Event = Started | PromptLogprobs | Resumed | OutputEnd | RequestDone

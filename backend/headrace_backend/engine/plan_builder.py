@@ -47,6 +47,14 @@ class InFlightStep:
     num_logprobs: int
     # In the order of the plan's runs of prompt tokens.
     prompt_runs: list[tuple[LiveRequest, PromptRun]]
+    # Sequences that computed tokens known before: with the first of these, and how many.
+    entries: list[tuple[Sequence, int, int]]
+    # When it was planned (`step_log`): blocks, those not held by anybody, requests that waited; whether it was tried alone; requests of the sequences that lost their row for it.
+    num_blocks: int = 0
+    free_blocks: int = 0
+    num_waiting: int = 0
+    isolated: bool = False
+    preempted: list[int] = dataclasses.field(default_factory=list)
 
 
 def _column(values: Iterable[int]) -> Int32Column:
@@ -64,6 +72,7 @@ class PlanBuilder:
         "_counts",
         "_decode_starts",
         "_decodes",
+        "_entries",
         "_prompt_indices",
         "_prompt_runs",
         "_rows",
@@ -95,6 +104,7 @@ class PlanBuilder:
         self._admissions: list[RowAdmission] = []
         self._copies: list[BlockCopy] = []
         # Entries that are not decodes.
+        self._entries: list[tuple[Sequence, int, int]] = []
         self._rows: list[int] = []
         self._starts: list[int] = []
         self._counts: list[int] = []
@@ -134,6 +144,7 @@ class PlanBuilder:
         """Computes the next `count` tokens, all of them known. Returns whether they were the last, so that one is sampled."""
         start = sequence.num_computed
         end = start + count
+        self._entries.append((sequence, start, count))
         self._rows.append(sequence.row)
         self._starts.append(start)
         self._counts.append(count)
@@ -209,6 +220,7 @@ class PlanBuilder:
             len(self._chunks) + len(samples),
             sum([sequence.wants_logprobs for sequence in samples]),
             self._prompt_runs,
+            self._entries,
         )
 
     def _report_prompt(self, sequence: Sequence, start: int, end: int) -> None:

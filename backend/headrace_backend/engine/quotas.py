@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from headrace_backend.engine.errors import RefusalCode, RequestRefused
+from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRefused
 from headrace_backend.engine.requests import EngineRequest, TenantLimits
 from headrace_backend.engine.sequence import LiveRequest
 from headrace_backend.engine.tenant_account import MINUTE_NS, UNLIMITED, RateBucket, TenantAccount, TokenCharge
@@ -103,7 +103,7 @@ class Quotas:
         num_tokens = len(request.prompt_ids) + request.n * request.stop.max_tokens
         reason = self.check_fits(account, request) or _never_reason(account, request, num_tokens)
         if reason is not None:
-            raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, reason)
+            raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, reason, reason=RefusalReason.QUOTA)
         _refuse([*_stream_waits(account), *_rate_waits(account, num_tokens, now_ns)])
         self._accounts[account.tenant] = account
         self._idle.pop(account, None)
@@ -237,4 +237,6 @@ def _refuse(waits: Iterable[_Wait]) -> None:
     if reached:
         message = "; ".join(wait.reason for wait in reached)
         retry_ns = max(wait.wait_ns for wait in reached)
-        raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message, retry_after_ns=retry_ns)
+        raise RequestRefused(
+            RefusalCode.RESOURCE_EXHAUSTED, message, retry_after_ns=retry_ns, reason=RefusalReason.QUOTA
+        )

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace_facts import facts
+
 TokenIds = npt.NDArray[np.int32]
 
 # Of one token and of one of its top entries, as `outbox.LogprobColumns` keeps them.
@@ -96,6 +98,16 @@ class StopSpec:
     include_stop_string: bool = False
 
 
+class Recording(NamedTuple):
+    """How a request is described where the engine itself tells of it; with a span to tell of, it is recorded too."""
+
+    # gen_ai.operation.name.
+    operation: str = "text_completion"
+    # How it came.
+    wire: str = "submit"
+    detail: facts.Detail = facts.Detail.DEFAULT
+
+
 class TenantLimits(NamedTuple):
     """What one tenant may take, over all services. 0: no such limit."""
 
@@ -146,11 +158,18 @@ class EngineRequest:
     spec_digest: bytes = b""
     # Opaque; given back by attach.
     service_state: bytes = b""
-    traceparent: str = ""
+    # The inference span that the service made for it; None: nobody traces it.
+    span: facts.SpanContext | None = None
+    recording: Recording | None = None
     # A continuation: per output, the tokens that an earlier attempt emitted. Empty, or n entries.
     emitted: tuple[TokenIds, ...] = ()
     # The tenant's newest ones: they hold for all of its requests.
     limits: TenantLimits = NO_LIMITS
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the way of its tokens is noted."""
+        return self.span is not None and self.recording is not None
 
     @property
     def prompt_logprob_bytes(self) -> int:

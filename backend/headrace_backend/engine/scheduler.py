@@ -63,6 +63,8 @@ class Scheduler:
         self._leaving_rows: list[int] = []
         # In the step in the making somebody was preempted or stalled for want of blocks, other than those of a share.
         self._blocks_short = False
+        # Numbers of the requests of sequences preempted since this was last taken.
+        self._preempted: list[int] = []
         # Requests that took a row in the step planned last, while they had none.
         self.entered: list[LiveRequest] = []
 
@@ -159,6 +161,13 @@ class Scheduler:
         """Rows to be announced as released with the plan being sent."""
         leaving, self._leaving_rows = self._leaving_rows, []
         return leaving
+
+    def take_preempted(self) -> list[int]:
+        """Numbers of the requests whose sequences lost their row since this was last asked, one for each."""
+        preempted = self._preempted
+        if preempted:
+            self._preempted = []
+        return preempted
 
     def check_integrity(self) -> None:
         """Asserts that rows and blocks are where the sequences say."""
@@ -332,6 +341,7 @@ class Scheduler:
         self._vacate(victim, now_ns)
         self.waiting.push(victim)
         victim.request.ledger.preemptions += 1
+        self._preempted.append(victim.request.sequence_number)
         self.num_preemptions += 1
 
     def _occupy(self, sequence: Sequence, now_ns: int) -> None:

@@ -20,6 +20,7 @@ import dataclasses
 from headrace_backend.engine.ledger import Ledger
 from headrace_backend.engine.outbox import Event, RequestDone, Stream
 from headrace_backend.engine.prompt_log import PromptLog
+from headrace_backend.engine.request_trace import RequestTrace
 from headrace_backend.engine.requests import EngineRequest, RequestState
 from headrace_backend.engine.stops import StopWatch
 from headrace_backend.engine.tenant_account import TenantAccount, TokenCharge
@@ -55,6 +56,7 @@ class Sequence:
         "row",
         "stop_token_ids",
         "tail_shared",
+        "token_steps",
         "tokens",
         "urgency",
         "wants_logprobs",
@@ -69,6 +71,8 @@ class Sequence:
         # The same array as the log's.
         self.tokens = log.tokens
         self.watch = watch
+        # Of a recorded request: per token, the id of the step that sampled it.
+        self.token_steps = request.trace.token_steps[log.output_index] if request.trace is not None else None
         self.urgency = (urgency_ns, request.sequence_number, log.output_index)
         self.stop_token_ids = spec.stop.token_ids
         self.min_tokens = spec.stop.min_tokens
@@ -169,6 +173,10 @@ class LiveRequest:
     lost_at_ns: int = 0
     # The step counted last in the ledger.
     last_step_id: int = 0
+    # Of a recorded request.
+    trace: RequestTrace | None = None
+    # The subscription that came with it was ended by its service, before the request was.
+    given_up: bool = False
     # Steps that it took part in and that could not be computed.
     num_failed_steps: int = 0
     # Set when it has ended.

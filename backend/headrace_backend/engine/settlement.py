@@ -40,9 +40,11 @@ class Settlement:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._token_bytes = token_bytes if token_bytes is not None else ()
+        # Of the step being settled.
+        self._settled_id = 0
 
-    def settle(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
-        """Applies the result of a planned step.
+    def settle(self, step: InFlightStep, result: StepResult, now_ns: int, settled_id: int) -> None:
+        """Applies the result of a planned step, which is number `settled_id` of those settled over all lives of workers.
 
         Raises:
             ValueError: The result is not one of this plan; nothing was applied.
@@ -51,6 +53,11 @@ class Settlement:
         logprobs = self._checked_logprobs(step, result)
         _check_prompt_logprobs(step, result)
         step_id = step.step_id
+        self._settled_id = settled_id
+        for sequence, first_token, num_tokens in step.entries:
+            trace = sequence.request.trace
+            if trace is not None and not sequence.ended:
+                trace.note_chunk(settled_id, first_token, num_tokens)
         for sequence, epoch, num_settled in step.chunks:
             if not sequence.ended:
                 if sequence.request.last_step_id != step_id:
@@ -114,6 +121,8 @@ class Settlement:
         """One more token, sound: what it attended to is settled. Its log probabilities are in the log already."""
         log = sequence.log
         num_tokens = len(log.tokens) + 1
+        if sequence.token_steps is not None:
+            sequence.token_steps.append(self._settled_id)
         if sequence.row != NO_ROW:
             sequence.num_settled = num_settled = sequence.num_prompt_tokens + num_tokens - 1
             if num_settled >= sequence.publish_at:

@@ -23,6 +23,7 @@ from headrace_backend.server.lifetime import ExitCode, ListenAddress, StartRefus
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.model_facts import ModelFacts
 from headrace_backend.server.statuses import RESTART_RETRY_NS, ended
+from headrace_backend.server.telemetry import Teller
 from headrace_backend.server.worker_group import WorkerLaunch
 from headrace_backend.server.worker_supervision import EngineStuck, ModelRefused, WorkersGivenUp, WorkerSupervision
 from headrace_backend.worker_messages import WorkerReady
@@ -78,6 +79,7 @@ class Backend:
         health: Health,
         facts: ModelFacts,
         service: EngineService,
+        teller: Teller | None = None,
     ) -> None:
         """Joins what `main` made."""
         self._config = config
@@ -87,6 +89,7 @@ class Backend:
         self._health = health
         self._facts = facts
         self._service = service
+        self._teller = teller
         self._log = get_logger()
         # One count per SIGTERM or SIGINT.
         self._signals: asyncio.Queue[str] = asyncio.Queue()
@@ -105,6 +108,8 @@ class Backend:
         await server.start()
         self._log.info("listening", address=self._address.target, model=self._facts.describe().name)
         self._engine_loop.start(self._service.deliver)
+        if self._teller is not None:
+            self._teller.start()
         heartbeat = asyncio.ensure_future(self._heartbeat())
         certificates = asyncio.ensure_future(socket_tls.follow(self._tls))
         supervision = WorkerSupervision(launch, self._engine_loop, self._health, self._on_ready)
@@ -118,6 +123,8 @@ class Backend:
             heartbeat.cancel()
             certificates.cancel()
             self._engine_loop.stop()
+            if self._teller is not None:
+                await self._teller.stop()
             self._log.info("ended")
 
     def _on_ready(self, ready: WorkerReady) -> None:
@@ -125,6 +132,8 @@ class Backend:
         self._facts.ready = ready
         self._facts.max_context_tokens = self._engine_loop.engine.max_context_tokens
         self._service.send_welcome()
+        if self._teller is not None:
+            self._teller.ready(ready)
         if first:
             # What start-up made lives as long as the process; no collection needs to look at it again.
             gc.collect()

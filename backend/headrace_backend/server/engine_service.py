@@ -34,6 +34,7 @@ from headrace_backend.server.statuses import (
     refusal_status,
     status_code,
 )
+from headrace_backend.server.telemetry import Teller
 from headrace_protos.engine.v1 import engine_pb2
 
 PROTOCOL_VERSION = 1
@@ -67,6 +68,7 @@ class EngineService:
         *,
         secret: bytes | None,
         max_message_bytes: int,
+        teller: Teller | None = None,
     ) -> None:
         """A service without streams.
 
@@ -77,7 +79,9 @@ class EngineService:
             clock: The engine's.
             secret: What callers must present as bearer token; None: the socket's folder protects.
             max_message_bytes: Largest message.
+            teller: Hears of requests and refusals; None: no telemetry.
         """
+        self._teller = teller
         self._engine_loop = engine_loop
         self._engine = engine_loop.engine
         self._health = health
@@ -173,7 +177,8 @@ class EngineService:
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MAX_STREAMS} services are connected; more are not taken"
             )
         hello = await self._read_hello(context)
-        stream = ServiceStream(next(self._stream_ids), self._max_message_bytes, _MAX_BACKLOG_BYTES, self._clock)
+        steps = self._engine.steps.reader() if hello.wants_step_records else None
+        stream = ServiceStream(next(self._stream_ids), self._max_message_bytes, _MAX_BACKLOG_BYTES, self._clock, steps)
         log = self._log.bind(stream=stream.stream_id, service=hello.service_name[:_MAX_SERVICE_NAME_CHARACTERS])
         stream.send(self._welcome())
         self._streams[stream.stream_id] = stream
@@ -206,6 +211,8 @@ class EngineService:
             protocol_version=PROTOCOL_VERSION,
             model=self._describe_model(),
             state=outgoing.write_state(self._health.state),
+            engine=self._engine.steps.engine,
+            unix_offset_ns=self._engine.steps.unix_offset_ns,
         )
         return engine_pb2.FromEngine(welcome=welcome)
 
@@ -247,6 +254,8 @@ class EngineService:
         try:
             handler(stream, question)
         except RequestRefused as refused:
+            if self._teller is not None and kind == "add":
+                self._teller.refused(refused.reason)
             self._refuse(stream, question, refusal_status(refused))
         except Exception:
             error_id = new_error_id()
@@ -270,6 +279,8 @@ class EngineService:
         request = incoming.read_add(add, self._clock())
         subscriber = self._claim_handle(stream, add.handle) if add.handle else None
         outcome = self._engine.add(request, subscriber)
+        if self._teller is not None and not outcome.existing:
+            self._teller.began(outcome.number, request.request_id, request.span)
         if subscriber is not None and not outcome.existing:
             stream.handles.add(subscriber.handle)
         added = engine_pb2.Added(

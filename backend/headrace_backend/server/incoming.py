@@ -17,15 +17,25 @@ from headrace_backend.engine.errors import RequestRefused, Violation
 from headrace_backend.engine.requests import (
     AbortCause,
     EngineRequest,
+    Recording,
     RequestState,
     SamplingSpec,
     StopSpec,
     TenantLimits,
     TokenIds,
 )
+from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# Version 00, and later ones by their first four fields.
+_TRACEPARENT = re.compile(
+    r"(?:00|(?!ff)[0-9a-f]{2}(?=.{53}(?:-|$)))-(?P<trace_id>[0-9a-f]{32})-(?P<span_id>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})"
+)
+_SPAN_ID = re.compile(r"[0-9a-f]{16}")
+_SAMPLED = 1
+_MAX_TRACESTATE_BYTES = 512
+_MAX_WORD_BYTES = 64
 _MAX_TEXT_BYTES = 256
 _MAX_SALT_BYTES = 256
 _MAX_STATE_BYTES = 1 << 20
@@ -226,12 +236,40 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
         idempotency_key=add.idempotency_key,
         spec_digest=add.spec_digest,
         service_state=add.service_state,
-        traceparent=add.traceparent,
+        span=_span(add, checks),
+        recording=_recording(add.recording, checks) if add.HasField("recording") else None,
         emitted=tuple(_token_ids(part.token_ids, f"emitted[{i}]", checks) for i, part in enumerate(add.emitted)),
         limits=_limits(add.limits, checks),
     )
     checks.finish()
     return request
+
+
+def _span(add: engine_pb2.AddRequest, checks: _Checks) -> facts.SpanContext | None:
+    """The inference span that the service made. A context that is none (by W3C) is a request that nobody traces, never an error."""
+    found = _TRACEPARENT.fullmatch(add.traceparent)
+    parent, tracestate = add.recording.parent_span_id, add.recording.tracestate
+    checks.require(
+        not parent or _SPAN_ID.fullmatch(parent) is not None, "recording.parent_span_id", "must be 16 hex digits"
+    )
+    checks.at_most(tracestate, _MAX_TRACESTATE_BYTES, "recording.tracestate")
+    if found is None or not int(found["trace_id"], 16) or not int(found["span_id"], 16):
+        return None
+    return facts.SpanContext(
+        found["trace_id"], found["span_id"], parent, tracestate, sampled=bool(int(found["flags"], 16) & _SAMPLED)
+    )
+
+
+def _recording(recording: engine_pb2.Recording, checks: _Checks) -> Recording:
+    for field in ("operation", "wire"):
+        checks.at_most(getattr(recording, field), _MAX_WORD_BYTES, f"recording.{field}")
+    last = max(facts.Detail)
+    if not checks.require(recording.detail <= last, "recording.detail", f"must be 0 to {last}"):
+        return Recording()
+    default = Recording()
+    return Recording(
+        recording.operation or default.operation, recording.wire or default.wire, facts.Detail(recording.detail)
+    )
 
 
 def _limits(limits: engine_pb2.TenantLimits, checks: _Checks) -> TenantLimits:

@@ -34,6 +34,7 @@ from headrace_backend.server.lifetime import (
 from headrace_backend.server.logs import configure_logs
 from headrace_backend.server.model_facts import ModelFacts, model_limits, text_bytes
 from headrace_backend.server.socket_tls import read_tls
+from headrace_backend.server.telemetry import Teller, new_step_log, open_feed
 from headrace_backend.server.worker_group import WorkerLaunch
 from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.server.worker_supervision import ModelRefused
@@ -120,13 +121,24 @@ async def _run(
 ) -> ExitCode:
     limits = model_limits(config.engine, folder)
     clock = time.monotonic_ns
-    engine_loop = EngineLoop(Engine(config.engine, limits, text_bytes(folder), clock), clock)
+    engine = Engine(config.engine, limits, text_bytes(folder), clock, steps=new_step_log(clock))
+    engine_loop = EngineLoop(engine, clock)
     health = Health()
     facts = ModelFacts(config.engine, folder, limits)
+    teller = None
+    if config.telemetry_socket:
+        feed = open_feed(config.telemetry_socket, facts.describe().name, engine.steps)
+        teller = Teller(feed, engine, facts)
     service = EngineService(
-        engine_loop, health, facts.describe, clock, secret=secret, max_message_bytes=config.max_message_bytes
+        engine_loop,
+        health,
+        facts.describe,
+        clock,
+        secret=secret,
+        max_message_bytes=config.max_message_bytes,
+        teller=teller,
     )
-    backend = Backend(config, address, tls, engine_loop, health, facts, service)
+    backend = Backend(config, address, tls, engine_loop, health, facts, service, teller)
     shows_bars = config.log_format == "console" and sys.stderr.isatty()
     launch = WorkerLaunch(config.engine, limits.max_model_len, worker_command, shows_bars=shows_bars)
     return await backend.run(launch)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.requests import ModelLimits
+from headrace_backend.server.model_cost import ModelCost, model_cost
 from headrace_backend.worker_messages import MemoryPlan, WorkerReady
 from headrace_model_folder import ModelFolder
 from headrace_protos.engine.v1 import engine_pb2
@@ -63,6 +64,10 @@ class ModelFacts:
             max_waiting_requests=config.max_waiting_requests,
             memory=_memory(ready.memory) if ready and ready.memory else None,
         )
+
+    def cost(self) -> ModelCost:
+        """What its steps compute and read."""
+        return model_cost(self._folder.config, self._dtype())
 
     def _dtype(self) -> str:
         if self._config.dtype != "auto":

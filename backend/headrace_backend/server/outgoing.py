@@ -45,7 +45,9 @@ def outbox_bytes(outbox: Outbox) -> int:
 
 
 def _event_bytes(event: Event) -> int:
-    return _EVENT_BYTES + (event.columns.num_bytes if isinstance(event, PromptLogprobs) else 0)
+    if isinstance(event, PromptLogprobs):
+        return _EVENT_BYTES + event.columns.num_bytes
+    return _EVENT_BYTES + (len(event.engine_trace) if isinstance(event, RequestDone) else 0)
 
 
 def merge_outbox(into: Outbox, later: Outbox) -> None:
@@ -71,8 +73,8 @@ def _extend_logprobs(into: LogprobColumns, later: LogprobColumns) -> None:
     into.top_logprobs.extend(later.top_logprobs)
 
 
-def write_outbox(outbox: Outbox, now_ns: int) -> engine_pb2.FromEngine:
-    """The `StepOutputs` of an outbox."""
+def write_outbox(outbox: Outbox, now_ns: int, step_records: bytes = b"") -> engine_pb2.FromEngine:
+    """The `StepOutputs` of an outbox, with records of all steps settled since the one before if the service asked for them."""
     step = engine_pb2.StepOutputs(
         step_id=outbox.step_id,
         handles=outbox.handles.tobytes(),
@@ -82,6 +84,7 @@ def write_outbox(outbox: Outbox, now_ns: int) -> engine_pb2.FromEngine:
         settled_at_ns=outbox.settled_at_ns,
         batch_sequences=outbox.batch_sequences,
         batch_tokens=outbox.batch_tokens,
+        step_records=step_records,
     )
     if outbox.logprob_rows:
         step.logprobs.CopyFrom(_write_logprobs(outbox.logprobs))
@@ -150,6 +153,7 @@ def _write_done(done: RequestDone, now_ns: int) -> engine_pb2.RequestDone:
         draft_tokens=done.draft_tokens,
         accepted_tokens=done.accepted_tokens,
         ended_ago_ns=max(now_ns - done.ended_at_ns, 0),
+        engine_trace=done.engine_trace,
     )
 
 

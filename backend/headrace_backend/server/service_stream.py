@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import grpc
 
 from headrace_backend.engine.outbox import Outbox, RequestDone
+from headrace_backend.engine.step_log import StepReader
 from headrace_backend.server.outgoing import merge_outbox, outbox_bytes, write_outbox
 from headrace_backend.server.statuses import StreamEnded, ended
 from headrace_protos.engine.v1 import engine_pb2
@@ -30,7 +31,12 @@ class ServiceStream:
     """One stream: its subscriptions' handles, and its queue."""
 
     def __init__(
-        self, stream_id: int, max_message_bytes: int, max_backlog_bytes: int, clock: Callable[[], int]
+        self,
+        stream_id: int,
+        max_message_bytes: int,
+        max_backlog_bytes: int,
+        clock: Callable[[], int],
+        steps: StepReader | None = None,
     ) -> None:
         """An empty queue.
 
@@ -39,7 +45,9 @@ class ServiceStream:
             max_message_bytes: Outboxes merge up to half of it.
             max_backlog_bytes: Bound of what waits.
             clock: The engine's.
+            steps: Records of settled steps that go with its outboxes; None: the service did not ask for them.
         """
+        self._steps = steps
         self.stream_id = stream_id
         # Handles of live subscriptions.
         self.handles: set[int] = set()
@@ -114,7 +122,7 @@ class ServiceStream:
             item = self._queue[0]
             if isinstance(item, Outbox | engine_pb2.FromEngine):
                 self._pop()
-                return write_outbox(item, self._clock()) if isinstance(item, Outbox) else item
+                return self._written(item) if isinstance(item, Outbox) else item
             # A replay stays in front until its last message.
             if (part := next(item, None)) is not None:
                 return part
@@ -123,6 +131,9 @@ class ServiceStream:
             state, self._state = self._state, None
             return engine_pb2.FromEngine(state=state)
         return None
+
+    def _written(self, outbox: Outbox) -> engine_pb2.FromEngine:
+        return write_outbox(outbox, self._clock(), self._steps.take() if self._steps is not None else b"")
 
     def _pop(self) -> None:
         self._queue.popleft()

@@ -15,7 +15,7 @@ from headrace_backend.step_plan import StepPlan
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.kv_caches import copy_planned_blocks
 from headrace_backend.worker.prompt_logprobs import hidden_indices, prompt_logprobs
-from headrace_backend.worker.runner import CausalModel
+from headrace_backend.worker.runner import NOTHING_LAUNCHED, CausalModel, Launched
 from headrace_backend.worker.sampler import SampledTokens, Sampler
 
 
@@ -35,6 +35,7 @@ class CpuRunner:
         self._batch = batch
         self._sampler = sampler
         self._kv_caches = kv_caches
+        self.launched = NOTHING_LAUNCHED
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -49,8 +50,10 @@ class CpuRunner:
         copy_planned_blocks(plan.forward, self._kv_caches)
         if not plan.forward.rows.size:
             assert not plan.sample.rows.size, "samples without a forward pass"
+            self.launched = NOTHING_LAUNCHED
             return torch.empty(0, 0)
         inputs = self._batch.build(plan.forward)
+        self.launched = Launched(plan.num_tokens, captured=False)
         hidden = self._model(inputs.token_ids, inputs.positions, self._kv_caches, inputs.metadata)
         indices = plan.sample.token_indices.astype(np.int64)
         if plan.prompt_logprobs.counts.size:

@@ -22,7 +22,7 @@ from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.device_rows import DeviceRows
 from headrace_backend.worker.kv_caches import copy_planned_blocks
 from headrace_backend.worker.prompt_logprobs import hidden_indices, prompt_logprobs
-from headrace_backend.worker.runner import CausalModel
+from headrace_backend.worker.runner import NOTHING_LAUNCHED, CausalModel, Launched
 from headrace_backend.worker.sampler import SampledTokens, Sampler
 from headrace_backend.worker.step_buffers import StepBuffers, StepLimits
 from headrace_backend.worker.step_columns import AttentionChoices
@@ -76,6 +76,7 @@ class GpuRunner:
         # Of the step launched last, between `forward` and `sample`.
         self._shape: StepShape | None = None
         self._choices = AttentionChoices()
+        self.launched = NOTHING_LAUNCHED
 
     @property
     def num_captured(self) -> int:
@@ -95,11 +96,13 @@ class GpuRunner:
         copy_planned_blocks(plan.forward, self.kv_caches)
         if not plan.forward.rows.size:
             assert not plan.sample.rows.size, "samples without a forward pass"
+            self.launched = NOTHING_LAUNCHED
             return self._buffers.hidden[:0]
         needed = StepShape.of(plan, self._sizes, self._buffers.gather_capacity)
         tells_of_prompts = plan.prompt_logprobs.counts.size > 0
         held = None if tells_of_prompts else smallest_holding(self._shapes, needed)
         self._shape = shape = held or needed
+        self.launched = Launched(shape.num_tokens, captured=self._is_captured(_Piece.FORWARD, shape))
         self._choices = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=held is not None)
         if tells_of_prompts:
             # No graph keeps the hidden states that are not sampled.
@@ -143,8 +146,11 @@ class GpuRunner:
                 self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
         progress("graphs", len(self._shapes), len(self._shapes), "shapes")
 
+    def _is_captured(self, piece: _Piece, shape: StepShape) -> bool:
+        return self._graphs is not None and (piece, shape) in self._graphs
+
     def _launch(self, piece: _Piece, shape: StepShape) -> Any:
-        if self._graphs is not None and (piece, shape) in self._graphs:
+        if self._graphs is not None and self._is_captured(piece, shape):
             return self._graphs.replay((piece, shape))
         return self._run(piece, shape)
 

@@ -5,7 +5,7 @@ Owns the interfaces: a model, as runners call it, and a runner, as start-up and 
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -34,8 +34,24 @@ class CausalModel(Protocol):
         """[num_samples, vocab_size] from [num_samples, hidden_size]: float32, on a GPU also the model's type."""
 
 
+class Launched(NamedTuple):
+    """How a step was launched."""
+
+    # Tokens that the device computes, padding included.
+    num_tokens: int
+    # Whether its forward pass was replayed from a graph.
+    captured: bool
+
+
+NOTHING_LAUNCHED = Launched(0, False)
+
+
 class Runner(Protocol):
     """Computes steps, strictly in the order in which they are given (`cpu_runner`, `gpu_runner`)."""
+
+    @property
+    def launched(self) -> Launched:
+        """Of the last `forward`."""
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Takes and gives back rows, then computes the plan's tokens; hidden states of the sampled ones and of those that tell of prompts, [num_samples + num_prompt_tokens, hidden_size]."""

@@ -23,6 +23,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
 from headrace_backend.weights.loader import pinned_bytes
+from headrace_backend.worker.ceilings import measured_rates
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.cpu_runner import CpuRunner
@@ -134,6 +135,8 @@ def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, ph
     plan = msgspec.structs.replace(plan, pinned_host_bytes=pinned_bytes(device) if config.load == "folder" else 0)
     channel.send_message(plan)
     timer = _Phases(phases)
+    with timer.timed("ceilings"):
+        rates = measured_rates(device, dtype)
     with timer.timed("weights"):
         source = folder if config.load == "folder" else None
         causal_lm = load_model(
@@ -151,7 +154,17 @@ def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, ph
     gc.freeze()
     load_gb_s = sum(record.num_bytes for record in folder.tensors.values()) / phases["weights"] / 1e9
     channel.send_message(
-        WorkerReady(str(device), plan.num_blocks, plan.block_size, folder.parameter_count, phases, load_gb_s, plan)
+        WorkerReady(
+            str(device),
+            plan.num_blocks,
+            plan.block_size,
+            folder.parameter_count,
+            phases,
+            load_gb_s,
+            plan,
+            rates.copy_bytes_per_s,
+            rates.matmul_flops_per_s,
+        )
     )
     return StepLoop(runner, channel, device.type == "cuda", functools.partial(_count_late_work, runner))
 

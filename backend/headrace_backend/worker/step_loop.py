@@ -18,7 +18,7 @@ from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed
 from headrace_backend.worker.finish_times import FinishTimes
 from headrace_backend.worker.host_copy import HostCopy
-from headrace_backend.worker.runner import Runner
+from headrace_backend.worker.runner import Launched, Runner
 from headrace_backend.worker_messages import RecordKind
 
 # While the device works the loop looks this often for the next plan and the next result. Sleeping on the ring's event would be no better: poll() counts in milliseconds.
@@ -32,6 +32,7 @@ class _LaunchedStep:
     step_id: int
     started_at_ns: int
     samples: HostCopy
+    launched: Launched
 
     def is_done(self) -> bool:
         """Whether its result can be read without waiting."""
@@ -40,6 +41,7 @@ class _LaunchedStep:
     def result(self) -> StepResult:
         """Waits for the device."""
         result = StepResult(self.step_id, self.started_at_ns, 0, np.empty(0, np.int32), np.empty(0, np.uint8))
+        result.padded_tokens, result.captured = self.launched
         self.samples.fill(result)
         result.finished_at_ns = time.monotonic_ns()
         return result
@@ -93,7 +95,7 @@ class StepLoop:
             # The steps before it are sound.
             self._answer_done(wait=True)
             raise StepFailed(plan.step_id) from error
-        self._launched.append(_LaunchedStep(plan.step_id, started_at_ns, samples))
+        self._launched.append(_LaunchedStep(plan.step_id, started_at_ns, samples, self._runner.launched))
 
     def _answer_done(self, wait: bool) -> None:
         """Sends the results that are there, or all of them."""

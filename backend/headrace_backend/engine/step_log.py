@@ -1,0 +1,206 @@
+"""What settled steps leave behind for telemetry: a record of each, who was in it, and the requests whose end only the engine can tell of.
+
+Owns the records' making, the ring of the newest ones for services, and what waits to be told. Does not tell anybody (the server does), and decides nothing. While nobody asks (`keeps_records` and
+`tells` are False) a step costs two branches.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections import deque
+from typing import NamedTuple
+
+from headrace_backend.engine.plan_builder import InFlightStep
+from headrace_backend.engine.scheduler import Scheduler
+from headrace_backend.engine.sequence import LiveRequest, Sequence
+from headrace_backend.step_plan import StepResult
+from headrace_facts import facts
+from headrace_facts.step_records import RECORD, StepFlag
+
+# A service that lags gets so many.
+MAX_RECORDS = 4096
+# As `step_records.RECORD` has its fields.
+_RECORD = struct.Struct("<7Q12I")
+assert _RECORD.size == RECORD.itemsize
+
+
+def _u32() -> array[int]:
+    return array("I")
+
+
+class EndedRequest(NamedTuple):
+    """A request that has ended, and what was recorded of it."""
+
+    request: LiveRequest
+    trace: facts.EngineTrace | None
+
+
+class _Waiting:
+    """Columns of `facts.Steps` in the making."""
+
+    __slots__ = ("chunk_counts", "chunks", "member_counts", "members", "preempted", "preempted_counts", "records")
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self.member_counts = _u32()
+        self.members: list[bytes] = []
+        self.chunk_counts = _u32()
+        self.chunks = _u32()
+        self.preempted_counts = _u32()
+        self.preempted = _u32()
+
+    def add(self, record: bytes, members: bytes, step: InFlightStep) -> None:
+        """One more step."""
+        self.records.append(record)
+        self.member_counts.append(len(members) // 4)
+        self.members.append(members)
+        self.chunk_counts.append(len(step.entries))
+        for sequence, first_token, num_tokens in step.entries:
+            self.chunks.extend((sequence.request.sequence_number, first_token, num_tokens))
+        preempted = dict.fromkeys(step.preempted)
+        self.preempted_counts.append(len(preempted))
+        self.preempted.extend(preempted)
+
+
+class StepReader:
+    """One reader's place in the ring of records."""
+
+    __slots__ = ("_log", "_num_taken")
+
+    def __init__(self, log: StepLog) -> None:
+        """Begins with the next step."""
+        self._log = log
+        self._num_taken = log.num_records
+
+    def take(self) -> bytes:
+        """Records of the steps settled since the last call, the newest ones where they are too many, side by side."""
+        log = self._log
+        num_new, self._num_taken = log.num_records - self._num_taken, log.num_records
+        newest = log.newest
+        return b"".join([newest[index] for index in range(-min(num_new, len(newest)), 0)])
+
+
+class StepLog:
+    """Records of settled steps, and ended requests, until they are taken."""
+
+    def __init__(self, engine: str = "", unix_offset_ns: int = 0) -> None:
+        """Nobody asks.
+
+        Args:
+            engine: Names this life of the backend: 16 hex digits.
+            unix_offset_ns: What takes the engine's clock to UNIX time.
+        """
+        self.engine = engine
+        self.unix_offset_ns = unix_offset_ns
+        # Some service asked for records.
+        self.keeps_records = False
+        # The server tells facts: who was in a step, and requests that end unread.
+        self.tells = False
+        self.newest: deque[bytes] = deque(maxlen=MAX_RECORDS)
+        # Made so far.
+        self.num_records = 0
+        self._waiting = _Waiting()
+        self._ended: list[EndedRequest] = []
+        # Steps of decoding mostly have the same sequences as the one before.
+        self._last_samples: list[Sequence] = []
+        self._last_members = b""
+        self._device_free_ns = 0
+        self._late_work = 0
+
+    def reader(self) -> StepReader:
+        """For a service that asks for records from now on."""
+        self.keeps_records = True
+        return StepReader(self)
+
+    def worker_ready(self) -> None:
+        """A worker that has compiled nothing since it was ready takes over."""
+        self._late_work = 0
+
+    def note_plan(self, step: InFlightStep, scheduler: Scheduler, num_waiting: int, isolated: bool) -> None:
+        """A step was planned: what is to be seen at this moment."""
+        kv = scheduler.kv
+        assert kv is not None, "a step was planned"
+        step.num_blocks, step.free_blocks = kv.pool.num_blocks, kv.pool.num_available
+        step.num_waiting, step.isolated = num_waiting, isolated
+        step.preempted = scheduler.take_preempted()
+
+    def note_step(self, step_id: int, step: InFlightStep, result: StepResult, now_ns: int) -> None:
+        """A step was settled, as number `step_id` over all lives of workers. One that was launched while the one before ran began when that one was done."""
+        late_work = result.late_work > self._late_work
+        self._late_work = result.late_work
+        started_at_ns = max(result.started_at_ns, self._device_free_ns)
+        self._device_free_ns = result.finished_at_ns
+        if not (self.keeps_records or self.tells):
+            return
+        flags = (
+            (StepFlag.CAPTURED.value if result.captured else 0)
+            | (StepFlag.LATE_WORK.value if late_work else 0)
+            | (StepFlag.ISOLATED.value if step.isolated else 0)
+        )
+        load = step.load
+        record = _RECORD.pack(
+            step_id,
+            step.planned_at_ns,
+            started_at_ns,
+            result.finished_at_ns,
+            now_ns,
+            int(load.context_tokens),
+            int(load.attention_pairs),
+            step.num_sequences,
+            load.num_prefill_tokens,
+            load.num_decodes,
+            len(step.samples),
+            step.free_blocks,
+            step.num_blocks,
+            step.num_waiting,
+            len(step.preempted),
+            0,
+            0,
+            flags,
+            result.padded_tokens,
+        )
+        if self.keeps_records:
+            self.newest.append(record)
+            self.num_records += 1
+        if self.tells:
+            self._waiting.add(record, self._members(step), step)
+
+    def note_ended(self, request: LiveRequest, trace: facts.EngineTrace | None) -> None:
+        """A request has ended, and no service can tell of it."""
+        if self.tells:
+            self._ended.append(EndedRequest(request, trace))
+
+    def take_steps(self) -> facts.Steps | None:
+        """Steps settled since the last call; None if there are none."""
+        waiting = self._waiting
+        if not waiting.records:
+            return None
+        self._waiting = _Waiting()
+        return facts.Steps(
+            self.engine,
+            self.unix_offset_ns,
+            b"".join(waiting.records),
+            waiting.member_counts.tobytes(),
+            b"".join(waiting.members),
+            waiting.chunk_counts.tobytes(),
+            waiting.chunks.tobytes(),
+            waiting.preempted_counts.tobytes(),
+            waiting.preempted.tobytes(),
+        )
+
+    def take_ended(self) -> list[EndedRequest]:
+        """Requests to tell of since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _members(self, step: InFlightStep) -> bytes:
+        """Numbers of the requests in a step, each once, uint32."""
+        samples = step.samples
+        if samples == self._last_samples and not step.chunks:
+            return self._last_members
+        members = dict.fromkeys([sequence.request.sequence_number for sequence in samples])
+        members.update(dict.fromkeys([sequence.request.sequence_number for sequence, _, _ in step.chunks]))
+        column = array("I", members).tobytes()
+        self._last_samples, self._last_members = ([], b"") if step.chunks else (samples, column)
+        return column

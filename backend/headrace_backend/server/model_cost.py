@@ -1,0 +1,46 @@
+"""What a model's steps compute and read, from its configuration: the weights of `step_records` when steps are judged against the device.
+
+Owns the arithmetic, for dense decoders with grouped-query attention, as all families here are. Products count; norms, rotations and activations do not: together they are below 1%. No torch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace_model_folder.config import ModelConfig
+from headrace_model_folder.expected_tensors import parameter_count
+
+_DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class ModelCost(NamedTuple):
+    """Floating-point operations (a multiplication and an addition are two) and bytes."""
+
+    # Weights that a step reads: all but an embedding table that is not the output layer too.
+    weight_bytes: int
+    # Of the linear layers, per token.
+    flops_per_token: float
+    # Of attention in all layers, per query and key that it sees.
+    flops_per_pair: float
+    # Of the output layer, per token sampled.
+    flops_per_sample: float
+    # Of the cache, all layers.
+    kv_bytes_per_token: int
+
+
+def model_cost(config: ModelConfig, dtype: str) -> ModelCost:
+    """The cost of a model whose weights and cache are in `dtype` (fp32, bf16, fp16, or torch's spelling)."""
+    item_bytes = _DTYPE_BYTES[dtype]
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    # Query, key, value and output; gate, up and down.
+    layer = config.hidden_size * (2 * query + 2 * key) + 3 * config.hidden_size * config.intermediate_size
+    head = config.hidden_size * config.vocab_size
+    num_read = parameter_count(config) - (0 if config.tie_word_embeddings else head)
+    return ModelCost(
+        weight_bytes=num_read * item_bytes,
+        flops_per_token=2.0 * config.num_layers * layer,
+        # One product of query and key, one of probability and value.
+        flops_per_pair=4.0 * config.num_layers * query,
+        flops_per_sample=2.0 * head,
+        kv_bytes_per_token=2 * config.num_layers * key * item_bytes,
+    )

@@ -1,0 +1,221 @@
+"""What the backend tells the telemetry process: its engine, its steps, its load, and the generations of which no service can tell.
+
+Owns when each is told and how it is put together. Does not own the way there (`headrace_facts.feed`) nor what is noted (`engine.step_log`). A backend without a telemetry socket has no `Teller`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import importlib.metadata
+import os
+import secrets
+import time
+from collections.abc import Callable
+
+from headrace_backend.engine.engine import Engine
+from headrace_backend.engine.errors import RefusalReason
+from headrace_backend.engine.requests import EndReason, Recording
+from headrace_backend.engine.sequence import LiveRequest
+from headrace_backend.engine.step_log import EndedRequest, StepLog
+from headrace_backend.server.model_facts import ModelFacts
+from headrace_backend.worker_messages import WorkerReady
+from headrace_facts import facts
+from headrace_facts.feed import Feed
+
+_STEPS_S = 0.05
+_LOAD_S = 1.0
+_END_REASONS = {
+    EndReason.STOP: "stop",
+    EndReason.LENGTH: "length",
+    EndReason.CANCELLED: "cancelled",
+    EndReason.DEADLINE: "deadline",
+    EndReason.ERROR: "error",
+}
+
+
+def new_step_log(clock: Callable[[], int]) -> StepLog:
+    """The log of this life of the backend. `clock` is the engine's."""
+    return StepLog(secrets.token_hex(8), time.time_ns() - clock())
+
+
+def open_feed(address: str, model_name: str, steps: StepLog) -> Feed:
+    """The way to the telemetry process; not started."""
+    hello = facts.Hello(
+        kind="backend",
+        name=f"backend-{model_name}",
+        instance=steps.engine,
+        version=importlib.metadata.version("headrace-server"),
+        pid=os.getpid(),
+        unix_offset_ns=steps.unix_offset_ns,
+    )
+    return Feed(address, hello)
+
+
+class Teller:
+    """Tells a feed what happens. Everything in the event loop's thread."""
+
+    def __init__(self, feed: Feed, engine: Engine, model: ModelFacts) -> None:
+        """Nothing told yet.
+
+        Args:
+            feed: Where facts go; started and stopped here.
+            engine: Whose steps, requests and load are told.
+            model: What is known of the model.
+        """
+        self._feed = feed
+        self._engine = engine
+        self._model = model
+        described = model.describe()
+        self._name, self._revision = described.name, described.revision
+        self._num_ready = 0
+        self._refusals: collections.Counter[str] = collections.Counter()
+        self._tasks: list[asyncio.Task[None]] = []
+        engine.steps.tells = True
+        feed.on_connect = self._tell_active
+
+    def start(self) -> None:
+        """Connects, and tells from now on."""
+        self._feed.start()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._repeat(_STEPS_S, self.flush)),
+            loop.create_task(self._repeat(_LOAD_S, self._tell_load)),
+        ]
+
+    async def stop(self) -> None:
+        """Tells what is left, within a second."""
+        for task in self._tasks:
+            task.cancel()
+        self.flush()
+        self._tell_load()
+        await self._feed.stop()
+
+    def ready(self, ready: WorkerReady) -> None:
+        """Workers take steps, the first ones or others in their place."""
+        self._num_ready += 1
+        cost = self._model.cost()
+        self._feed.greet(
+            facts.EngineFacts(
+                engine=self._engine.steps.engine,
+                model=self._name,
+                device=ready.device,
+                weight_bytes=cost.weight_bytes,
+                flops_per_token=cost.flops_per_token,
+                flops_per_pair=cost.flops_per_pair,
+                flops_per_sample=cost.flops_per_sample,
+                kv_bytes_per_token=cost.kv_bytes_per_token,
+                copy_bytes_per_s=ready.copy_bytes_per_s,
+                matmul_flops_per_s=ready.matmul_flops_per_s,
+            )
+        )
+
+    def began(self, number: int, request_id: str, span: facts.SpanContext | None) -> None:
+        """The engine took a request."""
+        self._feed.tell(facts.RequestBegan(self._engine.steps.engine, number, request_id, span))
+
+    def refused(self, reason: RefusalReason) -> None:
+        """A request was refused."""
+        self._refusals[reason.value] += 1
+
+    def flush(self) -> None:
+        """Tells the steps settled and the generations ended since the last call."""
+        steps = self._engine.steps.take_steps()
+        if steps is not None:
+            self._feed.tell(steps)
+        for ended in self._engine.steps.take_ended():
+            self._feed.tell(self._generation(ended))
+
+    async def _repeat(self, period_s: float, tell: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            tell()
+
+    def _tell_active(self) -> None:
+        """A telemetry process that is new knows no request."""
+        for request in self._engine.active_requests():
+            self.began(request.sequence_number, request.spec.request_id, request.spec.span)
+
+    def _tell_load(self) -> None:
+        load = self._engine.load()
+        self._feed.tell(
+            facts.EngineLoad(
+                engine=self._engine.steps.engine,
+                model=self._name,
+                running_sequences=load.running_sequences,
+                max_running_sequences=load.max_running_sequences,
+                waiting_requests=load.waiting_requests,
+                waiting_tokens=load.waiting_tokens,
+                num_blocks=load.kv_blocks,
+                free_blocks=load.free_blocks,
+                cached_blocks=load.cached_blocks,
+                used_blocks=load.used_blocks,
+                step_count=load.step_count,
+                preemptions=load.preemptions,
+                prefix_query_tokens=load.prefix_query_tokens,
+                prefix_hit_tokens=load.prefix_hit_tokens,
+                late_work=load.late_work,
+                restarts=max(self._num_ready - 1, 0),
+                refusals=dict(self._refusals),
+            )
+        )
+
+    def _generation(self, ended: EndedRequest) -> facts.Generation:
+        request = ended.request
+        spec, ledger, done = request.spec, request.ledger, request.done
+        assert done is not None, "it has ended"
+        recording = spec.recording or Recording()
+        reasons = [log.end.reason for log in request.logs if log.end is not None]
+        return facts.Generation(
+            request_id=spec.request_id,
+            model=self._name,
+            model_revision=self._revision,
+            operation=recording.operation,
+            wire=recording.wire,
+            unix_offset_ns=self._engine.steps.unix_offset_ns,
+            arrival_ns=ledger.asked_at_ns,
+            end_ns=ledger.ended_at_ns,
+            ttft_ns=done.ttft_ns,
+            prompt_tokens=done.prompt_tokens,
+            output_tokens=done.output_tokens,
+            cached_tokens=done.cached_tokens,
+            finish_reasons=[_END_REASONS[reason] for reason in reasons],
+            error_type="engine_error" if EndReason.ERROR in reasons else "",
+            ledger={
+                "queued": done.queued_ns,
+                "prefill": done.prefill_ns,
+                "decode": done.decode_ns,
+                "preempted": done.preempted_ns,
+                "engine_restart": done.engine_restart_ns,
+                "detokenize_and_send": 0,
+                "blocked_on_reader": 0,
+                "end_to_end": ledger.ended_at_ns - ledger.asked_at_ns,
+            },
+            step_count=done.step_count,
+            preemptions=done.preemptions,
+            draft_tokens=done.draft_tokens,
+            accepted_tokens=done.accepted_tokens,
+            parameters=_parameters(request),
+            streamed=not spec.detached,
+            span=spec.span,
+            detail=recording.detail,
+            trace=ended.trace,
+        )
+
+
+def _parameters(request: LiveRequest) -> dict[str, int | float]:
+    """As the engine has them: what the caller left out has become a value, and those that change nothing are left out here."""
+    spec, sampling = request.spec, request.spec.sampling
+    parameters: dict[str, int | float] = {
+        "max_tokens": spec.stop.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+    }
+    optional = {
+        "top_k": sampling.top_k,
+        "choice.count": spec.n if spec.n > 1 else 0,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "stop_sequences": len(spec.stop.strings),
+    }
+    return parameters | {name: value for name, value in optional.items() if value}
