@@ -6,18 +6,30 @@ Owns checking and answering, and the table of RPCs. Who may call is decided befo
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 import grpc
 
 from headrace.v1 import admin_pb2 as pb
+from headrace.v1 import generation_pb2
+from headrace_facts.facts import Detail
 from headrace_protos.control.v1 import control_pb2
 from headrace_service import errors, validation
-from headrace_service.rpc_boundary import Call, unary
+from headrace_service.rpc_boundary import Call, streaming, unary
 from headrace_service.service_core import ServiceCore
+from headrace_service.tracing.tracer import Tracer
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 _MAX_GRACE_NS = 3600 * 10**9
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+# Well under a client's default limit of 4 MiB; the parts in order are the message, wherever they are cut.
+_MAX_PART_BYTES = 1 << 20
+_DETAILS = {
+    generation_pb2.TRACE_DETAIL_OFF: Detail.OFF,
+    generation_pb2.TRACE_DETAIL_ARRAY: Detail.ARRAY,
+    generation_pb2.TRACE_DETAIL_SPAN: Detail.SPAN,
+}
 
 
 class AdminHandlers:
@@ -49,8 +61,35 @@ class AdminHandlers:
         return pb.DrainResponse(running_sequences=running, waiting_requests=waiting)
 
     async def set_trace_detail(self, request: pb.SetTraceDetailRequest, call: Call) -> pb.SetTraceDetailResponse:
-        """Refused: there is no tracing yet."""
-        raise errors.unimplemented("SetTraceDetail: tracing is not built yet")
+        """Says how much of each token is traced, on all services."""
+        if request.detail not in _DETAILS:
+            raise errors.invalid_field("detail", "must be TRACE_DETAIL_OFF, TRACE_DETAIL_ARRAY or TRACE_DETAIL_SPAN")
+        await self._tracer().set_detail(_DETAILS[request.detail])
+        return pb.SetTraceDetailResponse()
+
+    async def get_trace(self, request: pb.GetTraceRequest, call: Call) -> None:
+        """Streams a recent trace."""
+        kind = request.WhichOneof("key")
+        if kind is None:
+            raise errors.invalid_field("key", "one of request_id and trace_id must be set")
+        if kind == "request_id":
+            validation.check_request_id(request.request_id)
+        elif not _TRACE_ID.fullmatch(request.trace_id):
+            raise errors.invalid_field("trace_id", "must be 32 lower-case hex digits")
+        key = getattr(request, kind)
+        found = False
+        async for part in self._tracer().queries.find(key):
+            for begin in range(0, len(part), _MAX_PART_BYTES):
+                found = True
+                response = pb.GetTraceResponse(traces_data=part[begin : begin + _MAX_PART_BYTES])
+                await call.context.write(response.SerializeToString())
+        if not found:
+            raise errors.not_found(f"trace of {errors.echo(key)} is not known: not traced, or forgotten")
+
+    def _tracer(self) -> Tracer:
+        if self._core.tracer is None:
+            raise errors.failed_precondition("telemetry is off")
+        return self._core.tracer
 
     async def get_memory_plan(self, request: pb.GetMemoryPlanRequest, call: Call) -> pb.GetMemoryPlanResponse:
         """Says how a model's memory is divided."""
@@ -92,6 +131,7 @@ def method_handlers(core: ServiceCore) -> dict[str, grpc.RpcMethodHandler[Any, A
         "ListRepository": unary(pb.ListRepositoryRequest, pb.ListRepositoryResponse, admin.list_repository),
         "Drain": unary(pb.DrainRequest, pb.DrainResponse, admin.drain),
         "SetTraceDetail": unary(pb.SetTraceDetailRequest, pb.SetTraceDetailResponse, admin.set_trace_detail),
+        "GetTrace": streaming(pb.GetTraceRequest, admin.get_trace),
         "GetMemoryPlan": unary(pb.GetMemoryPlanRequest, pb.GetMemoryPlanResponse, admin.get_memory_plan),
     }
 

@@ -5,6 +5,8 @@ Owns the join only; the events are the same ones that a streaming reader gets, s
 
 from __future__ import annotations
 
+import time
+
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_service.generation_stream import GenerationStream
 from headrace_service.resolved_spec import ResolvedSpec
@@ -22,6 +24,7 @@ def collect(stream: GenerationStream, model_revision: str, spec: ResolvedSpec) -
     response = inference_pb2.CompleteResponse(request_id=stream.request_id, model_revision=model_revision)
     for index in range(spec.n):
         response.outputs.add(output_index=index)
+    made_ns = time.monotonic_ns()
     for message in stream.take():
         _join(response, inference_pb2.GenerateResponse.FromString(message).event)
     last = stream.take_done()
@@ -29,6 +32,8 @@ def collect(stream: GenerationStream, model_revision: str, spec: ResolvedSpec) -
     done = inference_pb2.GenerateResponse.FromString(last).event.done
     response.usage.CopyFrom(done.usage)
     response.ledger.CopyFrom(done.ledger)
+    if stream.recording is not None:
+        stream.recording.wrote_all(made_ns, time.monotonic_ns())
     return response
 
 

@@ -201,6 +201,12 @@ class ServiceConfig(pydantic.BaseModel):
             description="serve the small models that client programs of Triton are tried against: simple, repeat_int32 ..."
         ),
     ] = False
+    telemetry_socket: Annotated[
+        str,
+        Field(
+            description="socket of the telemetry process, which traces and metrics are told to; empty: telemetry is off"
+        ),
+    ] = ""
     exit_with_parent: Annotated[
         bool, Field(description="shut down when the process that started this one dies (Linux)")
     ] = False

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from headrace_service import errors
 from headrace_service.generation_stream import GenerationStream
+from headrace_service.tracing.recording import Recording
 
 # Takes one message to the caller; returns when the transport has room for the next.
 Write = Callable[[bytes], Awaitable[None]]
@@ -46,8 +47,11 @@ async def deliver(stream: GenerationStream, write: Write) -> None:
 async def _write_until_ended(stream: GenerationStream, write: Write) -> None:
     while True:
         if stream.has_news:
-            for message in stream.take():
-                await _write(stream, write, message)
+            if stream.recording is not None:
+                await _write_recorded(stream, stream.recording, write)
+            else:
+                for message in stream.take():
+                    await _write(stream, write, message)
         elif stream.done is None and stream.failure is None:
             await stream.news()
         else:
@@ -60,3 +64,18 @@ async def _write(stream: GenerationStream, write: Write, message: bytes) -> None
     stream.writing_since_ns = 0
     if stream.done is not None:
         stream.clock.wrote(began_ns, time.monotonic_ns())
+
+
+async def _write_recorded(stream: GenerationStream, recording: Recording, write: Write) -> None:
+    """Writes all that is pending and notes when: entries of the recording and messages come in step."""
+    made_at, written_at = recording.made_at_ns.append, recording.written_at_ns.append
+    made_ns = began_ns = stream.writing_since_ns = time.monotonic_ns()
+    for message in stream.take():
+        await write(message)
+        now_ns = time.monotonic_ns()
+        made_at(made_ns)
+        written_at(now_ns)
+        if stream.done is not None:
+            stream.clock.wrote(began_ns, now_ns)
+        began_ns = stream.writing_since_ns = now_ns
+    stream.writing_since_ns = 0

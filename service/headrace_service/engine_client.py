@@ -17,11 +17,14 @@ from typing import Any
 import structlog
 from google.protobuf import message
 
+from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.generation_stream import GenerationStream
 from headrace_service.rpc_boundary import Call
 from headrace_service.step_dealing import deal
+from headrace_service.tracing.ending import Endings
+from headrace_service.tracing.tracer import Tracer
 
 _log = structlog.get_logger("headrace.service")
 _MAX_HANDLE = (1 << 32) - 1
@@ -29,9 +32,17 @@ _NOT_CONNECTED = "the engine cannot be reached"
 
 
 class EngineClient:
-    """Questions to the engine and subscriptions to its requests."""
+    """Questions to the engine and subscriptions to its requests.
 
-    def __init__(self) -> None:
+    Args:
+        tracer: is told of generations that end, and of steps; None where there is no telemetry.
+    """
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer
+        self._endings = Endings(tracer, self.leave) if tracer is not None else None
+        # The backend's name for itself in traces, and what takes its times to UNIX time.
+        self._told_by = ("", 0)
         self.streams: dict[int, GenerationStream] = {}
         self.last_heard_ns = 0
         self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
@@ -130,13 +141,21 @@ class EngineClient:
         if self.streams.pop(stream.handle, None) is not None:
             self._send(engine_pb2.ToEngine(detach=engine_pb2.DetachRequest(handle=stream.handle)))
 
+    @property
+    def wants_step_records(self) -> bool:
+        """Whether the engine shall say what it settled."""
+        return self._tracer is not None
+
     def abandon(self, stream: GenerationStream, call: Call) -> None:
-        """Ends the request of a caller who left, if it still runs, and gives its subscription up."""
+        """Ends the request of a caller who left, if it still runs, and gives its subscription up; its end is told."""
         if stream.handle in self.streams:
             expired = call.deadline_ns is not None and time.monotonic_ns() >= call.deadline_ns
             cause = engine_pb2.ABORT_CAUSE_DEADLINE if expired else engine_pb2.ABORT_CAUSE_CANCELLED
             self.abort(stream.request_id, call.tenant, cause)
-            self.leave(stream)
+            if self._endings is None or not self._endings.keep(stream):
+                self.leave(stream)
+        elif self._endings is not None:
+            self._endings.ended(stream)
 
     def abort(self, request_id: str, tenant: str, cause: engine_pb2.AbortCause) -> None:
         """Ends a request without waiting for the answer."""
@@ -150,6 +169,7 @@ class EngineClient:
     def connection_opened(self, welcome: engine_pb2.Welcome) -> None:
         """Takes the first message of a new connection; from now on questions are asked."""
         self._connected = True
+        self._told_by = (welcome.engine, welcome.unix_offset_ns)
         self._state = welcome.state
         self.last_heard_ns = time.monotonic_ns()
 
@@ -173,7 +193,11 @@ class EngineClient:
         self.last_heard_ns = time.monotonic_ns()
         kind = from_engine.WhichOneof("message")
         if kind == "step":
-            deal(from_engine.step, self.streams)
+            step = from_engine.step
+            if step.step_records and self._tracer is not None:
+                # Before the generations that end with these steps.
+                self._tracer.tell(facts.Steps(*self._told_by, step.step_records))
+            deal(step, self.streams)
         elif kind == "state":
             self._state = from_engine.state
         elif kind == "attached":

@@ -102,7 +102,11 @@ class EngineConnection:
                 stream.cancel()
 
     async def _converse(self, stream: _Stream) -> None:
-        hello = engine_pb2.Hello(protocol_version=PROTOCOL_VERSION, service_name=self._config.service_name)
+        hello = engine_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            service_name=self._config.service_name,
+            wants_step_records=self._client.wants_step_records,
+        )
         await stream.write(engine_pb2.ToEngine(hello=hello))
         first = await asyncio.wait_for(stream.read(), _WELCOME_TIMEOUT_S)
         if not isinstance(first, engine_pb2.FromEngine) or not first.HasField("welcome"):

@@ -12,8 +12,10 @@ import secrets
 import time
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
+from headrace_facts.facts import SpanContext
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.render_state import RenderState
@@ -46,8 +48,14 @@ def build(
     request.request_id = request_id
     request.tenant = call.tenant
     set_limits(request, call)
-    request.traceparent = call.traceparent
     return request, render
+
+
+def record(request: engine_pb2.AddRequest, render: RenderState, span: SpanContext) -> RenderState:
+    """Has who joins the generation later know its span; returns the state that says so. Not part of the digest: it differs between two sendings."""
+    render = msgspec.structs.replace(render, span=span)
+    request.service_state = render.encode()
+    return render
 
 
 def set_limits(request: engine_pb2.AddRequest | engine_pb2.AttachRequest, call: Call) -> None:

@@ -12,12 +12,16 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 
+from headrace.v1 import generation_pb2
+from headrace_facts.facts import SpanContext
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, ledger
 from headrace_service.detokenizer import PieceTable
 from headrace_service.engine_columns import LogprobReader, token_ids_of
 from headrace_service.output_text import OutputText
 from headrace_service.render_state import RenderState
+from headrace_service.tracing.generation_trace import GenerationTrace
+from headrace_service.tracing.recording import Recording
 from headrace_service.wires import EventWire, TokenLogprobs
 
 # What one pending token, and one of its reported alternatives, takes in this process's lists.
@@ -41,11 +45,15 @@ class GenerationStream:
         pending_bytes: memory that undelivered tokens take.
         writing_since_ns: when the write that the reader has not taken yet began; 0: none.
         listener: called on news instead of waking whoever awaits `news`; for readers of many streams.
+        ends: how each output that has ended did.
+        ledger: what the reader was told of where the time went; None before it was.
+        trace: what will be told of the generation at its end; None if nothing will, or it has been.
+        recording: when messages left; None if nobody wants to know.
     """
 
     __slots__ = (
-        "_accepted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started", "_table", "_waiter", "_whole", "_wire", "cap_factor", "clock", "deadline_is_status", "done", "failure", "from_token", "handle", "has_news",
-        "hit_deadline", "listener", "over_cap_since_ns", "pending_bytes", "request_id", "writer", "writing_since_ns",
+        "_accepted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started", "_table", "_waiter", "_whole", "_wire", "cap_factor", "clock", "deadline_is_status", "done", "ends", "failure", "from_token", "handle", "has_news",
+        "hit_deadline", "ledger", "listener", "over_cap_since_ns", "pending_bytes", "recording", "request_id", "trace", "writer", "writing_since_ns",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +65,7 @@ class GenerationStream:
         clock: ledger.DeliveryClock,
         wire: EventWire,
         from_token: int = 0,
+        trace: GenerationTrace | None = None,
     ) -> None:
         self.handle = handle
         self.request_id = request_id
@@ -73,6 +82,10 @@ class GenerationStream:
         self.hit_deadline = False
         self.writer: asyncio.Task[None] | None = None
         self.listener: Callable[[GenerationStream], None] | None = None
+        self.ends: dict[int, engine_pb2.OutputEnd] = {}
+        self.ledger: generation_pb2.Ledger | None = None
+        self.trace = trace
+        self.recording: Recording | None = trace.recording() if trace is not None else None
         self._accepted: tuple[str, int] | None = None
         self._wire = wire
         self._table = table
@@ -84,6 +97,21 @@ class GenerationStream:
         self._waiter: asyncio.Future[None] | None = None
         # Whether the reader wants nothing before the end, and is not woken for tokens.
         self._whole = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the reader wants nothing before the end."""
+        return self._whole
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens came, delivered or not."""
+        return sum(output.num_tokens for output in self._outputs.values())
+
+    @property
+    def span(self) -> SpanContext | None:
+        """The inference span of a generation that this stream joined, if somebody records it."""
+        return self._render.span if self._render is not None else None
 
     def announce(self, model_revision: str, num_prompt_tokens: int) -> None:
         """Has the reader told that the request is accepted, before all other events."""
@@ -160,6 +188,8 @@ class GenerationStream:
         self.over_cap_since_ns = 0
         if self._accepted is not None or self._started is not None or self._prompt_parts or self._pauses_ns:
             messages.extend(message for message in self._take_beginnings() if message is not None)
+            if self.recording is not None:
+                self.recording.skip(len(messages))
         for output in self._outputs.values():
             if output.tokens or output.end is not None:
                 output.take(messages)
@@ -171,7 +201,8 @@ class GenerationStream:
     def take_done(self) -> bytes | None:
         """Returns the message of the request's end as of this moment. The request must have ended."""
         assert self.done is not None
-        return self._wire.done(self.done, ledger.close(self.done, self.clock, time.monotonic_ns()))
+        self.ledger = ledger.close(self.done, self.clock, time.monotonic_ns())
+        return self._wire.done(self.done, self.ledger)
 
     def news(self) -> asyncio.Future[None]:
         """Returns what the reader awaits for the next news. One coroutine at a time."""
@@ -204,6 +235,8 @@ class GenerationStream:
         message = self._wire.output_finished(end, self._render.stop_strings if self._render else ())
         if message is not None:
             messages.append(message)
+            if self.recording is not None:
+                self.recording.skip(1)
 
     def _wake(self) -> None:
         self.has_news = True
@@ -218,13 +251,13 @@ class GenerationStream:
 
     def _new_output(self, output_index: int) -> OutputText:
         assert self._render is not None
-        output = OutputText(output_index, self._table, self._render, self.from_token, self._wire)
+        output = OutputText(output_index, self._table, self._render, self.from_token, self._wire, self.recording)
         self._outputs[output_index] = output
         return output
 
     def _end_output(self, end: engine_pb2.OutputEnd) -> None:
         output = self._outputs.get(end.output_index) or self._new_output(end.output_index)
-        output.end = end
+        output.end = self.ends[end.output_index] = end
         self.hit_deadline = self.hit_deadline or end.reason == engine_pb2.OUTPUT_END_REASON_DEADLINE
 
     def _note_done(self, done: engine_pb2.RequestDone) -> None:

@@ -11,6 +11,8 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
+import structlog
+
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import engine_request, errors, validation
@@ -24,16 +26,19 @@ from headrace_service.resolved_spec import ResolvedSpec
 from headrace_service.rpc_boundary import Call
 from headrace_service.served_models import ServedModel
 from headrace_service.tokenization import TokenIds
+from headrace_service.tracing.generation_trace import GenerationTrace
+from headrace_service.tracing.tracer import Tracer
 from headrace_service.validation import Conversation
 from headrace_service.wires import EventWire
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt's tokens, and the field that errors about it name."""
+    """A prompt's tokens, the field that errors about it name, and whether it is a conversation."""
 
     token_ids: TokenIds
     field: str
+    is_chat: bool = False
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -42,8 +47,9 @@ class Prompt:
 class Generations:
     """Starts and joins generations for one service process."""
 
-    def __init__(self, config: ServiceConfig, templates: ChatTemplateRenderer) -> None:
+    def __init__(self, config: ServiceConfig, templates: ChatTemplateRenderer, tracer: Tracer | None) -> None:
         self._config = config
+        self._tracer = tracer
         self._templates = templates
         self._request_ids = RequestIds()
 
@@ -73,7 +79,7 @@ class Generations:
         )
         validation.check_text(text, text_model.facts.max_text_bytes, "messages")
         # The template writes special tokens out itself.
-        return Prompt(await text_model.tokenizer.encode(text, add_special_tokens=False), "messages")
+        return Prompt(await text_model.tokenizer.encode(text, add_special_tokens=False), "messages", is_chat=True)
 
     # -- streams
 
@@ -87,14 +93,16 @@ class Generations:
         Raises:
             ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
         """
-        add, render = self._build(spec, prompt, model, call)
+        add, render, trace = self._build(spec, prompt, model, call)
         clock = DeliveryClock(call.arrival_ns, subscribed=False)
         handle = model.engine.new_handle()
-        stream = GenerationStream(handle, add.request_id, model.text.pieces, render, clock, wire)
+        stream = GenerationStream(handle, add.request_id, model.text.pieces, render, clock, wire, trace=trace)
         try:
             limit_ns = self._time_limit_ns(spec, call.deadline_ns)
             stream.deadline_is_status = engine_request.set_times(add, call, limit_ns, bounded_by_call=True)
             await model.engine.add(add, stream)
+            if trace is not None:
+                trace.accepted = True
         except BaseException:
             model.engine.abandon(stream, call)
             raise
@@ -120,7 +128,7 @@ class Generations:
         Raises:
             ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
         """
-        add, _ = self._build(spec, prompt, model, call)
+        add, _, _ = self._build(spec, prompt, model, call)
         add.detached = True
         add.idempotency_key = idempotency_key
         call.check_deadline()
@@ -148,6 +156,7 @@ class Generations:
             ServiceError: NOT_FOUND; OUT_OF_RANGE; UNAVAILABLE.
         """
         attach.tenant = call.tenant
+        _name(call, attach.request_id)
         engine_request.set_limits(attach, call)
         stream = GenerationStream(
             model.engine.new_handle(),
@@ -164,6 +173,8 @@ class Generations:
         except BaseException:
             model.engine.leave(stream)
             raise
+        if call.trace is not None and stream.span is not None:
+            call.trace.link(stream.span)
         stream.announce(model.text.engine.revision, attached.prompt_tokens)
         return stream
 
@@ -171,13 +182,41 @@ class Generations:
 
     def _build(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call
-    ) -> tuple[engine_pb2.AddRequest, RenderState]:
+    ) -> tuple[engine_pb2.AddRequest, RenderState, GenerationTrace | None]:
         model.check_open()
         max_tokens = validation.resolve_max_tokens(spec, len(prompt), model.text.facts, prompt.field)
         request_id = self._request_ids.new(model.tag)
-        return engine_request.build(spec, prompt.token_ids, max_tokens, model.text, request_id, call)
+        _name(call, request_id)
+        add, render = engine_request.build(spec, prompt.token_ids, max_tokens, model.text, request_id, call)
+        trace = self._traced(spec, prompt, model, call) if self._tracer is not None else None
+        if trace is not None and trace.span is not None:
+            render = engine_request.record(add, render, trace.span)
+            trace.ask(add)
+        return add, render, trace
+
+    def _traced(self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call) -> GenerationTrace:
+        """Returns what is kept of a new generation, for the fact that is told of it."""
+        assert self._tracer is not None
+        return self._tracer.generation(
+            model=model.text.facts.name,
+            model_revision=model.text.engine.revision,
+            operation="chat" if prompt.is_chat else "text_completion",
+            parameters=spec.given,
+            num_outputs=spec.n,
+            prompt_tokens=len(prompt),
+            asked_detail=spec.trace_detail,
+            call=call.trace,
+            own=call.own_context,
+        )
 
     def _time_limit_ns(self, spec: ResolvedSpec, deadline_ns: int | None) -> int | None:
         if spec.time_limit_ns is not None or deadline_ns is not None:
             return spec.time_limit_ns
         return int(self._config.default_time_limit_s * 1e9)
+
+
+def _name(call: Call, request_id: str) -> None:
+    """Has the lines that are logged from here on, and the call's own span, name the request."""
+    structlog.contextvars.bind_contextvars(request_id=request_id)
+    if call.trace is not None:
+        call.trace.about(request_id)

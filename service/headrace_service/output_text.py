@@ -9,6 +9,7 @@ from __future__ import annotations
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service.detokenizer import IncrementalDetokenizer, PieceTable
 from headrace_service.render_state import RenderState
+from headrace_service.tracing.recording import Recording
 from headrace_service.wires import EventWire, TokenLogprobs
 
 # Keeps a message of a long replay (log probabilities included) well under a client's default limit of 4 MiB.
@@ -24,9 +25,11 @@ class OutputText:
         tokens: token ids not yet rendered.
         logprobs: their log probabilities, one per token; None if the request asked for none.
         end: set once the output has ended.
+        num_tokens: how many tokens were delivered, or wait.
     """
 
     __slots__ = (
+        "_count",
         "_detokenizer",
         "_next_token",
         "_output_index",
@@ -39,19 +42,32 @@ class OutputText:
     )
 
     def __init__(
-        self, output_index: int, table: PieceTable, render: RenderState, from_token: int, wire: EventWire
+        self,
+        output_index: int,
+        table: PieceTable,
+        render: RenderState,
+        from_token: int,
+        wire: EventWire,
+        recording: Recording | None = None,
     ) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = [] if render.with_logprobs else None
         self.end: engine_pb2.OutputEnd | None = None
         self._output_index = output_index
         self._wire = wire
+        # Takes the number of tokens of each delta, where somebody records them.
+        self._count = recording.counter_of(output_index) if recording is not None else None
         # None: the reader wants token ids alone.
         self._detokenizer = None if render.ids_only else IncrementalDetokenizer(table, render.skip_special)
         self._next_token = 0
         self._skip_left = from_token
         # Log probabilities of tokens that the detokenizer holds back, then of those that it gets next.
         self._unsent_logprobs: list[TokenLogprobs] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """See the class."""
+        return self._next_token + len(self.tokens)
 
     def take(self, messages: list[bytes]) -> None:
         """Appends the messages of all that is pending, as the wire writes them."""
@@ -105,3 +121,5 @@ class OutputText:
             message = self._wire.delta(self._output_index, first, token_ids, text, logprobs)
             if message is not None:
                 messages.append(message)
+            if self._count is not None:
+                self._count(len(token_ids))

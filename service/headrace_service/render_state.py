@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from headrace_facts.facts import SpanContext
+
 _MAX_BYTES = 1 << 16
 
 
@@ -19,12 +21,14 @@ class RenderState(msgspec.Struct, frozen=True):
         with_logprobs: whether tokens come with log probabilities.
         stop_strings: to name the one that matched.
         ids_only: whether tokens are told by their ids alone.
+        span: the inference span, for readers' spans to link to; None: nobody records it.
     """
 
     skip_special: bool
     with_logprobs: bool
     stop_strings: tuple[str, ...] = ()
     ids_only: bool = False
+    span: SpanContext | None = None
 
     def encode(self) -> bytes:
         """Returns the state as bytes."""

@@ -6,6 +6,7 @@ Owns the plain data between validation and the engine's protocol. No absent valu
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +51,10 @@ class ResolvedSpec:
     cache_salt: bytes
     skip_special_tokens: bool
     token_ids_only: bool
+    # Of headrace.v1.TraceDetail; 0: the server's.
+    trace_detail: int = 0
+    # What the caller gave, by its name in gen_ai.request; for traces.
+    given: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

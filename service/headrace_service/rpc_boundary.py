@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,14 +20,16 @@ from google.protobuf import message
 from headrace_service import errors, logs, parsing
 from headrace_service.auth import caller
 from headrace_service.auth.caller import Caller
+from headrace_service.tracing import call_trace
+from headrace_service.tracing import context as trace_context
+from headrace_service.tracing.call_trace import CallTrace
+from headrace_service.tracing.context import CallerContext
 
 Request = TypeVar("Request", bound=message.Message)
 Response = TypeVar("Response", bound=message.Message)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _log = structlog.get_logger("headrace.service")
-# Version ff and ids of zeros only are invalid by the W3C recommendation.
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _NO_DEADLINE_S = 10 * 365 * 86_400.0
 
 
@@ -41,14 +42,16 @@ class Call:
         arrival_ns: CLOCK_MONOTONIC when the call reached this process.
         deadline_ns: CLOCK_MONOTONIC of the caller's deadline; None if it set none.
         caller: who calls, and what it may do.
-        traceparent: the caller's W3C trace context; "" if it sent none that is well-formed.
+        trace: where it stands in its caller's trace; None where there is no telemetry.
+        own_context: the trace context that one request of it brought; None: that of the call holds.
     """
 
     context: Context
     arrival_ns: int
     deadline_ns: int | None
     caller: Caller
-    traceparent: str
+    trace: CallTrace | None
+    own_context: CallerContext | None = None
 
     @property
     def tenant(self) -> str:
@@ -62,7 +65,12 @@ class Call:
         remaining_s = context.time_remaining()
         bounded = remaining_s is not None and remaining_s < _NO_DEADLINE_S
         deadline_ns = now_ns + int(remaining_s * 1e9) if bounded else None
-        return Call(context, now_ns, deadline_ns, caller.current(), _traceparent_of(context))
+        return Call(context, now_ns, deadline_ns, caller.current(), call_trace.current())
+
+    def of_request(self, arrival_ns: int, traceparent: str, tracestate: str) -> Call:
+        """Returns one request of a call that carries many; a malformed context is as none."""
+        own_context = trace_context.parse(traceparent, tracestate) if traceparent and self.trace is not None else None
+        return dataclasses.replace(self, arrival_ns=arrival_ns, own_context=own_context)
 
     def check_deadline(self) -> None:
         """Raises DEADLINE_EXCEEDED if the caller waits no more."""
@@ -163,15 +171,3 @@ def unexpected(error: Exception) -> errors.ServiceError:
     error_id = secrets.token_hex(8)
     _log.error("rpc.internal_error", error_id=error_id, exception_type=type(error).__name__, places=logs.places(error))
     return errors.internal(error_id)
-
-
-def _traceparent_of(context: Context) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str) and well_formed_traceparent(value):
-            return value
-    return ""
-
-
-def well_formed_traceparent(value: str) -> bool:
-    """Returns whether a W3C trace context can be told apart from nonsense."""
-    return _TRACEPARENT.fullmatch(value) is not None

@@ -24,6 +24,7 @@ from headrace_service.config import ServiceConfig
 from headrace_service.engine_client import EngineClient
 from headrace_service.engine_connection import EngineConnection
 from headrace_service.text_model import TextModel
+from headrace_service.tracing.tracer import Tracer
 
 _log = structlog.get_logger("headrace.service")
 
@@ -73,9 +74,16 @@ class ServedModel:
         broken: why this process can't serve it at all; "" unless so.
     """
 
-    def __init__(self, config: ServiceConfig, address: str, loader: TextLoader, name: str | None = None) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        address: str,
+        loader: TextLoader,
+        tracer: Tracer | None,
+        name: str | None = None,
+    ) -> None:
         self.address = address
-        self.engine = EngineClient()
+        self.engine = EngineClient(tracer)
         self.connection = EngineConnection(config, address, self.engine, self._prepare)
         self.is_leaving = False
         self.closed = ""
@@ -142,18 +150,19 @@ class ServedModels:
         repository: the supervisor's newest word on all models, loaded or not; None for a service alone, and before the first word.
     """
 
-    def __init__(self, config: ServiceConfig, loader: TextLoader) -> None:
+    def __init__(self, config: ServiceConfig, loader: TextLoader, tracer: Tracer | None) -> None:
         self.draining = False
         self.repository: control_pb2.ServerState | None = None
         self._config = config
         self._loader = loader
+        self._tracer = tracer
         self._models: list[ServedModel] = []
         self._connections: dict[ServedModel, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         # Whether any model ever was.
         self._was_known = False
         if config.engine:
-            self._models.append(ServedModel(config, config.engine, loader))
+            self._models.append(ServedModel(config, config.engine, loader, tracer))
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(list(self._models))
@@ -255,7 +264,7 @@ class ServedModels:
         have = {model.address for model in kept}
         for address, told in wanted.items():
             if address not in have:
-                kept.append(ServedModel(self._config, address, self._loader, told.name))
+                kept.append(ServedModel(self._config, address, self._loader, self._tracer, told.name))
         for model in kept:
             model.is_leaving = wanted[model.address].state == control_pb2.BACKEND_STATE_UNLOADING
         self._models = kept

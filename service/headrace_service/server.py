@@ -23,6 +23,7 @@ from headrace_service.descriptor_pools import DescriptorPools
 from headrace_service.health import HealthServicer
 from headrace_service.kserve import service as kserve
 from headrace_service.service_core import ServiceCore
+from headrace_service.tracing.interceptor import TracingInterceptor
 
 _STOP_S = 1.0
 _HEALTH_NAME = "grpc.health.v1.Health"
@@ -37,11 +38,17 @@ class Service:
         self._core = ServiceCore(config)
         self._credentials = Credentials(config)
         self._server = grpc.aio.server(
-            interceptors=[self._credentials.interceptor(listening.MAX_METADATA_BYTES)],
+            interceptors=self._interceptors(),
             options=listening.channel_options(config),
         )
         self._probe_server = grpc.aio.server() if config.probe is not None else None
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:  # type: ignore[type-arg]
+        """The outermost first."""
+        tracer = self._core.tracer
+        tracing = [TracingInterceptor(tracer)] if tracer is not None else []
+        return [*tracing, self._credentials.interceptor(listening.MAX_METADATA_BYTES)]
 
     @property
     def core(self) -> ServiceCore:
@@ -75,6 +82,8 @@ class Service:
         ]
         if self._core.control is not None:
             self._tasks.append(asyncio.create_task(self._core.control.run(), name="control"))
+        if self._core.tracer is not None:
+            self._tasks.append(asyncio.create_task(self._core.tracer.run(self._core.load), name="tracer"))
         self._log_listening(addresses)
         return addresses
 

@@ -20,6 +20,7 @@ from headrace_service.generations import Generations
 from headrace_service.model_admin import ModelAdmin
 from headrace_service.reader_watch import Reader
 from headrace_service.served_models import ServedModels, TextLoader
+from headrace_service.tracing.tracer import Tracer
 
 _RETRY_WHEN_FULL_S = 1.0
 
@@ -32,12 +33,14 @@ class ServiceCore:
         self.templates = ChatTemplateRenderer(config.template_timeout_s, config.template_memory_bytes)
         # Readers that a writer may wait for, those of ended requests included.
         self.delivering: set[Reader] = set()
+        # None: telemetry is off.
+        self.tracer = Tracer(config.telemetry_socket, config.service_name) if config.telemetry_socket else None
         self._threads = concurrent.futures.ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
-        self.models = ServedModels(config, TextLoader(config, self._threads, self.templates))
+        self.models = ServedModels(config, TextLoader(config, self._threads, self.templates), self.tracer)
         # None where this service runs alone.
         self.control = ControlClient(config.control, config.service_name, self.models.told) if config.control else None
         self.admin = ModelAdmin(self.models, self.control)
-        self.generations = Generations(config, self.templates)
+        self.generations = Generations(config, self.templates, self.tracer)
         self._num_open = 0
         self._draining = False
         self._idle = asyncio.Event()
@@ -69,6 +72,10 @@ class ServiceCore:
             await delivery.deliver(stream, write)
         finally:
             self.delivering.discard(stream)
+
+    def load(self) -> tuple[int, int]:
+        """Returns how many generations are open, and the bytes that wait for readers."""
+        return self._num_open, sum(reader.pending_bytes for reader in self.delivering)
 
     @contextlib.contextmanager
     def open_generation(self) -> Iterator[None]:
@@ -102,6 +109,8 @@ class ServiceCore:
             reader.interrupt(failure)
 
     async def close(self) -> None:
-        """Ends helper process and threads."""
+        """Ends helper process, threads and the feed, which is sent what it holds."""
+        if self.tracer is not None:
+            await self.tracer.stop()
         await self.templates.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

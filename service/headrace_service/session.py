@@ -24,10 +24,15 @@ from headrace_service.served_models import ServedModel
 from headrace_service.service_core import ServiceCore
 from headrace_service.session_batch import SessionBatch, SessionWire
 from headrace_service.shared_call import SharedCall
+from headrace_service.tracing.recording import Recording
 
 _CAP_FACTOR = 64
 # Events that may wait for the caller before no more wishes are read; a refusal has up to 1 KiB.
 _MAX_WAITING_EVENTS = 4096
+
+
+def _nothing() -> None:
+    """What there is to give up of a generation that has not begun."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -39,7 +44,7 @@ class _Entry:
     task: asyncio.Task[None] | None = None
     stream: GenerationStream | None = None
     model: ServedModel | None = None
-    give_up: Callable[[], None] = lambda: None
+    give_up: Callable[[], None] = _nothing
 
 
 class SessionHandlers:
@@ -70,6 +75,9 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         # Generations with news, in the order in which it came.
         self._with_news: dict[GenerationStream, None] = {}
         self._woken = asyncio.Event()
+        # Recordings of generations whose messages are being written, and what is to be done when they are.
+        self._writing: list[Recording] = []
+        self._when_written: list[Callable[[], None]] = []
 
     @property
     def pending_bytes(self) -> int:
@@ -89,6 +97,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         entries = list(self._entries.values())
         for entry in entries:
             self._forget(entry)
+        self._finish_written()
         return [entry.task for entry in entries if entry.task is not None]
 
     # -- the caller's wishes
@@ -118,9 +127,10 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         """Starts or joins the generation of one wish."""
         try:
             entry.resources.enter_context(self._core.open_generation())
-            call = dataclasses.replace(self.call, arrival_ns=time.monotonic_ns())
+            submit = request.submit
+            call = self.call.of_request(time.monotonic_ns(), submit.traceparent, submit.tracestate)
             if request.HasField("submit"):
-                await self._submit(entry, request.submit, call)
+                await self._submit(entry, submit, call)
             else:
                 await self._attach(entry, request.attach, call)
         except errors.ServiceError as error:
@@ -195,10 +205,15 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             await self._woken.wait()
             self._woken.clear()
             self._collect()
-            for message in self._batch.take():
+            messages = self._batch.take()
+            made_ns = time.monotonic_ns() if self._writing else 0
+            for message in messages:
                 self.writing_since_ns = time.monotonic_ns()
                 await self.call.context.write(message)
                 self.writing_since_ns = 0
+            if self._writing:
+                self._note_written(made_ns)
+            self._finish_written()
             self.has_room.set()
             if self.failure is not None:
                 raise self.failure
@@ -215,11 +230,33 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             if entry is None:
                 continue
             stream.take()
+            if stream.recording is not None:
+                self._writing.append(stream.recording)
             if stream.failure is not None:
+                self._give_up_when_written(entry)
                 self._end(entry, stream.failure)
             elif stream.done is not None:
                 stream.take_done()
+                self._give_up_when_written(entry)
                 self._forget(entry)
+
+    def _give_up_when_written(self, entry: _Entry) -> None:
+        """Keeps an ended generation's stream until its last message has left, which its trace tells of."""
+        self._when_written.append(entry.give_up)
+        entry.give_up = _nothing
+
+    def _note_written(self, made_ns: int) -> None:
+        """Notes in the recordings that everything collected has left."""
+        written_ns = time.monotonic_ns()
+        writing, self._writing = self._writing, []
+        for recording in writing:
+            recording.wrote_all(made_ns, written_ns)
+
+    def _finish_written(self) -> None:
+        """Gives up what was held until its last message had left, or can't leave any more."""
+        finished, self._when_written = self._when_written, []
+        for give_up in finished:
+            give_up()
 
     def _end(self, entry: _Entry, error: errors.ServiceError) -> None:
         """Ends a generation of the session by an error event."""

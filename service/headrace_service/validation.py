@@ -43,6 +43,7 @@ _MAX_REPORTED_IDS = 4
 # Of a token in headrace.v1.Logprobs, and of one of its most likely tokens: a float and one-byte numbers.
 _LEAST_LOGPROB_BYTES = 6
 _LEAST_TOP_LOGPROB_BYTES = 5
+_TRACED_PARAMETERS = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
 _ROLES = {
     inference_pb2.ROLE_SYSTEM: "system",
     inference_pb2.ROLE_USER: "user",
@@ -107,6 +108,11 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
     found.require(
         len(salt) <= MAX_CACHE_SALT_BYTES, "spec.cache_salt", f"must have at most {MAX_CACHE_SALT_BYTES} bytes"
     )
+    found.require(
+        spec.trace_detail in generation_pb2.TraceDetail.values(),
+        "spec.trace_detail",
+        "must be a TraceDetail of this API: off, array, span, or unset",
+    )
     time_limit_ns = _time_limit_ns(spec, found)
     found.raise_if_any()
     return ResolvedSpec(
@@ -120,6 +126,8 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
         cache_salt=salt,
         skip_special_tokens=_given(spec, "skip_special_tokens", True),
         token_ids_only=spec.token_ids_only,
+        trace_detail=spec.trace_detail,
+        given=_given_parameters(spec),
     )
 
 
@@ -383,6 +391,19 @@ def _time_limit_ns(spec: generation_pb2.GenerationSpec, found: Violations) -> in
     if abs(limit.nanos) >= 10**9 or limit.seconds * limit.nanos < 0 or not 0 < limit_ns <= MAX_TIME_LIMIT_NS:
         found.add("spec.time_limit", "must be above 0 and at most 24 hours")
     return limit_ns
+
+
+def _given_parameters(spec: generation_pb2.GenerationSpec) -> dict[str, int | float]:
+    """Returns what the caller gave, by the names of gen_ai.request; of stop strings their number alone."""
+    sampling, stop = spec.sampling, spec.stop
+    given = {name: getattr(sampling, name) for name in _TRACED_PARAMETERS if sampling.HasField(name)}
+    if stop.HasField("max_tokens"):
+        given["max_tokens"] = stop.max_tokens
+    if spec.HasField("n"):
+        given["choice.count"] = spec.n
+    if stop.strings:
+        given["stop_sequences"] = len(stop.strings)
+    return given
 
 
 def _given(given: message.Message, field: str, default: Value) -> Value:

@@ -131,7 +131,7 @@ async def test_nothing_is_traced_and_that_cannot_be_changed(wire: Wire) -> None:
     request.settings["trace_rate"].SetInParent()
     await wire.TraceSetting(request)
     request.settings["trace_level"].value[:] = ["TIMESTAMPS"]
-    assert "tracing is not built yet" in await refused(wire.TraceSetting(request), "UNIMPLEMENTED")
+    assert "telemetry is off" in await refused(wire.TraceSetting(request), "UNIMPLEMENTED")
     request = pb.TraceSettingRequest()
     request.settings["nonsense"].value.append("1")
     assert "settings[nonsense]: is no trace setting" in await refused(wire.TraceSetting(request), "INVALID_ARGUMENT")

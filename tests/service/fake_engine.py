@@ -14,12 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
+import msgspec
 import numpy as np
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
+from headrace_facts import facts, step_records
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 
+ENGINE, UNIX_OFFSET_NS = "00112233aabbccdd", 1_000
 Script = Callable[[engine_pb2.AddRequest, int], Sequence[int]]
 
 
@@ -48,7 +51,9 @@ class Request:
 
     def done_message(self) -> engine_pb2.RequestDone:
         first = self.first_token_ns or self.ended_ns
+        trace = engine_trace(self) if self.add.HasField("recording") else b""
         return engine_pb2.RequestDone(
+            engine_trace=trace,
             prompt_tokens=len(self.add.prompt_token_ids) // 4,
             output_tokens=sum(output.released for output in self.outputs),
             queued_ns=self.add.service_ns + first - self.added_ns,
@@ -60,7 +65,8 @@ class Request:
 
 
 class Connection:
-    def __init__(self) -> None:
+    def __init__(self, wants_step_records: bool) -> None:
+        self.wants_step_records = wants_step_records
         self.queue: asyncio.Queue[engine_pb2.FromEngine | None] = asyncio.Queue()
 
     def send(self, **message: Any) -> None:
@@ -84,6 +90,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.heartbeat_s = 0.2
         self.logprobs = 0
         self.hold_tokens = 0
+        self.step_id = 0
+        # Whether the end of an aborted request is kept to itself.
+        self.silent_aborts = False
         self._connections: set[Connection] = set()
         self._sequence = itertools.count(1)
         self._server: grpc.aio.Server | None = None
@@ -113,9 +122,13 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     async def Connect(self, request_iterator: Any, context: Any) -> None:
         hello = await context.read()
         assert hello.hello.protocol_version == 1
-        connection = Connection()
+        connection = Connection(hello.hello.wants_step_records)
         self._connections.add(connection)
-        connection.send(welcome=engine_pb2.Welcome(protocol_version=1, model=self.model, state=self.state))
+        connection.send(
+            welcome=engine_pb2.Welcome(
+                protocol_version=1, model=self.model, state=self.state, engine=ENGINE, unix_offset_ns=UNIX_OFFSET_NS
+            )
+        )
         writer = asyncio.create_task(self._write(connection, context))
         reader = asyncio.create_task(self._read(connection, context))
         try:
@@ -175,7 +188,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.aborts.append(abort)
         request = self.requests.get(abort.request_id)
         active = request is not None and not request.done
-        if request is not None and active:
+        if request is not None and active and not self.silent_aborts:
             by_deadline = abort.cause == engine_pb2.ABORT_CAUSE_DEADLINE
             self._end_all(
                 request,
@@ -289,8 +302,13 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                     all_events.append(engine_pb2.RequestEvent())
                     all_events[-1].CopyFrom(event)
                     all_events[-1].handle = handle
+        self.step_id += 1
+        record = np.zeros(1, step_records.RECORD)
+        record["step_id"] = self.step_id
         for connection, rows, events in steps.values():
-            connection.send(step=self._step_message(rows, events))
+            message = self._step_message(rows, events)
+            message.step_records = record.tobytes() if connection.wants_step_records else b""
+            connection.send(step=message)
 
     def _advance(self, request: Request) -> tuple[list[tuple[int, int]], list[engine_pb2.RequestEvent]]:
         rows: list[tuple[int, int]] = []
@@ -377,6 +395,20 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     def _tell(self, request: Request, **event: Any) -> None:
         for connection, handle, _ in request.readers:
             connection.send(step=engine_pb2.StepOutputs(events=[engine_pb2.RequestEvent(handle=handle, **event)]))
+
+
+def engine_trace(request: Request) -> bytes:
+    """What the engine notes of a recorded request: every token in a step of its own number, from 1."""
+    added, first, ended = request.added_ns, request.first_token_ns or request.ended_ns, request.ended_ns
+    trace = facts.EngineTrace(
+        engine=ENGINE,
+        number=request.sequence,
+        unix_offset_ns=UNIX_OFFSET_NS,
+        phases=[facts.PhaseSpan("queued", added, first), facts.PhaseSpan("decode", first, ended)],
+        chunks=b"",
+        token_steps=[np.arange(1, output.released + 1, dtype="<u8").tobytes() for output in request.outputs],
+    )
+    return msgspec.msgpack.encode(trace)
 
 
 def prompt_parts(add: engine_pb2.AddRequest, part_tokens: int = 3) -> list[engine_pb2.PromptLogprobColumns]:

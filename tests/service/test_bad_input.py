@@ -367,25 +367,6 @@ async def test_metadata_above_the_limit_is_resource_exhausted(
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-@pytest.mark.parametrize(
-    "traceparent",
-    [
-        "",
-        "zz",
-        "00-" + "0" * 400,
-        "ff-" + "a" * 32 + "-" + "b" * 16 + "-00",
-        "00-" + "0" * 32 + "-" + "b" * 16 + "-00",
-        "00-" + "a" * 32 + "-" + "0" * 16 + "-00",
-        "00-" + "a" * 32 + "-" + "b" * 16 + "-01",
-    ],
-)
-async def test_only_a_well_formed_trace_context_reaches_the_engine(running: Running, traceparent: str) -> None:
-    request = inference_pb2.GenerateRequest(spec=Spec(text="x"))
-    await events_of(running.stub.Generate(request, metadata=(("traceparent", traceparent),)))
-    (known,) = running.engine.requests.values()
-    assert known.add.traceparent == (traceparent if traceparent.endswith("-01") else "")
-
-
 async def test_a_gzip_bomb_is_resource_exhausted(running: Running) -> None:
     call = running.channel.unary_unary("/headrace.v1.InferenceService/Tokenize")
     data = inference_pb2.TokenizeRequest(text="a" * (64 << 20)).SerializeToString()

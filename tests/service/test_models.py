@@ -373,9 +373,14 @@ async def test_a_memory_plan_is_the_named_models(server: Server) -> None:
     assert error.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_tracing_is_unimplemented_by_name(server: Server) -> None:
-    error = await server.refusal(server.admin.SetTraceDetail(admin_pb2.SetTraceDetailRequest()))
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED and "SetTraceDetail" in (error.details() or "")
+async def test_without_telemetry_nothing_can_be_set_or_found(server: Server) -> None:
+    wish = admin_pb2.SetTraceDetailRequest(detail=generation_pb2.TRACE_DETAIL_SPAN)
+    for call in (
+        server.admin.SetTraceDetail(wish),
+        server.admin.GetTrace(admin_pb2.GetTraceRequest(trace_id="a" * 32)),
+    ):
+        error = await server.refusal(call)
+        assert error.code() is grpc.StatusCode.FAILED_PRECONDITION and "telemetry is off" in (error.details() or "")
 
 
 async def test_a_service_without_a_supervisor_drains_itself_and_loads_nothing(running: Any) -> None:

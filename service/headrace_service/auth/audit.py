@@ -54,9 +54,10 @@ class RefusalLog:
 
 
 def audited(handler: grpc.RpcMethodHandler[Any, Any], method: str, caller: Caller) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns a unary handler that leaves a line in the audit log however it ends."""
-    assert handler.unary_unary is not None, f"{method}: only unary methods are administration"
-    inner = cast(Callable[[Any, _Context], Awaitable[Any]], handler.unary_unary)
+    """Returns a handler of one request that leaves a line in the audit log however it ends."""
+    behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
+    assert behaviour is not None, f"{method}: methods with a stream of requests are no administration"
+    inner = cast(Callable[[Any, _Context], Awaitable[Any]], behaviour)
 
     async def answer(request: Any, context: _Context) -> Any:
         outcome = "OK"
@@ -79,7 +80,8 @@ def audited(handler: grpc.RpcMethodHandler[Any, Any], method: str, caller: Calle
                 certificate=_certificate_name(context),
             )
 
-    return grpc.unary_unary_rpc_method_handler(
+    remade = grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+    return remade(
         answer,
         request_deserializer=handler.request_deserializer,
         response_serializer=handler.response_serializer,

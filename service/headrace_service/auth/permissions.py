@@ -40,7 +40,7 @@ _SERVICES: dict[Permission, dict[str, str]] = {
     },
     # Changes the server for everybody.
     Permission.ADMIN: {
-        _ADMIN: "LoadModel UnloadModel ListRepository Drain SetTraceDetail GetMemoryPlan",
+        _ADMIN: "LoadModel UnloadModel ListRepository Drain SetTraceDetail GetTrace GetMemoryPlan",
         _KSERVE: "RepositoryModelLoad RepositoryModelUnload TraceSetting LogSettings",
     },
     # Names memory of the server's machine.

@@ -25,6 +25,11 @@ _MAX_U32 = (1 << 32) - 1
 _INT32 = range(-(1 << 31), 1 << 31)
 _MAX_U64 = (1 << 64) - 1
 _MAX_PRIORITY = 101
+_DETAILS = {
+    "off": generation_pb2.TRACE_DETAIL_OFF,
+    "array": generation_pb2.TRACE_DETAIL_ARRAY,
+    "span": generation_pb2.TRACE_DETAIL_SPAN,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,6 +82,8 @@ def apply(parameters: RequestParameters, spec: generation_pb2.GenerationSpec) ->
     if parameters.priority:
         # 1 is the highest there, the largest number here.
         spec.priority = _MAX_PRIORITY - parameters.priority
+    if parameters.trace_detail:
+        spec.trace_detail = _DETAILS[parameters.trace_detail]
     if parameters.timeout_us:
         spec.time_limit.FromMicroseconds(parameters.timeout_us)
 

@@ -243,6 +243,8 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
                     await write(message)
                     self.writing_since_ns = 0
                     followed.account.responded(ready_ns)
+                    if followed.stream.recording is not None:
+                        followed.stream.recording.wrote_all(ready_ns, time.monotonic_ns())
                 followed.sent()
             elif self.closed_by_caller and not self._tasks:
                 return

@@ -7,7 +7,7 @@ validation, same engine, same streams.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from headrace_service import errors, validation
@@ -22,7 +22,7 @@ from headrace_service.kserve.infer_request import InferRequest
 from headrace_service.kserve.models import Responder
 from headrace_service.kserve.signature import Signature
 from headrace_service.resolved_spec import ResolvedSpec
-from headrace_service.rpc_boundary import Call, well_formed_traceparent
+from headrace_service.rpc_boundary import Call
 from headrace_service.served_models import ServedModel
 from headrace_service.service_core import ServiceCore
 
@@ -102,8 +102,11 @@ class LanguageModel:
         with self._core.open_generation():
             async with self._running(asked, request, call, account) as (stream, wire):
                 await stream.wait_ended()
+                made_ns = time.monotonic_ns()
                 stream.take()
                 response = wire.answer() if stream.failure is None else b""
+                if stream.recording is not None:
+                    stream.recording.wrote_all(made_ns, time.monotonic_ns())
             check_ended(stream, wire)
             account.engine = stream.done
         limit = self._core.config.max_message_bytes
@@ -126,7 +129,8 @@ class LanguageModel:
         self, asked: Asked, request: InferRequest, call: Call, account: Account
     ) -> AsyncIterator[tuple[GenerationStream, GenerationWire]]:
         model = self._find(call.caller)
-        call = _traced(call, request.parameters.traceparent)
+        parameters = request.parameters
+        call = call.of_request(call.arrival_ns, parameters.traceparent, parameters.tracestate)
         try:
             spec, prompt = await self._resolve(asked, model)
             wire = self._wire(asked, spec, request, model)
@@ -156,8 +160,3 @@ def check_ended(stream: GenerationStream, wire: GenerationWire) -> None:
         raise stream.failure
     if wire.error is not None:
         raise wire.error
-
-
-def _traced(call: Call, traceparent: str) -> Call:
-    """Returns the call with the request's own trace context, if it brought one that is well-formed."""
-    return dataclasses.replace(call, traceparent=traceparent) if well_formed_traceparent(traceparent) else call

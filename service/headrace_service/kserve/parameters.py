@@ -7,7 +7,7 @@ the model's business.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace_protos.inference import grpc_service_pb2 as pb
@@ -21,7 +21,9 @@ MAX_TIMEOUT_US = 24 * 3600 * 10**6
 _MAX_PARAMETERS = 256
 _MAX_KEY_CHARS = 256
 _EMPTY_FINAL = "triton_enable_empty_final_response"
-_TRACEPARENT = "traceparent"
+_TRACE_CONTEXT = ("traceparent", "tracestate")
+_TRACE_DETAIL = "trace_detail"
+_TRACE_DETAILS = ("off", "array", "span")
 # Of the HTTP side of the protocol: nothing can come of them here.
 _OF_HTTP = ("headers", "binary_data_output")
 _NAMES = {"bool_param": "bool", "int64_param": "int64", "uint64_param": "uint64", "string_param": "string", "double_param": "double"}  # fmt: skip
@@ -39,6 +41,8 @@ class RequestParameters:
         timeout_us: most time it may take, microseconds; 0: no limit of its own.
         empty_final: whether a response without outputs may tell that the one before it was the last.
         traceparent: W3C trace context of this one request; "": that of its call.
+        tracestate: W3C trace state, with traceparent.
+        trace_detail: how much of its tokens is traced, "off", "array" or "span"; "": the server's setting.
         custom: the model's own.
     """
 
@@ -49,6 +53,8 @@ class RequestParameters:
     timeout_us: int = 0
     empty_final: bool = False
     traceparent: str = ""
+    tracestate: str = ""
+    trace_detail: str = ""
     custom: Mapping[str, Value] = dataclasses.field(default_factory=dict)
 
 
@@ -84,8 +90,10 @@ def _parse_one(key: str, parameter: pb.InferParameter, found: dict[str, Any], cu
         found["timeout_us"] = _in_range(key, _typed(key, parameter, "int64_param"), MAX_TIMEOUT_US)
     elif key == _EMPTY_FINAL:
         found["empty_final"] = _typed(key, parameter, "bool_param")
-    elif key == _TRACEPARENT:
+    elif key in _TRACE_CONTEXT:
         found[key] = _typed(key, parameter, "string_param")
+    elif key == _TRACE_DETAIL:
+        found[key] = _one_of(key, _typed(key, parameter, "string_param"), _TRACE_DETAILS)
     elif key.startswith("triton_") or key in _OF_HTTP:
         raise refusals.invalid(f"parameter {errors.echo(key)} is reserved and not supported here", _field(key))
     else:
@@ -107,6 +115,12 @@ def _typed(key: str, parameter: pb.InferParameter, *kinds: str) -> Value:
 def _in_range(key: str, value: Value, high: int) -> Value:
     if not 0 <= int(value) <= high:
         raise refusals.invalid(f"parameter '{key}' must be at least 0 and at most {high}", _field(key))
+    return value
+
+
+def _one_of(key: str, value: Value, allowed: Sequence[str]) -> Value:
+    if value not in allowed:
+        raise refusals.invalid(f"parameter '{key}' must be one of {', '.join(allowed)}", _field(key))
     return value
 
 

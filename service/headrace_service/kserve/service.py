@@ -73,7 +73,7 @@ def _unary_handlers(
     server = ServerHandlers(core, models, regions, statistics)
     repository = RepositoryHandlers(core, models)
     memory = SharedMemoryHandlers(regions)
-    settings = SettingsHandlers(models, log_document)
+    settings = SettingsHandlers(models, log_document, core.tracer)
     return {
         "ServerLive": server.server_live,
         "ServerReady": server.server_ready,

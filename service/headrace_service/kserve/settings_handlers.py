@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from headrace_facts.facts import Detail
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors, logs
 from headrace_service.kserve import refusals
 from headrace_service.kserve.models import ModelDirectory
 from headrace_service.kserve.shared_document import Content, SharedDocument
 from headrace_service.rpc_boundary import Call
+from headrace_service.tracing.tracer import Tracer
 
-_TRACE: Mapping[str, Sequence[str]] = {
+# Where there is no telemetry.
+_NO_TRACE: Mapping[str, Sequence[str]] = {
     "trace_level": ["OFF"],
     "trace_rate": ["1000"],
     "trace_count": ["-1"],
@@ -22,6 +25,7 @@ _TRACE: Mapping[str, Sequence[str]] = {
     "trace_file": [""],
     "trace_mode": ["triton"],
 }
+_OFF, _TIMESTAMPS = "OFF", "TIMESTAMPS"
 _LEVELS = ("log_info", "log_warning", "log_error")
 _VERBOSE = "log_verbose_level"
 # Neither can be changed while the server runs.
@@ -35,20 +39,26 @@ class SettingsHandlers:
     Args:
         models: whose settings may be asked for.
         document: where all processes keep log settings.
+        tracer: knows what is traced; None where there is no telemetry.
     """
 
-    def __init__(self, models: ModelDirectory, document: SharedDocument) -> None:
+    def __init__(self, models: ModelDirectory, document: SharedDocument, tracer: Tracer | None) -> None:
         self._models = models
+        self._tracer = tracer
         self._document = document
 
     async def trace_setting(self, request: pb.TraceSettingRequest, call: Call) -> pb.TraceSettingResponse:
-        """Says that nothing is traced; refuses to change that."""
+        """Says what is traced, after changing the level if that was asked for; it holds for all models."""
         if request.model_name:
             self._models.find(request.model_name, "", call.caller)
+        now = _trace_settings(self._tracer)
         for name, setting in request.settings.items():
-            _check_trace(name, list(setting.value))
+            _check_trace(name, list(setting.value), now)
+        level = list(request.settings["trace_level"].value) if "trace_level" in request.settings else []
+        if self._tracer is not None and level and level != now["trace_level"]:
+            await self._tracer.set_detail(Detail.OFF if level == [_OFF] else Detail.ARRAY)
         response = pb.TraceSettingResponse()
-        for name, values in _TRACE.items():
+        for name, values in _trace_settings(self._tracer).items():
             response.settings[name].value.extend(values)
         return response
 
@@ -84,14 +94,35 @@ def switches(content: Content) -> logs.Switches:
     )
 
 
-def _check_trace(name: str, values: list[str]) -> None:
-    if name not in _TRACE:
+def _trace_settings(tracer: Tracer | None) -> Mapping[str, Sequence[str]]:
+    """Returns what is traced, in the protocol's words: OFF leaves spans of requests and their phases, TIMESTAMPS is the way of each token besides."""
+    if tracer is None:
+        return _NO_TRACE
+    policy = tracer.policy
+    # One in so many; 0: those alone whose callers ask for it.
+    rate = round(1 / policy.sample_ratio) if policy.sample_ratio > 0 else 0
+    return {
+        **_NO_TRACE,
+        "trace_level": [_OFF if policy.detail is Detail.OFF else _TIMESTAMPS],
+        "trace_rate": [str(rate)],
+        "trace_mode": ["opentelemetry"],
+    }
+
+
+def _check_trace(name: str, values: list[str], now: Mapping[str, Sequence[str]]) -> None:
+    """Lets a setting pass that is as asked for already, or is the level. No value: back to what it was at the start, which is no wish to change it."""
+    if name not in now:
         raise errors.invalid_field(f"settings[{name[:64]}]", "is no trace setting")
-    # No value: back to what it was, which is what it is.
-    if values and values != _TRACE[name]:
+    if not values or values == now[name]:
+        return
+    if now is _NO_TRACE:
+        raise refusals.unsupported(f"settings[{name}]: telemetry is off, and it stays {now[name][0] or 'unset'!r}")
+    if name != "trace_level":
         raise refusals.unsupported(
-            f"settings[{name}]: tracing is not built yet, and stays {_TRACE[name][0] or 'unset'!r}"
+            f"settings[{name}]: can not be updated through the network protocol, and stays {now[name][0] or 'unset'!r}"
         )
+    if values not in ([_OFF], [_TIMESTAMPS]):
+        raise refusals.unsupported("settings[trace_level]: must be OFF or TIMESTAMPS")
 
 
 def _log_value(name: str, value: pb.LogSettingsRequest.SettingValue) -> bool | int | str:

@@ -1,0 +1,68 @@
+"""The end of each attached generation: told once, whoever ended it.
+
+Owns when the fact is told. A generation whose reader left is told when the engine has said how it ended, which takes a step or two: its subscription is kept so long, without anybody's waiting for it. How many are kept,
+and for how long, is bounded; one beyond the bounds is given up, and its backend tells of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from headrace_service.generation_stream import GenerationStream
+from headrace_service.tracing import generation_fact
+from headrace_service.tracing.generation_trace import GenerationTrace
+from headrace_service.tracing.tracer import Tracer
+
+_MAX_KEPT = 1024
+_KEEP_S = 2.0
+
+
+class Endings:
+    """The generations of one engine on their way out.
+
+    Args:
+        tracer: tells of them.
+        leave: gives a subscription up.
+    """
+
+    def __init__(self, tracer: Tracer, leave: Callable[[GenerationStream], None]) -> None:
+        self._tracer = tracer
+        self._leave = leave
+        self._kept: dict[GenerationStream, asyncio.TimerHandle] = {}
+
+    def ended(self, stream: GenerationStream) -> None:
+        """Tells of a generation that expects nothing more of the engine."""
+        trace = stream.trace
+        if trace is None:
+            return
+        # Once; and one that the engine never took was none.
+        stream.trace = None
+        if trace.accepted or stream.done is not None:
+            self._tell(stream, trace)
+
+    def keep(self, stream: GenerationStream) -> bool:
+        """Keeps the subscription of a reader who left, until the engine has said how its generation ended; False if it is not kept."""
+        if stream.trace is None or len(self._kept) >= _MAX_KEPT:
+            return False
+        # The caller's failure is not the subscription's.
+        stream.trace.failure, stream.failure = stream.failure, None
+        self._kept[stream] = asyncio.get_running_loop().call_later(_KEEP_S, self._give_up, stream)
+        stream.listener = self._look
+        return True
+
+    def _look(self, stream: GenerationStream) -> None:
+        if stream.done is not None or stream.failure is not None:
+            self._kept.pop(stream).cancel()
+            stream.listener = None
+            self.ended(stream)
+
+    def _give_up(self, stream: GenerationStream) -> None:
+        del self._kept[stream]
+        stream.listener = None
+        self._leave(stream)
+
+    def _tell(self, stream: GenerationStream, trace: GenerationTrace) -> None:
+        tracer = self._tracer
+        tracer.tell(generation_fact.of(stream, trace, time.monotonic_ns(), tracer.unix_offset_ns))

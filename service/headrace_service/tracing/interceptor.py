@@ -1,0 +1,124 @@
+"""Every call, from its arrival to its status: the fact that is told of it, and the names that its log lines carry.
+
+Owns the outermost interceptor, so that calls refused by the others are told too. grpc.health.v1 and reflection are left alone: probes would drown what is asked for. A method that is not served is not told either:
+its name is the caller's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias, cast
+
+import grpc
+import structlog
+
+from headrace_facts import facts
+from headrace_service.tracing import call_trace, context
+from headrace_service.tracing.call_trace import CallTrace
+from headrace_service.tracing.tracer import Tracer
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Behaviour = Callable[[Any, _Context], Awaitable[Any]]
+_UNTOLD = ("grpc.health.", "grpc.reflection.")
+
+
+class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Tells of each call.
+
+    Args:
+        tracer: to whom.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]], details: grpc.HandlerCallDetails
+    ) -> _Handler:
+        """Returns the method's handler, which then tells how it ended."""
+        method = details.method.removeprefix("/")
+        if method.startswith(_UNTOLD):
+            return await continuation(details)
+        start_ns = time.monotonic_ns()
+        call = CallTrace(method, self._tracer.policy, context.of_metadata(details.invocation_metadata or ()))
+        call_trace.set_current(call)
+        if call.trace_id:
+            structlog.contextvars.bind_contextvars(trace_id=call.trace_id)
+        handler = await continuation(details)
+        return handler if handler is None else self._told(handler, call, start_ns)
+
+    def _told(self, handler: _Handler, call: CallTrace, start_ns: int) -> _Handler:
+        inner, remade = _parts_of(handler)
+        tracer = self._tracer
+
+        async def answer(request: Any, context: _Context) -> Any:
+            tracer.open_calls += 1
+            status = "OK"
+            try:
+                return await inner(request, context)
+            except asyncio.CancelledError:
+                status = _status_of_cancelled(context)
+                raise
+            except BaseException:
+                status = _status_of_failed(context)
+                raise
+            finally:
+                tracer.open_calls -= 1
+                tracer.tell(_fact(call, status, start_ns, tracer.unix_offset_ns))
+
+        return remade(
+            answer,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _parts_of(handler: _Handler) -> tuple[_Behaviour, Callable[..., _Handler]]:
+    """Returns what a handler does, and what makes one of its kind."""
+    if handler.request_streaming:
+        inner, remade = (
+            (handler.stream_stream, grpc.stream_stream_rpc_method_handler)
+            if handler.response_streaming
+            else (handler.stream_unary, grpc.stream_unary_rpc_method_handler)
+        )
+    else:
+        inner, remade = (
+            (handler.unary_stream, grpc.unary_stream_rpc_method_handler)
+            if handler.response_streaming
+            else (handler.unary_unary, grpc.unary_unary_rpc_method_handler)
+        )
+    assert asyncio.iscoroutinefunction(inner), "handlers of this server are coroutines"
+    return cast(_Behaviour, inner), remade
+
+
+def _fact(call: CallTrace, status: str, start_ns: int, unix_offset_ns: int) -> facts.CallEnded:
+    return facts.CallEnded(
+        method=call.method,
+        status=status,
+        unix_offset_ns=unix_offset_ns,
+        start_ns=start_ns,
+        end_ns=time.monotonic_ns(),
+        request_id=call.request_id,
+        span=call.span,
+        links=call.links,
+    )
+
+
+def _status_of_cancelled(context: _Context) -> str:
+    """Returns what grpc tells the caller of a call that it cancelled."""
+    code = context.code()
+    if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK:
+        return code.name
+    remaining_s = context.time_remaining()
+    return "DEADLINE_EXCEEDED" if remaining_s is not None and remaining_s <= 0 else "CANCELLED"
+
+
+def _status_of_failed(context: _Context) -> str:
+    """Returns the status that ends a failed call; grpc makes UNKNOWN of an exception that set none, and a caller who left gets none."""
+    code = context.code()
+    if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK:
+        return code.name
+    return "CANCELLED" if context.cancelled() else "UNKNOWN"

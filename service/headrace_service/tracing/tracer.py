@@ -1,0 +1,161 @@
+"""The service's end of the feed: what is told, and what the telemetry process asks for.
+
+Owns the feed, the policy that came over it, and how many calls are open. Made only where there is a telemetry socket; whoever holds None instead has telemetry off. What facts hold is made elsewhere
+(`generation_fact`, `interceptor`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+
+from headrace_facts import facts
+from headrace_facts.facts import Detail
+from headrace_facts.feed import Feed
+from headrace_service import errors
+from headrace_service.tracing.call_trace import CallTrace, Policy
+from headrace_service.tracing.context import CallerContext, RootSampler
+from headrace_service.tracing.generation_trace import GenerationTrace
+from headrace_service.tracing.trace_queries import TraceQueries
+
+_LOAD_EVERY_S = 1.0
+_SETTINGS_WITHIN_S = 5.0
+_LOOK_EVERY_S = 0.02
+# Until the telemetry process has said what it wants.
+_UNTOLD = Policy(RootSampler(0.0), record_all=False, detail=Detail.ARRAY, sample_ratio=0.0)
+
+
+class Tracer:
+    """What one service process tells.
+
+    Args:
+        address: the telemetry process's socket.
+        service_name: names this process.
+
+    Attributes:
+        policy: what is to be recorded, as it is now.
+        open_calls: how many calls are open.
+        unix_offset_ns: what takes this process's times to UNIX time.
+    """
+
+    def __init__(self, address: str, service_name: str) -> None:
+        self.policy = _UNTOLD
+        self.open_calls = 0
+        self.unix_offset_ns = time.time_ns() - time.monotonic_ns()
+        hello = facts.Hello(
+            kind="service",
+            name=service_name,
+            instance=secrets.token_hex(8),
+            version=_version(),
+            pid=os.getpid(),
+            unix_offset_ns=self.unix_offset_ns,
+        )
+        self._feed = Feed(address, hello, self._answered)
+        self._queries = TraceQueries(self._feed.tell)
+        self.tell = self._feed.tell
+
+    @property
+    def connected(self) -> bool:
+        """Whether the telemetry process can be reached."""
+        return self._feed.connected
+
+    async def run(self, load: Callable[[], tuple[int, int]]) -> None:
+        """Tells every second how busy this service is, until cancelled.
+
+        Args:
+            load: returns the generations that are open, and the bytes that wait for readers.
+        """
+        self._feed.start()
+        while True:
+            open_generations, pending_bytes = load()
+            self.tell(facts.ServiceLoad(self.open_calls, open_generations, pending_bytes))
+            await asyncio.sleep(_LOAD_EVERY_S)
+
+    async def stop(self) -> None:
+        """Sends what waits, if somebody takes it, and ends the connection."""
+        await self._feed.stop()
+
+    # -- what is told
+
+    def generation(
+        self,
+        model: str,
+        model_revision: str,
+        operation: str,
+        parameters: Mapping[str, int | float],
+        num_outputs: int,
+        prompt_tokens: int,
+        asked_detail: int,
+        call: CallTrace | None,
+        own: CallerContext | None,
+    ) -> GenerationTrace:
+        """Returns what is kept of a new generation.
+
+        Args:
+            model: its name.
+            model_revision: the folder's.
+            operation: "chat" or "text_completion".
+            parameters: what the caller asked for, by their names in gen_ai.request.
+            num_outputs: how many outputs it has.
+            prompt_tokens: length of its prompt.
+            asked_detail: the request's own wish, 0 if it has none.
+            call: brought it; None where nobody asked in a call.
+            own: the context that the request itself brought, if it did.
+        """
+        policy = self.policy
+        return GenerationTrace(
+            model=model,
+            model_revision=model_revision,
+            operation=operation,
+            wire=call.wire if call is not None else "",
+            parameters=parameters,
+            num_outputs=num_outputs,
+            prompt_tokens=prompt_tokens,
+            span=call.generation_span(policy, own) if call is not None else None,
+            detail=Detail(asked_detail) or policy.detail,
+        )
+
+    # -- what the telemetry process is asked for
+
+    async def set_detail(self, detail: Detail) -> None:
+        """Has all processes trace so much from now on; returns when this one does.
+
+        Raises:
+            ServiceError: FAILED_PRECONDITION, the telemetry process cannot be reached; UNAVAILABLE, it did not answer.
+        """
+        self._check_connected()
+        self.tell(facts.SetDetail(detail))
+        try:
+            async with asyncio.timeout(_SETTINGS_WITHIN_S):
+                while self.policy.detail is not detail:
+                    await asyncio.sleep(_LOOK_EVERY_S)
+        except TimeoutError:
+            raise errors.unavailable("the telemetry process took the wish, but did not say so") from None
+
+    @property
+    def queries(self) -> TraceQueries:
+        """Questions about recent traces. Raises ServiceError: FAILED_PRECONDITION, the telemetry process cannot be reached."""
+        self._check_connected()
+        return self._queries
+
+    def _check_connected(self) -> None:
+        if not self.connected:
+            raise errors.failed_precondition("the telemetry process cannot be reached")
+
+    def _answered(self, answer: facts.Answer) -> None:
+        if isinstance(answer, facts.TraceFound):
+            self._queries.answered(answer)
+        else:
+            detail = answer.detail or Detail.ARRAY
+            self.policy = Policy(RootSampler(answer.sample_ratio), answer.record_all, detail, answer.sample_ratio)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("headrace-server")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
