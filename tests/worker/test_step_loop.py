@@ -15,6 +15,7 @@ from headrace_backend.worker import step_loop
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed
 from headrace_backend.worker.host_copy import HostCopy
+from headrace_backend.worker.runner import NOTHING_LAUNCHED, Launched
 from headrace_backend.worker.sampler import SampledTokens
 from headrace_backend.worker.step_loop import StepLoop
 from headrace_backend.worker_messages import RecordKind
@@ -65,9 +66,11 @@ class SpyRunner:
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
+        self.launched = NOTHING_LAUNCHED
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         self.events.append(("launch", plan.step_id))
+        self.launched = Launched(8 * plan.step_id, captured=plan.step_id == 2)
         return torch.empty(0)
 
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
@@ -100,7 +103,9 @@ def test_running_ahead_launches_a_waiting_plan_before_it_reads(monkeypatch: pyte
     StepLoop(spy, rings.channel, runs_ahead=True).run()
     order = [("launch", 1), ("launch", 2), ("read", 1), ("launch", 3), ("read", 2), ("read", 3)]
     assert spy.events == order
-    assert [answer.step_id for answer in rings.answers()] == [1, 2, 3]
+    answers = rings.answers()
+    assert [answer.step_id for answer in answers] == [1, 2, 3]
+    assert [(answer.padded_tokens, answer.captured) for answer in answers] == [(8, False), (16, True), (24, False)]
 
 
 def test_work_that_came_too_late_is_counted_in_every_result() -> None:

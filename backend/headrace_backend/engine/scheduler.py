@@ -164,9 +164,7 @@ class Scheduler:
 
     def take_preempted(self) -> list[int]:
         """Numbers of the requests whose sequences lost their row since this was last asked, one for each."""
-        preempted = self._preempted
-        if preempted:
-            self._preempted = []
+        preempted, self._preempted = self._preempted, []
         return preempted
 
     def check_integrity(self) -> None:

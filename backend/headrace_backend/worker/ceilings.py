@@ -1,6 +1,6 @@
 """What the device can do at most, measured before anything lies on it: bytes copied and products computed per second.
 
-Owns the two measurements and their bounds in time and memory: a GPU takes below 0.3 s, a CPU below 0.2 s and 130 MiB. Steps are shown as shares of these. They are a start-up's quick look: `benchmarks.measure_ceilings` takes its
+Owns the two measurements and their bounds in time and memory: a GPU takes below 0.3 s, a CPU below 0.2 s and 100 MiB. Steps are shown as shares of these. They are a start-up's quick look: `benchmarks.measure_ceilings` takes its
 time. What can't be measured (no memory left) is 0, and nothing else depends on it.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 _GPU_COPY_BYTES = 512 << 20
-_CPU_COPY_BYTES = 64 << 20
+_CPU_COPY_BYTES = 48 << 20
 # Rows, columns and depth of the product. Rows are many, so that it is bound by arithmetic.
 _GPU_PRODUCT = (4096, 8192, 4096)
 _CPU_PRODUCT = (256, 1024, 1024)
