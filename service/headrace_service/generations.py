@@ -128,7 +128,9 @@ class Generations:
         Raises:
             ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
         """
-        add, _, _ = self._build(spec, prompt, model, call)
+        add, _, trace = self._build(spec, prompt, model, call)
+        if trace is not None:
+            trace.ask(add)
         add.detached = True
         add.idempotency_key = idempotency_key
         call.check_deadline()

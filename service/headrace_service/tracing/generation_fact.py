@@ -22,7 +22,6 @@ _REASONS = {
 }
 _ERROR = "error"
 _PARTS = ("queued", "prefill", "decode", "preempted", "engine_restart", "detokenize_and_send", "blocked_on_reader", "end_to_end")  # fmt: skip
-_traces = msgspec.msgpack.Decoder(facts.EngineTrace)
 
 
 def of(stream: GenerationStream, trace: GenerationTrace, now_ns: int, unix_offset_ns: int) -> facts.Generation:
@@ -89,7 +88,6 @@ def _engine_trace(done: engine_pb2.RequestDone) -> facts.EngineTrace | None:
     if not done.engine_trace:
         return None
     try:
-        trace: facts.EngineTrace = _traces.decode(done.engine_trace)
+        return facts.decode_trace(done.engine_trace)
     except msgspec.MsgspecError:
         return None
-    return trace

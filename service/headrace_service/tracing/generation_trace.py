@@ -50,16 +50,9 @@ class GenerationTrace:
         return Recording(self.num_outputs) if self.span is not None and self.detail is not Detail.OFF else None
 
     def ask(self, add: engine_pb2.AddRequest) -> None:
-        """Has the engine note what it does for this generation, if it is recorded."""
-        if self.span is None:
-            return
-        add.traceparent = context.traceparent_of(self.span)
-        add.recording.CopyFrom(
-            engine_pb2.Recording(
-                parent_span_id=self.span.parent_span_id,
-                tracestate=self.span.tracestate,
-                detail=self.detail,
-                operation=self.operation,
-                wire=self.wire,
-            )
-        )
+        """Has the engine note what it does for this generation, if it is recorded; of others it learns what they are, for the fact that it tells of detached ones."""
+        recording = add.recording
+        recording.operation, recording.wire, recording.detail = self.operation, self.wire, self.detail
+        if self.span is not None:
+            add.traceparent = context.traceparent_of(self.span)
+            recording.parent_span_id, recording.tracestate = self.span.parent_span_id, self.span.tracestate
