@@ -94,9 +94,9 @@ class TelemetryConfig(pydantic.BaseModel):
     trace_max_array_tokens: Annotated[
         int,
         Field(
-            ge=256, le=65_536, description="tokens of one generation that arrays may hold; those after them are counted"
+            ge=256, le=32_768, description="tokens of one generation that arrays may hold; those after them are counted"
         ),
-    ] = 65_536
+    ] = 32_768
     trace_max_attribute_bytes: Annotated[
         int, Field(ge=64, le=65_536, description="longest text of a span's attribute, bytes; longer ones are cut")
     ] = 4096

@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from headrace_facts import facts
+from headrace_telemetry.counts import ExportCounts
 
 # How often sinks are told the time.
 _TICK_S: Final = 0.25
@@ -63,11 +64,14 @@ class Hub:
         settings: what those who tell are asked for at first.
         traces: the judge and memory of traces.
         sinks: who gets all facts, in this order.
+        counts: of connections that told no facts.
     """
 
-    def __init__(self, settings: facts.TraceSettings, traces: Traces, sinks: Sequence[Sink]) -> None:
+    def __init__(
+        self, settings: facts.TraceSettings, traces: Traces, sinks: Sequence[Sink], counts: ExportCounts
+    ) -> None:
         self.settings = settings
-        self.bad_frames = 0
+        self.counts = counts
         self._traces = traces
         self._sinks = sinks
         self._connections: set[_Connection] = set()
@@ -152,8 +156,8 @@ class _Connection(asyncio.Protocol):
         try:
             for frame in self._frames():
                 self._read(frame)
-        except (msgspec.MsgspecError, _NoFrame) as error:
-            self._hub.bad_frames += 1
+        except (msgspec.MsgspecError, ValueError, _NoFrame) as error:
+            self._hub.counts.bad_frames += 1
             _log.warning("a connection that told no facts was ended", why=type(error).__name__)
             self.end()
 

@@ -6,7 +6,8 @@ Owns the gRPC channel, its headers and TLS, and the rule of OTLP on what may be 
 from __future__ import annotations
 
 import random
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, cast
 
 import grpc
 import grpc.aio
@@ -109,8 +110,9 @@ def _failure(error: grpc.aio.AioRpcError) -> ExportFailed:
 
 def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     """What a google.rpc.RetryInfo in the trailers asks for."""
-    details = dict(error.trailing_metadata() or ()).get(_DETAILS)  # type: ignore[arg-type]  # an iterable of pairs
-    return _delay_of(details) if isinstance(details, bytes) else None
+    trailers = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
+    details = [value for key, value in trailers if key == _DETAILS and isinstance(value, bytes)]
+    return _delay_of(details[0]) if details else None
 
 
 def _delay_of(details: bytes) -> float | None:
@@ -119,7 +121,7 @@ def _delay_of(details: bytes) -> float | None:
         status = status_pb2.Status.FromString(details)
         for detail in status.details:
             if detail.Is(info.DESCRIPTOR) and detail.Unpack(info):
-                return float(info.retry_delay.seconds) + info.retry_delay.nanos / 1e9
+                return float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9)
     except DecodeError:
         return None
     return None

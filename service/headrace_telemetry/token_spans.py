@@ -39,14 +39,14 @@ class Tokens(NamedTuple):
         end_ns: UNIX times, not before the starts, [n].
         attributes: one column for each of `names`, [n] each.
         names: indices into ATTRIBUTES, rising.
-        link_ids: trace id and span id of each token's step, [n, 24].
+        link_ids: trace id and span id of each token's step, [n, 24]; None: their steps are not known.
     """
 
     start_ns: U64
     end_ns: U64
     attributes: tuple[U64, ...]
     names: tuple[int, ...]
-    link_ids: Bytes
+    link_ids: Bytes | None
 
 
 class _Layout(NamedTuple):
@@ -66,8 +66,8 @@ class _Layout(NamedTuple):
     more: Bytes
 
 
-def encode(trace_id: bytes, parent_span_id: bytes, tokens: Tokens, incomplete: bool = False) -> list[bytes]:
-    """Spans named "token" as fields of ScopeSpans, side by side; at most 4,096 in each item of the list.
+def encode(trace_id: bytes, parent_span_id: bytes, tokens: Tokens, incomplete: bool = False) -> list[tuple[bytes, int]]:
+    """Spans named "token" as fields of ScopeSpans: blocks of at most 4,096 side by side, and how many.
 
     Args:
         trace_id: 16 bytes.
@@ -76,14 +76,14 @@ def encode(trace_id: bytes, parent_span_id: bytes, tokens: Tokens, incomplete: b
         incomplete: whether to mark them as lacking something.
     """
     widths = tuple(_width(column) for column in tokens.attributes)
-    layout = _layout(tokens.names, widths, incomplete)
+    layout = _layout(tokens.names, widths, tokens.link_ids is not None, incomplete)
     template = layout.template.copy()
     template[layout.trace_at : layout.trace_at + 16] = np.frombuffer(trace_id, np.uint8)
     template[layout.parent_at : layout.parent_at + 8] = np.frombuffer(parent_span_id, np.uint8)
     values = np.stack(tokens.attributes, axis=1)
     count = len(tokens.start_ns)
     ranges = [slice(begin, min(begin + _MOST_ROWS, count)) for begin in range(0, count, _MOST_ROWS)]
-    return [_rows(layout, template, tokens, values, rows).tobytes() for rows in ranges]
+    return [(_rows(layout, template, tokens, values, rows).tobytes(), rows.stop - rows.start) for rows in ranges]
 
 
 def _rows(layout: _Layout, template: Bytes, tokens: Tokens, values: U64, rows: slice) -> Bytes:
@@ -93,8 +93,9 @@ def _rows(layout: _Layout, template: Bytes, tokens: Tokens, values: U64, rows: s
     out[:, layout.span_at : layout.span_at + 8] = np.frombuffer(os.urandom(8 * count), np.uint8).reshape(count, 8)
     out[:, layout.start_at : layout.start_at + 8] = _as_bytes(tokens.start_ns[rows])
     out[:, layout.end_at : layout.end_at + 8] = _as_bytes(tokens.end_ns[rows])
-    out[:, layout.link_at : layout.link_at + 16] = tokens.link_ids[rows, :16]
-    out[:, layout.link_at + 18 : layout.link_at + 26] = tokens.link_ids[rows, 16:]
+    if tokens.link_ids is not None:
+        out[:, layout.link_at : layout.link_at + 16] = tokens.link_ids[rows, :16]
+        out[:, layout.link_at + 18 : layout.link_at + 26] = tokens.link_ids[rows, 16:]
     out[:, layout.places] = _varint_bytes(values[rows], layout.columns, layout.shifts, layout.more)
     return out
 
@@ -135,7 +136,7 @@ def _as_bytes(times: U64) -> Bytes:
 
 
 @functools.lru_cache(maxsize=256)
-def _layout(names: tuple[int, ...], widths: tuple[int, ...], incomplete: bool) -> _Layout:
+def _layout(names: tuple[int, ...], widths: tuple[int, ...], linked: bool, incomplete: bool) -> _Layout:
     head = b"\x0a\x10" + bytes(16) + b"\x12\x08" + bytes(8) + b"\x22\x08" + bytes(8)
     head += field(b"\x2a", b"token") + b"\x30" + varint(INTERNAL) + b"\x39" + bytes(8) + b"\x41" + bytes(8)
     body = bytearray(head)
@@ -147,7 +148,8 @@ def _layout(names: tuple[int, ...], widths: tuple[int, ...], incomplete: bool) -
     if incomplete:
         body += _INCOMPLETE
     link_at = len(body) + 4
-    body += field(b"\x6a", b"\x0a\x10" + bytes(16) + b"\x12\x08" + bytes(8))
+    if linked:
+        body += field(b"\x6a", b"\x0a\x10" + bytes(16) + b"\x12\x08" + bytes(8))
     prefix = b"\x12" + varint(len(body))
     base = len(prefix)
     groups = [_groups(width) for width in widths]

@@ -1,0 +1,123 @@
+"""The life of the telemetry process: parts put together, signals, and an end within a bound.
+
+Owns the order: the socket opens last, when all that facts go to is there; at the end those who tell are heard out for a moment, then what is left goes to the file and, within `telemetry_flush_s`, to the collector.
+
+    services, backends ──> Hub ──> SpanSink ──> TraceFile, SpanExporter ──> OtlpChannel ──> collector
+                               └─> Metrics ──> scrape, push ──────────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import signal
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+import structlog
+
+from headrace_facts import facts
+from headrace_telemetry import otlp_bytes
+from headrace_telemetry.config import TelemetryConfig
+from headrace_telemetry.counts import ExportCounts
+from headrace_telemetry.hub import Hub
+from headrace_telemetry.metrics import Metrics
+from headrace_telemetry.otlp_channel import OtlpChannel
+from headrace_telemetry.span_exporter import SpanExporter
+from headrace_telemetry.span_sink import Outlet, SpanSink
+from headrace_telemetry.trace_file import TraceFile
+
+# How long those who tell are heard out after the signal.
+_HEARING_S: Final = 0.5
+
+_log = structlog.get_logger(process="telemetry")
+
+
+async def run(config: TelemetryConfig) -> None:
+    """Runs until SIGTERM or SIGINT.
+
+    Raises:
+        OSError: socket, file or address can't be opened.
+        ValueError: a file of headers or certificates has no usable content.
+        CannotListen: the address of /metrics is taken.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    counts = ExportCounts()
+    scope = otlp_bytes.scope(importlib.metadata.version("headrace-server"))
+    async with contextlib.AsyncExitStack() as stack:
+        channel = await stack.enter_async_context(_channel(config))
+        outlets: list[Outlet] = []
+        if config.trace_file is not None:
+            file = TraceFile(config.trace_file, int(config.trace_file_limit), scope, counts)
+            outlets.append(await stack.enter_async_context(_written(file)))
+        if channel is not None:
+            queue_bytes = int(config.otlp_queue)
+            exporter = SpanExporter(channel, scope, queue_bytes, config.trace_export_delay_s, counts)
+            outlets.append(await stack.enter_async_context(_exported(exporter, config.telemetry_flush_s)))
+        spans = SpanSink(config, scope, counts, outlets)
+        metrics = Metrics(config, counts, channel)
+        port = await metrics.start()
+        stack.push_async_callback(metrics.close, config.telemetry_flush_s)
+        hub = Hub(_settings(config), spans, [spans, metrics.sink], counts)
+        await _serve(hub, config, stop, port)
+        spans.finish()
+
+
+async def _serve(hub: Hub, config: TelemetryConfig, stop: asyncio.Event, port: int | None) -> None:
+    """Hears facts until told to stop, and a moment longer."""
+    server = await hub.listen(config.telemetry_socket)
+    ticking = asyncio.create_task(hub.keep_time())
+    _log.info("telemetry is ready", otlp=config.otlp_endpoint or None, metrics_port=port)
+    await stop.wait()
+    until = time.monotonic() + _HEARING_S
+    while not hub.is_idle() and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+    ticking.cancel()
+    server.close()
+    hub.close()
+    # Connections end in the next turn of the loop, and with them the last facts that were read.
+    await asyncio.sleep(0)
+
+
+def _settings(config: TelemetryConfig) -> facts.TraceSettings:
+    detail = facts.Detail[config.trace_detail.upper()]
+    return facts.TraceSettings(config.trace_sample_ratio, detail, record_all=config.keeps_at_end)
+
+
+@contextlib.asynccontextmanager
+async def _channel(config: TelemetryConfig) -> AsyncIterator[OtlpChannel | None]:
+    """The connection to the collector, if there is one."""
+    if config.collector() is None:
+        yield None
+        return
+    channel = OtlpChannel(config)
+    try:
+        yield channel
+    finally:
+        await channel.close()
+
+
+@contextlib.asynccontextmanager
+async def _written(file: TraceFile) -> AsyncIterator[Outlet]:
+    """Writes the trace file meanwhile."""
+    writing = asyncio.create_task(file.run())
+    try:
+        yield file.put
+    finally:
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        file.close()
+
+
+@contextlib.asynccontextmanager
+async def _exported(exporter: SpanExporter, flush_s: float) -> AsyncIterator[Outlet]:
+    """Sends spans meanwhile, and what is left in the end."""
+    sending = asyncio.create_task(exporter.run())
+    try:
+        yield exporter.put
+    finally:
+        await exporter.flush(sending, flush_s)

@@ -1,0 +1,322 @@
+"""Facts become spans: what the hub tells comes in here, encoded spans go out to the ring, the trace file and the collector.
+
+Owns the join of those who tell: engines' books, generations that wait a moment for their steps, calls that wait for their generations, and what was decided on each trace. All of it is bounded. What spans say is the business of
+`generation_spans`, `call_spans` and `step_spans`.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import socket
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from headrace_facts import facts
+from headrace_telemetry import call_spans, generation_spans, keeping, otlp_bytes, step_spans
+from headrace_telemetry.config import TelemetryConfig
+from headrace_telemetry.counts import ExportCounts
+from headrace_telemetry.engine_book import EngineBook, Request
+from headrace_telemetry.generation_spans import Limits, SpanBlock
+from headrace_telemetry.newest_table import NewestTable
+from headrace_telemetry.step_export import StepExport
+from headrace_telemetry.trace_ring import RingPart, TraceRing
+
+Outlet = Callable[[bytes, SpanBlock], None]
+
+# How long a generation waits for steps that nobody has told yet.
+_STEPS_WAIT_NS: Final = 2_000_000_000
+_MOST_WAITING: Final = 4096
+_MOST_TRACES: Final = 131_072
+_MOST_BOOKS: Final = 16
+# How long the steps of a backend that has gone may be asked for.
+_GONE_NS: Final = 60_000_000_000
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+_SPAN_ID = re.compile(r"[0-9a-f]{16}")
+
+
+class _Waiting(NamedTuple):
+    """A kept generation whose steps are not all known."""
+
+    until_ns: int
+    source: facts.Hello
+    generation: facts.Generation
+    kept: str
+
+
+class SpanSink:
+    """A sink of the hub, and its judge and memory of traces.
+
+    Args:
+        config: what is kept, and the limits of attributes.
+        scope: the serialized InstrumentationScope.
+        counts: of what could not be told.
+        outlets: who takes spans beside the ring: file and collector.
+    """
+
+    def __init__(self, config: TelemetryConfig, scope: bytes, counts: ExportCounts, outlets: list[Outlet]) -> None:
+        self._config = config
+        self._scope = scope
+        self._counts = counts
+        self._outlets = outlets
+        self._detail = facts.Detail[config.trace_detail.upper()]
+        self._limits = Limits(config.trace_max_attribute_bytes, config.trace_max_array_tokens)
+        self._ring = TraceRing(int(config.trace_ring), counts)
+        self._steps = StepExport(self._emit_step)
+        self._books: collections.OrderedDict[str, EngineBook] = collections.OrderedDict()
+        self._gone: dict[str, int] = {}
+        self._requests: NewestTable[Request] = NewestTable(_MOST_TRACES)
+        self._waiting: collections.deque[_Waiting] = collections.deque()
+        # By trace id: whether it is kept, and calls that wait to know; by id of the server span: when its generations were.
+        self._decided: NewestTable[bool] = NewestTable(_MOST_TRACES)
+        self._calls: NewestTable[tuple[facts.Hello, facts.CallEnded]] = NewestTable(_MOST_WAITING)
+        self._bounds: NewestTable[tuple[int, int]] = NewestTable(_MOST_WAITING)
+        self._resources: dict[str, bytes] = {}
+
+    # What the hub asks.
+
+    def decide(self, generation: facts.Generation) -> str | None:
+        """Why a generation's trace is exported; None: it is not."""
+        span = generation.span
+        if span is None:
+            return None
+        _check(span)
+        kept = keeping.reason(generation, self._config)
+        self._decided.put(span.trace_id, kept is not None or bool(self._decided.get(span.trace_id)))
+        request = self._requests.get(span.span_id)
+        if request is not None:
+            request.kept = kept is not None
+        return kept
+
+    def find(self, key: str) -> bytes:
+        """A recent trace as serialized TracesData; empty: it is not known."""
+        found = self._ring.find(key)
+        if found is None:
+            return b""
+        by_resource: dict[bytes, list[bytes]] = {}
+        for resource, spans in found.spans:
+            by_resource.setdefault(resource, []).append(spans)
+        for engine, step_id in found.steps:
+            step = self._ring.step((engine, step_id)) or self._step_now(engine, step_id)
+            if step is not None:
+                by_resource.setdefault(step[0], []).append(step[1])
+        return b"".join(
+            [otlp_bytes.resource_spans(resource, self._scope, spans) for resource, spans in by_resource.items()]
+        )
+
+    # What the hub tells.
+
+    def take(self, source: facts.Hello, fact: facts.Fact) -> None:
+        """A fact that is no generation."""
+        match fact:
+            case facts.Steps():
+                self._take_steps(source, fact)
+            case facts.RequestBegan():
+                if fact.span is not None:
+                    _check(fact.span)
+                request = self._book(fact.engine).add_request(fact)
+                if fact.span is not None:
+                    self._requests.put(fact.span.span_id, request)
+            case facts.CallEnded():
+                self._take_call(source, fact)
+            case facts.EngineFacts():
+                book = self._book(fact.engine)
+                book.facts, book.source = fact, source
+                self._gone.pop(fact.engine, None)
+            case facts.SetDetail():
+                self._detail = fact.detail or self._detail
+            case facts.Dropped():
+                self._counts.told_dropped += fact.facts
+
+    def generation(self, source: facts.Hello, generation: facts.Generation, kept: str | None) -> None:
+        """A generation has ended."""
+        span = generation.span
+        if span is None:
+            return
+        if kept is not None:
+            self._note_bounds(generation, span)
+            waiting = _Waiting(time.time_ns() + _STEPS_WAIT_NS, source, generation, kept)
+            if self._has_steps(generation):
+                self._export(waiting)
+            else:
+                self._waiting.append(waiting)
+            if len(self._waiting) > _MOST_WAITING:
+                self._export(self._waiting.popleft())
+        held = self._calls.pop(span.trace_id)
+        if held is not None and kept is not None:
+            self._export_call(*held)
+
+    def gone(self, source: facts.Hello) -> None:
+        """Somebody tells no more."""
+        for engine, book in self._books.items():
+            if book.source is source:
+                book.source = None
+                self._gone[engine] = time.time_ns()
+
+    def tick(self, now_unix_ns: int) -> None:
+        """Lets go of what has waited long enough."""
+        while self._waiting and (
+            self._waiting[0].until_ns <= now_unix_ns or self._has_steps(self._waiting[0].generation)
+        ):
+            self._export(self._waiting.popleft())
+        self._steps.tick(now_unix_ns)
+        for engine in [engine for engine, since_ns in self._gone.items() if since_ns + _GONE_NS <= now_unix_ns]:
+            self._forget(engine)
+
+    def finish(self) -> None:
+        """Nothing will be told any more: exports all that waits."""
+        while self._waiting:
+            self._export(self._waiting.popleft())
+        self._steps.finish()
+
+    # Generations.
+
+    def _has_steps(self, generation: facts.Generation) -> bool:
+        """Whether all its steps are known, or none ever will be."""
+        trace = generation.trace
+        if trace is None:
+            return True
+        book = self._books.get(trace.engine)
+        return book is not None and bool(book.has(generation_spans.steps_of(trace)).all())
+
+    def _export(self, waiting: _Waiting) -> None:
+        generation = waiting.generation
+        span, trace = generation.span, generation.trace
+        assert span is not None
+        book = self._books.get(trace.engine) if trace is not None else None
+        encoded = generation_spans.encode(generation, waiting.kept, self._detail, book, self._limits)
+        self._counts.incomplete += encoded.incomplete
+        resource = self._resource(waiting.source)
+        for index, block in enumerate(encoded.blocks):
+            steps = encoded.steps if index == 0 and trace is not None else None
+            engine = trace.engine if steps is not None and trace is not None else ""
+            self._ring.add(span.trace_id, RingPart(resource, block.spans, generation.request_id, engine, steps))
+            self._send(resource, block)
+        if book is not None:
+            self._steps.wanted(book, encoded.steps, time.time_ns())
+
+    # Calls.
+
+    def _note_bounds(self, generation: facts.Generation, span: facts.SpanContext) -> None:
+        """Remembers when a call's generation was, if the call lasts as long as that."""
+        if not span.parent_span_id or generation.wire == "submit":
+            return
+        begin_ns = generation.arrival_ns + generation.unix_offset_ns
+        end_ns = generation.end_ns + generation.unix_offset_ns
+        known = self._bounds.get(span.parent_span_id) or (begin_ns, end_ns)
+        self._bounds.put(span.parent_span_id, (min(known[0], begin_ns), max(known[1], end_ns)))
+
+    def _take_call(self, source: facts.Hello, call: facts.CallEnded) -> None:
+        """Exports a call if its generation was exported, waits if that is not decided, else goes by its flag."""
+        span = call.span
+        if span is None:
+            return
+        for context in (span, *call.links):
+            _check(context)
+        if span.sampled or self._decided.get(span.trace_id) or self._kept_links(call):
+            self._export_call(source, call)
+        elif self._config.keeps_at_end and self._decided.get(span.trace_id) is None:
+            self._calls.put(span.trace_id, (source, call))
+
+    def _export_call(self, source: facts.Hello, call: facts.CallEnded) -> None:
+        span = call.span
+        assert span is not None
+        start_ns, end_ns = call.start_ns + call.unix_offset_ns, call.end_ns + call.unix_offset_ns
+        bounds = self._bounds.pop(span.span_id)
+        if bounds is not None:
+            # Clocks were read a moment apart; a parent is as long as what it encloses.
+            start_ns, end_ns = min(start_ns, bounds[0]), max(end_ns, bounds[1])
+        block = SpanBlock(call_spans.encode(call, start_ns, end_ns, self._kept_links(call)), 1)
+        resource = self._resource(source)
+        self._ring.add(span.trace_id, RingPart(resource, block.spans, call.request_id))
+        self._send(resource, block)
+
+    def _kept_links(self, call: facts.CallEnded) -> list[facts.SpanContext]:
+        """Those of its links that lead to exported spans."""
+        return [link for link in call.links if link.sampled or self._decided.get(link.trace_id)]
+
+    # Steps.
+
+    def _take_steps(self, source: facts.Hello, steps: facts.Steps) -> None:
+        book = self._book(steps.engine)
+        if source.kind == "backend":
+            book.source = source
+        with_members = book.add_steps(steps)
+        self._steps.arrived(book, with_members, time.time_ns())
+
+    def _emit_step(self, book: EngineBook, step_id: int, links: list[Request]) -> None:
+        resource = self._engine_resource(book)
+        block = SpanBlock(step_spans.encode(book, step_id, links), 1)
+        self._ring.add_step((book.engine, step_id), resource, block.spans)
+        self._send(resource, block)
+
+    def _step_now(self, engine: str, step_id: int) -> tuple[bytes, bytes] | None:
+        """A step that has not been exported yet."""
+        book = self._books.get(engine)
+        if book is None or not book.has(np.array([step_id], np.uint64))[0]:
+            return None
+        return self._engine_resource(book), step_spans.encode(book, step_id, self._steps.links(book, step_id))
+
+    def _book(self, engine: str) -> EngineBook:
+        """The book of an engine; the oldest is closed when there are too many."""
+        book = self._books.get(engine)
+        if book is None:
+            book = self._books[engine] = EngineBook(engine)
+            if len(self._books) > _MOST_BOOKS:
+                self._forget(next(iter(self._books)))
+        return book
+
+    def _forget(self, engine: str) -> None:
+        self._gone.pop(engine, None)
+        self._books.pop(engine, None)
+        self._steps.forget(engine)
+
+    # Outlets.
+
+    def _send(self, resource: bytes, block: SpanBlock) -> None:
+        for outlet in self._outlets:
+            outlet(resource, block)
+
+    def _resource(self, source: facts.Hello) -> bytes:
+        """The serialized Resource of who tells."""
+        known = self._resources.get(source.instance)
+        if known is None:
+            if len(self._resources) >= 256:
+                self._resources.clear()
+            known = self._resources[source.instance] = otlp_bytes.resource(self._describe(source))
+        return known
+
+    def _engine_resource(self, book: EngineBook) -> bytes:
+        """The Resource of an engine: its backend's, or, if only services speak of it, what they know."""
+        if book.source is not None:
+            book.resource = self._resource(book.source)
+        return book.resource or otlp_bytes.resource(
+            {**self._shared(), "service.instance.id": book.engine, "headrace.process.kind": "backend"}
+        )
+
+    def _shared(self) -> dict[str, otlp_bytes.AttributeValue]:
+        namespace = {"service.namespace": self._config.service_namespace} if self._config.service_namespace else {}
+        return {"service.name": "headrace", **namespace, **self._config.resource_attributes()}
+
+    def _describe(self, source: facts.Hello) -> dict[str, otlp_bytes.AttributeValue]:
+        return {
+            **self._shared(),
+            "host.name": socket.gethostname(),
+            **source.attributes,
+            "service.version": source.version,
+            "service.instance.id": source.instance,
+            "process.pid": source.pid,
+            "headrace.process.kind": source.kind,
+            "headrace.process.name": source.name,
+        }
+
+
+def _check(span: facts.SpanContext) -> None:
+    """Raises ValueError if ids are not what a trace has."""
+    if not _TRACE_ID.fullmatch(span.trace_id) or not _SPAN_ID.fullmatch(span.span_id):
+        raise ValueError("a span context without ids")
+    if span.parent_span_id and not _SPAN_ID.fullmatch(span.parent_span_id):
+        raise ValueError("a span context whose parent is no id")

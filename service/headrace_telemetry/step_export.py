@@ -1,0 +1,131 @@
+"""Which steps are exported, and when: each at most once, and as late as its links need it.
+
+Owns the wait. A step is exported if somebody in it is. Under head sampling that is known when the step comes. Under tail sampling the ends of its recorded members decide, so that a step waits for them, 30 s at most; one
+that was let go by then is exported after all when a later end asks for it. A step of which only services have spoken waits a moment for the backend to say who was in it.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from headrace_telemetry.engine_book import U64, EngineBook, Request
+
+_LONGEST_WAIT_NS: Final = 30_000_000_000
+_MEMBERS_WAIT_NS: Final = 5_000_000_000
+_MOST_WAITING: Final = 32_768
+
+Emit = Callable[[EngineBook, int, list[Request]], None]
+
+
+class _Waiting(NamedTuple):
+    """A step that waits, and until when."""
+
+    until_ns: int
+    book: EngineBook
+    step_id: int
+
+
+class StepExport:
+    """Decides on the steps of all engines.
+
+    Args:
+        emit: exports a step with links to these requests.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._exported: dict[str, collections.OrderedDict[int, None]] = {}
+        # For ends of members, and for members to be told. In order of their times.
+        self._undecided: collections.deque[_Waiting] = collections.deque()
+        self._unpeopled: collections.deque[_Waiting] = collections.deque()
+        self._waiting: set[tuple[str, int]] = set()
+
+    def arrived(self, book: EngineBook, step_ids: U64, now_ns: int) -> None:
+        """The members of these steps are known now."""
+        for step_id in step_ids.tolist():
+            traced = _traced(book, step_id)
+            if (book.engine, step_id) in self._waiting:
+                self._export(book, step_id)
+            elif any(request.kept is None for request in traced):
+                self._undecided.append(self._wait(book, step_id, now_ns + _LONGEST_WAIT_NS))
+            elif any(request.kept for request in traced):
+                self._export(book, step_id)
+        while len(self._undecided) > _MOST_WAITING:
+            self._let_go(self._undecided.popleft())
+
+    def wanted(self, book: EngineBook, step_ids: U64, now_ns: int) -> None:
+        """An exported generation was in these steps, which are known."""
+        exported = self._exported.setdefault(book.engine, collections.OrderedDict())
+        for step_id in step_ids.tolist():
+            if step_id in exported or (book.engine, step_id) in self._waiting:
+                continue
+            if book.source is None or book.members(step_id) is not None:
+                self._export(book, step_id)
+            else:
+                self._unpeopled.append(self._wait(book, step_id, now_ns + _MEMBERS_WAIT_NS))
+        while len(self._unpeopled) > _MOST_WAITING:
+            self._export_waiting(self._unpeopled.popleft())
+
+    def tick(self, now_ns: int) -> None:
+        """Lets go of the steps whose wait is over."""
+        while self._undecided and (self._undecided[0].until_ns <= now_ns or _decided(self._undecided[0])):
+            self._let_go(self._undecided.popleft())
+        while self._unpeopled and self._unpeopled[0].until_ns <= now_ns:
+            self._export_waiting(self._unpeopled.popleft())
+
+    def finish(self) -> None:
+        """Lets go of all steps: nobody will end any more."""
+        while self._undecided:
+            self._let_go(self._undecided.popleft())
+        while self._unpeopled:
+            self._export_waiting(self._unpeopled.popleft())
+
+    def forget(self, engine: str) -> None:
+        """An engine is gone for good."""
+        self._exported.pop(engine, None)
+
+    def links(self, book: EngineBook, step_id: int) -> list[Request]:
+        """The exported requests that were in a step, as far as is known now."""
+        return [request for request in _traced(book, step_id) if request.kept]
+
+    def _wait(self, book: EngineBook, step_id: int, until_ns: int) -> _Waiting:
+        self._waiting.add((book.engine, step_id))
+        return _Waiting(until_ns, book, step_id)
+
+    def _let_go(self, step: _Waiting) -> None:
+        """Exports a step if somebody in it is exported."""
+        self._waiting.discard((step.book.engine, step.step_id))
+        if any(request.kept for request in _traced(step.book, step.step_id)):
+            self._export(step.book, step.step_id)
+
+    def _export_waiting(self, step: _Waiting) -> None:
+        if (step.book.engine, step.step_id) in self._waiting:
+            self._export(step.book, step.step_id)
+
+    def _export(self, book: EngineBook, step_id: int) -> None:
+        self._waiting.discard((book.engine, step_id))
+        exported = self._exported.setdefault(book.engine, collections.OrderedDict())
+        if step_id in exported or not book.has(np.array([step_id], np.uint64))[0]:
+            return
+        exported[step_id] = None
+        if len(exported) > book.num_steps:
+            exported.popitem(last=False)
+        self._emit(book, step_id, self.links(book, step_id))
+
+
+def _traced(book: EngineBook, step_id: int) -> Iterable[Request]:
+    """The requests in a step that may be exported."""
+    members = book.members(step_id)
+    if members is None:
+        return []
+    requests = [book.request(number) for number in dict.fromkeys(members.numbers.tolist())]
+    return [request for request in requests if request is not None and request.span is not None]
+
+
+def _decided(step: _Waiting) -> bool:
+    """Whether all that could keep it have ended."""
+    return all(request.kept is not None for request in _traced(step.book, step.step_id))
