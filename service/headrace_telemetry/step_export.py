@@ -42,17 +42,17 @@ class StepExport:
         # For ends of members, and for members to be told. In order of their times.
         self._undecided: collections.deque[_Waiting] = collections.deque()
         self._unpeopled: collections.deque[_Waiting] = collections.deque()
-        self._waiting: set[tuple[str, int]] = set()
+        # Steps that wait, and whether an exported generation was in them.
+        self._waiting: dict[tuple[str, int], bool] = {}
 
     def arrived(self, book: EngineBook, step_ids: U64, now_ns: int) -> None:
         """The members of these steps are known now."""
         for step_id in step_ids.tolist():
-            traced = _traced(book, step_id)
-            if (book.engine, step_id) in self._waiting:
-                self._export(book, step_id)
-            elif any(request.kept is None for request in traced):
-                self._undecided.append(self._wait(book, step_id, now_ns + _LONGEST_WAIT_NS))
-            elif any(request.kept for request in traced):
+            kept = [request.kept for request in _traced(book, step_id)]
+            wanted = self._waiting.get((book.engine, step_id), False)
+            if None in kept:
+                self._undecided.append(self._wait(book, step_id, now_ns + _LONGEST_WAIT_NS, wanted))
+            elif wanted or True in kept:
                 self._export(book, step_id)
         while len(self._undecided) > _MOST_WAITING:
             self._let_go(self._undecided.popleft())
@@ -61,12 +61,14 @@ class StepExport:
         """An exported generation was in these steps, which are known."""
         exported = self._exported.setdefault(book.engine, collections.OrderedDict())
         for step_id in step_ids.tolist():
-            if step_id in exported or (book.engine, step_id) in self._waiting:
+            if (book.engine, step_id) in self._waiting:
+                self._waiting[book.engine, step_id] = True
+            elif step_id in exported:
                 continue
-            if book.source is None or book.members(step_id) is not None:
+            elif book.source is None or book.members(step_id) is not None:
                 self._export(book, step_id)
             else:
-                self._unpeopled.append(self._wait(book, step_id, now_ns + _MEMBERS_WAIT_NS))
+                self._unpeopled.append(self._wait(book, step_id, now_ns + _MEMBERS_WAIT_NS, wanted=True))
         while len(self._unpeopled) > _MOST_WAITING:
             self._export_waiting(self._unpeopled.popleft())
 
@@ -92,14 +94,14 @@ class StepExport:
         """The exported requests that were in a step, as far as is known now."""
         return [request for request in _traced(book, step_id) if request.kept]
 
-    def _wait(self, book: EngineBook, step_id: int, until_ns: int) -> _Waiting:
-        self._waiting.add((book.engine, step_id))
+    def _wait(self, book: EngineBook, step_id: int, until_ns: int, wanted: bool) -> _Waiting:
+        self._waiting[book.engine, step_id] = wanted
         return _Waiting(until_ns, book, step_id)
 
     def _let_go(self, step: _Waiting) -> None:
         """Exports a step if somebody in it is exported."""
-        self._waiting.discard((step.book.engine, step.step_id))
-        if any(request.kept for request in _traced(step.book, step.step_id)):
+        wanted = self._waiting.pop((step.book.engine, step.step_id), False)
+        if wanted or any(request.kept for request in _traced(step.book, step.step_id)):
             self._export(step.book, step.step_id)
 
     def _export_waiting(self, step: _Waiting) -> None:
@@ -107,7 +109,7 @@ class StepExport:
             self._export(step.book, step.step_id)
 
     def _export(self, book: EngineBook, step_id: int) -> None:
-        self._waiting.discard((book.engine, step_id))
+        self._waiting.pop((book.engine, step_id), None)
         exported = self._exported.setdefault(book.engine, collections.OrderedDict())
         if step_id in exported or not book.has(np.array([step_id], np.uint64))[0]:
             return
