@@ -160,12 +160,15 @@ class EngineClient:
         self.error: grpc.aio.AioRpcError | None = None
         self.numbers = itertools.count(1)
         self.reader: asyncio.Task[None] | None = None
+        # Of each message with tokens or events.
+        self.step_records: list[bytes] = []
 
     async def send(self, **message: Any) -> None:
         await self.stream.write(engine_pb2.ToEngine(**message))
 
-    async def hello(self) -> None:
-        await self.send(hello=engine_pb2.Hello(protocol_version=1, service_name="test"))
+    async def hello(self, wants_step_records: bool = False) -> None:
+        hello = engine_pb2.Hello(protocol_version=1, service_name="test", wants_step_records=wants_step_records)
+        await self.send(hello=hello)
         self.reader = asyncio.ensure_future(self._read())
         await until(lambda: self.welcomes or self.error)
 
@@ -230,6 +233,7 @@ class EngineClient:
             self.subscriptions[handle].outputs.setdefault(output, []).append(token)
         for handle in set(handles):
             self.subscriptions[handle].num_messages += 1
+        self.step_records.append(step.step_records)
         self._take_logprobs(step, handles)
         for event in step.events:
             if not event.HasField("prompt_logprobs"):
@@ -330,7 +334,9 @@ async def settled(subscription: Subscription, timeout_s: float = LIMIT_S) -> Sub
 
 
 @contextlib.asynccontextmanager
-async def connected(address: str, metadata: tuple[tuple[str, str], ...] = ()) -> AsyncIterator[EngineClient]:
+async def connected(
+    address: str, metadata: tuple[tuple[str, str], ...] = (), wants_step_records: bool = False
+) -> AsyncIterator[EngineClient]:
     """A stream on which hello was said."""
     options = [
         ("grpc.max_receive_message_length", 64 << 20),
@@ -342,7 +348,7 @@ async def connected(address: str, metadata: tuple[tuple[str, str], ...] = ()) ->
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         await asyncio.wait_for(channel.channel_ready(), LIMIT_S)
         client = EngineClient(engine_pb2_grpc.EngineServiceStub(channel).Connect(metadata=metadata or None))
-        await client.hello()
+        await client.hello(wants_step_records)
         try:
             yield client
         finally:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from headrace_backend.engine.outbox import Outbox, RequestDone
+from headrace_backend.engine.step_log import StepLog
 from headrace_backend.server.service_stream import ServiceStream
 from headrace_backend.server.statuses import StreamEnded, status_code
 from headrace_protos.engine.v1 import engine_pb2
@@ -105,6 +106,28 @@ async def test_replay_longer_than_the_bound_arrives() -> None:
     stream.send_outbox(tokens(1, 1))
     await run(stream, reader)
     assert reader.kinds == ["added", "added", "step"]
+
+
+async def test_records_of_all_steps_go_with_the_next_outbox_merged_or_not() -> None:
+    log = StepLog()
+    stream, reader = ServiceStream(1, 1 << 20, 1 << 20, clock=lambda: 0, steps=log.reader()), Reader()
+
+    def settle(record: bytes) -> None:
+        log.newest.append(record)
+        log.num_records += 1
+
+    for step in (b"1", b"2", b"3"):
+        settle(step)
+        if step != b"2":
+            stream.send_outbox(tokens(1, int(step)))
+    await run(stream, reader)
+    settle(b"4")
+    stream.send(added(1))
+    stream.send_outbox(tokens(1, 4))
+    await run(stream, reader)
+    stream.send_outbox(tokens(1, 4))
+    await run(stream, reader)
+    assert [message.step.step_records for message in reader.received] == [b"123", b"", b"4", b""]
 
 
 async def test_done_frees_the_handle() -> None:

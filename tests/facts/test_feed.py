@@ -3,53 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pathlib
 import socket
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from tests.support.telemetry_peer import Peer
 
 from headrace_facts import facts
 from headrace_facts.feed import Feed
 
 HELLO = facts.Hello("service", "service-0", "0123456789abcdef", "1", 1, 0)
-
-
-class Peer:
-    """A telemetry process that keeps what it was told on its newest connection."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-        self.taken: list[facts.Fact] = []
-        self.num_connections = 0
-        self.writers: list[asyncio.StreamWriter] = []
-        # Cleared: it reads nothing.
-        self.reads = asyncio.Event()
-        self.reads.set()
-        self.server: asyncio.Server | None = None
-
-    async def listen(self) -> None:
-        self.server = await asyncio.start_unix_server(self._serve, self.path, limit=1 << 12)
-
-    async def die(self) -> None:
-        assert self.server is not None
-        self.server.close()
-        for writer in self.writers:
-            writer.transport.abort()
-        self.writers.clear()
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.num_connections += 1
-        self.writers.append(writer)
-        taken = self.taken = []
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-            while True:
-                await self.reads.wait()
-                length = int.from_bytes(await reader.readexactly(4), "little")
-                taken.append(facts.decode_fact(await reader.readexactly(length)))
 
 
 @pytest.fixture

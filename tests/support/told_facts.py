@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -117,3 +118,30 @@ def records(first: int, count: int, step_ns: int = 5_000_000, **columns: Any) ->
 def steps(made: step_records.Records, engine: str = ENGINE) -> facts.Steps:
     """Steps as they are told."""
     return facts.Steps(engine, 0, made.tobytes())
+
+
+def everything(first_step: int = 1, number: int = 7) -> Iterator[tuple[facts.Hello, facts.Fact]]:
+    """One fact of each kind that figures are made of, generations included; totals and ids grow with the arguments."""
+    yield BACKEND, engine_facts()
+    refusals = dict.fromkeys(("queue_full", "deadline"), number)
+    yield (
+        BACKEND,
+        engine_load(
+            step_count=first_step,
+            preemptions=number,
+            prefix_query_tokens=100 * number,
+            prefix_hit_tokens=30 * number,
+            late_work=number,
+            restarts=number,
+            refusals=refusals,
+        ),
+    )
+    mix = {"num_prefill_tokens": [0, 256, 64, 0] * 5, "draft_tokens": 4, "accepted_tokens": 3, "attention_pairs": 9000}
+    made = records(first_step, 20, flags=step_records.StepFlag.CAPTURED, **mix)
+    made["num_decodes"][1::4] = 0
+    yield BACKEND, steps(made)
+    yield SERVICE, facts.ServiceLoad(5, 4, 4096)
+    yield SERVICE, facts.Dropped(3, 0)
+    yield SERVICE, generation(number)
+    yield SERVICE, call(number)
+    yield SERVICE, call(number, status="INTERNAL")

@@ -28,10 +28,8 @@ from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# Version 00, and later ones by their first four fields.
-_TRACEPARENT = re.compile(
-    r"(?:00|(?!ff)[0-9a-f]{2}(?=.{53}(?:-|$)))-(?P<trace_id>[0-9a-f]{32})-(?P<span_id>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})"
-)
+# Services make it themselves, so there is only one version.
+_TRACEPARENT = re.compile(r"00-(?P<trace_id>[0-9a-f]{32})-(?P<span_id>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})")
 _SPAN_ID = re.compile(r"[0-9a-f]{16}")
 _SAMPLED = 1
 _MAX_TRACESTATE_BYTES = 512

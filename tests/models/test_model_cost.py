@@ -1,0 +1,42 @@
+"""The cost of a step, from the configuration alone, against the parameters of transformers' model of the same configuration."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+from tests.models.checkpoints import CONFIGS
+
+from headrace_backend.server.model_cost import model_cost
+from headrace_model_folder.config import parse_config
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
+    theirs = CONFIGS[name]()
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(theirs)
+    architecture = type(model).__name__
+    config = parse_config({**json.loads(theirs.to_json_string()), "architectures": [architecture]})
+    cost = model_cost(config, "bf16")
+    matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
+    assert cost.flops_per_token == 2 * sum(matrix.numel() for matrix in matrices)
+    head = model.get_output_embeddings().weight
+    assert cost.flops_per_sample == 2 * head.numel()
+    # Tied embeddings are one parameter, and the output layer reads it.
+    unread = 0 if theirs.tie_word_embeddings else model.get_input_embeddings().weight.numel()
+    assert cost.weight_bytes == 2 * (sum(parameter.numel() for parameter in model.parameters()) - unread)
+    attention = model.model.layers[0].self_attn
+    key_and_value = attention.k_proj.weight.shape[0] + attention.v_proj.weight.shape[0]
+    assert cost.kv_bytes_per_token == 2 * len(model.model.layers) * key_and_value
+    # A product with each key's elements and one with each value's, for as many elements as the output projection takes in.
+    assert cost.flops_per_pair == 2 * 2 * len(model.model.layers) * attention.o_proj.weight.shape[1]
+
+
+def test_bytes_follow_the_type() -> None:
+    config = parse_config({**json.loads(CONFIGS["llama"]().to_json_string()), "architectures": ["LlamaForCausalLM"]})
+    half, single = model_cost(config, "float16"), model_cost(config, "fp32")
+    assert (2 * half.weight_bytes, 2 * half.kv_bytes_per_token) == (single.weight_bytes, single.kv_bytes_per_token)
+    assert half.flops_per_token == single.flops_per_token

@@ -1,0 +1,45 @@
+"""A telemetry process for tests of those who tell: it listens, keeps what it is told, and can hang or die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pathlib
+
+from headrace_facts import facts
+
+
+class Peer:
+    """A telemetry process that keeps what it was told on its newest connection."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.taken: list[facts.Fact] = []
+        self.num_connections = 0
+        self.writers: list[asyncio.StreamWriter] = []
+        # Cleared: it reads nothing.
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.server: asyncio.Server | None = None
+
+    async def listen(self) -> None:
+        self.server = await asyncio.start_unix_server(self._serve, self.path, limit=1 << 12)
+
+    async def die(self) -> None:
+        assert self.server is not None
+        self.server.close()
+        for writer in self.writers:
+            writer.transport.abort()
+        self.writers.clear()
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        self.writers.append(writer)
+        taken = self.taken = []
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                await self.reads.wait()
+                length = int.from_bytes(await reader.readexactly(4), "little")
+                taken.append(facts.decode_fact(await reader.readexactly(length)))
