@@ -7,6 +7,7 @@ in (spans.py), a Trace goes out. With detail=array the tokens come from arrays o
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -53,16 +54,18 @@ def read_trace(spans: Sequence[Span], *, request_id: str | None = None, trace_id
         named = f"request {request_id}" if request_id is not None else f"trace {trace_id}"
         raise TraceError(f"holds no {named}")
     if len({span.attributes[REQUEST_ID] for span in chosen}) > 1:
-        raise SeveralRequests([str(span.attributes[REQUEST_ID]) for span in chosen])
+        raise SeveralRequests(_several([str(span.attributes[REQUEST_ID]) for span in chosen]))
     return _trace(chosen[0], spans, requests)
 
 
 class SeveralRequests(TraceError):
     """It must be said which request is meant."""
 
-    def __init__(self, request_ids: Sequence[str]) -> None:
-        shown = ", ".join(request_ids[:_NAMED]) + (" ..." if len(request_ids) > _NAMED else "")
-        super().__init__(f"holds {len(request_ids):,} requests ({shown}): choose one with --request")
+
+def _several(request_ids: Sequence[str]) -> str:
+    distinct = list(dict.fromkeys(request_ids))
+    shown = ", ".join(distinct[:_NAMED]) + (" ..." if len(distinct) > _NAMED else "")
+    return f"holds {len(distinct):,} requests ({shown}): choose one with --request"
 
 
 def step_traces(span: Span) -> set[str]:
@@ -164,7 +167,7 @@ def _token_arrays(root: Span) -> tuple[Token, ...]:
         return [root.start_ns + offset if offset >= 0 else None for offset in column(name)]
 
     outputs = column("output_index")
-    columns = zip(
+    rows = zip(
         outputs,
         indices,
         column("step_id"),
@@ -184,7 +187,7 @@ def _token_arrays(root: Span) -> tuple[Token, ...]:
             _told(emitted, root),
             _told(written, root),
         )
-        for output, index, step, scheduled, sampled, emitted, written in columns
+        for output, index, step, scheduled, sampled, emitted, written in rows
     )
 
 
@@ -230,7 +233,7 @@ def _step(span: Span) -> Step:
         if key.startswith("headrace.step.")
     }
     ids = _strings(attributes, "prefill_request_ids")
-    tokens = attributes.get("prefill_request_tokens") or [0] * len(ids)
+    tokens = _list(attributes.get("prefill_request_tokens")) or [0] * len(ids)
     graph = attributes.get("graph")
     return Step(
         step_id=int(attributes["id"]),
@@ -272,10 +275,18 @@ def _number(attributes: dict[str, Any], name: str) -> float | None:
 
 
 def _integers(span: Span, name: str) -> list[int]:
-    value = span.attributes.get(name)
-    return [int(item) for item in value if isinstance(item, int | float)] if isinstance(value, list) else []
+    return [int(item) for item in _list(span.attributes.get(name)) if isinstance(item, int | float)]
 
 
 def _strings(attributes: dict[str, Any], name: str) -> tuple[str, ...]:
-    value = attributes.get(name)
-    return tuple(str(item) for item in value) if isinstance(value, list) else ()
+    return tuple(str(item) for item in _list(attributes.get(name)))
+
+
+def _list(value: Any) -> list[Any]:
+    """An array; Jaeger hands some out as text."""
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return []
+    return value if isinstance(value, list) else []

@@ -6,7 +6,7 @@ Owns the wording. What is said was decided in causes.py. An Explanation comes in
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from headrace_trace.causes import Cause, Explanation, Gap, Kind
 from headrace_trace.trace_model import Prefill
@@ -42,9 +42,9 @@ def wait_words(gap: Gap) -> str:
     """Which wait it is and how long it took."""
     output = f" of output {gap.output}" if gap.output else ""
     if gap.first:
-        return f"first token{output}: {_ms(gap.ms)} after the call"
-    beyond = f" ({_ms(gap.excess_ms)} beyond the usual)" if gap.excess_ms > 0 else ""
-    return f"token {gap.index}{output}: {_ms(gap.ms)} after the one before{beyond}"
+        return f"first token{output}: {milliseconds(gap.ms)} after the call"
+    beyond = f" ({milliseconds(gap.excess_ms)} beyond the usual)" if gap.excess_ms > 0 else ""
+    return f"token {gap.index}{output}: {milliseconds(gap.ms)} after the one before{beyond}"
 
 
 def plain(text: str) -> str:
@@ -56,14 +56,14 @@ def _header(explanation: Explanation) -> Iterator[str]:
     e = explanation
     yield plain(f"request {e.request_id} on {e.model or 'an unnamed model'}")
     yield f"trace   {e.trace_id}"
-    figures = [f"{e.tokens:,} tokens in {_ms(e.duration_ms)}", f"TTFT {_ms(e.ttft_ms)}"]
-    figures += [f"ITL p50 {_ms(e.itl_p50_ms)}, p99 {_ms(e.itl_p99_ms)}"]
+    figures = [f"{e.tokens:,} tokens in {milliseconds(e.duration_ms)}", f"TTFT {milliseconds(e.ttft_ms)}"]
+    figures += [f"ITL p50 {milliseconds(e.itl_p50_ms)}, p99 {milliseconds(e.itl_p99_ms)}"]
     if e.usual_steps:
-        figures.append(f"a step of decodes only takes {_ms(e.usual_step_ms)} (median of {e.usual_steps:,})")
+        figures.append(f"a step of decodes only takes {milliseconds(e.usual_step_ms)} (median of {e.usual_steps:,})")
     yield "; ".join(figures)
     whole = sum(e.ledger_ms.values()) or 1.0
     parts = [
-        f"{LEDGER_WORDS.get(part, part)} {_ms(ms)} ({ms / whole:.0%})"
+        f"{LEDGER_WORDS.get(part, part)} {milliseconds(ms)} ({ms / whole:.0%})"
         for part, ms in sorted(e.ledger_ms.items(), key=lambda item: -item[1])
         if ms > 0
     ]
@@ -90,39 +90,39 @@ def _prefill(cause: Cause, gap: Gap, explanation: Explanation) -> str:
     who = _requests(cause.prefills) or "another request"
     took = "shared the steps" if gap.first else "took the step"
     if len(cause.step_ids) != 1 or gap.first:
-        return f"prefill of {who} {took}, {_steps(cause)}: {_ms(cause.excess_ms)}"
+        return f"prefill of {who} {took}, {_steps(cause)}: {milliseconds(cause.excess_ms)}"
     return f"prefill of {who} took the step, {_steps(cause)}: {_against(cause, explanation)}"
 
 
 def _own_prefill(cause: Cause, gap: Gap, explanation: Explanation) -> str:
     tokens = sum(prefill.tokens for prefill in cause.prefills)
     count = f" ({tokens:,} tokens)" if tokens else ""
-    return f"its own prefill{count} in {_steps(cause)}: {_ms(cause.excess_ms)}{_bound(cause)}"
+    return f"its own prefill{count} in {_steps(cause)}: {milliseconds(cause.excess_ms)}{_bound(cause)}"
 
 
 def _gpu(cause: Cause, gap: Gap, explanation: Explanation) -> str:
     if gap.first:
-        return f"the step itself, {_steps(cause)}: {_ms(cause.excess_ms)}{_bound(cause)}"
+        return f"the step itself, {_steps(cause)}: {milliseconds(cause.excess_ms)}{_bound(cause)}"
     compiled = ", something was compiled or captured during it" if cause.late_work else ""
     return f"the GPU: {_steps(cause)} was long by itself, its batch was like its neighbours': {_against(cause, explanation)}{compiled}{_bound(cause)}"
 
 
 def _preemption(cause: Cause, gap: Gap, explanation: Explanation) -> str:
     again = f", then computed again what it had lost in {_steps(cause)}" if cause.step_ids else ""
-    return f"it was preempted for others{again}: {_ms(cause.excess_ms)}"
+    return f"it was preempted for others{again}: {milliseconds(cause.excess_ms)}"
 
 
 def _engine_restart(cause: Cause, gap: Gap, explanation: Explanation) -> str:
     again = f", and its tokens were computed again in {_steps(cause)}" if cause.step_ids else ""
-    return f"the engine was restarted{again}: {_ms(cause.excess_ms)}"
+    return f"the engine was restarted{again}: {milliseconds(cause.excess_ms)}"
 
 
 def _usual(cause: Cause, gap: Gap, explanation: Explanation) -> str:
-    step = f": {_steps(cause)} took {_ms(cause.step_ms)}{_bound(cause)}" if cause.step_ids else ""
+    step = f": {_steps(cause)} took {milliseconds(cause.step_ms)}{_bound(cause)}" if cause.step_ids else ""
     return f"nothing unusual{step}"
 
 
-_WORDS = {
+_WORDS: dict[Kind, Callable[[Cause, Gap, Explanation], str]] = {
     Kind.PREFILL: _prefill,
     Kind.OWN_PREFILL: _own_prefill,
     Kind.PREEMPTION: _preemption,
@@ -130,29 +130,29 @@ _WORDS = {
     Kind.GPU: _gpu,
     Kind.USUAL: _usual,
     Kind.READER: lambda cause, gap, _: (
-        f"the reader blocked: the message was made, but taken {_ms(cause.excess_ms)} late"
+        f"the reader blocked: the message was made, but taken {milliseconds(cause.excess_ms)} late"
     ),
     Kind.SERVICE: lambda cause, gap, _: (
-        f"the service was late: the token had been read from the device {_ms(cause.excess_ms)} before its message was made"
+        f"the service was late: the token had been read from the device {milliseconds(cause.excess_ms)} before its message was made"
     ),
-    Kind.QUEUE: lambda cause, gap, _: f"it waited in the queue: {_ms(cause.excess_ms)}",
+    Kind.QUEUE: lambda cause, gap, _: f"it waited in the queue: {milliseconds(cause.excess_ms)}",
     Kind.HOST_IDLE: lambda cause, gap, _: (
-        f"the host: the device had nothing to do for {_ms(cause.excess_ms)} before {_steps(cause) or 'the step'}"
+        f"the host: the device had nothing to do for {milliseconds(cause.excess_ms)} before {_steps(cause) or 'the step'}"
     ),
     Kind.HOST_READ: lambda cause, gap, _: (
-        f"the host: the step had ended on the device {_ms(cause.excess_ms)} before its tokens were read"
+        f"the host: the step had ended on the device {milliseconds(cause.excess_ms)} before its tokens were read"
     ),
     Kind.OTHER_STEPS: lambda cause, gap, _: (
-        f"steps that it was not in{f' ({_steps(cause)})' if cause.step_ids else ', which the trace lacks,'} came before: {_ms(cause.excess_ms)}"
+        f"steps that it was not in{f' ({_steps(cause)})' if cause.step_ids else ', which the trace lacks,'} came before: {milliseconds(cause.excess_ms)}"
     ),
     Kind.UNKNOWN: lambda cause, gap, _: (
-        f"{_ms(cause.excess_ms)} that this trace cannot explain: step {gap.step_id or '(unknown)'} is not in it"
+        f"{milliseconds(cause.excess_ms)} that this trace cannot explain: step {gap.step_id or '(unknown)'} is not in it"
     ),
 }
 
 
 def _against(cause: Cause, explanation: Explanation) -> str:
-    return f"{_ms(cause.step_ms)} against the usual {_ms(explanation.usual_step_ms)}, {_ms(cause.excess_ms)} more"
+    return f"{milliseconds(cause.step_ms)} against the usual {milliseconds(explanation.usual_step_ms)}, {milliseconds(cause.excess_ms)} more"
 
 
 def _bound(cause: Cause) -> str:
@@ -182,7 +182,8 @@ def _steps(cause: Cause) -> str:
     return f"{len(ids)} steps, {ids[0]} to {ids[-1]}"
 
 
-def _ms(ms: float | None) -> str:
+def milliseconds(ms: float | None) -> str:
+    """A time for people."""
     if ms is None:
         return "unknown"
     if ms >= 10_000:
