@@ -154,7 +154,7 @@ async def test_both_formats_say_the_same_and_only_openmetrics_has_exemplars() ->
 async def test_every_metric_says_what_it_is() -> None:
     described = {exposition.base_name(metric.name, metric.unit, metric.kind): metric for metric in catalogue.ALL}
     async with _serving(price_per_hour=2.0) as (metrics, port):
-        tell_everything(metrics)
+        _tell_everything(metrics)
         _, text = await _get(port, accept="application/openmetrics-text")
     families = {family.name: family for family in parse_openmetrics(text) if family.name != "target"}
     assert set(families) == set(described)
@@ -321,7 +321,7 @@ async def test_many_scrapers_do_not_make_figures_each(monkeypatch: pytest.Monkey
 
 async def test_figures_hold_no_text_of_requests_and_few_values() -> None:
     async with _serving(price_per_hour=1.0) as (metrics, port):
-        tell_everything(metrics)
+        _tell_everything(metrics)
         for number in range(1000):
             metrics.sink.take(told.SERVICE, told.call(number, method=f"attacker.Service/Method{number}", span=None))
             metrics.sink.generation(told.SERVICE, told.generation(number, model=f"model-{number}"), None)
@@ -332,14 +332,11 @@ async def test_figures_hold_no_text_of_requests_and_few_values() -> None:
     assert 'rpc_method="_OTHER"' in text and 'gen_ai_request_model="_OTHER"' in text
 
 
-def tell_everything(metrics: Metrics) -> None:
-    """One fact of each kind that figures are made of."""
+def _tell_everything(metrics: Metrics) -> None:
     for source in (told.SERVICE, told.BACKEND):
         metrics.sink.take(source, source)
-    metrics.sink.take(told.BACKEND, told.engine_facts())
-    metrics.sink.take(told.BACKEND, told.engine_load(refusals={"queue_full": 2}))
-    metrics.sink.take(told.BACKEND, told.steps(told.records(1, 20, num_prefill_tokens=[0, 256] * 10)))
-    metrics.sink.take(told.SERVICE, facts.ServiceLoad(5, 4, 4096))
-    metrics.sink.take(told.SERVICE, facts.Dropped(3, 0))
-    metrics.sink.generation(told.SERVICE, told.generation(7), "head")
-    metrics.sink.take(told.SERVICE, told.call(7))
+    for source, fact in told.everything():
+        if isinstance(fact, facts.Generation):
+            metrics.sink.generation(source, fact, "head")
+        else:
+            metrics.sink.take(source, fact)

@@ -91,6 +91,20 @@ def test_gauges_of_who_left_disappear() -> None:
     assert figures.values("headrace.preemptions") == [1]
 
 
+def test_a_process_that_left_is_missed_for_a_quarter_of_an_hour() -> None:
+    figures = _Figures()
+    figures.sink.take(told.BACKEND, told.BACKEND)
+    figures.pass_time(2000)
+    assert figures.values("headrace.process.up") == [1]
+    figures.sink.gone(told.BACKEND)
+    figures.pass_time(880)
+    assert figures.values("headrace.process.up") == [0]
+    figures.pass_time(30)
+    assert figures.values("headrace.process.up") == []
+    figures.sink.take(told.BACKEND, told.BACKEND)
+    assert figures.values("headrace.process.up") == [1]
+
+
 def test_gauges_of_who_says_nothing_disappear_and_come_back() -> None:
     figures = _Figures()
     figures.sink.take(told.BACKEND, told.engine_load())

@@ -1,7 +1,7 @@
 """Metrics of how busy backends and services are, and of telemetry itself.
 
 Owns two things that processes don't keep: totals that go on over restarts (a backend counts from 0 in each life; its model's counters don't), and forgetting: figures of who has left, or has
-said nothing for 10 s, are no longer told.
+said nothing for 10 s, are no longer told. That a process was there and is gone is told for a quarter of an hour: long enough for an alert, not for ever where it was stopped on purpose.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from headrace_telemetry.metrics import catalogue
 _Load = TypeVar("_Load")
 
 _SILENT_NS: Final = 10_000_000_000
+_GONE_NS: Final = 900_000_000_000
 # Lives of backends whose last totals are remembered.
 _MOST_ENGINES: Final = 256
 _SIGNALS: Final = ("traces", "metrics")
@@ -50,7 +51,9 @@ class LoadMetrics:
         self._counts = counts
         self._engines: dict[str, _Heard[tuple[str, facts.EngineLoad]]] = {}
         self._services: dict[str, _Heard[tuple[str, facts.ServiceLoad]]] = {}
+        # By kind and name: how many are connected, and when the last one left.
         self._connected: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._left_at_ns: dict[tuple[str, str], int] = {}
         self._last_totals: collections.OrderedDict[str, dict[tuple[str, str], int]] = collections.OrderedDict()
         self._counters: dict[str, Counter] = {}
         self._meter = meter
@@ -65,6 +68,7 @@ class LoadMetrics:
     def gone(self, source: facts.Hello) -> None:
         """A connection has ended: its source's figures end with it."""
         self._connected[source.kind, source.name] -= 1
+        self._left_at_ns[source.kind, source.name] = self.now_ns
         self._services.pop(source.instance, None)
         for engine in [engine for engine, heard in self._engines.items() if heard.load[0] == source.instance]:
             del self._engines[engine]
@@ -180,6 +184,7 @@ class LoadMetrics:
         return (
             Observation(count, {catalogue.PROCESS_KIND: kind, catalogue.PROCESS_NAME: name})
             for (kind, name), count in self._connected.items()
+            if count or self.now_ns - self._left_at_ns[kind, name] < _GONE_NS
         )
 
 
