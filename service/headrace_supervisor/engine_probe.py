@@ -31,11 +31,11 @@ _OPTIONS = [
 _Stream = grpc.aio.StreamStreamCall[Any, Any]
 
 
-async def until_serving(address: str) -> engine_pb2.EngineModel:
-    """Returns what the backend at `address` (unix:PATH) serves, when its workers are ready. Waits without end."""
+async def until_serving(address: str, credentials: grpc.ChannelCredentials | None = None) -> engine_pb2.EngineModel:
+    """Returns what the backend at `address` (unix:PATH, or HOST:PORT with credentials) serves, when its workers are ready. Waits without end."""
     while True:
         with contextlib.suppress(grpc.aio.AioRpcError, ConnectionError):
-            async with _connected(address) as stream:
+            async with _connected(address, credentials) as stream:
                 return await _read_until_serving(stream)
         await asyncio.sleep(_PAUSE_S)
 
@@ -59,8 +59,13 @@ async def _num_requests(stream: _Stream) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _connected(address: str) -> AsyncIterator[_Stream]:
-    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+async def _connected(address: str, credentials: grpc.ChannelCredentials | None = None) -> AsyncIterator[_Stream]:
+    made = (
+        grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+        if credentials
+        else grpc.aio.insecure_channel(address, options=_OPTIONS)
+    )
+    async with made as channel:
         connect = channel.stream_stream(
             "/headrace_engine.v1.EngineService/Connect",
             request_serializer=engine_pb2.ToEngine.SerializeToString,

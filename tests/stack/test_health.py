@@ -1,0 +1,100 @@
+"""`headrace health` says what a health check needs: 0 from what works, 1 and one line from what does not."""
+
+from __future__ import annotations
+
+import http.server
+import pathlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from tests.support.processes import wait_until
+from tests.support.running_server import RunningServer, environment, running_server
+
+
+def health(*arguments: object) -> subprocess.CompletedProcess[str]:
+    code = "from headrace_supervisor.health_command import health; health(prog_name='headrace health')"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+
+
+def refusal(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 1, result.stderr
+    (line,) = result.stderr.strip().splitlines()
+    return line
+
+
+def engine_address(server: RunningServer) -> str:
+    connections = server.backend().net_connections("unix")
+    (path,) = {connection.laddr for connection in connections if str(connection.laddr).endswith(".sock")}
+    return f"unix:{path}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server("--device", "cpu", "--num-blocks", "64") as found:
+        yield found
+
+
+@pytest.mark.timeout(240)
+def test_a_service_and_a_backend_that_serve_are_well(server: RunningServer) -> None:
+    assert health(server.address).returncode == 0
+    backend = health("--engine", engine_address(server))
+    assert backend.returncode == 0, backend.stderr
+
+
+@pytest.mark.timeout(240)
+def test_a_backend_that_hangs_is_not_well_and_neither_is_its_service(server: RunningServer) -> None:
+    """A process that lives and does nothing is what a look at processes would miss."""
+    address, backend = engine_address(server), server.backend()
+    backend.suspend()
+    try:
+        assert "within 1 s" in refusal(health("--engine", address, "--timeout-s", "1"))
+        wait_until(lambda: health(server.address).returncode == 1, 60, "the service says that nothing computes")
+        assert "NOT_SERVING" in refusal(health(server.address))
+    finally:
+        backend.resume()
+    wait_until(lambda: health(server.address).returncode == 0, 60, "well again")
+
+
+def test_nobody_there_is_not_well(tmp_path: pathlib.Path) -> None:
+    assert "UNAVAILABLE" in refusal(health("127.0.0.1:1"))
+    assert "within 0.3 s" in refusal(health("--engine", f"unix:{tmp_path}/none.sock", "--timeout-s", "0.3"))
+    assert "no answer" in refusal(health("http://127.0.0.1:1/metrics"))
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/metrics" else 503)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_http_is_well_with_200_alone() -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as there:
+        thread = threading.Thread(target=there.serve_forever)
+        thread.start()
+        try:
+            base = f"http://127.0.0.1:{there.server_port}"
+            assert health(f"{base}/metrics").returncode == 0
+            assert "503" in refusal(health(f"{base}/other"))
+        finally:
+            there.shutdown()
+            thread.join()
+
+
+def test_half_of_a_certificate_is_a_mistake_of_the_command_line(tmp_path: pathlib.Path) -> None:
+    result = health("127.0.0.1:1", "--ca", tmp_path / "ca.pem")
+    assert result.returncode == 2 and "--certificate" in result.stderr
+    result = health("http://127.0.0.1:1", "--engine")
+    assert result.returncode == 2 and "http" in result.stderr
+
+
+def test_a_certificate_that_cannot_be_read_is_said(tmp_path: pathlib.Path) -> None:
+    files = [f"--{name}={tmp_path / name}" for name in ("ca", "certificate", "key")]
+    assert "No such file" in refusal(health("--engine", "127.0.0.1:1", *files))
