@@ -12,7 +12,14 @@ def main() -> None:
     """Commands of the Headrace server."""
 
 
-for command in (commands.serve, commands.service, commands.backend, commands.doctor, commands.bench):
+for command in (
+    commands.serve,
+    commands.service,
+    commands.backend,
+    commands.telemetry,
+    commands.doctor,
+    commands.bench,
+):
     main.add_command(command)
 
 if __name__ == "__main__":

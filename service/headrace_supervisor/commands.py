@@ -1,4 +1,4 @@
-"""The commands that the server distribution adds to `headrace`: serve, service, backend, doctor, bench.
+"""The commands that the server distribution adds to `headrace`: serve, service, backend, telemetry, doctor, bench.
 
 Owns the command line's edge: flags in, exit codes out, one line for a mistake. What a command does is in the module that it calls.
 """
@@ -21,7 +21,7 @@ from headrace_supervisor.bench_command import bench
 from headrace_supervisor.options import GroupedCommand, given, settings_options
 from headrace_supervisor.settings import ConfigError
 
-__all__ = ["backend", "bench", "doctor", "serve", "service"]
+__all__ = ["backend", "bench", "doctor", "serve", "service", "telemetry"]
 
 _config_option = click.option(
     "--config",
@@ -37,7 +37,7 @@ _HELP = {"help_option_names": ["--help", "-h"]}
 @click.command(cls=GroupedCommand, context_settings=_HELP)
 @_config_option
 def serve(config_file: pathlib.Path | None, **flags: Any) -> None:
-    """Runs a server: one backend with its worker, and the services that speak gRPC.
+    """Runs a server: one backend with its worker, the services that speak gRPC, and telemetry.
 
     Example: headrace serve --model models/demo --listen 127.0.0.1:50051
     """
@@ -63,6 +63,14 @@ def service(config_file: pathlib.Path | None, **flags: Any) -> None:
 def backend(config_file: pathlib.Path | None, **flags: Any) -> None:
     """Runs one backend alone, with its worker: the engine that services connect to."""
     _become("headrace_backend", _loaded(configs.load_backend, config_file, flags), "--outlive-parent")
+
+
+@settings_options(configs.TELEMETRY)
+@click.command(cls=GroupedCommand, context_settings=_HELP)
+@_config_option
+def telemetry(config_file: pathlib.Path | None, **flags: Any) -> None:
+    """Runs the telemetry process alone: traces and metrics of the services and backends that have its --telemetry-socket."""
+    _become("headrace_telemetry", _loaded(configs.load_telemetry, config_file, flags))
 
 
 @click.command(context_settings=_HELP)

@@ -1,7 +1,7 @@
 """Which settings each command takes, and how they become one frozen object per process.
 
-Owns the supervisor's own fields, and the mapping from a command's flat settings to the parts: the service's (`headrace_service.config`) and the
-backend's (`headrace_backend.config`). Reading the four sources is `settings.py`'s. The supervisor hands a part to a process as JSON.
+Owns the supervisor's own fields, and the mapping from a command's flat settings to the parts: the service's (`headrace_service.config`), the
+backend's (`headrace_backend.config`) and telemetry's (`headrace_telemetry.config`). Reading the four sources is `settings.py`'s. The supervisor hands a part to a process as JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from headrace_service.config import ServiceConfig as ServiceConfig
 from headrace_supervisor import settings
 from headrace_supervisor.runtime_folder import MAX_BASE_BYTES
 from headrace_supervisor.settings import ConfigError, Group
+from headrace_telemetry.config import TelemetryConfig as TelemetryConfig
 
 
 class SupervisorConfig(pydantic.BaseModel):
@@ -50,6 +51,10 @@ class SupervisorConfig(pydantic.BaseModel):
             description="where the private folder of the sockets is made; default: XDG_RUNTIME_DIR, or the system's temporary one"
         ),
     ] = None
+    telemetry: Annotated[
+        Literal["on", "off"],
+        Field(description="whether a telemetry process makes traces and metrics of what the others tell"),
+    ] = "on"
     restart_backoff_s: Annotated[
         float, Field(gt=0, le=60, description="seconds before a first restart; doubles with each, to 30")
     ] = 0.2
@@ -71,6 +76,7 @@ class ServerConfig(pydantic.BaseModel):
         backend: settings of backends; its engine's model is the default model.
         model_name: name of the default model.
         engine_values: the settings of all models' engines as they were merged, which a model's own file goes before.
+        telemetry: settings of the telemetry process, without its socket; None: it is off.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -80,6 +86,7 @@ class ServerConfig(pydantic.BaseModel):
     backend: BackendConfig
     model_name: str
     engine_values: dict[str, Any]
+    telemetry: TelemetryConfig | None = None
 
 
 # What serve decides by itself: private addresses, names, and who dies with whom (launch.py sees to it). One limit holds for both ends of the private socket.
@@ -96,6 +103,7 @@ _SERVICE_PRIVATE = frozenset(
         "service_name",
         "reuse_port",
         "probe",
+        "telemetry_socket",
         "exit_with_parent",
     }
 )
@@ -108,15 +116,18 @@ _BACKEND_PRIVATE = frozenset(
         "tls_key",
         "tls_client_ca",
         "refusal_file",
+        "telemetry_socket",
         "max_message_bytes",
     }
 )
+_TELEMETRY_PRIVATE = frozenset({"telemetry_socket"})
 
 SERVE = (
     Group("Server", SupervisorConfig),
     Group("Model and engine", EngineConfig),
     Group("Service", ServiceConfig, _SERVICE_PRIVATE),
     Group("Backend", BackendConfig, _BACKEND_PRIVATE),
+    Group("Telemetry", TelemetryConfig, _TELEMETRY_PRIVATE),
 )
 # What the headrace.toml in a model's folder may set: where the model is, and its name, the folder says.
 MODEL = Group("Model and engine", EngineConfig, frozenset({"model", "model_name"}))
@@ -124,11 +135,12 @@ MODEL_FILE = "headrace.toml"
 
 SERVICE = (Group("Service", ServiceConfig, frozenset({"control"})),)
 BACKEND = (Group("Model and engine", EngineConfig), Group("Backend", BackendConfig, frozenset({"engine"})))
+TELEMETRY = (Group("Telemetry", TelemetryConfig),)
 
 # Every setting has one environment variable; a command overlooks those of the other commands, but not unknown ones. The last are the
 # client's (clients/python/headrace/cli/options.py).
 _CLIENT = {"server", "api_key", "tls", "ca", "client_certificate", "client_key", "server_name"}
-_KNOWN = frozenset(name for groups in (SERVE, SERVICE, BACKEND) for name in settings.names(groups)) | _CLIENT
+_KNOWN = frozenset(name for groups in (SERVE, SERVICE, BACKEND, TELEMETRY) for name in settings.names(groups)) | _CLIENT
 
 
 def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> ServerConfig:
@@ -152,6 +164,7 @@ def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> Server
         backend=backend,
         model_name=engine.model_name or engine.model.resolve().name,
         engine_values=engine_values,
+        telemetry=_telemetry_of_server(supervisor, _part(SERVE[4], values)),
     )
 
 
@@ -211,10 +224,16 @@ def load_backend(flags: Mapping[str, Any], config: pathlib.Path | None) -> Backe
     return BackendConfig(engine=_engine(_part(BACKEND[0], values)), **_part(BACKEND[1], values))
 
 
-def addressed(config: ServerConfig, listen: tuple[str, ...], control: str) -> ServiceConfig:
-    """The services' configuration with the real public addresses and the control socket in it."""
+def load_telemetry(flags: Mapping[str, Any], config: pathlib.Path | None) -> TelemetryConfig:
+    """Configuration of `headrace telemetry`. Raises ConfigError."""
+    return _telemetry(**settings.merge(TELEMETRY, flags, config, _KNOWN))
+
+
+def addressed(config: ServerConfig, listen: tuple[str, ...], control: str, telemetry_socket: str = "") -> ServiceConfig:
+    """The services' configuration with the real public addresses, the control socket and that of telemetry in it."""
     shares = any(not address.startswith("unix:") for address in listen)
-    return config.service.model_copy(update={"listen": listen, "control": control, "reuse_port": shares})
+    private = {"control": control, "reuse_port": shares, "telemetry_socket": telemetry_socket}
+    return config.service.model_copy(update={"listen": listen, **private})
 
 
 def runtime_base(config: SupervisorConfig) -> pathlib.Path:
@@ -242,8 +261,34 @@ def _service(**values: Any) -> ServiceConfig:
         raise _contradiction(error) from None
 
 
+def _telemetry_of_server(supervisor: SupervisorConfig, values: dict[str, Any]) -> TelemetryConfig | None:
+    """Telemetry's part; None where it is off, and then settings of it are a mistake. Raises ConfigError."""
+    if supervisor.telemetry == "on":
+        return _telemetry(telemetry_socket="to-be-chosen", **values)
+    shared = SupervisorConfig.model_fields
+    fields = TelemetryConfig.model_fields
+    for name in [name for name in values if name not in shared and values[name] != fields[name].default]:
+        raise ConfigError(f"{name}: telemetry is off; {settings.flag_name(name)} needs it")
+    return None
+
+
+def _telemetry(**values: Any) -> TelemetryConfig:
+    """Telemetry's part, its files looked at. Raises ConfigError."""
+    try:
+        config = TelemetryConfig(**values)
+        config.check_files()
+    except pydantic.ValidationError as error:
+        raise _contradiction(error) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return config
+
+
 def _contradiction(error: pydantic.ValidationError) -> ConfigError:
-    return ConfigError(error.errors(include_url=False)[0]["msg"].removeprefix("Value error, "))
+    """What a class as a whole, or one of its checks of a field, has against values."""
+    problem = error.errors(include_url=False)[0]
+    field = f"{problem['loc'][0]}: " if problem["loc"] else ""
+    return ConfigError(field + problem["msg"].removeprefix("Value error, "))
 
 
 def _part(group: Group, values: Mapping[str, Any]) -> dict[str, Any]:

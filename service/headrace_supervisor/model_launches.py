@@ -20,7 +20,7 @@ from headrace_supervisor.memory_sums import Claim
 from headrace_supervisor.processes import ProcessSpec
 from headrace_supervisor.refusals import Refused
 from headrace_supervisor.repository import ModelRepository, check_name, is_inside
-from headrace_supervisor.runtime_folder import ENGINE_SOCKET
+from headrace_supervisor.runtime_folder import ENGINE_SOCKET, TELEMETRY_SOCKET
 from headrace_supervisor.settings import ConfigError
 
 
@@ -64,6 +64,7 @@ class ModelLaunches:
         self._config = config
         self._runtime_folder = runtime_folder
         repository = config.supervisor.model_repository
+        self._telemetry_socket = str(runtime_folder / TELEMETRY_SOCKET) if config.telemetry is not None else ""
         self._repository = ModelRepository(repository) if repository is not None else None
         self._indices = itertools.count()
 
@@ -123,6 +124,7 @@ class ModelLaunches:
                 memory_bytes=memory_bytes,
                 listen=f"unix:{self._runtime_folder / ENGINE_SOCKET.format(index=index)}",
                 refusal_file=self._runtime_folder / f"refusal-{index}.json",
+                telemetry_socket=self._telemetry_socket,
             )
         except ConfigError as error:
             reason = str(error).replace(f"{folder}/", "")

@@ -92,6 +92,8 @@ def _kind(name: str, field: FieldInfo) -> str:
     if isinstance(field.annotation, type) and field.annotation in _KINDS:
         return _KINDS[field.annotation]
     if typing.get_origin(field.annotation) is tuple:
+        if float in typing.get_args(field.annotation):
+            return "NUMBERS"
         return "ADDRESS" if name in _ADDRESSES else "NAME"
     return "PATH"
 
@@ -119,7 +121,7 @@ def _default(field: FieldInfo) -> str:
     if field.default is None or field.default == "":
         return ""
     return (
-        " ".join(field.default)
+        " ".join(map(str, field.default))
         if isinstance(field.default, tuple)
         else str(field.default).lower()
         if isinstance(field.default, bool)

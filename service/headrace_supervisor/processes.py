@@ -37,10 +37,10 @@ class ProcessSpec(NamedTuple):
 
 
 class RestartRule(NamedTuple):
-    """When to start again: the first pause in seconds, which doubles, and the starts that may fail before the server ever served."""
+    """When to start again: the first pause in seconds, which doubles, and the starts that may fail before the server ever served; None: as many as it takes."""
 
     first_pause_s: float
-    start_attempts: int
+    start_attempts: int | None
 
 
 class ProcessGaveUp(Exception):  # an outcome
@@ -108,6 +108,8 @@ class ManagedProcess:
         return code
 
     def _give_up_if_no_use(self, code: int) -> None:
+        if self._rule.start_attempts is None:
+            return
         if code == _REFUSED:
             raise ProcessGaveUp(f"{self.spec.name} refused to start; see the lines above", _REFUSED)
         if self._deaths >= self._rule.start_attempts and not self._has_served():

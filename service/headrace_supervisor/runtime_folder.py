@@ -1,4 +1,4 @@
-"""The private folder of one running server: the sockets of backends and control, and the configurations of its processes.
+"""The private folder of one running server: the sockets of backends, control and telemetry, and the configurations of its processes.
 
 Owns its mode (0700), its removal at the end, and the removal of folders whose server was killed. A locked file in each folder tells the living
 from the dead.
@@ -20,6 +20,7 @@ CONTROL_SOCKET = "control.sock"
 # One for each start of a model's backend.
 ENGINE_SOCKET = "engine-{index}.sock"
 _MOST_STARTS = 999_999
+TELEMETRY_SOCKET = "telemetry.sock"
 # One for each service, for health checks.
 PROBE_SOCKET = "probe-{index}.sock"
 # A socket's path holds 107 bytes.

@@ -144,6 +144,8 @@ def _annotation(field: FieldInfo) -> Any:
     """The field's type, which also takes text: a tuple with commas, one of several numbers. pydantic reads all other types from text."""
     kind = typing.get_origin(field.annotation)
     if kind is tuple:
+        if float in typing.get_args(field.annotation):
+            return Annotated[field.annotation, pydantic.BeforeValidator(_numbers)]
         return Annotated[
             field.annotation,
             pydantic.BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value),
@@ -155,6 +157,14 @@ def _annotation(field: FieldInfo) -> Any:
             pydantic.BeforeValidator(lambda value: choices.get(value, value) if isinstance(value, str) else value),
         ]
     return field.annotation
+
+
+def _numbers(value: Any) -> Any:
+    """Numbers with commas between them, also where an option was repeated."""
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, tuple | list) or not all(isinstance(text, str) for text in texts):
+        return value
+    return [number for text in texts for number in text.split(",")]
 
 
 def _first_problem(

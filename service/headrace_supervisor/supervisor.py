@@ -1,8 +1,8 @@
-"""`headrace serve`: one backend per model and N services, from the first check to the last process ended.
+"""`headrace serve`: one backend per model, N services and telemetry, from the first check to the last process ended.
 
 Owns the order: model folders, memory and addresses are checked before anything starts; backends and services start together; the ready line is printed
 once, when all models named at start are loaded and every service says SERVING; on SIGTERM or SIGINT services finish their streams first, then the backends
-end. What happens when one process dies is `processes.py`'s, which models run is `backend_table`'s, workers are the backend's. Configurations go to the
+end, and telemetry last, which hears of all that. What happens when one process dies is `processes.py`'s, which models run is `backend_table`'s, workers are the backend's. Configurations go to the
 processes as JSON files in the private runtime folder.
 """
 
@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic
 
@@ -28,15 +28,30 @@ from headrace_supervisor.model_launches import Launches, ModelLaunches
 from headrace_supervisor.processes import ManagedProcess, ProcessGaveUp, ProcessSpec, RestartRule
 from headrace_supervisor.readiness import until_serving
 from headrace_supervisor.refusals import Refused
-from headrace_supervisor.runtime_folder import CONTROL_SOCKET, PROBE_SOCKET, RuntimeFolderError, runtime_folder
+from headrace_supervisor.runtime_folder import (
+    CONTROL_SOCKET,
+    PROBE_SOCKET,
+    TELEMETRY_SOCKET,
+    RuntimeFolderError,
+    runtime_folder,
+)
 
 EXIT_REFUSED = 2
 # A service needs a moment beyond its own grace to say goodbye.
 _SERVICE_MARGIN_S = 5.0
+# Telemetry flushes to its file, and twice to its collector: spans and metrics.
+_TELEMETRY_MARGIN_S = 3.0
 
 
 class StartRefused(Exception):  # an outcome
     """The server does not start: model folder, address or runtime folder. One line; exit code 2."""
+
+
+class TelemetryProcess(NamedTuple):
+    """The telemetry process, and what it gets in seconds to send what is left."""
+
+    spec: ProcessSpec
+    grace_s: float
 
 
 def serve(config: ServerConfig) -> int:
@@ -55,7 +70,9 @@ def serve(config: ServerConfig) -> int:
             check_models(launches, names)
             control = f"unix:{folder / CONTROL_SOCKET}"
             probes = [f"unix:{folder / PROBE_SOCKET.format(index=i)}" for i in range(config.supervisor.services)]
-            services = service_specs(configs.addressed(config, addresses, control), folder, probes)
+            telemetry = telemetry_process(config, folder)
+            socket = str(folder / TELEMETRY_SOCKET) if telemetry is not None else ""
+            services = service_specs(configs.addressed(config, addresses, control, socket), folder, probes)
             supervisor = Supervisor(
                 config.supervisor,
                 launches,
@@ -65,6 +82,7 @@ def serve(config: ServerConfig) -> int:
                 addresses=addresses,
                 probes=probes,
                 grace_s=config.service.shutdown_grace_s,
+                telemetry=telemetry,
             )
             return asyncio.run(supervisor.run())
     except (AddressError, RuntimeFolderError) as error:
@@ -92,6 +110,15 @@ def service_specs(service: configs.ServiceConfig, folder: pathlib.Path, probes: 
     return specs
 
 
+def telemetry_process(config: ServerConfig, folder: pathlib.Path) -> TelemetryProcess | None:
+    """The telemetry process of a configuration; None: it is off. Its JSON is written to `folder`."""
+    if config.telemetry is None:
+        return None
+    named = config.telemetry.model_copy(update={"telemetry_socket": folder / TELEMETRY_SOCKET})
+    spec = _spec("telemetry", "headrace_telemetry", named, folder)
+    return TelemetryProcess(spec, 2 * named.telemetry_flush_s + _TELEMETRY_MARGIN_S)
+
+
 def _spec(name: str, module: str, config: pydantic.BaseModel, folder: pathlib.Path) -> ProcessSpec:
     path = folder / f"{name}.json"
     path.write_text(config.model_dump_json(), encoding="utf-8")
@@ -110,6 +137,7 @@ class Supervisor:
         addresses: the public ones.
         probes: where each service answers health checks, without TLS and keys.
         grace_s: what services get to finish their streams.
+        telemetry: who is told what happens; its end never ends the server, which starts it again.
         ready: returns when a service serves, by its probe address.
         probe: questions to backends.
     """
@@ -125,6 +153,7 @@ class Supervisor:
         addresses: Sequence[str],
         probes: Sequence[str],
         grace_s: float,
+        telemetry: TelemetryProcess | None = None,
         ready: Callable[[str], Awaitable[None]] = until_serving,
         probe: Probe = Probe(),  # noqa: B008  # immutable
     ) -> None:
@@ -133,6 +162,10 @@ class Supervisor:
         self._launches = launches
         self._names = names
         self._services = [ManagedProcess(spec, self._rule, lambda: self._served) for spec in services]
+        self._telemetry = telemetry and ManagedProcess(
+            telemetry.spec, RestartRule(config.restart_backoff_s, None), lambda: self._served
+        )
+        self._telemetry_grace_s = telemetry.grace_s if telemetry is not None else 0.0
         self._control = control
         self._addresses = addresses
         self._probes = probes
@@ -151,6 +184,8 @@ class Supervisor:
         table = BackendTable(self._launches, self._rule, ends_server=self._ends_server, probe=self._probe)
         server = ControlServer(table)
         await server.start(self._control)
+        if self._telemetry is not None:
+            self._telemetry.start()
         lives = [process.start() for process in self._services]
         looking = asyncio.create_task(table.keep_looking())
         announced = asyncio.create_task(self._announce(table))
@@ -197,10 +232,12 @@ class Supervisor:
         )
 
     async def _end(self, table: BackendTable) -> None:
-        """Services first: they finish their streams while the backends still compute."""
+        """Services first: they finish their streams while the backends still compute. Telemetry last: it is told of all ends."""
         grace_s = self._grace_s + _SERVICE_MARGIN_S
         await asyncio.gather(*(service.stop(grace_s, self._hurry) for service in self._services))
         await table.stop_all(self._hurry)
+        if self._telemetry is not None:
+            await self._telemetry.stop(self._telemetry_grace_s, self._hurry)
 
 
 def _exit_code(lives: Sequence[asyncio.Future[None]]) -> int:

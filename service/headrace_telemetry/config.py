@@ -211,6 +211,11 @@ class TelemetryConfig(pydantic.BaseModel):
         if self.trace_file is not None:
             _check_writable(self.trace_file)
 
+    @pydantic.field_validator("telemetry_socket", mode="before")
+    @classmethod
+    def _without_scheme(cls, value: object) -> object:
+        return value.removeprefix("unix:") if isinstance(value, str) else value
+
     @pydantic.field_validator("otlp_endpoint")
     @classmethod
     def _refuse_absurd_endpoint(cls, value: str) -> str:
