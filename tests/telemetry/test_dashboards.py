@@ -15,6 +15,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -251,6 +252,9 @@ async def _prometheus(folder: pathlib.Path, target_port: int) -> AsyncIterator[s
             while not (address := _address("".join(lines))):
                 assert server.returncode is None, "".join(lines)
                 await asyncio.sleep(0.05)
+            # It listens before it answers.
+            while not await asyncio.to_thread(_is_ready, address):
+                await asyncio.sleep(0.05)
         yield address
     finally:
         server.terminate()
@@ -261,6 +265,14 @@ async def _prometheus(folder: pathlib.Path, target_port: int) -> AsyncIterator[s
 def _address(log: str) -> str | None:
     found = re.search(r"[Ll]istening on\"? address=\"?(127\.0\.0\.1:\d+)", log)
     return f"http://{found.group(1)}" if found else None
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/-/ready", timeout=10):
+            return True
+    except urllib.error.HTTPError:
+        return False
 
 
 async def _ask(address: str, path: str, **parameters: str) -> Any:
