@@ -82,7 +82,7 @@ func (a *Admin) Resume(ctx context.Context) error {
 	return err
 }
 
-// SetTraceDetail sets how much of each token is traced from now on. [ErrUnimplemented] where the server does not have it.
+// SetTraceDetail sets how much of each token is traced from now on, for requests that do not say so themselves. [ErrFailedPrecondition] where telemetry is off.
 func (a *Admin) SetTraceDetail(ctx context.Context, detail TraceDetail) error {
 	ctx, cancel := a.client.limited(ctx)
 	defer cancel()

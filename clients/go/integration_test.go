@@ -130,8 +130,8 @@ func TestServerTellsWhatItIs(t *testing.T) {
 	if _, err := client.Admin().ListRepository(background); err != nil {
 		t.Error(err)
 	}
-	if err := client.Admin().SetTraceDetail(background, headrace.TraceArray); !errors.Is(err, headrace.ErrUnimplemented) {
-		t.Error(err)
+	if err := client.Admin().SetTraceDetail(background, headrace.TraceArray); err != nil && !errors.Is(err, headrace.ErrFailedPrecondition) {
+		t.Error(err) // the server may run without telemetry
 	}
 }
 

@@ -223,6 +223,11 @@ func WithTokenIDsOnly(only bool) GenerationOption {
 	return func(spec *headracev1.GenerationSpec) { spec.TokenIdsOnly = &only }
 }
 
+// WithTraceDetail says how much of each token's way is traced, if the generation is traced at all. Default: the server's setting.
+func WithTraceDetail(detail TraceDetail) GenerationOption {
+	return func(spec *headracev1.GenerationSpec) { spec.TraceDetail = detail }
+}
+
 // WithJSONSchema asks for outputs that a JSON Schema (as JSON text) allows. [ErrUnimplemented] where the server does not have it.
 func WithJSONSchema(schema string) GenerationOption {
 	return form(&headracev1.StructuredOutput{Form: &headracev1.StructuredOutput_JsonSchema{JsonSchema: schema}})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import grpc
 
 from headrace.v1 import admin_pb2 as admin
@@ -75,6 +77,21 @@ class CannedAdmin(admin_pb2_grpc.AdminServiceServicer):
         if request.model == "other":
             return admin.GetMemoryPlanResponse()
         return admin.GetMemoryPlanResponse(plan=canned_model().memory_plan)
+
+    def SetTraceDetail(
+        self, request: admin.SetTraceDetailRequest, context: grpc.ServicerContext
+    ) -> admin.SetTraceDetailResponse:
+        self.requests.append(request)
+        return admin.SetTraceDetailResponse()
+
+    def GetTrace(
+        self, request: admin.GetTraceRequest, context: grpc.ServicerContext
+    ) -> Iterator[admin.GetTraceResponse]:
+        self.requests.append(request)
+        if request.request_id == "unknown":
+            context.abort(grpc.StatusCode.NOT_FOUND, "trace of 'unknown' is not known")
+        yield admin.GetTraceResponse(traces_data=b"first ")
+        yield admin.GetTraceResponse(traces_data=b"second")
 
     def _known(self, model: str, context: grpc.ServicerContext) -> None:
         if model not in self.states:

@@ -11,6 +11,7 @@ from tests.clients.canned_service import CannedServer
 import headrace
 from headrace import AdminClient, AsyncAdminClient, ModelState, RetryPolicy
 from headrace.channel import service_config
+from headrace.v1 import generation_pb2
 
 
 def test_models_are_loaded_listed_and_unloaded(server: CannedServer) -> None:
@@ -41,6 +42,27 @@ def test_drain_resume_and_memory_plan(server: CannedServer) -> None:
         plan = admin.memory_plan()
         assert plan is not None and plan.kv_cache_bytes == 4 << 30
         assert admin.memory_plan("other") is None
+
+
+def test_traces_are_found_and_their_detail_is_set(server: CannedServer) -> None:
+    with AdminClient(server.address) as admin:
+        assert admin.get_trace(request_id="one") == admin.get_trace(trace_id="a" * 32) == b"first second"
+        with pytest.raises(headrace.NotFound, match="not known"):
+            admin.get_trace(request_id="unknown")
+        with pytest.raises(headrace.InvalidRequest, match="exactly one"):
+            admin.get_trace()
+        admin.set_trace_detail("span")
+        assert server.admin.requests[-1].detail == generation_pb2.TRACE_DETAIL_SPAN
+        with pytest.raises(headrace.InvalidRequest, match="off, array, span"):
+            admin.set_trace_detail("all")  # type: ignore[arg-type]
+
+
+async def test_the_async_admin_finds_traces_as_well(server: CannedServer) -> None:
+    async with AsyncAdminClient(server.address) as admin:
+        assert await admin.get_trace(request_id="one") == b"first second"
+        with pytest.raises(headrace.NotFound):
+            await admin.get_trace(request_id="unknown")
+        await admin.set_trace_detail("off")
 
 
 def test_refusals_are_typed(server: CannedServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def test_generate_passes_every_option_on(server: CannedServer) -> None:
         "--temperature 0 --top-p 0.5 --top-k 3 --min-p 0.1 --repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -0.5 --seed 9 "
         "--logit-bias 4=-1 --logit-bias 5=2 --stop a --stop b --stop-token-ids 1,2 --max-tokens 2 --min-tokens 1 --ignore-eos --bad-word x "
         "--include-stop-string -n 1 --logprobs 2 --priority -1 --time-limit 2 --cache-salt s --keep-special-tokens --model canned "
-        "--token-ids-only --prompt-logprobs 0"
+        "--token-ids-only --prompt-logprobs 0 --trace-detail span"
     )
     assert run(server, "generate", "hello", *arguments.split()).exit_code == 0
     spec = server.seen.requests[0].spec
@@ -60,6 +61,27 @@ def test_generate_passes_every_option_on(server: CannedServer) -> None:
         assert {field.name for field, _ in message.ListFields()} == set(message.DESCRIPTOR.fields_by_name) - left_out
     assert dict(spec.sampling.logit_bias) == {4: -1, 5: 2} and list(spec.stop.strings) == ["a", "b"]
     assert not spec.skip_special_tokens and spec.stop.ignore_eos
+
+
+def test_a_traced_call_says_how_to_see_its_trace(server: CannedServer) -> None:
+    result = run(server, "generate", "hello", "--trace")
+    sent = server.seen.metadata[0]["traceparent"]
+    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", sent) and result.stdout == answer(5) + "\n"
+    trace_id = sent.split("-")[1]
+    assert f"trace: {trace_id}" in result.stderr
+    assert f"headrace trace {trace_id} --server {server.address}" in result.stderr
+    assert run(server, "generate", "hello").stderr == "" and "traceparent" not in server.seen.metadata[1]
+
+
+def test_a_call_that_failed_says_its_trace_as_well(server: CannedServer) -> None:
+    result = run(server, "generate", "invalid", "--trace")
+    assert "trace: " + server.seen.metadata[0]["traceparent"].split("-")[1] in result.stderr
+
+
+def test_each_answer_of_a_chat_is_a_trace(server: CannedServer) -> None:
+    result = run(server, "chat", "--trace", stdin="hello\nhello again\n")
+    ids = [seen["traceparent"].split("-")[1] for seen in server.seen.metadata]
+    assert len(set(ids)) == 2 and all(f"trace: {trace_id}" in result.stderr for trace_id in ids)
 
 
 def test_options_left_out_are_not_sent(server: CannedServer) -> None:

@@ -9,11 +9,16 @@ from __future__ import annotations
 import datetime
 from typing import Self, Unpack
 
+import grpc
+
 from headrace import admin_calls
 from headrace.admin_calls import Draining, Loaded, RepositoryModel
 from headrace.aio_transport import AsyncTransport
 from headrace.answers import MemoryPlan
+from headrace.call_reader import readable
 from headrace.connection import DEFAULT_SERVER, ConnectionOptions, endpoint
+from headrace.errors import from_rpc_error
+from headrace.spec import TraceDetailName
 from headrace.transport import Transport
 from headrace.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -70,6 +75,38 @@ class AdminClient:
         """How a model's memory is divided; None while it loads. Default: the server's default model."""
         return self._transport.unary(admin_calls.memory_plan(model), timeout)
 
+    def set_trace_detail(self, detail: TraceDetailName, *, timeout: float | None = None) -> None:
+        """How much of each token is traced from now on, by all services, for requests that do not say so themselves.
+
+        Raises:
+            InvalidRequest: Not "off", "array" or "span".
+            HeadraceError: FAILED_PRECONDITION; telemetry is off.
+        """
+        return self._transport.unary(admin_calls.set_trace_detail(detail), timeout)
+
+    def get_trace(
+        self, *, request_id: str | None = None, trace_id: str | None = None, timeout: float | None = None
+    ) -> bytes:
+        """A recent trace as serialized opentelemetry.proto.trace.v1.TracesData: the request's spans, and those of the steps that it was in.
+
+        Args:
+            request_id: The request of the trace; exactly one of both is given.
+            trace_id: W3C trace id: 32 lower-case hex digits.
+            timeout: Seconds to wait. Default: no limit.
+
+        Raises:
+            NotFound: It is not known, was not traced, or has been forgotten.
+        """
+        call = readable(self._transport.stream(admin_calls.get_trace(request_id, trace_id), timeout))
+        parts: list[bytes] = []
+        try:
+            while True:
+                parts.append(next(call).traces_data)
+        except StopIteration:
+            return b"".join(parts)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
     def close(self) -> None:
         """Closes the connections; calls that still run are cancelled."""
         self._transport.close()
@@ -113,6 +150,20 @@ class AsyncAdminClient:
     async def memory_plan(self, model: str | None = None, *, timeout: float | None = None) -> MemoryPlan | None:
         """As AdminClient.memory_plan."""
         return await self._transport.unary(admin_calls.memory_plan(model), timeout)
+
+    async def set_trace_detail(self, detail: TraceDetailName, *, timeout: float | None = None) -> None:
+        """As AdminClient.set_trace_detail."""
+        return await self._transport.unary(admin_calls.set_trace_detail(detail), timeout)
+
+    async def get_trace(
+        self, *, request_id: str | None = None, trace_id: str | None = None, timeout: float | None = None
+    ) -> bytes:
+        """As AdminClient.get_trace."""
+        call = self._transport.stream(admin_calls.get_trace(request_id, trace_id), timeout)
+        try:
+            return b"".join([response.traces_data async for response in call])
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
 
     async def close(self) -> None:
         """Closes the connections; calls that still run are cancelled."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace import answers
-from headrace.calls import Unary, assign_given
-from headrace.spec import assign, duration
+from headrace.calls import Streaming, Unary, assign_given
+from headrace.errors import invalid
+from headrace.spec import TraceDetailName, assign, duration, trace_detail_of
 from headrace.v1 import admin_pb2 as pb
 
 
@@ -108,6 +109,22 @@ def memory_plan(model: str | None) -> Unary[answers.MemoryPlan | None]:
     return Unary(
         "GetMemoryPlan", request, lambda r: answers.memory_plan_from_proto(r.plan) if r.HasField("plan") else None
     )
+
+
+def set_trace_detail(detail: TraceDetailName) -> Unary[None]:
+    """How much of each token is traced from now on."""
+    request = pb.SetTraceDetailRequest(detail=trace_detail_of(detail, "detail"))
+    return Unary("SetTraceDetail", request, lambda _: None)
+
+
+def get_trace(request_id: str | None, trace_id: str | None) -> Streaming:
+    """A recent trace, in parts."""
+    if (request_id is None) == (trace_id is None):
+        raise invalid("key", "exactly one of request_id and trace_id must be given")
+    request = pb.GetTraceRequest()
+    assign_given(request, "request_id", request_id)
+    assign_given(request, "trace_id", trace_id)
+    return Streaming("GetTrace", request)
 
 
 def _loaded(response: pb.LoadModelResponse) -> Loaded:

@@ -30,33 +30,36 @@ class AsyncClient:
         prompt: str | None = None,
         *,
         token_ids: Sequence[int] | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> AsyncStream:
         """Streams the answer to a prompt; as Client.generate, called from a running event loop."""
-        return self._stream(StreamState(calls.generate(prompt, token_ids, options), timeout))
+        return self._stream(StreamState(calls.generate(prompt, token_ids, traceparent, options), timeout))
 
     def chat(
         self,
         messages: Messages,
         *,
         continue_last_message: bool | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> AsyncStream:
         """Streams the answer to a user message or to a conversation; as Client.chat."""
-        return self._stream(StreamState(calls.chat(messages, continue_last_message, options), timeout))
+        return self._stream(StreamState(calls.chat(messages, continue_last_message, traceparent, options), timeout))
 
     async def complete(
         self,
         prompt: str | None = None,
         *,
         token_ids: Sequence[int] | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Completion:
         """The whole answer to a prompt, in one message."""
-        return await self._transport.unary(calls.complete(prompt, token_ids, options), timeout)
+        return await self._transport.unary(calls.complete(prompt, token_ids, traceparent, options), timeout)
 
     async def submit(
         self,
@@ -64,11 +67,14 @@ class AsyncClient:
         *,
         token_ids: Sequence[int] | None = None,
         idempotency_key: str | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Submitted:
         """Starts a generation that outlives its readers; read it with subscribe, end it with cancel."""
-        return await self._transport.unary(calls.submit(prompt, token_ids, idempotency_key, options), timeout)
+        return await self._transport.unary(
+            calls.submit(prompt, token_ids, idempotency_key, traceparent, options), timeout
+        )
 
     def subscribe(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -32,14 +32,14 @@ class AsyncTransport:
         if timeout is None and not call.takes_long:
             timeout = self._endpoint.timeout
         try:
-            response = await self._rpc(call.rpc)(call.request, timeout=timeout, metadata=self._endpoint.metadata)
+            response = await self._rpc(call.rpc)(call.request, timeout=timeout, metadata=self._metadata(call))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return call.convert(response)
 
     def stream(self, call: Streaming, timeout: float | None) -> Any:
         """Opens a call that answers with a stream."""
-        return self._rpc(call.rpc)(call.request, timeout=timeout, metadata=self._endpoint.metadata)
+        return self._rpc(call.rpc)(call.request, timeout=timeout, metadata=self._metadata(call))
 
     def session(self, requests: AsyncIterator[Any], timeout: float | None) -> Any:
         """Opens a session that sends what the iterator gives."""
@@ -49,6 +49,9 @@ class AsyncTransport:
         """Closes all connections; calls that still run are cancelled."""
         for channel in self._channels:
             await channel.close(None)
+
+    def _metadata(self, call: Unary[Any] | Streaming) -> Sequence[tuple[str, str]]:
+        return (*self._endpoint.metadata, *call.metadata) if call.metadata else self._endpoint.metadata
 
     def _rpc(self, name: str) -> Any:
         """The method on the channel whose turn it is."""

@@ -16,6 +16,7 @@ from google.protobuf.message import Message as ProtobufMessage
 from headrace import answers, completion
 from headrace.errors import invalid
 from headrace.spec import GenerationOptions, Messages, assign, chat_messages, chat_spec, generation_spec
+from headrace.trace_context import metadata_of
 from headrace.v1 import inference_pb2 as pb
 
 T = TypeVar("T")
@@ -29,6 +30,7 @@ class Unary(Generic[T]):
     request: ProtobufMessage
     convert: Callable[[Any], T]
     takes_long: bool = False
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Streaming:
     rpc: str
     request: ProtobufMessage
     num_outputs: int | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +51,38 @@ class Page:
     next_page_token: str
 
 
-def generate(prompt: str | None, token_ids: Sequence[int] | None, options: GenerationOptions) -> Streaming:
+def generate(
+    prompt: str | None, token_ids: Sequence[int] | None, traceparent: str | None, options: GenerationOptions
+) -> Streaming:
     """Streams the answer to a prompt."""
-    return Streaming("Generate", pb.GenerateRequest(spec=generation_spec(options, prompt, token_ids)))
+    request = pb.GenerateRequest(spec=generation_spec(options, prompt, token_ids))
+    return Streaming("Generate", request, metadata=metadata_of(traceparent))
 
 
-def chat(messages: Messages, continue_last_message: bool | None, options: GenerationOptions) -> Streaming:
+def chat(
+    messages: Messages, continue_last_message: bool | None, traceparent: str | None, options: GenerationOptions
+) -> Streaming:
     """Streams the answer to a conversation."""
     request = pb.ChatRequest(messages=chat_messages(messages), spec=chat_spec(options))
     assign_given(request, "continue_last_message", continue_last_message)
-    return Streaming("Chat", request)
+    return Streaming("Chat", request, metadata=metadata_of(traceparent))
 
 
 def complete(
-    prompt: str | None, token_ids: Sequence[int] | None, options: GenerationOptions
+    prompt: str | None, token_ids: Sequence[int] | None, traceparent: str | None, options: GenerationOptions
 ) -> Unary[completion.Completion]:
     """The whole answer to a prompt."""
     request = pb.CompleteRequest(spec=generation_spec(options, prompt, token_ids))
-    return Unary("Complete", request, completion.completion_from_proto, takes_long=True)
+    convert = completion.completion_from_proto
+    return Unary("Complete", request, convert, takes_long=True, metadata=metadata_of(traceparent))
 
 
 def submit(
-    prompt: str | None, token_ids: Sequence[int] | None, idempotency_key: str | None, options: GenerationOptions
+    prompt: str | None,
+    token_ids: Sequence[int] | None,
+    idempotency_key: str | None,
+    traceparent: str | None,
+    options: GenerationOptions,
 ) -> Unary[answers.Submitted]:
     """Starts a generation that outlives its readers.
 
@@ -79,7 +92,12 @@ def submit(
     request = pb.SubmitRequest(spec=generation_spec(options, prompt, token_ids))
     assign(request, "idempotency_key", idempotency_key or uuid.uuid4().hex, "idempotency_key")
     num_outputs = request.spec.n if request.spec.HasField("n") else 1
-    return Unary("Submit", request, lambda response: answers.submitted_from_proto(response, num_outputs))
+    return Unary(
+        "Submit",
+        request,
+        lambda response: answers.submitted_from_proto(response, num_outputs),
+        metadata=metadata_of(traceparent),
+    )
 
 
 def subscribe(request: str | answers.Submitted, output_index: int | None, from_token: int) -> Streaming:

@@ -44,6 +44,7 @@ class Client:
         prompt: str | None = None,
         *,
         token_ids: Sequence[int] | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Stream:
@@ -52,35 +53,38 @@ class Client:
         Args:
             prompt: Text; exactly one of prompt and token_ids is given.
             token_ids: The prompt as tokens, used as they are.
+            traceparent: W3C trace context of the caller, whose trace the server's spans join; with the flag 01 they are always recorded.
             timeout: Seconds for the whole stream; also the generation's deadline on the server.
             **options: How to sample, when to stop, what to report.
 
         Raises:
             InvalidRequest: A value that cannot be sent. What the server refuses is raised by the stream.
         """
-        return self._stream(StreamState(calls.generate(prompt, token_ids, options), timeout))
+        return self._stream(StreamState(calls.generate(prompt, token_ids, traceparent, options), timeout))
 
     def chat(
         self,
         messages: Messages,
         *,
         continue_last_message: bool | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Stream:
         """Streams the answer to a user message or to a conversation of Message objects or (role, text) pairs."""
-        return self._stream(StreamState(calls.chat(messages, continue_last_message, options), timeout))
+        return self._stream(StreamState(calls.chat(messages, continue_last_message, traceparent, options), timeout))
 
     def complete(
         self,
         prompt: str | None = None,
         *,
         token_ids: Sequence[int] | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Completion:
         """The whole answer to a prompt, in one message."""
-        return self._transport.unary(calls.complete(prompt, token_ids, options), timeout)
+        return self._transport.unary(calls.complete(prompt, token_ids, traceparent, options), timeout)
 
     def submit(
         self,
@@ -88,11 +92,12 @@ class Client:
         *,
         token_ids: Sequence[int] | None = None,
         idempotency_key: str | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Submitted:
         """Starts a generation that outlives its readers; read it with subscribe, end it with cancel."""
-        return self._transport.unary(calls.submit(prompt, token_ids, idempotency_key, options), timeout)
+        return self._transport.unary(calls.submit(prompt, token_ids, idempotency_key, traceparent, options), timeout)
 
     def subscribe(
         self,

@@ -22,6 +22,7 @@ from headrace.errors import HeadraceError, Internal, from_rpc_error
 from headrace.events import Delta, Event, Failed, PromptLogprobs
 from headrace.session_state import SessionEvent, SessionState, SessionStep, submission
 from headrace.spec import GenerationOptions, Messages
+from headrace.trace_context import checked
 from headrace.v1 import inference_pb2 as pb
 
 
@@ -73,6 +74,7 @@ class SessionBase(ABC, Generic[G]):
         continue_last_message: bool | None = None,
         detached: bool | None = None,
         idempotency_key: str | None = None,
+        traceparent: str | None = None,
         **options: Unpack[GenerationOptions],
     ) -> G:
         """Starts a generation. It is sent at once; nothing is waited for.
@@ -84,6 +86,7 @@ class SessionBase(ABC, Generic[G]):
             continue_last_message: As in Client.chat.
             detached: Whether it outlives the session, as with Client.submit. Default: it is cancelled when the session's call ends early.
             idempotency_key: As in Client.submit; only with detached.
+            traceparent: W3C trace context of this generation. Default: that of the session's call.
             **options: How to sample, when to stop, what to report.
 
         Raises:
@@ -92,6 +95,8 @@ class SessionBase(ABC, Generic[G]):
             HeadraceError: The session's call has failed.
         """
         message = submission(prompt, token_ids, messages, continue_last_message, detached, idempotency_key, options)
+        if traceparent is not None:
+            message.traceparent = checked(traceparent)
         return self._start(lambda: self._state.submit(message))
 
     def attach(self, request: str | Submitted, *, output_index: int | None = None, from_token: int = 0) -> G:

@@ -20,6 +20,7 @@ from headrace.errors import invalid
 from headrace.v1 import generation_pb2, inference_pb2
 
 RoleName = Literal["system", "user", "assistant"]
+TraceDetailName = Literal["off", "array", "span"]
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -51,6 +52,7 @@ class GenerationOptions(TypedDict, total=False):
         skip_special_tokens: Whether special tokens are left out of the text.
         token_ids_only: Whether to send token ids alone, without text and without waiting for whole characters.
         prompt_logprobs: How many of the most likely tokens to report at each position of the prompt; 0 reports the prompt's own. 0 to 20.
+        trace_detail: How much of its tokens' way is traced, if it is traced at all: "off", "array" or "span". Default: the server's setting.
     """
 
     model: str | None
@@ -78,6 +80,7 @@ class GenerationOptions(TypedDict, total=False):
     skip_special_tokens: bool | None
     token_ids_only: bool | None
     prompt_logprobs: int | None
+    trace_detail: TraceDetailName | None
 
 
 # Option -> (sub-message of GenerationSpec or "", field in it).
@@ -111,6 +114,7 @@ _FIELDS: dict[str, tuple[str, str]] = {
             "skip_special_tokens",
             "token_ids_only",
             "prompt_logprobs",
+            "trace_detail",
         )
     },
 }
@@ -118,6 +122,13 @@ _ROLES: dict[str, inference_pb2.Role] = {
     "system": inference_pb2.ROLE_SYSTEM,
     "user": inference_pb2.ROLE_USER,
     "assistant": inference_pb2.ROLE_ASSISTANT,
+}
+
+
+TRACE_DETAILS: dict[str, generation_pb2.TraceDetail] = {
+    "off": generation_pb2.TRACE_DETAIL_OFF,
+    "array": generation_pb2.TRACE_DETAIL_ARRAY,
+    "span": generation_pb2.TRACE_DETAIL_SPAN,
 }
 
 
@@ -198,10 +209,20 @@ def duration(value: float | datetime.timedelta, path: str) -> Duration:
     return message
 
 
+def trace_detail_of(name: str, path: str) -> generation_pb2.TraceDetail:
+    """The number of a detail; a name that there is not becomes an InvalidRequest that names `path`."""
+    if name not in TRACE_DETAILS:
+        raise invalid(path, f"must be one of {', '.join(TRACE_DETAILS)} (given: {name!r:.80})")
+    return TRACE_DETAILS[name]
+
+
 def _set_option(spec: generation_pb2.GenerationSpec, name: str, value: Any) -> None:
     group, field = _FIELDS[name]
     if name == "time_limit":
         spec.time_limit.CopyFrom(duration(value, "spec.time_limit"))
+        return
+    if name == "trace_detail":
+        spec.trace_detail = trace_detail_of(value, "spec.trace_detail")
         return
     if name == "stop" and isinstance(value, str):
         value = [value]

@@ -7,7 +7,7 @@ Owns the grpc channels and how a failed call becomes an exception. Does not know
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -34,14 +34,14 @@ class Transport:
         if timeout is None and not call.takes_long:
             timeout = self._endpoint.timeout
         try:
-            response = self._rpc(call.rpc)(call.request, timeout=timeout, metadata=self._endpoint.metadata)
+            response = self._rpc(call.rpc)(call.request, timeout=timeout, metadata=self._metadata(call))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return call.convert(response)
 
     def stream(self, call: Streaming, timeout: float | None) -> Any:
         """Opens a call that answers with a stream."""
-        return self._rpc(call.rpc)(call.request, timeout=timeout, metadata=self._endpoint.metadata)
+        return self._rpc(call.rpc)(call.request, timeout=timeout, metadata=self._metadata(call))
 
     def session(self, requests: Iterator[Any], timeout: float | None) -> Any:
         """Opens a session that sends what the iterator gives."""
@@ -51,6 +51,9 @@ class Transport:
         """Closes all connections; calls that still run are cancelled."""
         for channel in self._channels:
             channel.close()
+
+    def _metadata(self, call: Unary[Any] | Streaming) -> Sequence[tuple[str, str]]:
+        return (*self._endpoint.metadata, *call.metadata) if call.metadata else self._endpoint.metadata
 
     def _rpc(self, name: str) -> Any:
         """The method on the channel whose turn it is."""

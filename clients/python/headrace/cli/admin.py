@@ -16,6 +16,7 @@ from headrace.admin_calls import Draining, RepositoryModel
 from headrace.cli.listing import memory_line, show
 from headrace.cli.options import Connection, server_options
 from headrace.cli.output import echo_json, warn
+from headrace.spec import TraceDetailName
 
 _UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]iB|)", re.IGNORECASE)
@@ -115,6 +116,19 @@ def memory(connection: Connection, model: str | None) -> None:
         warn("the model loads: there is no plan yet")
     else:
         click.echo(memory_line(plan))
+
+
+@admin.command("trace-detail")
+@click.argument("detail", type=click.Choice(["off", "array", "span"]))
+@server_options
+def trace_detail(connection: Connection, detail: TraceDetailName) -> None:
+    """Trace so much of each token from now on: nothing, arrays on the request's span, or a span each."""
+    with connection.admin() as client:
+        client.set_trace_detail(detail)
+    if connection.as_json:
+        echo_json({"trace_detail": detail})
+    else:
+        click.echo(f"tokens are traced as: {detail}")
 
 
 def _show_draining(connection: Connection, draining: Draining) -> None:

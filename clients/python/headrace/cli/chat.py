@@ -14,7 +14,15 @@ from typing import Any
 import click
 
 from headrace.cli.ledger_table import print_ledger
-from headrace.cli.options import GENERATION_OPTIONS, Connection, generation_options, given_options, server_options
+from headrace.cli.options import (
+    GENERATION_OPTIONS,
+    Connection,
+    generation_options,
+    given_options,
+    server_options,
+    show_trace,
+    trace_option,
+)
 from headrace.cli.output import echo_json, echo_text, note, warn
 from headrace.client import Client
 from headrace.errors import HeadraceError
@@ -22,6 +30,7 @@ from headrace.events import Delta, Done, FinishReason, OutputFinished
 from headrace.spec import GenerationOptions, Message
 from headrace.stream import Stream
 from headrace.timing import StreamTimer
+from headrace.trace_context import new_traceparent
 
 HELP = """\
 /system TEXT       set the system message (nothing: remove it) and start afresh
@@ -45,8 +54,18 @@ class Quit(Exception):
 class Conversation:
     """What has been said, the options in force, and the figures of the last answer."""
 
-    def __init__(self, client: Client, options: GenerationOptions, system: str | None, *, as_json: bool) -> None:
+    def __init__(
+        self,
+        client: Client,
+        options: GenerationOptions,
+        system: str | None,
+        *,
+        as_json: bool,
+        on_traced: Callable[[str], None] | None = None,
+    ) -> None:
+        """Begins with nothing said. `on_traced` takes the trace context of each answer; None: none is traced."""
         self._client = client
+        self._on_traced = on_traced
         self._values: dict[str, Any] = dict(options)
         self._system = system
         self._as_json = as_json
@@ -86,11 +105,15 @@ class Conversation:
         messages = [*system, *self._said, Message("user", question)]
         timer = StreamTimer()
         pieces: list[str] = []
+        traceparent = new_traceparent() if self._on_traced is not None else None
         try:
-            with self._client.chat(messages, **given_options(self._values)) as stream:
+            with self._client.chat(messages, traceparent=traceparent, **given_options(self._values)) as stream:
                 self._show(stream, timer, pieces)
         except KeyboardInterrupt:
             warn("\n[stopped]")
+        finally:
+            if self._on_traced is not None and traceparent is not None:
+                self._on_traced(traceparent)
         self._said += [Message("user", question), Message("assistant", "".join(pieces))] if pieces else []
 
     def _show(self, stream: Stream, timer: StreamTimer, pieces: list[str]) -> None:
@@ -162,8 +185,9 @@ class Conversation:
 @click.command()
 @generation_options
 @click.option("--system", help="The system message. Default: none.")
+@trace_option
 @server_options
-def chat(connection: Connection, options: GenerationOptions, system: str | None) -> None:
+def chat(connection: Connection, options: GenerationOptions, system: str | None, trace: bool) -> None:
     """Talk to the model, line by line; /help lists what else can be typed."""
     for name, reason in NOT_FOR_CHAT.items():
         if name in options:
@@ -175,7 +199,8 @@ def chat(connection: Connection, options: GenerationOptions, system: str | None)
             import readline  # noqa: F401
         warn("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
     with connection.client() as client:
-        conversation = Conversation(client, options, system, as_json=connection.as_json)
+        on_traced = (lambda traceparent: show_trace(traceparent, connection.server)) if trace else None
+        conversation = Conversation(client, options, system, as_json=connection.as_json, on_traced=on_traced)
         with contextlib.suppress(Quit, EOFError):
             while True:
                 _turn(conversation, interactive=interactive)

@@ -12,11 +12,20 @@ import click
 
 from headrace.channel import RetryPolicy
 from headrace.cli.ledger_table import print_ledger
-from headrace.cli.options import Connection, TokenIdList, generation_options, prompt_text, server_options
+from headrace.cli.options import (
+    Connection,
+    TokenIdList,
+    generation_options,
+    prompt_text,
+    server_options,
+    show_trace,
+    trace_option,
+)
 from headrace.cli.output import echo_json, ids_of, show_json, show_text
 from headrace.spec import GenerationOptions
 from headrace.stream import Stream
 from headrace.timing import StreamTimer
+from headrace.trace_context import new_traceparent
 
 
 @click.command()
@@ -25,6 +34,7 @@ from headrace.timing import StreamTimer
 @generation_options
 @click.option("--timeout", type=float, help="Seconds for the whole call. Default: no limit.")
 @click.option("--ledger", is_flag=True, help="Afterwards show latencies and where the time went, on stderr.")
+@trace_option
 @server_options
 def generate(
     connection: Connection,
@@ -33,16 +43,23 @@ def generate(
     token_ids: list[int] | None,
     timeout: float | None,
     ledger: bool,
+    trace: bool,
 ) -> None:
     """Continue PROMPT and print the text as it arrives ("-": from standard input)."""
     text = prompt_text(prompt, token_ids)
-    with connection.client() as client:
-        show_stream(
-            lambda: client.generate(text, token_ids=token_ids, timeout=timeout, **options),
-            as_json=connection.as_json,
-            with_ledger=ledger,
-            as_ids=bool(options.get("token_ids_only")),
-        )
+    traceparent = new_traceparent() if trace else None
+    try:
+        with connection.client() as client:
+            show_stream(
+                lambda: client.generate(text, token_ids=token_ids, traceparent=traceparent, timeout=timeout, **options),
+                as_json=connection.as_json,
+                with_ledger=ledger,
+                as_ids=bool(options.get("token_ids_only")),
+            )
+    finally:
+        # Of a call that failed, it is wanted most.
+        if traceparent is not None:
+            show_trace(traceparent, connection.server)
 
 
 @click.command()

@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError, Unauthenticated, Unavailable
 from headrace.server_process import LocalServerError
 
 ENTRY_POINT_GROUP = "headrace.commands"
-SERVER_COMMANDS = ("serve", "service", "backend", "bench", "doctor", "keys", "certs")
+SERVER_COMMANDS = ("serve", "service", "backend", "bench", "doctor", "keys", "certs", "health", "telemetry", "trace")
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130

@@ -17,10 +17,12 @@ import click
 from headrace.admin import AdminClient
 from headrace.channel import RetryPolicy
 from headrace.cli.group import JSON_KEY
+from headrace.cli.output import warn
 from headrace.client import Client
 from headrace.connection import DEFAULT_SERVER, ConnectionOptions
 from headrace.security import Tls
 from headrace.spec import GenerationOptions
+from headrace.trace_context import trace_id_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -117,6 +119,11 @@ GENERATION_OPTIONS: dict[str, click.Option] = {
         _option(
             "prompt_logprobs", int, "Report this many likely tokens at each prompt position (0 to 20; see --json)."
         ),
+        _option(
+            "trace_detail",
+            click.Choice(["off", "array", "span"]),
+            "What is traced of each token. Default: the server's.",
+        ),
     )
 }
 
@@ -192,6 +199,20 @@ def _tls(given: dict[str, Any]) -> bool | Tls:
     if (given["client_certificate"] is None) != (given["client_key"] is None):
         raise click.UsageError("--client-certificate and --client-key belong together: give both, or neither")
     return Tls(**files)
+
+
+def trace_option(command: F) -> F:
+    """Adds --trace; the command gets it as `trace`."""
+    return click.option(
+        "--trace", is_flag=True, help="Have the server trace this call, and say on stderr how to see its trace."
+    )(command)
+
+
+def show_trace(traceparent: str, server: str) -> None:
+    """Says on stderr which trace it was, and what shows it."""
+    trace_id = trace_id_of(traceparent)
+    at = "" if server == DEFAULT_SERVER else f" --server {server}"
+    warn(f"trace: {trace_id}\nsee it with: headrace trace {trace_id}{at}")
 
 
 def generation_options(command: F) -> F:

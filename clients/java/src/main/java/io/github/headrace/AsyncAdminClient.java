@@ -67,7 +67,7 @@ public final class AsyncAdminClient {
     }
 
     /**
-     * How much of each token is traced. Servers that have not built it yet refuse it as UNIMPLEMENTED.
+     * How much of each token is traced, for requests that do not say so themselves. Servers without telemetry refuse it as FAILED_PRECONDITION.
      *
      * @param detail of requests from now on
      * @return completes when it is done

@@ -307,6 +307,17 @@ public final class GenerationOptions {
         }
 
         /**
+         * How much of each token's way is traced, if the generation is traced at all. Default: the server's setting.
+         *
+         * @param detail nothing, arrays on the request's span, or a span per token
+         * @return this builder
+         */
+        public Builder traceDetail(TraceDetail detail) {
+            spec.setTraceDetail(detail.wire());
+            return this;
+        }
+
+        /**
          * Added to the logits of these token ids. Replaces what was set before.
          *
          * @param bias token id to -100 to 100; at most 1,024 entries
