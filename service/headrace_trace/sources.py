@@ -16,6 +16,7 @@ from headrace_trace.reading import read_trace
 from headrace_trace.spans import Span, TraceError, parse, parse_protobuf, unique
 from headrace_trace.trace_model import Trace
 
+_SECONDS = 60.0
 _TRACE_ID = re.compile(r"[0-9a-fA-F]{32}")
 
 
@@ -51,7 +52,10 @@ def from_server(client: AdminClient, server: str, key: str, request_id: str | No
     """
     by_trace = is_trace_id(key)
     try:
-        data = client.get_trace(trace_id=key.lower()) if by_trace else client.get_trace(request_id=key)
+        if by_trace:
+            data = client.get_trace(trace_id=key.lower(), timeout=_SECONDS)
+        else:
+            data = client.get_trace(request_id=key, timeout=_SECONDS)
     except NotFound:
         kind = "trace" if by_trace else "request"
         raise TraceError(

@@ -68,11 +68,11 @@ def _parts(trace: Trace, start_ns: int, end_ns: int, token: Token) -> Iterator[P
     sampled = _clamp(token.sampled_ns, start_ns, end_ns, default=end_ns)
     emitted = _clamp(token.emitted_ns, sampled, end_ns, default=sampled)
     if step is None:
-        yield from _before(trace, start_ns, sampled, None)
+        yield from _before(trace, start_ns, sampled, token.step_id)
     else:
         began = _clamp(step.start_ns, start_ns, sampled, default=sampled)
         ended = _clamp(step.end_ns, began, sampled, default=sampled)
-        yield from _before(trace, start_ns, began, step)
+        yield from _before(trace, start_ns, began, step.step_id)
         yield Part(Where.STEP, began, ended, step)
         yield Part(Where.SETTLE, ended, sampled, step)
     yield Part(Where.SERVICE, sampled, emitted, step)
@@ -83,15 +83,15 @@ def _clamp(time: int | None, low: int, high: int, *, default: int) -> int:
     return default if time is None else min(max(time, low), high)
 
 
-def _before(trace: Trace, start_ns: int, end_ns: int, step: Step | None) -> Iterator[Part]:
+def _before(trace: Trace, start_ns: int, end_ns: int, own: int | None) -> Iterator[Part]:
     """What lies before the token's step: phases without computing first, the rest by steps."""
     at = start_ns
     for phase in _waits(trace, start_ns, end_ns):
-        yield from _computing(trace, at, phase.start_ns, step)
+        yield from _computing(trace, at, phase.start_ns, own)
         begin = max(at, phase.start_ns)
         at = max(at, min(phase.end_ns, end_ns))
         yield Part(_PHASES[phase.name], begin, at)
-    yield from _computing(trace, at, end_ns, step)
+    yield from _computing(trace, at, end_ns, own)
 
 
 def _waits(trace: Trace, start_ns: int, end_ns: int) -> list[Phase]:
@@ -99,23 +99,23 @@ def _waits(trace: Trace, start_ns: int, end_ns: int) -> list[Phase]:
     return sorted(found, key=lambda phase: phase.start_ns)
 
 
-def _computing(trace: Trace, start_ns: int, end_ns: int, own: Step | None) -> Iterator[Part]:
-    """Steps of others and what lies between them. Without a gap in their numbers the device was idle, with one there were steps that the trace lacks."""
+def _computing(trace: Trace, start_ns: int, end_ns: int, own: int | None) -> Iterator[Part]:
+    """Steps before the token's own, and what lies between them. Without a gap in their numbers the device was idle, with one there were steps that the trace lacks."""
     if end_ns <= start_ns:
         return
     at = start_ns
     for step in trace.steps_between(start_ns, end_ns):
-        if own is not None and step.step_id == own.step_id:
+        if own is not None and step.step_id >= own:
             break
-        yield Part(_between(trace, step), at, max(at, step.start_ns))
+        yield Part(_between(trace, step.step_id), at, max(at, step.start_ns))
         begin = max(at, step.start_ns)
         at = max(begin, min(step.end_ns, end_ns))
         yield Part(Where.OTHER_STEP, begin, at, step)
     yield Part(_between(trace, own), at, end_ns)
 
 
-def _between(trace: Trace, following: Step | None) -> Where:
+def _between(trace: Trace, following: int | None) -> Where:
     """What the time before a step was, that no step of the trace fills."""
-    if following is None:
+    if following is None or following not in trace.steps:
         return Where.UNKNOWN
-    return Where.IDLE if following.step_id - 1 in trace.steps or following.step_id == 1 else Where.OTHER_STEP
+    return Where.IDLE if following - 1 in trace.steps or following == 1 else Where.OTHER_STEP

@@ -40,6 +40,7 @@ class Plan:
     """What happens. Trouble is planted by step number, or by (request id, token)."""
 
     requests: tuple[Request, ...]
+    epoch_ns: int = EPOCH_NS
     budget: int = 2048
     rows: int = 64
     base_ms: float = 7.0
@@ -113,13 +114,13 @@ class World:
         self.plan = plan
         self.steps: list[Ran] = []
         self.lives = [
-            Life(r, at := EPOCH_NS + round(r.arrival_ms * MS), r.cached, r.prompt, since=at)
+            Life(r, at := plan.epoch_ns + round(r.arrival_ms * MS), r.cached, r.prompt, since=at)
             for r in sorted(plan.requests, key=lambda r: r.arrival_ms)
         ]
         self._run()
 
     def _run(self) -> None:
-        planned = ready = EPOCH_NS
+        planned = ready = self.plan.epoch_ns
         while not all(life.ended for life in self.lives):
             step_id = len(self.steps) + 1
             ready += self._restart(step_id, ready)
@@ -227,7 +228,9 @@ class World:
     def traces(self, detail: str = "array", only: Iterable[str] | None = None) -> trace_pb2.TracesData:
         """The spans of requests and steps, as the telemetry process exports them."""
         traces = trace_pb2.TracesData()
-        scope = traces.resource_spans.add().scope_spans.add()
+        resource = traces.resource_spans.add()
+        put(resource.resource, "service.name", "headrace")
+        scope = resource.scope_spans.add()
         scope.scope.name = "headrace"
         names = {life.request.request_id for life in self.lives} if only is None else set(only)
         for life in self.lives:
@@ -388,7 +391,7 @@ class _Teller:
                 span.links.add(trace_id=step_trace_id(step_id), span_id=step_span_id(step_id))
 
 
-def put(span: trace_pb2.Span, key: str, value: Any) -> None:
+def put(span: Any, key: str, value: Any) -> None:
     """Adds an attribute of any kind that spans of Headrace have."""
     target = span.attributes.add(key=key).value
     if isinstance(value, list):
