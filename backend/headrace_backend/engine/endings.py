@@ -79,12 +79,13 @@ class Endings:
         """Tells the readers, and the one of them who came with the request what was recorded. Of a detached request and one that was given up the engine tells itself."""
         trace, steps = None, self.steps
         if request.trace is not None:
-            trace = request.trace.finish(steps.engine, request.sequence_number, steps.unix_offset_ns)
+            num_tokens = [len(log.tokens) for log in request.logs]
+            trace = request.trace.finish(steps.engine, request.sequence_number, steps.unix_offset_ns, num_tokens)
             request.trace = None
         if request.spec.detached or request.given_up:
             steps.note_ended(request, trace)
         elif trace is not None and request.readers:
-            traced = dataclasses.replace(done, engine_trace=facts.encode_trace(trace))
+            traced = _done(request, facts.encode_trace(trace))
             for stream, handle in request.readers:
                 is_owner = (stream.stream_id, handle) == request.owner
                 stream.outbox.events.append((handle, traced if is_owner else done))
@@ -92,7 +93,7 @@ class Endings:
         request.publish(done)
 
 
-def _done(request: LiveRequest) -> RequestDone:
+def _done(request: LiveRequest, engine_trace: bytes = b"") -> RequestDone:
     ledger = request.ledger
     parts = ledger.parts_ns
     return RequestDone(
@@ -110,4 +111,5 @@ def _done(request: LiveRequest) -> RequestDone:
         draft_tokens=0,
         accepted_tokens=0,
         ended_at_ns=ledger.ended_at_ns,
+        engine_trace=engine_trace,
     )

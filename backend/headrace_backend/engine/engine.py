@@ -112,7 +112,9 @@ class Engine:
             self._quotas,
             self.steps,
         )
-        self._settlement = Settlement(self._scheduler, self._endings, config.block_size, model.vocab_size, token_bytes)
+        self._settlement = Settlement(
+            self._scheduler, self._endings, self._table, config.block_size, model.vocab_size, token_bytes
+        )
         validator = RequestValidator(
             model, min(config.max_outputs, config.max_num_seqs, config.max_num_batched_tokens), token_bytes is not None
         )

@@ -68,7 +68,7 @@ class Intake:
             prompt_log=self._prompt_log(request),
         )
         if request.recorded:
-            live.trace = RequestTrace(live.ledger, [len(tokens) for tokens in request.emitted] or [0] * request.n)
+            live.trace = RequestTrace(live.ledger, request.n)
         automaton = StopAutomaton(request.stop.strings) if request.stop.strings else None
         for output_index in range(request.n):
             live.sequences.append(self._sequence(live, output_index, automaton, now_ns))

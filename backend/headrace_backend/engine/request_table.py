@@ -32,6 +32,8 @@ class RequestTable:
         # Per tenant by sequence number, so oldest first.
         self._by_tenant: dict[str, dict[int, LiveRequest]] = {}
         self._active: dict[int, LiveRequest] = {}
+        # Active requests that are recorded.
+        self.num_recorded = 0
         # Ended requests, in order of their end and in order of use.
         self._by_end: OrderedDict[str, LiveRequest] = OrderedDict()
         self._by_use: OrderedDict[str, int] = OrderedDict()
@@ -58,6 +60,7 @@ class RequestTable:
     def add(self, request: LiveRequest) -> None:
         """Enters an active request."""
         spec = request.spec
+        self.num_recorded += spec.recorded
         self._by_id[spec.request_id] = request
         self._active[request.sequence_number] = request
         self._by_tenant.setdefault(spec.tenant, {})[request.sequence_number] = request
@@ -96,6 +99,7 @@ class RequestTable:
         request_id = request.spec.request_id
         num_bytes = _FIXED_BYTES + len(request.spec.service_state) + request.log_bytes
         del self._active[request.sequence_number]
+        self.num_recorded -= request.spec.recorded
         self._by_end[request_id] = request
         self._by_use[request_id] = num_bytes
         self._log_bytes += num_bytes

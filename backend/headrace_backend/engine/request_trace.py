@@ -1,13 +1,17 @@
-"""The way of one recorded request through the engine: which steps computed its prompt and sampled its tokens, and its stays in the phases of its ledger.
+"""The way of recorded requests through the engine: which steps computed their prompts and sampled their tokens, and their stays in the phases of their ledgers.
 
-Owns the columns, and the fact that they become at the request's end. Written by `settlement` (only settled steps count, so what a lost worker took away never appears) and by the ledger; a
-request that nobody records has none of it.
+Owns what is noted, and the fact that it becomes at a request's end. Told by `settlement` (only settled steps count, so what a lost worker took away never appears) and by the ledger.
+
+A token costs nothing: outputs mostly sample one in each step, so only the tokens are noted from which on that is so anew. Who they are is what two neighbouring steps differ in. While nobody is
+recorded, a step costs one branch.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as AbstractSequence
+
+import numpy as np
 
 from headrace_backend.engine.ledger import Ledger, Phase
 from headrace_facts import facts
@@ -20,30 +24,31 @@ _PHASE_NAMES = {
     Phase.RESTARTING: "restarting",
 }
 
-
-def _u64() -> array[int]:
-    return array("Q")
+# (index of a token, the step that sampled it); the tokens after it come from the steps after that, one each, until the next run.
+Runs = list[tuple[int, int]]
 
 
 class RequestTrace:
     """What is noted of one request until its end."""
 
-    __slots__ = ("_chunks", "_ledger", "token_steps")
+    __slots__ = ("_chunks", "_ledger", "runs")
 
-    def __init__(self, ledger: Ledger, num_emitted: AbstractSequence[int]) -> None:
-        """Nothing computed; `num_emitted`: per output, tokens that an earlier attempt emitted. No step of ours sampled them: theirs is 0."""
+    def __init__(self, ledger: Ledger, num_outputs: int) -> None:
+        """Nothing computed."""
         self._ledger = ledger
         ledger.stays = []
-        self._chunks = _u64()
-        # Per output and token, the id of the step that sampled it.
-        self.token_steps = [array("Q", [0]) * count for count in num_emitted]
+        self._chunks: array[int] = array("Q")
+        # Per output.
+        self.runs: list[Runs] = [[] for _ in range(num_outputs)]
 
     def note_chunk(self, step_id: int, first_token: int, num_tokens: int) -> None:
         """A settled step computed so many tokens from `first_token` on, all known before."""
         self._chunks.extend((step_id, first_token, num_tokens))
 
-    def finish(self, engine: str, number: int, unix_offset_ns: int) -> facts.EngineTrace:
-        """The request has ended."""
+    def finish(
+        self, engine: str, number: int, unix_offset_ns: int, num_tokens: AbstractSequence[int]
+    ) -> facts.EngineTrace:
+        """The request has ended with so many tokens per output, those included that an earlier attempt emitted: no step of ours sampled them, so theirs is 0."""
         assert self._ledger.stays is not None, "set from the first moment on"
         return facts.EngineTrace(
             engine,
@@ -51,5 +56,16 @@ class RequestTrace:
             unix_offset_ns,
             [facts.PhaseSpan(_PHASE_NAMES[phase], begin, end) for phase, begin, end in self._ledger.stays],
             self._chunks.tobytes(),
-            [steps.tobytes() for steps in self.token_steps],
+            [_token_steps(runs, count) for runs, count in zip(self.runs, num_tokens, strict=True)],
         )
+
+
+def _token_steps(runs: Runs, num_tokens: int) -> bytes:
+    """The step of each token, uint64."""
+    if len(runs) == 1 and runs[0][0] == 0:
+        step = runs[0][1]
+        return np.arange(step, step + num_tokens, dtype=np.uint64).tobytes()
+    steps = np.zeros(num_tokens, np.uint64)
+    for index, step in runs:
+        steps[index:] = np.arange(step, step + num_tokens - index, dtype=np.uint64)
+    return steps.tobytes()

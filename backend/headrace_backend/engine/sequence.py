@@ -54,9 +54,9 @@ class Sequence:
         "publish_at",
         "request",
         "row",
+        "runs",
         "stop_token_ids",
         "tail_shared",
-        "token_steps",
         "tokens",
         "urgency",
         "wants_logprobs",
@@ -71,8 +71,8 @@ class Sequence:
         # The same array as the log's.
         self.tokens = log.tokens
         self.watch = watch
-        # Of a recorded request: per token, the id of the step that sampled it.
-        self.token_steps = request.trace.token_steps[log.output_index] if request.trace is not None else None
+        # Of a recorded request.
+        self.runs = request.trace.runs[log.output_index] if request.trace is not None else None
         self.urgency = (urgency_ns, request.sequence_number, log.output_index)
         self.stop_token_ids = spec.stop.token_ids
         self.min_tokens = spec.stop.min_tokens

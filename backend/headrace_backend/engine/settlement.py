@@ -14,6 +14,7 @@ import numpy as np
 from headrace_backend.engine.endings import Endings
 from headrace_backend.engine.outbox import OutputEnd
 from headrace_backend.engine.plan_builder import InFlightStep
+from headrace_backend.engine.request_table import RequestTable
 from headrace_backend.engine.requests import EndReason
 from headrace_backend.engine.scheduler import Scheduler
 from headrace_backend.engine.sequence import NO_ROW, LiveRequest, Sequence
@@ -30,6 +31,7 @@ class Settlement:
         self,
         scheduler: Scheduler,
         endings: Endings,
+        table: RequestTable,
         block_size: int,
         vocab_size: int,
         token_bytes: AbstractSequence[bytes] | None,
@@ -40,8 +42,11 @@ class Settlement:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._token_bytes = token_bytes if token_bytes is not None else ()
-        # Of the step being settled.
-        self._settled_id = 0
+        self._table = table
+        # The last step that was settled while some request was recorded, and whom it sampled.
+        self._last_samples: list[Sequence] = []
+        self._last_sampled: frozenset[Sequence] = frozenset()
+        self._last_id = 0
 
     def settle(self, step: InFlightStep, result: StepResult, now_ns: int, settled_id: int) -> None:
         """Applies the result of a planned step, which is number `settled_id` of those settled over all lives of workers.
@@ -53,11 +58,8 @@ class Settlement:
         logprobs = self._checked_logprobs(step, result)
         _check_prompt_logprobs(step, result)
         step_id = step.step_id
-        self._settled_id = settled_id
-        for sequence, first_token, num_tokens in step.entries:
-            trace = sequence.request.trace
-            if trace is not None and not sequence.ended:
-                trace.note_chunk(settled_id, first_token, num_tokens)
+        if self._table.num_recorded:
+            self._note_ways(step, settled_id)
         for sequence, epoch, num_settled in step.chunks:
             if not sequence.ended:
                 if sequence.request.last_step_id != step_id:
@@ -77,6 +79,22 @@ class Settlement:
             if sequence.wants_logprobs:
                 sequence.log.append_logprobs(logprobs[index])
             self._append(sequence, token, now_ns)
+
+    def _note_ways(self, step: InFlightStep, settled_id: int) -> None:
+        """What the step did for recorded requests, before its tokens are read."""
+        for sequence, first_token, num_tokens in step.entries:
+            trace = sequence.request.trace
+            if trace is not None and not sequence.ended:
+                trace.note_chunk(settled_id, first_token, num_tokens)
+        if step.samples == self._last_samples and settled_id == self._last_id + 1:
+            self._last_id = settled_id
+            return
+        sampled = frozenset(step.samples)
+        known = self._last_sampled if settled_id == self._last_id + 1 else frozenset()
+        for sequence in sampled - known:
+            if sequence.runs is not None:
+                sequence.runs.append((len(sequence.tokens), settled_id))
+        self._last_samples, self._last_sampled, self._last_id = step.samples, sampled, settled_id
 
     def _report_prompts(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
         """Before the tokens of the step are read: a request's first token follows the whole of its prompt."""
@@ -121,8 +139,6 @@ class Settlement:
         """One more token, sound: what it attended to is settled. Its log probabilities are in the log already."""
         log = sequence.log
         num_tokens = len(log.tokens) + 1
-        if sequence.token_steps is not None:
-            sequence.token_steps.append(self._settled_id)
         if sequence.row != NO_ROW:
             sequence.num_settled = num_settled = sequence.num_prompt_tokens + num_tokens - 1
             if num_settled >= sequence.publish_at:

@@ -23,6 +23,8 @@ MAX_RECORDS = 4096
 # As `step_records.RECORD` has its fields.
 _RECORD = struct.Struct("<7Q12I")
 assert _RECORD.size == RECORD.itemsize
+# Numbers: an enum's members cost more to combine than the whole record.
+_CAPTURED, _LATE_WORK, _ISOLATED = int(StepFlag.CAPTURED), int(StepFlag.LATE_WORK), int(StepFlag.ISOLATED)
 
 
 def _u32() -> array[int]:
@@ -58,7 +60,7 @@ class _Waiting:
         self.chunk_counts.append(len(step.entries))
         for sequence, first_token, num_tokens in step.entries:
             self.chunks.extend((sequence.request.sequence_number, first_token, num_tokens))
-        preempted = dict.fromkeys(step.preempted)
+        preempted = dict.fromkeys(step.preempted) if step.preempted else ()
         self.preempted_counts.append(len(preempted))
         self.preempted.extend(preempted)
 
@@ -133,11 +135,7 @@ class StepLog:
         self._device_free_ns = result.finished_at_ns
         if not (self.keeps_records or self.tells):
             return
-        flags = (
-            (StepFlag.CAPTURED.value if result.captured else 0)
-            | (StepFlag.LATE_WORK.value if late_work else 0)
-            | (StepFlag.ISOLATED.value if step.isolated else 0)
-        )
+        flags = result.captured * _CAPTURED | late_work * _LATE_WORK | step.isolated * _ISOLATED
         load = step.load
         record = _RECORD.pack(
             step_id,
