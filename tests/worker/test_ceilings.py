@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import time
 
 import pytest
@@ -13,6 +14,10 @@ from headrace_backend.worker.ceilings import Rates, measured_rates
 CPU = torch.device("cpu")
 
 
+def resident_bytes() -> int:
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
 def test_rates_of_a_cpu_are_plausible_and_come_soon() -> None:
     began_s = time.thread_time()
     rates = measured_rates(CPU, torch.float32)
@@ -21,6 +26,13 @@ def test_rates_of_a_cpu_are_plausible_and_come_soon() -> None:
     # The slowest machine that serves anything, and more than any CPU has.
     assert 1e8 < rates.copy_bytes_per_s < 1e13
     assert 1e8 < rates.matmul_flops_per_s < 1e15
+
+
+def test_a_cpu_gives_the_memory_back() -> None:
+    measured_rates(CPU, torch.float32)
+    before = resident_bytes()
+    measured_rates(CPU, torch.float32)
+    assert resident_bytes() - before < 16 << 20
 
 
 def test_torch_draws_what_it_would_have_drawn_without_it() -> None:
@@ -35,7 +47,7 @@ def test_a_device_without_memory_for_it_is_not_measured(monkeypatch: pytest.Monk
     def fail(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("planted")
 
-    monkeypatch.setattr(ceilings.torch, "full", fail)
+    monkeypatch.setattr(ceilings.torch, "randn", fail)
     assert measured_rates(CPU, torch.float32) == Rates(0.0, 0.0)
 
 

@@ -7,6 +7,7 @@ time. What can't be measured (no memory left) is 0, and nothing else depends on 
 from __future__ import annotations
 
 import itertools
+import mmap
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -47,14 +48,22 @@ def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
         return Rates(0.0, 0.0)
     finally:
         if device.type == "cuda":
+            # Or the product's workspace would count as weights.
+            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
 
 
 def _copy_bytes_per_s(device: torch.device, seconds: Callable[[Callable[[], object]], float]) -> float:
     num_bytes = _GPU_COPY_BYTES if device.type == "cuda" else _CPU_COPY_BYTES
-    source = torch.full((num_bytes // 4,), 0.5, device=device)
-    target = torch.empty_like(source)
+    source, target = _room(num_bytes, device).fill_(0.5), _room(num_bytes, device)
     return 2 * num_bytes / seconds(lambda: target.copy_(source))
+
+
+def _room(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """Memory, as float32, that nobody keeps once the tensor is gone. A CPU's allocator would (`device.prepare_torch`)."""
+    if device.type == "cpu":
+        return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.float32)
+    return torch.empty(num_bytes // 4, device=device)
 
 
 def _matmul_flops_per_s(
