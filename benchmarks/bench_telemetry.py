@@ -11,9 +11,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import figures, telemetry_engine
+from benchmarks import figures, telemetry_engine, telemetry_service
 
-PARTS: dict[str, Callable[[], Any]] = {"engine": telemetry_engine.run}
+PARTS: dict[str, Callable[[], Any]] = {"engine": telemetry_engine.run, "service": telemetry_service.run}
 
 
 def main() -> None:

@@ -27,7 +27,10 @@ async def deliver(stream: GenerationStream, write: Write) -> None:
     """
     stream.writer = asyncio.current_task()
     try:
-        await _write_until_ended(stream, write)
+        if stream.recording is None:
+            await _write_until_ended(stream, write)
+        else:
+            await _write_recorded(stream, stream.recording, write)
         if stream.failure is not None:
             raise stream.failure
         if stream.hit_deadline and stream.deadline_is_status:
@@ -47,11 +50,8 @@ async def deliver(stream: GenerationStream, write: Write) -> None:
 async def _write_until_ended(stream: GenerationStream, write: Write) -> None:
     while True:
         if stream.has_news:
-            if stream.recording is not None:
-                await _write_recorded(stream, stream.recording, write)
-            else:
-                for message in stream.take():
-                    await _write(stream, write, message)
+            for message in stream.take():
+                await _write(stream, write, message)
         elif stream.done is None and stream.failure is None:
             await stream.news()
         else:
@@ -67,15 +67,21 @@ async def _write(stream: GenerationStream, write: Write, message: bytes) -> None
 
 
 async def _write_recorded(stream: GenerationStream, recording: Recording, write: Write) -> None:
-    """Writes all that is pending and notes when: entries of the recording and messages come in step."""
-    made_at, written_at = recording.made_at_ns.append, recording.written_at_ns.append
-    made_ns = began_ns = stream.writing_since_ns = time.monotonic_ns()
-    for message in stream.take():
-        await write(message)
-        now_ns = time.monotonic_ns()
-        made_at(made_ns)
-        written_at(now_ns)
-        if stream.done is not None:
-            stream.clock.wrote(began_ns, now_ns)
-        began_ns = stream.writing_since_ns = now_ns
-    stream.writing_since_ns = 0
+    """As `_write_until_ended`, and notes when messages left: entries of the recording and messages come in step. Flat, which pays for the notes."""
+    made_at, written_at, clock_ns = recording.made_at_ns.append, recording.written_at_ns.append, time.monotonic_ns
+    while True:
+        if stream.has_news:
+            made_ns = began_ns = stream.writing_since_ns = clock_ns()
+            for message in stream.take():
+                await write(message)
+                now_ns = clock_ns()
+                made_at(made_ns)
+                written_at(now_ns)
+                if stream.done is not None:
+                    stream.clock.wrote(began_ns, now_ns)
+                began_ns = stream.writing_since_ns = now_ns
+            stream.writing_since_ns = 0
+        elif stream.done is None and stream.failure is None:
+            await stream.news()
+        else:
+            return

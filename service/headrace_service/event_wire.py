@@ -15,6 +15,7 @@ from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import varint
 from headrace_service.engine_columns import floats_of, output_indices_of, token_ids_of
+from headrace_service.tracing.recording import Recording
 from headrace_service.wires import TokenLogprobs
 
 _REASONS = {
@@ -39,6 +40,11 @@ _delta = _delta_response.event.delta
 def finish_reason(reason: engine_pb2.OutputEndReason) -> generation_pb2.FinishReason:
     """Returns the public name of why an output ended."""
     return _REASONS.get(reason, generation_pb2.FINISH_REASON_ERROR)
+
+
+def record(recording: Recording) -> bool:
+    """Notes nothing: whoever writes a message does."""
+    return False
 
 
 def accepted(request_id: str, model_revision: str, prompt_tokens: int) -> bytes:

@@ -21,7 +21,6 @@ from headrace_service.engine_columns import LogprobReader, token_ids_of
 from headrace_service.output_text import OutputText
 from headrace_service.render_state import RenderState
 from headrace_service.tracing.generation_trace import GenerationTrace
-from headrace_service.tracing.recording import Recording
 from headrace_service.wires import EventWire, TokenLogprobs
 
 # What one pending token, and one of its reported alternatives, takes in this process's lists.
@@ -52,7 +51,7 @@ class GenerationStream:
     """
 
     __slots__ = (
-        "_accepted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started", "_table", "_waiter", "_whole", "_wire", "cap_factor", "clock", "deadline_is_status", "done", "ends", "failure", "from_token", "handle", "has_news",
+        "_accepted", "_noted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started", "_table", "_waiter", "_whole", "_wire", "cap_factor", "clock", "deadline_is_status", "done", "ends", "failure", "from_token", "handle", "has_news",
         "hit_deadline", "ledger", "listener", "over_cap_since_ns", "pending_bytes", "recording", "request_id", "trace", "writer", "writing_since_ns",
     )  # fmt: skip
 
@@ -85,7 +84,9 @@ class GenerationStream:
         self.ends: dict[int, engine_pb2.OutputEnd] = {}
         self.ledger: generation_pb2.Ledger | None = None
         self.trace = trace
-        self.recording: Recording | None = trace.recording() if trace is not None else None
+        self.recording = recording = trace.recording() if trace is not None else None
+        # Where outputs note their deltas; None: nowhere, or the wire does.
+        self._noted = recording if recording is not None and not wire.record(recording) else None
         self._accepted: tuple[str, int] | None = None
         self._wire = wire
         self._table = table
@@ -251,7 +252,7 @@ class GenerationStream:
 
     def _new_output(self, output_index: int) -> OutputText:
         assert self._render is not None
-        output = OutputText(output_index, self._table, self._render, self.from_token, self._wire, self.recording)
+        output = OutputText(output_index, self._table, self._render, self.from_token, self._wire, self._noted)
         self._outputs[output_index] = output
         return output
 

@@ -24,7 +24,6 @@ from headrace_service.served_models import ServedModel
 from headrace_service.service_core import ServiceCore
 from headrace_service.session_batch import SessionBatch, SessionWire
 from headrace_service.shared_call import SharedCall
-from headrace_service.tracing.recording import Recording
 
 _CAP_FACTOR = 64
 # Events that may wait for the caller before no more wishes are read; a refusal has up to 1 KiB.
@@ -75,8 +74,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         # Generations with news, in the order in which it came.
         self._with_news: dict[GenerationStream, None] = {}
         self._woken = asyncio.Event()
-        # Recordings of generations whose messages are being written, and what is to be done when they are.
-        self._writing: list[Recording] = []
+        # What is to be done when what is being written has left.
         self._when_written: list[Callable[[], None]] = []
 
     @property
@@ -205,14 +203,16 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             await self._woken.wait()
             self._woken.clear()
             self._collect()
+            recorded = self._batch.write
             messages = self._batch.take()
-            made_ns = time.monotonic_ns() if self._writing else 0
+            if recorded is not None:
+                recorded.made_ns = time.monotonic_ns()
             for message in messages:
                 self.writing_since_ns = time.monotonic_ns()
                 await self.call.context.write(message)
                 self.writing_since_ns = 0
-            if self._writing:
-                self._note_written(made_ns)
+            if recorded is not None:
+                recorded.written_ns = time.monotonic_ns()
             self._finish_written()
             self.has_room.set()
             if self.failure is not None:
@@ -230,8 +230,6 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             if entry is None:
                 continue
             stream.take()
-            if stream.recording is not None:
-                self._writing.append(stream.recording)
             if stream.failure is not None:
                 self._give_up_when_written(entry)
                 self._end(entry, stream.failure)
@@ -244,13 +242,6 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         """Keeps an ended generation's stream until its last message has left, which its trace tells of."""
         self._when_written.append(entry.give_up)
         entry.give_up = _nothing
-
-    def _note_written(self, made_ns: int) -> None:
-        """Notes in the recordings that everything collected has left."""
-        written_ns = time.monotonic_ns()
-        writing, self._writing = self._writing, []
-        for recording in writing:
-            recording.wrote_all(made_ns, written_ns)
 
     def _finish_written(self) -> None:
         """Gives up what was held until its last message had left, or can't leave any more."""

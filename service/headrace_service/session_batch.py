@@ -14,6 +14,7 @@ from google.rpc import status_pb2
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import event_wire
+from headrace_service.tracing.recording import Recording, SharedWrite
 from headrace_service.wires import TokenLogprobs
 
 # Of events that precede tokens; well under a client's default limit of 4 MiB.
@@ -28,6 +29,8 @@ class SessionBatch:
         self.output_indices: list[int] = []
         self.token_ids: list[int] = []
         self.texts: list[str] = []
+        # The message that is being collected, once a recorded generation is in it.
+        self.write: SharedWrite | None = None
         self._before: list[inference_pb2.SessionEvent] = []
         self._events: list[inference_pb2.SessionEvent] = []
 
@@ -94,6 +97,12 @@ class SessionWire:
         self._batch = batch
         self._stream_id = stream_id
         self._deltas_are_events = deltas_are_events
+        self._recording: Recording | None = None
+
+    def record(self, recording: Recording) -> bool:
+        """See EventWire."""
+        self._recording = recording
+        return True
 
     def accepted(self, request_id: str, model_revision: str, prompt_tokens: int) -> None:
         """See EventWire."""
@@ -120,6 +129,15 @@ class SessionWire:
         logprobs: Sequence[TokenLogprobs] | None,
     ) -> None:
         """See EventWire."""
+        recording = self._recording
+        if recording is not None:
+            write = self._batch.write
+            if write is None:
+                write = self._batch.write = SharedWrite()
+            recording.shared.append(write)
+            recording.counts.append(len(token_ids))
+            if recording.outputs is not None:
+                recording.outputs.append(output_index)
         if self._deltas_are_events or logprobs is not None:
             self._add(event_wire.delta(output_index, first_token_index, token_ids, text, logprobs))
             return

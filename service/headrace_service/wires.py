@@ -12,6 +12,7 @@ from typing import Protocol
 
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_service.tracing.recording import Recording
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,6 +27,9 @@ class TokenLogprobs:
 
 class EventWire(Protocol):
     """Each method returns the message that tells of the event, or None where the protocol says nothing of it, or not yet."""
+
+    def record(self, recording: Recording) -> bool:
+        """Takes the columns of a recorded generation, before its first event; returns whether the wire notes deltas itself, because its messages carry many generations."""
 
     def accepted(self, request_id: str, model_revision: str, prompt_tokens: int) -> bytes | None:
         """The request is valid and queued."""

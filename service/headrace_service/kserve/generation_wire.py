@@ -16,6 +16,7 @@ from headrace_service import errors
 from headrace_service.kserve import responses
 from headrace_service.kserve.infer_request import InferRequest
 from headrace_service.kserve.tensors import Tensor
+from headrace_service.tracing.recording import Recording
 from headrace_service.wires import TokenLogprobs
 
 _REASONS = {engine_pb2.OUTPUT_END_REASON_STOP: "stop", engine_pb2.OUTPUT_END_REASON_LENGTH: "length"}
@@ -114,6 +115,10 @@ class GenerationWire:
         return encoded
 
     # -- EventWire
+
+    def record(self, recording: Recording) -> bool:
+        """See EventWire."""
+        return False
 
     def accepted(self, request_id: str, model_revision: str, prompt_tokens: int) -> None:
         """See EventWire."""

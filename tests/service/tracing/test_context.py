@@ -59,7 +59,9 @@ def test_a_malformed_state_is_dropped_and_the_context_kept(tracestate: str, kept
 @given(st.text(max_size=80))
 def test_any_text_is_a_context_or_none(text: str) -> None:
     parsed = context.parse(text)
-    assert parsed is None or text.startswith(("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "a", "b", "c", "d", "e", "f"))
+    assert parsed is None or text.startswith(
+        ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "a", "b", "c", "d", "e", "f")
+    )
 
 
 def test_what_is_written_is_read_again() -> None:

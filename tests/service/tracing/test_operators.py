@@ -88,7 +88,9 @@ async def test_what_cannot_name_a_trace_is_refused(told: Told, request_: Any, fi
     assert code is grpc.StatusCode.INVALID_ARGUMENT and text.startswith(field)
 
 
-async def test_an_answer_that_does_not_come_or_never_ends_is_bounded(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_does_not_come_or_never_ends_is_bounded(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace_service.tracing.trace_queries._ANSWER_TIMEOUT_S", 0.3)
     monkeypatch.setattr("headrace_service.tracing.trace_queries._MAX_WAITING_BYTES", 1000)
     told.telemetry.parts = None

@@ -34,7 +34,9 @@ def num_emitted(generation: Generation, output: int = 0) -> int:
 def check_emissions(generation: Generation, outputs: int = 1) -> None:
     """One entry per message, in order, each made before it was written, within the generation."""
     assert len(generation.emissions) == outputs
-    for emission, steps in zip(generation.emissions, generation.trace.token_steps if generation.trace else [], strict=True):
+    for emission, steps in zip(
+        generation.emissions, generation.trace.token_steps if generation.trace else [], strict=True
+    ):
         made, written = np.frombuffer(emission.made_at_ns, "<u8"), np.frombuffer(emission.written_at_ns, "<u8")
         assert len(made) == len(written) == len(emission.counts) // 4 > 0
         assert np.frombuffer(emission.counts, "<u4").sum() == len(steps) // 8
@@ -61,7 +63,9 @@ async def test_a_sampled_call_is_told_with_its_place_in_the_trace(told: Told) ->
     assert sum(value for name, value in generation.ledger.items() if name != "end_to_end") == done.ledger.end_to_end_ns
     assert (generation.output_tokens, generation.ttft_ns) == (done.usage.output_tokens, done.ledger.ttft_ns)
     assert generation.parameters == {"temperature": 0.5, "seed": 7} and generation.detail is Detail.ARRAY
-    assert generation.trace is not None and generation.trace.engine == ENGINE and generation.finish_reasons == ["length"]
+    assert (
+        generation.trace is not None and generation.trace.engine == ENGINE and generation.finish_reasons == ["length"]
+    )
     check_emissions(generation)
 
 
@@ -80,7 +84,9 @@ async def test_a_call_that_is_not_sampled_is_told_for_the_metrics_alone(told: To
     assert not any(known.add.HasField("recording") for known in told.engine.requests.values())
 
 
-@pytest.mark.parametrize("malformed", ["zz", "00-" + "0" * 32 + "-" + "b" * 16 + "-01", "ff-" + "a" * 32 + "-" + "b" * 16 + "-01"])
+@pytest.mark.parametrize(
+    "malformed", ["zz", "00-" + "0" * 32 + "-" + "b" * 16 + "-01", "ff-" + "a" * 32 + "-" + "b" * 16 + "-01"]
+)
 async def test_a_malformed_context_is_as_none(told: Told, malformed: str) -> None:
     told.telemetry.set(sample_ratio=1.0)
     await told.running.until(lambda: told.running.service.core.tracer.policy.sample_ratio == 1)  # type: ignore[union-attr]
@@ -120,7 +126,9 @@ async def test_detail_off_leaves_the_phases(told: Told) -> None:
 async def test_an_unknown_detail_is_refused_by_name(told: Told) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await generate(told, trace_detail=99).read()
-    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "spec.trace_detail" in (error.value.details() or "")
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "spec.trace_detail" in (
+        error.value.details() or ""
+    )
     (call,) = await told.telemetry.until(CallEnded)
     assert call.status == "INVALID_ARGUMENT" and told.telemetry.of(Generation) == []
 
@@ -169,7 +177,9 @@ async def test_kserve_refuses_a_detail_that_there_is_not(told: Told) -> None:
     message.parameters["trace_detail"].string_param = "everything"
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await Wire(told.running.channel).ModelInfer(message)
-    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "off, array, span" in (error.value.details() or "")
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "off, array, span" in (
+        error.value.details() or ""
+    )
 
 
 async def session(told: Told, *requests: Any, metadata: Any = ()) -> Collected:
@@ -260,7 +270,9 @@ async def test_a_deadline_is_told_once_with_the_engines_trace(told: Told) -> Non
     assert generation.error_type == "DEADLINE_EXCEEDED" and ended.status == "DEADLINE_EXCEEDED"
 
 
-async def test_an_engine_that_never_says_how_it_ended_is_not_waited_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_never_says_how_it_ended_is_not_waited_for(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace_service.tracing.ending._KEEP_S", 0.2)
     told.engine.silent_aborts = True
     told.engine.running.clear()
@@ -273,7 +285,9 @@ async def test_an_engine_that_never_says_how_it_ended_is_not_waited_for(told: To
     assert told.telemetry.of(Generation) == [] and len(told.telemetry.of(CallEnded)) == 1
 
 
-async def test_beyond_the_bound_readers_who_leave_are_given_up_at_once(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_beyond_the_bound_readers_who_leave_are_given_up_at_once(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace_service.tracing.ending._MAX_KEPT", 0)
     told.engine.running.clear()
     call = generate(told)
@@ -329,7 +343,9 @@ async def test_a_session_cut_off_tells_of_all_its_generations_once(told: Told) -
     generations = await told.telemetry.until(Generation, 3)
     assert len({generation.request_id for generation in generations}) == len(generations) == 3
     for generation in generations:
-        assert generation.trace is not None and generation.finish_reasons == ["cancelled"] and num_emitted(generation) == 1
+        assert (
+            generation.trace is not None and generation.finish_reasons == ["cancelled"] and num_emitted(generation) == 1
+        )
 
 
 # -- calls and the rest
