@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,14 +16,14 @@ import numpy.typing as npt
 
 from headrace_facts import facts, step_records
 from headrace_telemetry import step_ids
-from headrace_telemetry.otlp_bytes import text_element
+from headrace_telemetry.otlp_bytes import link, text_element
 
 NUM_STEPS: Final = 65_536
 NUM_REQUESTS: Final = 131_072
 
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
-_NONE: Final = np.zeros(0, np.uint32)
+_UNKNOWN: Final = text_element("?")
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -32,12 +33,14 @@ class Request:
     Attributes:
         request_id: its id.
         element: the id as an element of an attribute, serialized.
+        link: a link to its inference span, serialized.
         span: its inference span; None: nobody traces it.
         kept: whether its trace is exported; None: its end decides.
     """
 
     request_id: str
     element: bytes
+    link: bytes
     span: facts.SpanContext | None
     kept: bool | None
 
@@ -54,6 +57,18 @@ class Members(NamedTuple):
     numbers: U32
     chunks: U32
     preempted: U32
+
+
+class People(NamedTuple):
+    """The requests in a step.
+
+    Attributes:
+        ids: their ids as elements of an attribute; "?" for one that is forgotten.
+        traced: those that may be exported.
+    """
+
+    ids: bytes
+    traced: list[Request]
 
 
 class _Told(NamedTuple):
@@ -92,12 +107,16 @@ class EngineBook:
         self._offsets = np.zeros(num_steps, np.int64)
         self._told: list[tuple[_Told, int] | None] = [None] * num_steps
         self._requests: collections.OrderedDict[int, Request] = collections.OrderedDict()
+        # Most steps have the members of the one before.
+        self._last_people: tuple[bytes, People] = (b"", People(b"", []))
 
     def add_request(self, began: facts.RequestBegan) -> Request:
         """A request has got its number. The oldest is forgotten when there are too many."""
         kept = None if began.span is not None and not began.span.sampled else began.span is not None
-        request = Request(began.request_id, text_element(began.request_id, 256), began.span, kept)
+        span_link = _link(began.span) if began.span is not None else b""
+        request = Request(began.request_id, text_element(began.request_id, 256), span_link, began.span, kept)
         self._requests[began.number] = request
+        self._last_people = (b"", People(b"", []))
         if len(self._requests) > NUM_REQUESTS:
             self._requests.popitem(last=False)
         return request
@@ -105,6 +124,20 @@ class EngineBook:
     def request(self, number: int) -> Request | None:
         """The request of a number, while it is remembered."""
         return self._requests.get(number)
+
+    def people(self, numbers: U32) -> People:
+        """The requests of these numbers, each once."""
+        key = numbers.tobytes()
+        if self._last_people[0] != key:
+            requests = [self._requests.get(number) for number in dict.fromkeys(numbers.tolist())]
+            traced = [request for request in requests if request is not None and request.span is not None]
+            self._last_people = (key, People(self.ids(requests), traced))
+        return self._last_people[1]
+
+    @staticmethod
+    def ids(requests: Iterable[Request | None]) -> bytes:
+        """Ids of requests as elements of an attribute; "?" for one that is forgotten."""
+        return b"".join([_UNKNOWN if request is None else request.element for request in requests])
 
     def add_steps(self, steps: facts.Steps) -> U64:
         """Remembers steps. Returns the ids of those that were not known with members before, and are now.
@@ -148,9 +181,9 @@ class EngineBook:
             return None
         return told[0].members(told[1])
 
-    def unix_offset_ns(self, step_id: int) -> int:
-        """What takes the times of a known step to UNIX time."""
-        return int(self._offsets[step_id % self.num_steps])
+    def unix_offsets_ns(self, ids: U64) -> npt.NDArray[np.int64]:
+        """What takes the times of known steps to UNIX time, [n]."""
+        return self._offsets[self._slots(ids)]
 
     def _slots(self, ids: U64) -> npt.NDArray[np.intp]:
         return (ids % self.num_steps).astype(np.intp)
@@ -194,6 +227,10 @@ def _ids_of(engine: str, step_id: int) -> bytes:
             _last_trace.clear()
         last = _last_trace[engine] = (part, step_ids.trace_id(engine, max(step_id, 1)))
     return last[1] + step_ids.span_id(engine, step_id)
+
+
+def _link(span: facts.SpanContext) -> bytes:
+    return link(bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id), span.tracestate)
 
 
 def _read_members(steps: facts.Steps, num_steps: int) -> _Told:

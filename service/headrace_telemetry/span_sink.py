@@ -19,7 +19,7 @@ from headrace_facts import facts
 from headrace_telemetry import call_spans, generation_spans, keeping, otlp_bytes, step_spans
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
-from headrace_telemetry.engine_book import EngineBook, Request
+from headrace_telemetry.engine_book import U64, EngineBook, Request
 from headrace_telemetry.generation_spans import Limits, SpanBlock
 from headrace_telemetry.newest_table import NewestTable
 from headrace_telemetry.step_export import StepExport
@@ -30,6 +30,8 @@ Outlet = Callable[[bytes, SpanBlock], None]
 # How long a generation waits for steps that nobody has told yet.
 _STEPS_WAIT_NS: Final = 2_000_000_000
 _MOST_WAITING: Final = 4096
+# A step in a large batch takes some 50 KB.
+_STEPS_PER_BLOCK: Final = 32
 _MOST_TRACES: Final = 131_072
 _MOST_BOOKS: Final = 16
 # How long the steps of a backend that has gone may be asked for.
@@ -65,7 +67,7 @@ class SpanSink:
         self._detail = facts.Detail[config.trace_detail.upper()]
         self._limits = Limits(config.trace_max_attribute_bytes, config.trace_max_array_tokens)
         self._ring = TraceRing(int(config.trace_ring), counts)
-        self._steps = StepExport(self._emit_step)
+        self._steps = StepExport(self._emit_steps)
         self._books: collections.OrderedDict[str, EngineBook] = collections.OrderedDict()
         self._gone: dict[str, int] = {}
         self._requests: NewestTable[Request] = NewestTable(_MOST_TRACES)
@@ -247,18 +249,22 @@ class SpanSink:
         with_members = book.add_steps(steps)
         self._steps.arrived(book, with_members, time.time_ns())
 
-    def _emit_step(self, book: EngineBook, step_id: int, links: list[Request]) -> None:
+    def _emit_steps(self, book: EngineBook, step_ids: U64, links: list[list[Request]]) -> None:
         resource = self._engine_resource(book)
-        block = SpanBlock(step_spans.encode(book, step_id, links), 1)
-        self._ring.add_step((book.engine, step_id), resource, block.spans)
-        self._send(resource, block)
+        spans = step_spans.encode(book, step_ids, links)
+        for step_id, span in zip(step_ids.tolist(), spans, strict=True):
+            self._ring.add_step((book.engine, step_id), resource, span)
+        for begin in range(0, len(spans), _STEPS_PER_BLOCK):
+            part = spans[begin : begin + _STEPS_PER_BLOCK]
+            self._send(resource, SpanBlock(b"".join(part), len(part)))
 
     def _step_now(self, engine: str, step_id: int) -> tuple[bytes, bytes] | None:
         """A step that has not been exported yet."""
         book = self._books.get(engine)
-        if book is None or not book.has(np.array([step_id], np.uint64))[0]:
+        ids = np.array([step_id], np.uint64)
+        if book is None or not book.has(ids)[0]:
             return None
-        return self._engine_resource(book), step_spans.encode(book, step_id, self._steps.links(book, step_id))
+        return self._engine_resource(book), step_spans.encode(book, ids, [self._steps.links(book, step_id)])[0]
 
     def _book(self, engine: str) -> EngineBook:
         """The book of an engine; the oldest is closed when there are too many."""

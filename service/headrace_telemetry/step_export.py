@@ -7,7 +7,7 @@ that was let go by then is exported after all when a later end asks for it. A st
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ _LONGEST_WAIT_NS: Final = 30_000_000_000
 _MEMBERS_WAIT_NS: Final = 5_000_000_000
 _MOST_WAITING: Final = 32_768
 
-Emit = Callable[[EngineBook, int, list[Request]], None]
+Emit = Callable[[EngineBook, U64, list[list[Request]]], None]
 
 
 class _Waiting(NamedTuple):
@@ -33,7 +33,7 @@ class StepExport:
     """Decides on the steps of all engines.
 
     Args:
-        emit: exports a step with links to these requests.
+        emit: exports steps, each with links to its requests.
     """
 
     def __init__(self, emit: Emit) -> None:
@@ -47,28 +47,32 @@ class StepExport:
 
     def arrived(self, book: EngineBook, step_ids: U64, now_ns: int) -> None:
         """The members of these steps are known now."""
+        ready = []
         for step_id in step_ids.tolist():
             kept = [request.kept for request in _traced(book, step_id)]
             wanted = self._waiting.get((book.engine, step_id), False)
             if None in kept:
                 self._undecided.append(self._wait(book, step_id, now_ns + _LONGEST_WAIT_NS, wanted))
             elif wanted or True in kept:
-                self._export(book, step_id)
+                ready.append(step_id)
+        self._export(book, ready)
         while len(self._undecided) > _MOST_WAITING:
             self._let_go(self._undecided.popleft())
 
     def wanted(self, book: EngineBook, step_ids: U64, now_ns: int) -> None:
         """An exported generation was in these steps, which are known."""
         exported = self._exported.setdefault(book.engine, collections.OrderedDict())
+        ready = []
         for step_id in step_ids.tolist():
             if (book.engine, step_id) in self._waiting:
                 self._waiting[book.engine, step_id] = True
             elif step_id in exported:
                 continue
             elif book.source is None or book.members(step_id) is not None:
-                self._export(book, step_id)
+                ready.append(step_id)
             else:
                 self._unpeopled.append(self._wait(book, step_id, now_ns + _MEMBERS_WAIT_NS, wanted=True))
+        self._export(book, ready)
         while len(self._unpeopled) > _MOST_WAITING:
             self._export_waiting(self._unpeopled.popleft())
 
@@ -102,30 +106,30 @@ class StepExport:
         """Exports a step if somebody in it is exported."""
         wanted = self._waiting.pop((step.book.engine, step.step_id), False)
         if wanted or any(request.kept for request in _traced(step.book, step.step_id)):
-            self._export(step.book, step.step_id)
+            self._export(step.book, [step.step_id])
 
     def _export_waiting(self, step: _Waiting) -> None:
         if (step.book.engine, step.step_id) in self._waiting:
-            self._export(step.book, step.step_id)
+            self._export(step.book, [step.step_id])
 
-    def _export(self, book: EngineBook, step_id: int) -> None:
-        self._waiting.pop((book.engine, step_id), None)
+    def _export(self, book: EngineBook, step_ids: list[int]) -> None:
+        """Exports those of the steps that are known and were not exported before."""
         exported = self._exported.setdefault(book.engine, collections.OrderedDict())
-        if step_id in exported or not book.has(np.array([step_id], np.uint64))[0]:
-            return
-        exported[step_id] = None
-        if len(exported) > book.num_steps:
+        for step_id in step_ids:
+            self._waiting.pop((book.engine, step_id), None)
+        ids = np.array([step_id for step_id in step_ids if step_id not in exported], np.uint64)
+        ids = ids[book.has(ids)]
+        exported.update(dict.fromkeys(ids.tolist()))
+        while len(exported) > book.num_steps:
             exported.popitem(last=False)
-        self._emit(book, step_id, self.links(book, step_id))
+        if len(ids):
+            self._emit(book, ids, [self.links(book, step_id) for step_id in ids.tolist()])
 
 
-def _traced(book: EngineBook, step_id: int) -> Iterable[Request]:
+def _traced(book: EngineBook, step_id: int) -> list[Request]:
     """The requests in a step that may be exported."""
     members = book.members(step_id)
-    if members is None:
-        return []
-    requests = [book.request(number) for number in dict.fromkeys(members.numbers.tolist())]
-    return [request for request in requests if request is not None and request.span is not None]
+    return book.people(members.numbers).traced if members is not None else []
 
 
 def _decided(step: _Waiting) -> bool:

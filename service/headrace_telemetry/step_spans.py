@@ -10,12 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from headrace_facts.step_records import Records, StepFlag
-from headrace_telemetry import otlp_bytes, step_ids, step_work
-from headrace_telemetry.engine_book import EngineBook, Members, Request
+from headrace_facts.step_records import RECORD, Records, StepFlag
+from headrace_telemetry import otlp_bytes, step_work
+from headrace_telemetry.engine_book import U64, EngineBook, Members, Request
 from headrace_telemetry.otlp_bytes import Key, SpanHead
 
-_UNKNOWN: Final = otlp_bytes.text_element("?")
+_CAPTURED, _LATE, _ALONE = int(StepFlag.CAPTURED), int(StepFlag.LATE_WORK), int(StepFlag.ISOLATED)
+_NAMES: Final = RECORD.names or ()
 # Attributes that are fields of the record.
 _FIELDS: Final = tuple(
     (field, Key(f"headrace.step.{name}"))
@@ -49,87 +50,75 @@ _BYTES: Final = Key("headrace.step.bytes")
 _FLOPS_SHARE: Final = Key("headrace.step.flops_share")
 _BANDWIDTH_SHARE: Final = Key("headrace.step.bandwidth_share")
 _BOUND: Final = Key("headrace.step.bound")
+_BOUND_BY: Final = {True: _BOUND.text("memory"), False: _BOUND.text("compute")}
 _INCOMPLETE: Final = Key("headrace.trace.incomplete")
 
 
-def encode(book: EngineBook, step_id: int, links: Iterable[Request]) -> bytes:
-    """The span of a known step as a field of ScopeSpans.
+def encode(book: EngineBook, step_ids: U64, links: Iterable[Iterable[Request]]) -> list[bytes]:
+    """Spans of known steps, each as a field of ScopeSpans.
 
     Args:
-        book: knows the step.
-        step_id: which.
-        links: exported requests that were in it.
+        book: knows the steps.
+        step_ids: which, [n].
+        links: for each the exported requests that were in it.
     """
-    record = book.records(np.array([step_id], np.uint64))
-    offset_ns = book.unix_offset_ns(step_id)
-    start_ns = int(record["started_at_ns"][0] or record["planned_at_ns"][0]) + offset_ns
-    end_ns = max(start_ns, int(record["finished_at_ns"][0] or record["settled_at_ns"][0]) + offset_ns)
-    head = SpanHead(
-        step_ids.trace_id(book.engine, step_id),
-        step_ids.span_id(book.engine, step_id),
-        b"",
-        "engine.step",
-        start_ns,
-        end_ns,
-    )
+    records = book.records(step_ids)
+    work = _work(book, records)
+    rows = zip(records.tolist(), book.unix_offsets_ns(step_ids).tolist(), work, links, strict=True)
+    return [_encode(book, dict(zip(_NAMES, values, strict=True)), *rest) for values, *rest in rows]
+
+
+def _encode(book: EngineBook, record: dict[str, int], offset_ns: int, work: bytes, links: Iterable[Request]) -> bytes:
+    step_id = record["step_id"]
+    start_ns = (record["started_at_ns"] or record["planned_at_ns"]) + offset_ns
+    end_ns = max(start_ns, (record["finished_at_ns"] or record["settled_at_ns"]) + offset_ns)
+    ids = book.link_ids(np.array([step_id], np.uint64))[0].tobytes()
+    head = SpanHead(ids[:16], ids[16:], b"", "engine.step", start_ns, end_ns)
     members = book.members(step_id)
-    parts = [_plain(book, record, offset_ns), _work(book, record)]
-    parts.append(_who(book, members) if members is not None else _INCOMPLETE.flag(True))
-    return otlp_bytes.span(head, b"".join(parts), b"".join([_link(request) for request in links]))
+    who = _who(book, members) if members is not None else _INCOMPLETE.flag(True)
+    attributes = b"".join((_plain(book, record, offset_ns), work, who))
+    return otlp_bytes.span(head, attributes, b"".join([request.link for request in links]))
 
 
-def _link(request: Request) -> bytes:
-    span = request.span
-    assert span is not None
-    return otlp_bytes.link(bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id), span.tracestate)
-
-
-def _plain(book: EngineBook, record: Records, offset_ns: int) -> bytes:
+def _plain(book: EngineBook, record: dict[str, int], offset_ns: int) -> bytes:
     """What the record says."""
-    flags = int(record["flags"][0])
-    parts = [key.integer(int(record[field][0])) for field, key in _FIELDS]
+    flags = record["flags"]
+    parts = [key.integer(record[field]) for field, key in _FIELDS]
     parts += (
         _ENGINE.text(book.engine),
         _MODEL.text(book.facts.model) if book.facts is not None else b"",
-        _GRAPH.flag(bool(flags & StepFlag.CAPTURED)),
-        _LATE_WORK.flag(bool(flags & StepFlag.LATE_WORK)),
-        _ISOLATED.flag(True) if flags & StepFlag.ISOLATED else b"",
-        _PLANNED.integer(int(record["planned_at_ns"][0]) + offset_ns),
-        _SETTLED.integer(int(record["settled_at_ns"][0]) + offset_ns),
+        _GRAPH.flag(bool(flags & _CAPTURED)),
+        _LATE_WORK.flag(bool(flags & _LATE)),
+        _ISOLATED.flag(True) if flags & _ALONE else b"",
+        _PLANNED.integer(record["planned_at_ns"] + offset_ns),
+        _SETTLED.integer(record["settled_at_ns"] + offset_ns),
     )
     return b"".join(parts)
 
 
-def _work(book: EngineBook, record: Records) -> bytes:
-    """What it computed and moved, and as shares of the device's rates where they were measured."""
+def _work(book: EngineBook, records: Records) -> list[bytes]:
+    """What each step computed and moved, and as shares of the device's rates where they were measured."""
     engine = book.facts
     if engine is None:
-        return b""
-    flops, moved = step_work.flops(engine, record), step_work.moved_bytes(engine, record)
-    parts = [_FLOPS.number(float(flops[0])), _BYTES.number(float(moved[0]))]
-    flops_share, bandwidth_share = step_work.flops_share(engine, record), step_work.bandwidth_share(engine, record)
+        return [b""] * len(records)
+    columns = [(_FLOPS, step_work.flops(engine, records)), (_BYTES, step_work.moved_bytes(engine, records))]
+    flops_share, bandwidth_share = step_work.flops_share(engine, records), step_work.bandwidth_share(engine, records)
     if flops_share is not None:
-        parts.append(_FLOPS_SHARE.number(float(flops_share[0])))
+        columns.append((_FLOPS_SHARE, flops_share))
     if bandwidth_share is not None:
-        parts.append(_BANDWIDTH_SHARE.number(float(bandwidth_share[0])))
+        columns.append((_BANDWIDTH_SHARE, bandwidth_share))
+    parts = [[key.number(value) for value in column.tolist()] for key, column in columns]
     if flops_share is not None and bandwidth_share is not None:
-        parts.append(_BOUND.text("memory" if bandwidth_share[0] >= flops_share[0] else "compute"))
-    return b"".join(parts)
+        parts.append([_BOUND_BY[bound] for bound in (bandwidth_share >= flops_share).tolist()])
+    return [b"".join(row) for row in zip(*parts, strict=True)]
 
 
 def _who(book: EngineBook, members: Members) -> bytes:
     """Which requests were in it."""
-    numbers, chunks = members.numbers.tolist(), members.chunks
-    parts = [_REQUEST_IDS.array(_elements(book, dict.fromkeys(numbers)))]
-    if len(chunks):
-        parts.append(_PREFILL_IDS.array(_elements(book, chunks[:, 0].tolist())))
-        parts.append(_PREFILL_TOKENS.integers(chunks[:, 2].tolist()))
+    parts = [_REQUEST_IDS.array(book.people(members.numbers).ids)]
+    if len(members.chunks):
+        parts.append(_PREFILL_IDS.array(book.ids(map(book.request, members.chunks[:, 0].tolist()))))
+        parts.append(_PREFILL_TOKENS.integers(members.chunks[:, 2].tolist()))
     if len(members.preempted):
-        parts.append(_PREEMPTED_IDS.array(_elements(book, members.preempted.tolist())))
+        parts.append(_PREEMPTED_IDS.array(book.ids(map(book.request, members.preempted.tolist()))))
     return b"".join(parts)
-
-
-def _elements(book: EngineBook, numbers: Iterable[int]) -> bytes:
-    """Ids of requests; "?" where one is forgotten."""
-    requests = [book.request(number) for number in numbers]
-    return b"".join([_UNKNOWN if request is None else request.element for request in requests])
