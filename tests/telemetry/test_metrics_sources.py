@@ -16,7 +16,7 @@ from tests.support import told_facts as told
 from headrace_facts import facts
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
-from headrace_telemetry.metrics.batch_histogram import BatchHistogram
+from headrace_telemetry.metrics.aggregates import Histogram
 from headrace_telemetry.metrics.sink import MetricSink
 from headrace_telemetry.metrics.snapshot import Snapshots
 
@@ -30,7 +30,7 @@ class _Figures:
         config = TelemetryConfig(telemetry_socket=pathlib.Path("unused"), **settings)
         self.now_ns = 10**15
         self.counts = ExportCounts()
-        self._snapshots = Snapshots(config, {"service.name": "headrace"})
+        self._snapshots = Snapshots({"service.name": "headrace"})
         self.sink = MetricSink(config, self._snapshots.meter(), self.counts, lambda: self.now_ns)
 
     def pass_time(self, seconds: float) -> None:
@@ -39,7 +39,7 @@ class _Figures:
 
     def points(self, name: str) -> list[NumberDataPoint | HistogramDataPoint]:
         self.sink.heed_time()
-        data = self._snapshots.take(self.sink.steps.metrics)
+        data = self._snapshots.take(self.sink.metrics)
         metrics = data.resource_metrics[0].scope_metrics[0].metrics
         return [point for metric in metrics if metric.name == name for point in metric.data.data_points]
 
@@ -252,23 +252,24 @@ def test_steps_cut_short_on_their_way_are_counted_as_far_as_they_are_whole() -> 
     st.lists(st.floats(0, 3, allow_nan=False), min_size=1, max_size=50),
     st.lists(st.floats(0.001, 2), min_size=1, max_size=10, unique=True).map(sorted),
 )
-def test_batches_count_as_the_sdk_does(values: list[float], bounds: list[float]) -> None:
+def test_values_count_as_the_sdk_counts_them_one_by_one_and_at_once(values: list[float], bounds: list[float]) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
     theirs = provider.get_meter("test").create_histogram("h", explicit_bucket_boundaries_advisory=bounds)
-    ours = BatchHistogram(bounds, 0)
+    ours, at_once = Histogram(bounds, {}, 0), Histogram(bounds, {}, 0)
     for value in values:
         theirs.record(value)
+        ours.observe(value)
     for part in np.array_split(np.asarray(values), 3):
-        ours.observe(part)
+        at_once.observe_all(part)
     data = reader.get_metrics_data()
     assert data is not None
     (expected,) = data.resource_metrics[0].scope_metrics[0].metrics[0].data.data_points
     assert isinstance(expected, HistogramDataPoint)
-    point = ours.point({}, 0)
-    assert list(point.bucket_counts) == list(expected.bucket_counts)
-    assert (point.count, point.sum) == (expected.count, pytest.approx(expected.sum))
-    assert (point.min, point.max) == (expected.min, expected.max)
+    for point in (ours.point(0), at_once.point(0)):
+        assert list(point.bucket_counts) == list(expected.bucket_counts)
+        assert (point.count, point.sum) == (expected.count, pytest.approx(expected.sum))
+        assert (point.min, point.max) == (expected.min, expected.max)
 
 
 def test_cost_is_the_price_of_time_and_of_the_windows_tokens() -> None:

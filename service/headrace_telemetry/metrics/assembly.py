@@ -32,7 +32,7 @@ class Metrics:
 
     def __init__(self, config: TelemetryConfig, counts: ExportCounts, channel: OtlpChannel | None = None) -> None:
         self._config = config
-        self._snapshots = Snapshots(config, _resource(config))
+        self._snapshots = Snapshots(_resource(config))
         self.sink = MetricSink(config, self._snapshots.meter(), counts)
         self._scrape = ScrapeServer(self.render)
         self._push = MetricPush(channel, self.snapshot, config.export_interval_s, counts) if channel else None
@@ -54,7 +54,7 @@ class Metrics:
     def snapshot(self) -> MetricsData:
         """All figures as they stand."""
         self.sink.heed_time()
-        return self._snapshots.take(self.sink.steps.metrics)
+        return self._snapshots.take(self.sink.metrics)
 
     def render(self, content_type: str) -> bytes:
         """All figures as text of one of `exposition`'s content types."""

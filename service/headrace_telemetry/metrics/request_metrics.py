@@ -1,69 +1,91 @@
 """Metrics of generations and calls, counted when they end.
 
-Owns what a generation's figures are and which attributes they have. An exported generation's trace hangs on its measurements as the current span would, so that the SDK's filter takes it
-for an exemplar. Attributes have few values, whatever callers send.
+Owns what a generation's figures are and which attributes they have. What belongs to an exported trace becomes an exemplar. Attributes have few values, whatever callers send.
 """
 
 from __future__ import annotations
 
 import collections
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.metrics import Counter, Histogram, Meter
+from opentelemetry.sdk.metrics.export import Metric
 
 from headrace_facts import facts
+from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.metrics import catalogue
+from headrace_telemetry.metrics.aggregates import Aggregates, Counter, Histogram
 
 _PROVIDER_NAME: Final = "headrace"
 _OTHER: Final = "_OTHER"
-# Contexts of exported generations that are remembered until their call ends.
+# Traces of exported generations that are remembered until their call ends.
 _MOST_EXPORTED: Final = 4096
 # Methods and models that get a value of their own; what callers name beyond that is "_OTHER".
 _MOST_METHODS: Final = 128
 _MOST_MODELS: Final = 256
+# Kinds of errors told apart.
+_MOST_ERRORS: Final = 64
 # The gravest of several outputs' ends stands for the request.
 _GRAVITY: Final = ("error", "deadline", "cancelled", "length", "stop")
-_NOWHERE: Final = Context()
+# OpenTelemetry's advice for RPCs.
+_CALL_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+
+
+class _Series(NamedTuple):
+    """The series that a generation's operation, model and error choose."""
+
+    duration: Histogram
+    first_token: Histogram
+    per_token: Histogram
+    queue: Histogram
+    input: Counter
+    cached: Counter
+    output: Counter
 
 
 class RequestMetrics:
-    """Histograms and counters of what callers wanted."""
+    """Histograms and counters of what callers wanted.
 
-    def __init__(self, meter: Meter) -> None:
-        self._duration = _histogram(meter, catalogue.REQUEST_DURATION)
-        self._first_token = _histogram(meter, catalogue.TIME_TO_FIRST_TOKEN)
-        self._per_token = _histogram(meter, catalogue.TIME_PER_OUTPUT_TOKEN)
-        self._calls = _histogram(meter, catalogue.CALL_DURATION)
-        self._queue = _histogram(meter, catalogue.QUEUE_DURATION)
-        self._requests = _counter(meter, catalogue.REQUESTS)
-        self._tokens = _counter(meter, catalogue.TOKENS)
-        self._methods, self._models = _Few(_MOST_METHODS), _Few(_MOST_MODELS)
+    Args:
+        config: bounds of the histograms.
+    """
+
+    def __init__(self, config: TelemetryConfig) -> None:
+        self._aggregates = Aggregates(
+            {
+                catalogue.REQUEST_DURATION: config.metrics_duration_buckets,
+                catalogue.TIME_TO_FIRST_TOKEN: config.metrics_ttft_buckets,
+                catalogue.TIME_PER_OUTPUT_TOKEN: config.metrics_tpot_buckets,
+                catalogue.QUEUE_DURATION: config.metrics_queue_buckets,
+                catalogue.CALL_DURATION: _CALL_BOUNDS,
+            }
+        )
+        self._methods, self._models, self._errors = _Few(_MOST_METHODS), _Few(_MOST_MODELS), _Few(_MOST_ERRORS)
+        self._series: dict[tuple[str, str, str], _Series] = {}
         self._exported: collections.OrderedDict[str, None] = collections.OrderedDict()
         self.input_tokens = 0
         self.output_tokens = 0
 
     def generation(self, generation: facts.Generation, is_exported: bool) -> None:
         """Counts a generation that has ended."""
-        context = self._context(generation.span) if is_exported else _NOWHERE
+        exported = self._remembered(generation.span) if is_exported else None
         model = self._models.of(generation.model)
-        attributes = {
-            catalogue.OPERATION: generation.operation,
-            catalogue.PROVIDER: _PROVIDER_NAME,
-            catalogue.MODEL: model,
-        }
-        if generation.error_type:
-            attributes[catalogue.ERROR_TYPE] = generation.error_type
-        self._duration.record(_seconds(generation.end_ns - generation.arrival_ns), attributes, context)
+        series = self._series_of(generation.operation, model, self._errors.of(generation.error_type))
+        series.duration.observe(_seconds(generation.end_ns - generation.arrival_ns), exported)
         if generation.ttft_ns > 0:
-            self._first_token.record(_seconds(generation.ttft_ns), attributes, context)
+            series.first_token.observe(_seconds(generation.ttft_ns), exported)
         per_token_s = time_per_output_token_s(generation)
         if per_token_s is not None:
-            self._per_token.record(per_token_s, attributes, context)
+            series.per_token.observe(per_token_s, exported)
         if "queued" in generation.ledger:
-            self._queue.record(_seconds(generation.ledger["queued"]), {catalogue.MODEL: model}, context)
-        self._count(generation, model)
+            series.queue.observe(_seconds(generation.ledger["queued"]), exported)
+        ended = {
+            catalogue.MODEL: model,
+            catalogue.FINISH_REASON: finish_reason(generation),
+            catalogue.WIRE: generation.wire,
+        }
+        self._aggregates.counter(catalogue.REQUESTS, ended).add(1)
+        self._count_tokens(series, generation)
 
     def call(self, call: facts.CallEnded) -> None:
         """Counts a call that has ended. Its generation, if exported, was told before."""
@@ -73,31 +95,48 @@ class RequestMetrics:
             catalogue.RPC_METHOD: self._methods.of(call.method),
             catalogue.RPC_STATUS: call.status,
         }
-        context = _span_context(call.span) if is_exported else _NOWHERE
-        self._calls.record(_seconds(call.end_ns - call.start_ns), attributes, context)
+        calls = self._aggregates.histogram(catalogue.CALL_DURATION, attributes)
+        calls.observe(_seconds(call.end_ns - call.start_ns), call.span if is_exported else None)
 
-    def _count(self, generation: facts.Generation, model: str) -> None:
-        reason = {
-            catalogue.MODEL: model,
-            catalogue.FINISH_REASON: finish_reason(generation),
-            catalogue.WIRE: generation.wire,
-        }
-        self._requests.add(1, reason, _NOWHERE)
-        for kind, tokens in (
-            ("input", generation.prompt_tokens),
-            ("cached", generation.cached_tokens),
-            ("output", generation.output_tokens),
-        ):
-            self._tokens.add(tokens, {catalogue.MODEL: model, catalogue.TOKEN_KIND: kind}, _NOWHERE)
+    def metrics(self, now_unix_ns: int) -> Iterator[Metric]:
+        """All metrics of requests with their data points."""
+        return self._aggregates.metrics(now_unix_ns)
+
+    def _series_of(self, operation: str, model: str, error: str) -> _Series:
+        series = self._series.get((operation, model, error))
+        if series is None:
+            series = self._series[operation, model, error] = self._new_series(operation, model, error)
+        return series
+
+    def _new_series(self, operation: str, model: str, error: str) -> _Series:
+        attributes = {catalogue.OPERATION: operation, catalogue.PROVIDER: _PROVIDER_NAME, catalogue.MODEL: model}
+        if error:
+            attributes[catalogue.ERROR_TYPE] = error
+        tokens = [
+            self._aggregates.counter(catalogue.TOKENS, {catalogue.MODEL: model, catalogue.TOKEN_KIND: kind})
+            for kind in ("input", "cached", "output")
+        ]
+        return _Series(
+            self._aggregates.histogram(catalogue.REQUEST_DURATION, attributes),
+            self._aggregates.histogram(catalogue.TIME_TO_FIRST_TOKEN, attributes),
+            self._aggregates.histogram(catalogue.TIME_PER_OUTPUT_TOKEN, attributes),
+            self._aggregates.histogram(catalogue.QUEUE_DURATION, {catalogue.MODEL: model}),
+            *tokens,
+        )
+
+    def _count_tokens(self, series: _Series, generation: facts.Generation) -> None:
+        series.input.add(generation.prompt_tokens)
+        series.cached.add(generation.cached_tokens)
+        series.output.add(generation.output_tokens)
         self.input_tokens += generation.prompt_tokens
         self.output_tokens += generation.output_tokens
 
-    def _context(self, span: facts.SpanContext | None) -> Context:
+    def _remembered(self, span: facts.SpanContext | None) -> facts.SpanContext | None:
         if span is not None:
             self._exported[span.trace_id] = None
             if len(self._exported) > _MOST_EXPORTED:
                 self._exported.popitem(last=False)
-        return _span_context(span)
+        return span
 
 
 def time_per_output_token_s(generation: facts.Generation) -> float | None:
@@ -131,22 +170,5 @@ class _Few:
         return value
 
 
-def _span_context(span: facts.SpanContext | None) -> Context:
-    if span is None:
-        return _NOWHERE
-    ids = trace.SpanContext(
-        int(span.trace_id, 16), int(span.span_id, 16), is_remote=True, trace_flags=trace.TraceFlags(0x01)
-    )
-    return trace.set_span_in_context(trace.NonRecordingSpan(ids), _NOWHERE)
-
-
 def _seconds(nanoseconds: int) -> float:
     return max(nanoseconds, 0) * 1e-9
-
-
-def _histogram(meter: Meter, metric: catalogue.Metric) -> Histogram:
-    return meter.create_histogram(metric.name, metric.unit, metric.description)
-
-
-def _counter(meter: Meter, metric: catalogue.Metric) -> Counter:
-    return meter.create_counter(metric.name, metric.unit, metric.description)

@@ -6,10 +6,11 @@ Owns the routing, and when steps that were put aside are counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from opentelemetry.metrics import Meter
+from opentelemetry.sdk.metrics.export import Metric
 
 from headrace_facts import facts
 from headrace_telemetry.config import TelemetryConfig
@@ -27,7 +28,7 @@ class MetricSink:
 
     Args:
         config: bounds and prices.
-        meter: of the SDK.
+        meter: of the SDK, for what is seldom told.
         counts: what this process counts of its own work.
         now_ns: a clock that never goes back.
     """
@@ -39,9 +40,9 @@ class MetricSink:
         counts: ExportCounts,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.steps = StepMetrics(config)
+        self._steps = StepMetrics(config)
         self._now_ns = now_ns
-        self._requests = RequestMetrics(meter)
+        self._requests = RequestMetrics(config)
         self._load = LoadMetrics(meter, counts)
         self._load.now_ns = now_ns()
         self._cost = Cost(config, meter, lambda: (self._requests.input_tokens, self._requests.output_tokens), now_ns)
@@ -50,16 +51,16 @@ class MetricSink:
         """Any fact but a generation. What says nothing in figures is passed over."""
         match fact:
             case facts.Steps():
-                self.steps.take(fact, source.kind == _BACKEND, self._now_ns())
+                self._steps.take(fact, source.kind == _BACKEND, self._now_ns())
             case facts.CallEnded():
                 self._requests.call(fact)
             case facts.EngineLoad():
-                self.steps.name(fact.engine, fact.model)
+                self._steps.name(fact.engine, fact.model)
                 self._load.engine(source, fact)
             case facts.ServiceLoad():
                 self._load.service(source, fact)
             case facts.EngineFacts():
-                self.steps.describe(fact)
+                self._steps.describe(fact)
             case facts.Dropped():
                 self._load.dropped(source, fact)
             case facts.Hello():
@@ -71,7 +72,7 @@ class MetricSink:
         """A generation has ended; its trace is exported if it was kept."""
         self._requests.generation(generation, kept is not None)
         if generation.trace is not None:
-            self.steps.name(generation.trace.engine, generation.model)
+            self._steps.name(generation.trace.engine, generation.model)
 
     def gone(self, source: facts.Hello) -> None:
         """A connection has ended."""
@@ -80,7 +81,12 @@ class MetricSink:
     def tick(self, now_unix_ns: int) -> None:
         """Time passes."""
         self.heed_time()
-        self.steps.count_waiting()
+        self._steps.count_waiting()
+
+    def metrics(self, now_unix_ns: int) -> Iterator[Metric]:
+        """Figures of requests and steps, which are no instruments of the meter."""
+        yield from self._requests.metrics(now_unix_ns)
+        yield from self._steps.metrics(now_unix_ns)
 
     def heed_time(self) -> None:
         """Lets go of what time has made untrue, before figures are read."""

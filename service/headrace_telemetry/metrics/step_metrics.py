@@ -6,25 +6,18 @@ overhead, or until a tick or a snapshot wants them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    Histogram,
-    Metric,
-    NumberDataPoint,
-    Sum,
-)
+from opentelemetry.sdk.metrics.export import Metric
 
 from headrace_facts import facts, step_records
 from headrace_telemetry import step_work
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.metrics import catalogue
-from headrace_telemetry.metrics.batch_histogram import BatchHistogram
+from headrace_telemetry.metrics.aggregates import Aggregates
 
 # Steps that may wait to be counted.
 _MOST_WAITING: Final = 1024
@@ -38,10 +31,6 @@ _MOST_ENGINES: Final = 64
 _TOKEN_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SHARE_BOUNDS: Final = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _UNKNOWN_MODEL: Final = "unknown"
-_COUNTERS: Final = (catalogue.STEPS_CAPTURED, catalogue.DRAFTS_PROPOSED, catalogue.DRAFTS_ACCEPTED)
-
-# Name of a metric, model, name and value of one more attribute ("" if there is none).
-_Series = tuple[str, str, str, str]
 
 
 class StepMetrics:
@@ -53,17 +42,16 @@ class StepMetrics:
 
     def __init__(self, config: TelemetryConfig) -> None:
         seconds = config.metrics_step_buckets
-        self._bounds: dict[catalogue.Metric, tuple[float, ...]] = {
-            catalogue.STEP_DURATION: seconds,
-            catalogue.STEP_INTERVAL: seconds,
-            catalogue.STEP_TOKENS: _TOKEN_BOUNDS,
-            catalogue.STEP_SEQUENCES: _TOKEN_BOUNDS,
-            catalogue.STEP_BANDWIDTH_SHARE: _SHARE_BOUNDS,
-            catalogue.STEP_FLOPS_SHARE: _SHARE_BOUNDS,
-        }
-        self._start_unix_ns = time.time_ns()
-        self._histograms: dict[_Series, BatchHistogram] = {}
-        self._counts: dict[_Series, int] = {}
+        self._aggregates = Aggregates(
+            {
+                catalogue.STEP_DURATION: seconds,
+                catalogue.STEP_INTERVAL: seconds,
+                catalogue.STEP_TOKENS: _TOKEN_BOUNDS,
+                catalogue.STEP_SEQUENCES: _TOKEN_BOUNDS,
+                catalogue.STEP_BANDWIDTH_SHARE: _SHARE_BOUNDS,
+                catalogue.STEP_FLOPS_SHARE: _SHARE_BOUNDS,
+            }
+        )
         self._engines: dict[str, _Engine] = {}
         self._num_waiting = 0
 
@@ -100,24 +88,7 @@ class StepMetrics:
     def metrics(self, now_unix_ns: int) -> Iterator[Metric]:
         """All metrics of steps with their data points."""
         self.count_waiting()
-        for described in self._bounds:
-            points = [
-                histogram.point(_attributes(series), now_unix_ns)
-                for series, histogram in self._histograms.items()
-                if series[0] == described.name
-            ]
-            if points:
-                data = Histogram(points, AggregationTemporality.CUMULATIVE)
-                yield Metric(described.name, described.description, described.unit, data)
-        for described in _COUNTERS:
-            numbers = [
-                NumberDataPoint(_attributes(series), self._start_unix_ns, now_unix_ns, count, [])
-                for series, count in self._counts.items()
-                if series[0] == described.name
-            ]
-            if numbers:
-                total = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
-                yield Metric(described.name, described.description, described.unit, total)
+        return self._aggregates.metrics(now_unix_ns)
 
     def _engine(self, engine: str) -> _Engine:
         known = self._engines.get(engine)
@@ -168,17 +139,12 @@ class StepMetrics:
     def _observe(
         self, metric: catalogue.Metric, model: str, values: npt.NDArray[np.number], attribute: str = "", value: str = ""
     ) -> None:
-        if not len(values):
-            return
-        series = (metric.name, model, attribute, value)
-        histogram = self._histograms.get(series)
-        if histogram is None:
-            histogram = self._histograms[series] = BatchHistogram(self._bounds[metric], self._start_unix_ns)
-        histogram.observe(values)
+        if len(values):
+            attributes = {catalogue.MODEL: model, attribute: value} if attribute else {catalogue.MODEL: model}
+            self._aggregates.histogram(metric, attributes).observe_all(values)
 
     def _add(self, metric: catalogue.Metric, model: str, count: int) -> None:
-        series = (metric.name, model, "", "")
-        self._counts[series] = self._counts.get(series, 0) + count
+        self._aggregates.counter(metric, {catalogue.MODEL: model}).add(count)
 
 
 class _Engine:
@@ -226,8 +192,3 @@ class _Seen:
         later = self._settled_at_ns[ids[has_one] & mask].astype(np.int64)
         earlier = self._settled_at_ns[before[has_one] & mask].astype(np.int64)
         return np.asarray(np.maximum(later - earlier, 0))
-
-
-def _attributes(series: _Series) -> dict[str, str]:
-    _, model, attribute, value = series
-    return {catalogue.MODEL: model, attribute: value} if attribute else {catalogue.MODEL: model}
