@@ -59,6 +59,20 @@ class Members(NamedTuple):
     preempted: U32
 
 
+class FoundSteps(NamedTuple):
+    """Steps that were looked for.
+
+    Attributes:
+        known: which are known, [n].
+        records: of no use where they are not known, [n].
+        link_ids: trace id and span id, known or not, [n, 24].
+    """
+
+    known: npt.NDArray[np.bool_]
+    records: step_records.Records
+    link_ids: npt.NDArray[np.uint8]
+
+
 class People(NamedTuple):
     """The requests in a step.
 
@@ -102,9 +116,13 @@ class EngineBook:
         # The serialized Resource of its backend, also after that has gone.
         self.resource = b""
         self.num_steps = num_steps
+        self._modulus = np.uint64(num_steps)
         self._records = np.zeros(num_steps, step_records.RECORD)
+        self._step_ids = self._records["step_id"]
         self._ids = np.zeros((num_steps, 24), np.uint8)
         self._offsets = np.zeros(num_steps, np.int64)
+        # The step in this place that was exported.
+        self._exported = np.zeros(num_steps, np.uint64)
         self._told: list[tuple[_Told, int] | None] = [None] * num_steps
         self._requests: collections.OrderedDict[int, Request] = collections.OrderedDict()
         # Most steps have the members of the one before.
@@ -149,10 +167,10 @@ class EngineBook:
         if len(records) > self.num_steps:
             raise ValueError(f"{len(records)} steps at once")
         told = _read_members(steps, len(records)) if steps.member_counts else None
-        slots = (records["step_id"] % self.num_steps).astype(np.intp)
-        known = self._records["step_id"][slots] == records["step_id"]
+        slots = self._slots(records["step_id"])
+        known = self._step_ids[slots] == records["step_id"]
         # One that is older than what stands in its place came too late.
-        fresh = ~known & (self._records["step_id"][slots] < records["step_id"])
+        fresh = ~known & (self._step_ids[slots] < records["step_id"])
         self._insert(records[fresh], slots[fresh], steps.unix_offset_ns)
         if told is None:
             return np.zeros(0, np.uint64)
@@ -160,24 +178,35 @@ class EngineBook:
 
     def has(self, ids: U64) -> npt.NDArray[np.bool_]:
         """Which of these steps are known, [n]."""
-        return np.asarray((self._records["step_id"][self._slots(ids)] == ids) & (ids > 0))
+        return np.asarray((self._step_ids[self._slots(ids)] == ids) & (ids > 0))
+
+    def find(self, ids: U64) -> FoundSteps:
+        """Looks for steps."""
+        slots = self._slots(ids)
+        known = np.asarray((self._step_ids[slots] == ids) & (ids > 0))
+        link_ids = self._ids[slots]
+        if not known.all():
+            for row in np.flatnonzero(~known):
+                link_ids[row] = np.frombuffer(_ids_of(self.engine, int(ids[row])), np.uint8)
+        return FoundSteps(known, self._records[slots], link_ids)
+
+    def not_exported(self, ids: U64) -> U64:
+        """Those of these steps that were not exported yet."""
+        return np.asarray(ids[self._exported[self._slots(ids)] != ids])
+
+    def set_exported(self, ids: U64) -> None:
+        """Notes that known steps were exported."""
+        self._exported[self._slots(ids)] = ids
 
     def records(self, ids: U64) -> step_records.Records:
         """Records of steps that are known, [n]."""
         return self._records[self._slots(ids)]
 
-    def link_ids(self, ids: U64) -> npt.NDArray[np.uint8]:
-        """Trace id and span id of steps, known or not, [n, 24]."""
-        found = self._ids[self._slots(ids)]
-        for row in np.flatnonzero(~self.has(ids)):
-            found[row] = np.frombuffer(_ids_of(self.engine, int(ids[row])), np.uint8)
-        return found
-
     def members(self, step_id: int) -> Members | None:
         """Who was in a step; None: the backend has not told it."""
         slot = step_id % self.num_steps
         told = self._told[slot]
-        if told is None or self._records["step_id"][slot] != step_id:
+        if told is None or self._step_ids[slot] != step_id:
             return None
         return told[0].members(told[1])
 
@@ -186,7 +215,7 @@ class EngineBook:
         return self._offsets[self._slots(ids)]
 
     def _slots(self, ids: U64) -> npt.NDArray[np.intp]:
-        return (ids % self.num_steps).astype(np.intp)
+        return (ids % self._modulus).view(np.int64)
 
     def _insert(self, records: step_records.Records, slots: npt.NDArray[np.intp], offset_ns: int) -> None:
         if not len(records):

@@ -128,15 +128,24 @@ class _Phase(NamedTuple):
     span_id: bytes
 
 
-def steps_of(trace: facts.EngineTrace) -> U64:
+def steps_of(trace: facts.EngineTrace | None) -> U64:
     """Ids of the steps that a generation was in, each once, rising. Raises ValueError on columns that are none."""
+    if trace is None:
+        return _NO_STEPS
     columns = [_chunks(trace)[:, 0], *(np.frombuffer(steps, "<u8") for steps in trace.token_steps)]
-    ids = np.unique(np.concatenate(columns).astype(np.uint64))
-    return ids[ids > 0]
+    ids = np.concatenate(columns)
+    ids.sort()
+    # The first of equal ones; 0 is no step.
+    return ids[np.diff(ids, prepend=np.uint64(0)) > 0]
 
 
 def encode(
-    generation: facts.Generation, kept: str, detail: facts.Detail, book: EngineBook | None, limits: Limits
+    generation: facts.Generation,
+    kept: str,
+    detail: facts.Detail,
+    book: EngineBook | None,
+    steps: U64,
+    limits: Limits,
 ) -> GenerationTrace:
     """The spans of a generation that has a span context.
 
@@ -145,6 +154,7 @@ def encode(
         kept: why it is exported.
         detail: what it has per token, if it does not say so itself.
         book: knows its steps; None: nobody told of its engine.
+        steps: `steps_of` its trace.
         limits: of attributes.
 
     Raises:
@@ -156,7 +166,6 @@ def encode(
         incomplete = generation.output_tokens > 0
         return GenerationTrace([_inference(generation, kept, frame, b"", incomplete, limits)], _NO_STEPS, incomplete)
     detail = generation.detail or detail
-    steps = steps_of(trace)
     known = book.has(steps) if book is not None else np.zeros(len(steps), np.bool_)
     incomplete = not bool(known.all())
     columns = token_columns.read(generation, trace, book, frame.engine_offset_ns) if detail > facts.Detail.OFF else None
@@ -295,7 +304,7 @@ def _chunk_spans(
     """Spans of prompt chunks, each in the prefill that its step began in."""
     book = book if book is not None else EngineBook(engine, num_steps=1)
     ids = np.ascontiguousarray(chunks[:, 0])
-    known, records, link_ids = book.has(ids), book.records(ids), book.link_ids(ids)
+    known, records, link_ids = book.find(ids)
     spans = []
     for row, (step_id, first, tokens) in enumerate(chunks.tolist()):
         start_ns = int(records["started_at_ns"][row]) + frame.engine_offset_ns if known[row] else frame.start_ns

@@ -19,6 +19,11 @@ STATUS_ERROR: Final = 2
 FLAG_SAMPLED: Final = 0x001
 FLAG_REMOTE_PARENT: Final = 0x300
 
+_MOST_REMEMBERED: Final = 256
+_FREQUENT: Final = 1 << 32
+# Cut to any limit it stays whole.
+_SHORT: Final = 16
+
 AttributeValue = str | bool | int | float
 
 _pack_time = struct.Struct("<Q").pack
@@ -49,13 +54,15 @@ def field(tag: bytes, content: bytes) -> bytes:
 
 
 class Key:
-    """A name of attributes, encoded once."""
+    """A name of attributes, encoded once; so are its most frequent values."""
 
-    __slots__ = ("_key", "name")
+    __slots__ = ("_integers", "_key", "_texts")
 
     def __init__(self, name: str) -> None:
-        self.name = name
         self._key = field(b"\x0a", name.encode())
+        # The first values that came, which are those that come often: sizes, models, reasons. What never repeats costs no more than a look.
+        self._integers: dict[int, bytes] = {}
+        self._texts: dict[str, bytes] = {}
 
     def serialized(self, value: bytes) -> bytes:
         """An attribute of a span (field 9) whose AnyValue is serialized already."""
@@ -63,7 +70,12 @@ class Key:
 
     def integer(self, value: int) -> bytes:
         """An attribute that is a number without a fraction."""
-        return self.serialized(b"\x18" + varint(value))
+        known = self._integers.get(value)
+        if known is None:
+            known = self.serialized(b"\x18" + varint(value))
+            if len(self._integers) < _MOST_REMEMBERED and value < _FREQUENT:
+                self._integers[value] = known
+        return known
 
     def number(self, value: float) -> bytes:
         """An attribute that is a number with one."""
@@ -75,7 +87,12 @@ class Key:
 
     def text(self, value: str, limit: int = 1 << 16) -> bytes:
         """An attribute that is text, cut to `limit` bytes."""
-        return self.serialized(field(b"\x0a", cut(value, limit)))
+        known = self._texts.get(value)
+        if known is None:
+            known = self.serialized(field(b"\x0a", cut(value, limit)))
+            if len(self._texts) < _MOST_REMEMBERED and len(value) < _SHORT:
+                self._texts[value] = known
+        return known
 
     def array(self, values: bytes) -> bytes:
         """An attribute that is an array, its elements serialized already (`text_element`, `int_elements`)."""

@@ -47,6 +47,7 @@ class _Waiting(NamedTuple):
     source: facts.Hello
     generation: facts.Generation
     kept: str
+    steps: U64
 
 
 class SpanSink:
@@ -140,8 +141,9 @@ class SpanSink:
             return
         if kept is not None:
             self._note_bounds(generation, span)
-            waiting = _Waiting(time.time_ns() + _STEPS_WAIT_NS, source, generation, kept)
-            if self._has_steps(generation):
+            steps = generation_spans.steps_of(generation.trace)
+            waiting = _Waiting(time.time_ns() + _STEPS_WAIT_NS, source, generation, kept, steps)
+            if self._has_steps(waiting):
                 self._export(waiting)
             else:
                 self._waiting.append(waiting)
@@ -160,9 +162,7 @@ class SpanSink:
 
     def tick(self, now_unix_ns: int) -> None:
         """Lets go of what has waited long enough."""
-        while self._waiting and (
-            self._waiting[0].until_ns <= now_unix_ns or self._has_steps(self._waiting[0].generation)
-        ):
+        while self._waiting and (self._waiting[0].until_ns <= now_unix_ns or self._has_steps(self._waiting[0])):
             self._export(self._waiting.popleft())
         self._steps.tick(now_unix_ns)
         for engine in [engine for engine, since_ns in self._gone.items() if since_ns + _GONE_NS <= now_unix_ns]:
@@ -176,20 +176,20 @@ class SpanSink:
 
     # Generations.
 
-    def _has_steps(self, generation: facts.Generation) -> bool:
+    def _has_steps(self, waiting: _Waiting) -> bool:
         """Whether all its steps are known, or none ever will be."""
-        trace = generation.trace
+        trace = waiting.generation.trace
         if trace is None:
             return True
         book = self._books.get(trace.engine)
-        return book is not None and bool(book.has(generation_spans.steps_of(trace)).all())
+        return book is not None and bool(book.has(waiting.steps).all())
 
     def _export(self, waiting: _Waiting) -> None:
         generation = waiting.generation
         span, trace = generation.span, generation.trace
         assert span is not None
         book = self._books.get(trace.engine) if trace is not None else None
-        encoded = generation_spans.encode(generation, waiting.kept, self._detail, book, self._limits)
+        encoded = generation_spans.encode(generation, waiting.kept, self._detail, book, waiting.steps, self._limits)
         self._counts.incomplete += encoded.incomplete
         resource = self._resource(waiting.source)
         for index, block in enumerate(encoded.blocks):
@@ -278,7 +278,6 @@ class SpanSink:
     def _forget(self, engine: str) -> None:
         self._gone.pop(engine, None)
         self._books.pop(engine, None)
-        self._steps.forget(engine)
 
     # Outlets.
 

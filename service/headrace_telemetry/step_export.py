@@ -38,7 +38,6 @@ class StepExport:
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._exported: dict[str, collections.OrderedDict[int, None]] = {}
         # For ends of members, and for members to be told. In order of their times.
         self._undecided: collections.deque[_Waiting] = collections.deque()
         self._unpeopled: collections.deque[_Waiting] = collections.deque()
@@ -61,13 +60,10 @@ class StepExport:
 
     def wanted(self, book: EngineBook, step_ids: U64, now_ns: int) -> None:
         """An exported generation was in these steps, which are known."""
-        exported = self._exported.setdefault(book.engine, collections.OrderedDict())
         ready = []
-        for step_id in step_ids.tolist():
+        for step_id in book.not_exported(step_ids).tolist():
             if (book.engine, step_id) in self._waiting:
                 self._waiting[book.engine, step_id] = True
-            elif step_id in exported:
-                continue
             elif book.source is None or book.members(step_id) is not None:
                 ready.append(step_id)
             else:
@@ -90,10 +86,6 @@ class StepExport:
         while self._unpeopled:
             self._export_waiting(self._unpeopled.popleft())
 
-    def forget(self, engine: str) -> None:
-        """An engine is gone for good."""
-        self._exported.pop(engine, None)
-
     def links(self, book: EngineBook, step_id: int) -> list[Request]:
         """The exported requests that were in a step, as far as is known now."""
         return [request for request in _traced(book, step_id) if request.kept]
@@ -114,14 +106,13 @@ class StepExport:
 
     def _export(self, book: EngineBook, step_ids: list[int]) -> None:
         """Exports those of the steps that are known and were not exported before."""
-        exported = self._exported.setdefault(book.engine, collections.OrderedDict())
+        if not step_ids:
+            return
         for step_id in step_ids:
             self._waiting.pop((book.engine, step_id), None)
-        ids = np.array([step_id for step_id in step_ids if step_id not in exported], np.uint64)
+        ids = book.not_exported(np.array(step_ids, np.uint64))
         ids = ids[book.has(ids)]
-        exported.update(dict.fromkeys(ids.tolist()))
-        while len(exported) > book.num_steps:
-            exported.popitem(last=False)
+        book.set_exported(ids)
         if len(ids):
             self._emit(book, ids, [self.links(book, step_id) for step_id in ids.tolist()])
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-import numpy as np
-
 from headrace_facts.step_records import RECORD, Records, StepFlag
 from headrace_telemetry import otlp_bytes, step_work
 from headrace_telemetry.engine_book import U64, EngineBook, Members, Request
@@ -63,16 +61,18 @@ def encode(book: EngineBook, step_ids: U64, links: Iterable[Iterable[Request]]) 
         links: for each the exported requests that were in it.
     """
     records = book.records(step_ids)
+    ids = [row.tobytes() for row in book.find(step_ids).link_ids]
     work = _work(book, records)
-    rows = zip(records.tolist(), book.unix_offsets_ns(step_ids).tolist(), work, links, strict=True)
+    rows = zip(records.tolist(), ids, book.unix_offsets_ns(step_ids).tolist(), work, links, strict=True)
     return [_encode(book, dict(zip(_NAMES, values, strict=True)), *rest) for values, *rest in rows]
 
 
-def _encode(book: EngineBook, record: dict[str, int], offset_ns: int, work: bytes, links: Iterable[Request]) -> bytes:
+def _encode(
+    book: EngineBook, record: dict[str, int], ids: bytes, offset_ns: int, work: bytes, links: Iterable[Request]
+) -> bytes:
     step_id = record["step_id"]
     start_ns = (record["started_at_ns"] or record["planned_at_ns"]) + offset_ns
     end_ns = max(start_ns, (record["finished_at_ns"] or record["settled_at_ns"]) + offset_ns)
-    ids = book.link_ids(np.array([step_id], np.uint64))[0].tobytes()
     head = SpanHead(ids[:16], ids[16:], b"", "engine.step", start_ns, end_ns)
     members = book.members(step_id)
     who = _who(book, members) if members is not None else _INCOMPLETE.flag(True)

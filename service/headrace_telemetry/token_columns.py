@@ -70,7 +70,7 @@ def read(
     book = book if book is not None else EngineBook(trace.engine, num_steps=1)
     steps = [np.frombuffer(column, "<u8") for column in trace.token_steps]
     step_ids = np.concatenate([np.zeros(0, np.uint64), *steps])
-    records = book.records(step_ids)
+    known, records, link_ids = book.find(step_ids)
     emitted, made_ns, written_ns = _emissions(generation.emissions, [len(column) for column in steps])
     offset_ns = generation.unix_offset_ns
     return TokenColumns(
@@ -79,11 +79,11 @@ def read(
             [np.zeros(0, np.uint64), *(np.arange(len(column), dtype=np.uint64) for column in steps)]
         ),
         step_ids=step_ids,
-        known=book.has(step_ids),
+        known=known,
         planned_ns=records["planned_at_ns"].astype(np.int64) + engine_offset_ns,
         finished_ns=records["finished_at_ns"].astype(np.int64) + engine_offset_ns,
         settled_ns=records["settled_at_ns"].astype(np.int64) + engine_offset_ns,
-        link_ids=book.link_ids(step_ids),
+        link_ids=link_ids,
         emitted=emitted,
         made_ns=made_ns + offset_ns,
         written_ns=np.where(written_ns > 0, written_ns + offset_ns, 0),
@@ -126,7 +126,7 @@ def spans(
 ) -> Iterator[tuple[bytes, int]]:
     """Spans of all tokens, inside their parent's times: blocks of them side by side, and their numbers."""
     forms = columns.known * 4 + columns.emitted * 2 + (columns.step_ids > 0)
-    for form in np.unique(forms).tolist():
+    for form in sorted(set(forms.tolist())):
         rows = np.flatnonzero(forms == form)
         known, emitted, named = bool(form & 4), bool(form & 2), bool(form & 1)
         chosen = columns if len(rows) == len(forms) else TokenColumns._make(column[rows] for column in columns)
@@ -137,7 +137,7 @@ def spans(
 def _tokens(columns: TokenColumns, start_ns: int, end_ns: int, *, known: bool, emitted: bool, named: bool) -> Tokens:
     """Tokens that have the same form: from the plan of the step to the moment that the transport had taken the message."""
     read_ns = columns.settled_ns if known else columns.made_ns if emitted else np.full(len(columns.indices), start_ns)
-    starts = np.clip(columns.planned_ns if known else read_ns, start_ns, end_ns)
+    starts = np.minimum(np.maximum(columns.planned_ns if known else read_ns, start_ns), end_ns)
     ends = np.where(columns.written_ns > 0, columns.written_ns, read_ns)
     there = {
         _INDEX: columns.indices,
@@ -150,7 +150,7 @@ def _tokens(columns: TokenColumns, start_ns: int, end_ns: int, *, known: bool, e
     names = tuple(name for name, column in there.items() if column is not None)
     return Tokens(
         start_ns=starts.astype(np.uint64),
-        end_ns=np.clip(ends, starts, end_ns).astype(np.uint64),
+        end_ns=np.minimum(np.maximum(ends, starts), end_ns).astype(np.uint64),
         attributes=tuple(column for column in there.values() if column is not None),
         names=names,
         link_ids=columns.link_ids if named else None,
