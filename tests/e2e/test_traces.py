@@ -1,0 +1,173 @@
+"""A whole server that traces everything: each generation is found by its request, and nothing that callers said stands anywhere."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.trace.v1 import trace_pb2
+from tests.kserve.wire import add, raw_strings, request
+from tests.support.processes import wait_until
+from tests.support.running_server import RunningServer, environment, running_server
+
+from headrace.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, inference_pb2, inference_pb2_grpc
+from headrace_protos.inference import grpc_service_pb2
+
+MARKER = "xylophone-4711"
+ALLOWED = ("--allow", "generate", "--allow", "read", "--allow", "admin")
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+Spec = generation_pb2.GenerationSpec
+
+
+class Traced:
+    """A server with keys that logs, traces and counts all it can."""
+
+    def __init__(self, server: RunningServer, folder: pathlib.Path, key: str) -> None:
+        self.server, self.folder, self.key = server, folder, key
+        self.channel = grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)])
+        self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
+
+    def metadata(self, span_id: str = "b" * 16) -> tuple[tuple[str, str], ...]:
+        return ("authorization", f"Bearer {self.key}"), ("traceparent", f"00-{TRACE_ID}-{span_id}-01")
+
+    def metrics(self) -> str:
+        address = re.findall(r"metrics are served.*?address\W+(127\.0\.0\.1:\d+)", "".join(self.server.lines))[-1]
+        asked = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text"})
+        with urllib.request.urlopen(asked, timeout=10) as reply:
+            text: str = reply.read().decode()
+        return text
+
+    def spans(self, **key: str) -> list[Any]:
+        """The spans of a trace that the server remembers; none while it does not."""
+        try:
+            parts = self.admin.GetTrace(admin_pb2.GetTraceRequest(**key), metadata=self.metadata()[:1], timeout=30)
+            data = trace_pb2.TracesData.FromString(b"".join(part.traces_data for part in parts))
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.NOT_FOUND, error  # type: ignore[attr-defined]
+            return []
+        return [span for resource in data.resource_spans for scope in resource.scope_spans for span in scope.spans]
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+    folder = tmp_path_factory.mktemp("traced")
+    keys = ["keys", "new", "app", "--keys-file", str(folder / "keys.json"), *ALLOWED]
+    made = subprocess.run(
+        [sys.executable, "-m", "headrace", *keys], env=environment(), capture_output=True, text=True, check=True
+    )
+    options = {
+        "--keys-file": str(folder / "keys.json"),
+        "--log-level": "debug",
+        "--trace-file": str(folder / "traces.jsonl"),
+        "--trace-sample-ratio": "1",
+        "--trace-detail": "span",
+        "--metrics-listen": "127.0.0.1:0",
+        "--device": "cpu",
+        "--num-blocks": "1024",
+    }
+    with running_server(*(part for option in options.items() for part in option)) as server:
+        yield Traced(server, folder, made.stdout.strip())
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
+
+
+def test_a_sampled_generation_is_found_with_a_span_per_token(traced: Traced) -> None:
+    spec = Spec(text="Once upon a time", stop=generation_pb2.StopConditions(max_tokens=12, ignore_eos=True))
+    events = [
+        answer.event
+        for answer in traced.stub.Generate(inference_pb2.GenerateRequest(spec=spec), metadata=traced.metadata())
+    ]
+    request_id, ledger = events[0].accepted.request_id, events[-1].done.ledger
+    wait_until(lambda: traced.spans(request_id=request_id), 30, "the trace is there")
+    spans = traced.spans(request_id=request_id)
+    own = [span for span in spans if span.trace_id.hex() == TRACE_ID]
+    by_id = {span.span_id: span for span in own}
+    (server_span,) = [span for span in own if span.name == "headrace.v1.InferenceService/Generate"]
+    assert server_span.parent_span_id.hex() == "b" * 16
+    (inference,) = [span for span in own if span.parent_span_id == server_span.span_id]
+    told = attributes(inference)
+    assert told["headrace.request.id"] == request_id and told["gen_ai.usage.output_tokens"] == 12
+    assert told["gen_ai.request.max_tokens"] == 12 and told["headrace.wire"] == "generate"
+    assert told["headrace.ledger.decode_ns"] == ledger.decode_ns
+    assert sum(span.name == "token" for span in own) == 12
+    assert {"queue", "prefill", "decode", "engine.step"} <= {span.name for span in spans}
+    for span in own:
+        assert span.start_time_unix_nano <= span.end_time_unix_nano
+        assert span is server_span or span.parent_span_id in by_id
+
+
+def _everything(traced: Traced) -> None:
+    """Calls of all kinds, with the marker wherever a caller may write what it wants."""
+    stop = generation_pb2.StopConditions(max_tokens=24, strings=[MARKER + "-stop"], bad_words=[MARKER + "-word"])
+    spec = Spec(text=f"{MARKER} prompt", stop=stop, cache_salt=MARKER + "-salt")
+    stub, metadata = traced.stub, traced.metadata()
+    list(stub.Generate(inference_pb2.GenerateRequest(spec=spec), metadata=metadata))
+    stub.Complete(inference_pb2.CompleteRequest(spec=spec), metadata=metadata)
+    chat = Spec(stop=stop, cache_salt=spec.cache_salt)
+    said = [
+        inference_pb2.ChatMessage(role=role, parts=[inference_pb2.Part(text=f"{MARKER} says")])
+        for role in (inference_pb2.ROLE_SYSTEM, inference_pb2.ROLE_USER)
+    ]
+    list(stub.Chat(inference_pb2.ChatRequest(messages=said, spec=chat), metadata=metadata))
+    submit = inference_pb2.SubmitRequest(spec=spec, idempotency_key=MARKER + "-key")
+    submitted = stub.Submit(submit, metadata=metadata)
+    list(stub.Subscribe(inference_pb2.SubscribeRequest(request_id=submitted.request_id), metadata=metadata))
+    wish = inference_pb2.SessionRequest(stream_id=1, submit=inference_pb2.SessionSubmit(messages=said, spec=chat))
+    list(stub.Session(iter([wish]), metadata=metadata))
+    infer = traced.channel.unary_unary(
+        "/inference.GRPCInferenceService/ModelInfer",
+        request_serializer=grpc_service_pb2.ModelInferRequest.SerializeToString,
+        response_deserializer=grpc_service_pb2.ModelInferResponse.FromString,
+    )
+    message = request(id=MARKER + "-id")
+    add(message, "text_input", "BYTES", [1], raw_strings(f"{MARKER} tensor".encode()))
+    add(message, "sampling_parameters", "BYTES", [1], raw_strings(json.dumps({"stop": [MARKER]}).encode()))
+    infer(message, metadata=metadata)
+    stub.Tokenize(inference_pb2.TokenizeRequest(text=MARKER), metadata=metadata)
+    # And some that fail.
+    for bad, headers in (
+        (Spec(text=MARKER, cache_salt=MARKER * 50), metadata),
+        (Spec(text=MARKER, trace_detail=99), metadata),  # type: ignore[arg-type]
+        (Spec(text=MARKER, model=MARKER), metadata),
+        (spec, (("authorization", f"Bearer {MARKER}"),)),
+        (spec, (*metadata[:1], ("traceparent", MARKER), ("tracestate", MARKER))),
+    ):
+        with pytest.raises(grpc.RpcError):
+            list(stub.Generate(inference_pb2.GenerateRequest(spec=bad), metadata=headers, timeout=60))
+            raise grpc.RpcError("the last of them is served, and as good as without a context")
+    left = stub.Generate(inference_pb2.GenerateRequest(spec=spec), metadata=metadata)
+    next(left)
+    left.cancel()
+
+
+def test_what_callers_said_and_were_told_stands_nowhere(traced: Traced) -> None:
+    spec = Spec(text="Once upon a time", stop=generation_pb2.StopConditions(max_tokens=24, ignore_eos=True))
+    spec.sampling.temperature = 0
+    answer = traced.stub.Complete(inference_pb2.CompleteRequest(spec=spec), metadata=traced.metadata())
+    output = answer.outputs[0].content[0].text.strip()
+    assert len(output) > 8
+    _everything(traced)
+    last = traced.stub.Complete(inference_pb2.CompleteRequest(spec=spec), metadata=traced.metadata())
+    wait_until(lambda: traced.spans(request_id=last.request_id), 30, "the last trace is there")
+    traces = (traced.folder / "traces.jsonl").read_text()
+    wait_until(lambda: last.request_id in (traced.folder / "traces.jsonl").read_text(), 30, "the file has it")
+    traces = (traced.folder / "traces.jsonl").read_text()
+    spans = "\n".join(str(span) for span in traced.spans(trace_id=TRACE_ID))
+    log, metrics = "".join(traced.server.lines), traced.metrics()
+    assert spans and "gen_ai" in traces and "gen_ai_server" in metrics
+    for where, text in {"log": log, "traces": traces, "spans": spans, "metrics": metrics}.items():
+        for secret in (MARKER, output, traced.key):
+            for form in (secret, json.dumps(secret)[1:-1]):
+                at = text.find(form)
+                assert at < 0, f"{where}: {text[max(0, at - 300) : at + 100]}"
