@@ -161,6 +161,7 @@ ROWS: list[Row] = [
     Row("85 prompt_logprobs 21", "prompt_logprobs", lambda facts: Spec(text="hi", prompt_logprobs=21), engine=_set("", "prompt_logprobs", 21)),
     Row("priority 101", "priority", lambda facts: Spec(text="hi", priority=101)),
     Row("time limit 0", "time_limit", lambda facts: Spec(text="hi", time_limit=duration_pb2.Duration())),
+    Row("detail of a trace that there is not", "trace_detail", lambda facts: Spec(text="hi", trace_detail=99)),  # type: ignore[arg-type]
     Row("salt of 257 bytes", "cache_salt", lambda facts: Spec(text="hi", cache_salt="s" * 257), engine=_set("", "cache_salt", b"s" * 257)),
     _unbuilt("82 beams", "10^6", "beam", Spec(text="hi", beam_search={"width": 10**6}), {"use_beam_search": True}),
     _unbuilt("87 guided", "regex [", "guided", None, {"guided_regex": "["}),
