@@ -116,6 +116,7 @@ class Explanation:
 
     Attributes:
         ttft_ms: To the first token, as the server measured it, else as the trace shows it; None without tokens.
+        left_out_tokens: What the request generated beyond `tokens`, too many for the trace.
         itl_p50_ms: Of the waits between two tokens that did not come in one message.
         ledger_ms: Where the request's time went.
         gaps: One per token, in order of outputs and tokens; those whose times are not known are left out.
@@ -131,6 +132,7 @@ class Explanation:
     usual_step_ms: float
     usual_steps: int
     tokens: int
+    left_out_tokens: int
     ledger_ms: dict[str, float]
     gaps: tuple[Gap, ...]
 
@@ -168,6 +170,7 @@ def explain(trace: Trace) -> Explanation:
         usual_step_ms=usual.step_ns / _MS,
         usual_steps=usual.steps,
         tokens=len(trace.tokens),
+        left_out_tokens=trace.left_out_tokens,
         ledger_ms={part: ns / _MS for part, ns in trace.ledger.items()} or _ledger_of_phases(trace),
         gaps=tuple(judge.gap(wait) for wait in waits),
     )

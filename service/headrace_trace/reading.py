@@ -110,6 +110,7 @@ def _trace(root: Span, spans: Sequence[Span], requests: Sequence[Span]) -> Trace
         kept=str(attributes.get("headrace.trace.kept", "")),
         preemptions=_integer(attributes, "headrace.preemptions") or 0,
         step_count=_integer(attributes, "headrace.step_count") or 0,
+        left_out_tokens=_integer(attributes, "headrace.trace.truncated_tokens") or 0,
         ledger={part: ns for part, ns in ledger.items() if part != _WHOLE},
         phases=_phases(family),
         chunks=_chunks(family),
@@ -207,13 +208,15 @@ def _token_span(root: Span, span: Span) -> Token:
         offset = _integer(span.attributes, name)
         return root.start_ns + offset if offset is not None and offset >= 0 else None
 
-    emitted = _told(time("headrace.token.emitted_ns"), root)
+    sampled, emitted = time("headrace.token.sampled_ns"), _told(time("headrace.token.emitted_ns"), root)
     return Token(
         output=_integer(span.attributes, "headrace.output.index") or 0,
         index=_integer(span.attributes, "headrace.token.index") or 0,
-        step_id=_integer(span.attributes, "headrace.step.id"),
-        scheduled_ns=span.start_ns,
-        sampled_ns=time("headrace.token.sampled_ns"),
+        # 0: an attempt before this one made it.
+        step_id=_integer(span.attributes, "headrace.step.id") or None,
+        # Where the step is not known the span begins with what is.
+        scheduled_ns=span.start_ns if sampled is not None else None,
+        sampled_ns=sampled,
         emitted_ns=emitted,
         # The end of a token that nobody read is its sampling.
         written_ns=span.end_ns if emitted is not None else None,

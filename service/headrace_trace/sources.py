@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from headrace.admin import AdminClient
-from headrace.errors import NotFound
+from headrace.errors import NotFound, Unimplemented
 from headrace_trace.jaeger import Jaeger
 from headrace_trace.reading import read_trace
 from headrace_trace.spans import Span, TraceError, parse, parse_protobuf, unique
@@ -60,6 +60,10 @@ def from_server(client: AdminClient, server: str, key: str, request_id: str | No
         kind = "trace" if by_trace else "request"
         raise TraceError(
             f"{server} remembers no {kind} {key}: it is unknown, was not traced, or is forgotten"
+        ) from None
+    except Unimplemented:
+        raise TraceError(
+            f"{server} does not serve AdminService: ask Jaeger (--jaeger URL), or read the server's trace file"
         ) from None
     wanted = request_id if by_trace else key
     return _read(parse_protobuf(data), f"the answer of {server}", wanted, key.lower() if by_trace else None)

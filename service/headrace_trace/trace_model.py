@@ -122,6 +122,7 @@ class Trace:
     """One request.
 
     Attributes:
+        left_out_tokens: Tokens that it generated besides, too many for the trace.
         ledger: Where its time went, in ns by part, as the server's ledger has it; without end_to_end.
         steps: By id; those of the request's engine that the trace holds, not only the request's own.
         requests_by_span: Request ids of the inference spans that came with it, by (trace id, span id).
@@ -144,6 +145,7 @@ class Trace:
     kept: str
     preemptions: int
     step_count: int
+    left_out_tokens: int
     ledger: dict[str, int]
     phases: tuple[Phase, ...]
     chunks: tuple[Chunk, ...]

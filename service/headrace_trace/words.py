@@ -61,6 +61,8 @@ def _header(explanation: Explanation) -> Iterator[str]:
     if e.usual_steps:
         figures.append(f"a step of decodes only takes {milliseconds(e.usual_step_ms)} (median of {e.usual_steps:,})")
     yield "; ".join(figures)
+    if e.left_out_tokens:
+        yield f"{e.left_out_tokens:,} more tokens are not in the trace: they were more than it may hold (trace_max_array_tokens)"
     whole = sum(e.ledger_ms.values()) or 1.0
     parts = [
         f"{LEDGER_WORDS.get(part, part)} {milliseconds(ms)} ({ms / whole:.0%})"

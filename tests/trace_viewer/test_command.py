@@ -178,6 +178,14 @@ def test_what_a_server_does_not_remember_is_one_line(server: str) -> None:
     fails(run("0" * 32, "--server", server), server, f"remembers no trace {'0' * 32}")
 
 
+def test_a_server_without_an_admin_service_is_one_line() -> None:
+    running = grpc.server(futures.ThreadPoolExecutor(1))
+    address = f"127.0.0.1:{running.add_insecure_port('127.0.0.1:0')}"
+    running.start()
+    fails(run(ONE, "--server", address), address, "does not serve AdminService: ask Jaeger (--jaeger URL)")
+    running.stop(None)
+
+
 def test_a_server_that_is_not_there_is_one_line() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -124,3 +124,28 @@ def test_members_of_steps_have_names_where_their_spans_came_along() -> None:
 def test_a_file_of_others_spans_holds_no_request() -> None:
     with pytest.raises(TraceError, match="holds 1 spans, but none of a Headrace request"):
         read_trace([Span("0" * 32, "0" * 16, "", "GET /", 1, 2, {})])
+
+
+def test_tokens_of_an_attempt_before_have_no_step() -> None:
+    """As the telemetry process tells them: 0 for the step, -1 for times, in spans neither."""
+    spans = [
+        dataclasses.replace(span, attributes=dict(span.attributes))
+        for span in parse(World(PLAN).traces("array", only=["r-1"]).SerializeToString())
+    ]
+    attributes = inference_spans(spans)[0].attributes
+    for name in ("step_id", "scheduled_ns", "sampled_ns"):
+        column = list(attributes[f"headrace.token.{name}"])
+        attributes[f"headrace.token.{name}"] = [0 if name == "step_id" else -1, *column[1:]]
+    attributes["headrace.trace.truncated_tokens"] = 7
+    trace = read_trace(spans)
+    assert (trace.tokens[0].step_id, trace.tokens[0].scheduled_ns, trace.tokens[0].sampled_ns) == (None, None, None)
+    assert trace.left_out_tokens == 7
+    token_spans = [
+        dataclasses.replace(span, attributes=dict(span.attributes))
+        for span in parse(World(PLAN).traces("span", only=["r-1"]).SerializeToString())
+    ]
+    for span in token_spans:
+        if span.name == "token" and span.attributes["headrace.token.index"] == 0:
+            span.attributes["headrace.step.id"] = 0
+            del span.attributes["headrace.token.sampled_ns"]
+    assert read_trace(token_spans).tokens == trace.tokens
