@@ -189,6 +189,14 @@ def test_steps_count_again_in_another_life_of_the_backend() -> None:
     assert len(figures.points("headrace.step.sequences")) == 1
 
 
+def test_a_backend_that_speaks_is_remembered_whatever_lives_come_and_go() -> None:
+    figures = _Figures()
+    for number in range(200):
+        figures.sink.take(told.BACKEND, told.steps(told.records(1, 10), "stays"))
+        figures.sink.take(told.BACKEND, told.steps(told.records(1, 1), f"life-{number}"))
+    assert figures.counted("headrace.step.duration") == 10 + 200
+
+
 def test_an_interval_needs_a_step_that_decodes_and_the_one_right_before_it() -> None:
     figures = _Figures()
     made = told.records(1, 10)

@@ -6,6 +6,7 @@ overhead, or until a tick or a snapshot wants them.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator
 from typing import Final
 
@@ -25,7 +26,7 @@ _MOST_WAITING: Final = 1024
 _REMEMBERED: Final = 1 << 16
 # Services' word for a step is not needed for so long after the backend's last.
 _BACKEND_SPEAKS_NS: Final = 10_000_000_000
-# Engines whose figures are kept apart; each life of a backend is one.
+# Engines that are remembered, a MiB each; those go first of which nothing was told for longest. Each life of a backend is one.
 _MOST_ENGINES: Final = 64
 
 _TOKEN_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -52,7 +53,7 @@ class StepMetrics:
                 catalogue.STEP_FLOPS_SHARE: _SHARE_BOUNDS,
             }
         )
-        self._engines: dict[str, _Engine] = {}
+        self._engines: collections.OrderedDict[str, _Engine] = collections.OrderedDict()
         self._num_waiting = 0
 
     def describe(self, engine: facts.EngineFacts) -> None:
@@ -95,8 +96,9 @@ class StepMetrics:
         if known is None:
             self.count_waiting()
             while len(self._engines) >= _MOST_ENGINES:
-                del self._engines[next(iter(self._engines))]
+                self._engines.popitem(last=False)
             known = self._engines[engine] = _Engine()
+        self._engines.move_to_end(engine)
         return known
 
     def _count(self, engine: _Engine, records: step_records.Records) -> None:
