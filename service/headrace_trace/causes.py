@@ -33,6 +33,7 @@ class Kind(enum.StrEnum):
     OWN_PREFILL = "own_prefill"
     PREEMPTION = "preemption"
     ENGINE_RESTART = "engine_restart"
+    ARRIVAL = "arrival"
     READER = "reader"
     SERVICE = "service"
     QUEUE = "queue"
@@ -137,8 +138,19 @@ class Explanation:
     gaps: tuple[Gap, ...]
 
     def slowest(self, count: int = SLOWEST) -> tuple[Gap, ...]:
-        """The longest waits, the longest first."""
-        return tuple(sorted(self.gaps, key=lambda gap: -gap.ms)[:count])
+        """The longest waits, the longest first. Outputs that waited for the same step are told once, by the one that waited longest."""
+        longest: dict[tuple[int | None, int], Gap] = {}
+        for gap in sorted(self.gaps, key=lambda gap: -gap.ms):
+            longest.setdefault((gap.step_id, gap.index if gap.step_id is None else -1), gap)
+        return tuple(longest.values())[:count]
+
+    def alike(self, gap: Gap) -> int:
+        """How many other outputs waited for the same step."""
+        return sum(
+            other.step_id == gap.step_id and other.output != gap.output
+            for other in self.gaps
+            if gap.step_id is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +373,7 @@ class _Judge:
 
 
 _IN_FULL = {
+    Where.ARRIVAL: Kind.ARRIVAL,
     Where.QUEUE: Kind.QUEUE,
     Where.PREEMPTED: Kind.PREEMPTION,
     Where.ENGINE_RESTART: Kind.ENGINE_RESTART,

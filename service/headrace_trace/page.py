@@ -131,5 +131,5 @@ def _slowest(explanation: Explanation) -> Iterator[str]:
     for gap in explanation.slowest():
         yield (
             f"<li><button type='button' class='wait' data-output='{gap.output}' data-token='{gap.index}'>"
-            f"<span class='mark kind-{gap.cause.kind}'></span><b>{_text(wait_words(gap))}</b> <span>{_text(cause_words(gap, explanation))}</span></button></li>"
+            f"<span class='mark kind-{gap.cause.kind}'></span><b>{_text(wait_words(gap, explanation))}</b> <span>{_text(cause_words(gap, explanation))}</span></button></li>"
         )

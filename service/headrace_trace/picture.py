@@ -35,6 +35,7 @@ _KINDS = {
     Kind.OWN_PREFILL: "#8a5700",
     Kind.PREEMPTION: "#c94f00",
     Kind.ENGINE_RESTART: "#3b3f45",
+    Kind.ARRIVAL: "#008f68",
     Kind.READER: "#6f4a9e",
     Kind.SERVICE: "#008f68",
     Kind.QUEUE: "#b86a9a",
@@ -49,6 +50,7 @@ _KIND_WORDS = {
     Kind.PREFILL: "prefill of others",
     Kind.OWN_PREFILL: "own prefill",
     Kind.ENGINE_RESTART: "engine restart",
+    Kind.ARRIVAL: "on its way in",
     Kind.READER: "reader blocked",
     Kind.SERVICE: "service late",
     Kind.GPU: "GPU",
@@ -222,7 +224,9 @@ def _words(axes: Any, explanation: Explanation) -> None:
     axes.axis("off")
     lines = _ledger_line(explanation)
     for gap in explanation.slowest(_NAMED):
-        lines += textwrap.wrap(f"{wait_words(gap)}: {cause_words(gap, explanation)}", 175, subsequent_indent="    ")
+        lines += textwrap.wrap(
+            f"{wait_words(gap, explanation)}: {cause_words(gap, explanation)}", 175, subsequent_indent="    "
+        )
     # Names come from callers: no dollar sign is a formula.
     axes.text(
         0,

@@ -18,6 +18,8 @@ from headrace_trace.trace_model import ENGINE_RESTART, PREEMPTED, QUEUE, Phase, 
 class Where(enum.StrEnum):
     """Where a waiting reader's time went."""
 
+    # From the call until it stood in the engine's queue.
+    ARRIVAL = "arrival"
     QUEUE = "queue"
     PREEMPTED = "preempted"
     ENGINE_RESTART = "engine_restart"
@@ -85,7 +87,8 @@ def _clamp(time: int | None, low: int, high: int, *, default: int) -> int:
 
 def _before(trace: Trace, start_ns: int, end_ns: int, own: int | None) -> Iterator[Part]:
     """What lies before the token's step: phases without computing first, the rest by steps."""
-    at = start_ns
+    at = min(max(start_ns, trace.phases[0].start_ns), end_ns) if trace.phases else start_ns
+    yield Part(Where.ARRIVAL, start_ns, at)
     for phase in _waits(trace, start_ns, end_ns):
         yield from _computing(trace, at, phase.start_ns, own)
         begin = max(at, phase.start_ns)

@@ -14,6 +14,8 @@ from headrace_trace.trace_model import Prefill
 # Names in a trace come from callers: they must not steer the terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _NAMED = 3
+# A step that uses less than this share of bandwidth and of FLOP/s is held up by something else.
+_FAR = 0.2
 LEDGER_WORDS = {
     "queued": "queue",
     "queue": "queue",
@@ -38,9 +40,11 @@ def cause_words(gap: Gap, explanation: Explanation) -> str:
     return plain(text)
 
 
-def wait_words(gap: Gap) -> str:
+def wait_words(gap: Gap, explanation: Explanation) -> str:
     """Which wait it is and how long it took."""
-    output = f" of output {gap.output}" if gap.output else ""
+    alike = explanation.alike(gap)
+    output = f" of output {gap.output}" if gap.output or alike else ""
+    output += f" (and of {alike} more)" if alike else ""
     if gap.first:
         return f"first token{output}: {milliseconds(gap.ms)} after the call"
     beyond = f" ({milliseconds(gap.excess_ms)} beyond the usual)" if gap.excess_ms > 0 else ""
@@ -80,7 +84,7 @@ def _slowest(explanation: Explanation) -> Iterator[str]:
         return
     yield f"The {len(slowest)} longest waits:"
     for place, gap in enumerate(slowest, 1):
-        yield f"{place:3}. {wait_words(gap)}"
+        yield f"{place:3}. {wait_words(gap, explanation)}"
         yield f"     {cause_words(gap, explanation)}"
 
 
@@ -131,6 +135,9 @@ _WORDS: dict[Kind, Callable[[Cause, Gap, Explanation], str]] = {
     Kind.ENGINE_RESTART: _engine_restart,
     Kind.GPU: _gpu,
     Kind.USUAL: _usual,
+    Kind.ARRIVAL: lambda cause, gap, _: (
+        f"until it was in the engine's queue (text to tokens, and the way): {milliseconds(cause.excess_ms)}"
+    ),
     Kind.READER: lambda cause, gap, _: (
         f"the reader blocked: the message was made, but taken {milliseconds(cause.excess_ms)} late"
     ),
@@ -166,6 +173,9 @@ def _bound(cause: Cause) -> str:
         for share, name in ((cause.bandwidth_share, "bandwidth"), (cause.flops_share, "FLOP/s"))
         if share is not None
     ]
+    known = [share for share in (cause.bandwidth_share, cause.flops_share) if share is not None]
+    if known and max(known) < _FAR:
+        return f" ({cause.bound}-bound by its work, but far from both ceilings: {', '.join(shares)})"
     return f" ({cause.bound}-bound{': ' if shares else ''}{', '.join(shares)})"
 
 

@@ -221,9 +221,32 @@ def test_waits_of_messages_with_several_tokens_are_of_the_first() -> None:
     assert (gap.ms, gap.parts_ms, gap.cause.kind) == (0.0, (), Kind.USUAL)
 
 
+def test_outputs_that_waited_for_one_step_are_told_once() -> None:
+    requests = (Request("r-0", 0, 50, 80, n=4), Request("r-1", 200, 2000, 3))
+    explanation = explained(Plan(requests), "r-0")
+    assert len({gap.step_id for gap in explanation.slowest()}) == 10
+    assert "(and of 3 more)" in "\n".join(lines_of(explanation))
+
+
+def test_the_way_to_the_engine_is_told_apart_from_its_queue() -> None:
+    trace = read_trace(parse(World(beside_a_long_prefill()).traces().SerializeToString()), request_id=ONE)
+    earlier = dataclasses.replace(trace, start_ns=trace.start_ns - 90_000_000, ttft_ns=None)
+    gap = explain(earlier).gaps[0]
+    assert gap.cause.kind is Kind.ARRIVAL
+    assert gap.cause.excess_ms == pytest.approx(90, abs=TOLERANCE_MS)
+    assert gap.parts_ms[0] == (Where.ARRIVAL, pytest.approx(90))
+
+
+def test_a_step_far_from_both_ceilings_is_said_to_be() -> None:
+    explanation = explained(dataclasses.replace(beside_a_long_prefill(), slow_steps={30: 90.0}))
+    gap = next(gap for gap in explanation.gaps if gap.step_id == 30)
+    assert "memory-bound by its work, but far from both ceilings: 5% of bandwidth" in cause_words(gap, explanation)
+
+
 def test_where_names_are_stable() -> None:
     # JSON that people keep is read by these.
     assert {str(where) for where in Where} == {
+        "arrival",
         "queue",
         "preempted",
         "engine_restart",
