@@ -234,6 +234,17 @@ def test_preempted_requests_are_named_by_the_step_that_took_their_row() -> None:
         assert stays.count("preempted") == (1 if number in numbers else 0)
 
 
+def test_an_output_that_found_no_room_for_some_steps_goes_on_where_it_was() -> None:
+    harness = Traced(num_blocks=7, enable_prefix_cache=False)
+    served = harness.serve([(request(40, 16, **RECORDED), 0), (request(41, 30, **RECORDED), 0)])
+    told = Told(harness.engine.steps.take_steps())
+    assert harness.engine.load().preemptions == 0
+    for spec, reader in served:
+        check_trace(spec, reader, told, harness.seen[spec.request_id])
+    waits = np.diff(columns(trace_of(served[1][1]).token_steps[0]))
+    assert sorted(set(waits.tolist()))[0] == 1 < waits.max(), "it waited once"
+
+
 def test_a_detached_request_is_told_by_the_engine_and_not_to_its_readers() -> None:
     harness = Traced()
     reader = harness.add(request(10, 4, detached=True, **RECORDED))

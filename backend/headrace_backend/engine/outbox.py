@@ -11,6 +11,8 @@ import dataclasses
 from array import array
 from collections.abc import Set as AbstractSet
 
+import msgspec
+
 from headrace_backend.engine.requests import EndReason
 
 
@@ -90,8 +92,7 @@ class OutputEnd:
     error: str = ""
 
 
-@dataclasses.dataclass(slots=True, frozen=True)
-class RequestDone:
+class RequestDone(msgspec.Struct, frozen=True):
     """All outputs ended: usage, and where the time went (nanoseconds)."""
 
     prompt_tokens: int

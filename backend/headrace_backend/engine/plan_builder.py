@@ -49,12 +49,14 @@ class InFlightStep:
     prompt_runs: list[tuple[LiveRequest, PromptRun]]
     # Sequences that computed tokens known before: with the first of these, and how many.
     entries: list[tuple[Sequence, int, int]]
-    # When it was planned (`step_log`): blocks, those not held by anybody, requests that waited; whether it was tried alone; requests of the sequences that lost their row for it.
+    # When it was planned (`step_log`): blocks, those not held by anybody, requests that waited; whether it was tried alone; requests of the sequences that lost their row for it; sequences
+    # that had a token to decode, and found no room.
     num_blocks: int = 0
     free_blocks: int = 0
     num_waiting: int = 0
     isolated: bool = False
     preempted: list[int] = dataclasses.field(default_factory=list)
+    stalled: list[Sequence] = dataclasses.field(default_factory=list)
 
 
 def _column(values: Iterable[int]) -> Int32Column:

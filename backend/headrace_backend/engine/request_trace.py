@@ -2,8 +2,7 @@
 
 Owns what is noted, and the fact that it becomes at a request's end. Told by `settlement` (only settled steps count, so what a lost worker took away never appears) and by the ledger.
 
-A token costs nothing: outputs mostly sample one in each step, so only the tokens are noted from which on that is so anew. Who they are is what two neighbouring steps differ in. While nobody is
-recorded, a step costs one branch.
+A token costs nothing: an output that decodes samples one in each step, so only the tokens are noted from which on that is so anew. While nobody is recorded, a step costs one branch.
 """
 
 from __future__ import annotations

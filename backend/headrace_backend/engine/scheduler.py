@@ -63,8 +63,9 @@ class Scheduler:
         self._leaving_rows: list[int] = []
         # In the step in the making somebody was preempted or stalled for want of blocks, other than those of a share.
         self._blocks_short = False
-        # Numbers of the requests of sequences preempted since this was last taken.
+        # Numbers of the requests of sequences preempted, and sequences that could not decode, since these were last taken.
         self._preempted: list[int] = []
+        self._stalled: list[Sequence] = []
         # Requests that took a row in the step planned last, while they had none.
         self.entered: list[LiveRequest] = []
 
@@ -162,6 +163,11 @@ class Scheduler:
         leaving, self._leaving_rows = self._leaving_rows, []
         return leaving
 
+    def take_stalled(self) -> list[Sequence]:
+        """Sequences that had a token to decode and found no room for it since this was last asked."""
+        stalled, self._stalled = self._stalled, []
+        return stalled
+
     def take_preempted(self) -> list[int]:
         """Numbers of the requests whose sequences lost their row since this was last asked, one for each."""
         preempted, self._preempted = self._preempted, []
@@ -192,6 +198,7 @@ class Scheduler:
             elif sequence.num_tokens < sequence.max_tokens_total:
                 if sequence.num_tokens > sequence.capacity or sequence.tail_shared:
                     if not self._make_room(sequence, sequence.num_tokens, builder, now_ns):
+                        self._stalled.append(sequence)
                         continue
                 builder.add_decode(sequence)
         return catching_up

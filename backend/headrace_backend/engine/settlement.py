@@ -43,10 +43,8 @@ class Settlement:
         self._vocab_size = vocab_size
         self._token_bytes = token_bytes if token_bytes is not None else ()
         self._table = table
-        # The last step that was settled while some request was recorded, and whom it sampled.
-        self._last_samples: list[Sequence] = []
-        self._last_sampled: frozenset[Sequence] = frozenset()
-        self._last_id = 0
+        # Sequences that were passed over while they decoded, until they go on.
+        self._stalled: set[Sequence] = set()
 
     def settle(self, step: InFlightStep, result: StepResult, now_ns: int, settled_id: int) -> None:
         """Applies the result of a planned step, which is number `settled_id` of those settled over all lives of workers.
@@ -81,20 +79,20 @@ class Settlement:
             self._append(sequence, token, now_ns)
 
     def _note_ways(self, step: InFlightStep, settled_id: int) -> None:
-        """What the step did for recorded requests, before its tokens are read."""
+        """What the step did for recorded requests, before its tokens are read. Whoever decodes was sampled by the step before too, unless it was passed over."""
         for sequence, first_token, num_tokens in step.entries:
             trace = sequence.request.trace
             if trace is not None and not sequence.ended:
                 trace.note_chunk(settled_id, first_token, num_tokens)
-        if step.samples == self._last_samples and settled_id == self._last_id + 1:
-            self._last_id = settled_id
-            return
-        sampled = frozenset(step.samples)
-        known = self._last_sampled if settled_id == self._last_id + 1 else frozenset()
-        for sequence in sampled - known:
+        joining = step.samples[step.load.num_decodes :]
+        if self._stalled or step.stalled:
+            self._stalled.update(step.stalled)
+            back = self._stalled.intersection(step.samples)
+            self._stalled = {sequence for sequence in self._stalled - back if not sequence.ended}
+            joining.extend(back)
+        for sequence in joining:
             if sequence.runs is not None:
                 sequence.runs.append((len(sequence.tokens), settled_id))
-        self._last_samples, self._last_sampled, self._last_id = step.samples, sampled, settled_id
 
     def _report_prompts(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
         """Before the tokens of the step are read: a request's first token follows the whole of its prompt."""
