@@ -107,6 +107,47 @@ def test_a_sampled_generation_is_found_with_a_span_per_token(traced: Traced) -> 
         assert span is server_span or span.parent_span_id in by_id
 
 
+def test_a_generation_whose_reader_left_is_traced_to_its_end(traced: Traced) -> None:
+    spec = Spec(text="Once upon a time", stop=generation_pb2.StopConditions(max_tokens=400, ignore_eos=True))
+    call = traced.stub.Generate(inference_pb2.GenerateRequest(spec=spec), metadata=traced.metadata("c" * 16))
+    request_id = next(call).event.accepted.request_id
+    for _ in range(8):
+        next(call)
+    call.cancel()
+    wait_until(lambda: traced.spans(request_id=request_id), 30, "the trace is there")
+    spans = [span for span in traced.spans(request_id=request_id) if span.trace_id.hex() == TRACE_ID]
+    (server_span,) = [span for span in spans if span.parent_span_id.hex() == "c" * 16]
+    (inference,) = [span for span in spans if span.parent_span_id == server_span.span_id]
+    told = attributes(inference)
+    num_tokens = sum(span.name == "token" and span.parent_span_id == inference.span_id for span in spans)
+    assert 6 <= num_tokens == told["gen_ai.usage.output_tokens"] < 400
+    assert [value.string_value for value in told["gen_ai.response.finish_reasons"].values] == ["cancelled"]
+    assert server_span.start_time_unix_nano <= inference.start_time_unix_nano
+    assert inference.end_time_unix_nano <= server_span.end_time_unix_nano
+
+
+def test_a_worker_that_dies_stands_in_the_trace_once(traced: Traced) -> None:
+    spec = Spec(text="Once upon a time", stop=generation_pb2.StopConditions(max_tokens=200, ignore_eos=True))
+    call = traced.stub.Generate(inference_pb2.GenerateRequest(spec=spec), metadata=traced.metadata("d" * 16))
+    request_id = next(call).event.accepted.request_id
+    for _ in range(4):
+        next(call)
+    traced.server.worker().kill()
+    *_, last = call
+    assert last.event.done.usage.output_tokens == 200 and last.event.done.ledger.engine_restart_ns > 0
+    wait_until(lambda: traced.spans(request_id=request_id), 30, "the trace is there")
+    spans = traced.spans(request_id=request_id)
+    (inference,) = [
+        span for span in spans if attributes(span).get("headrace.request.id") == request_id and span.name != "engine.step"
+        and "gen_ai.operation.name" in attributes(span)
+    ]  # fmt: skip
+    own = [span for span in spans if span.parent_span_id == inference.span_id]
+    assert sum(span.name == "token" for span in own) == 200
+    restarts = [span for span in own if span.name == "engine_restart"]
+    length_ns = sum(span.end_time_unix_nano - span.start_time_unix_nano for span in restarts)
+    assert restarts and length_ns == attributes(inference)["headrace.ledger.engine_restart_ns"]
+
+
 def _everything(traced: Traced) -> None:
     """Calls of all kinds, with the marker wherever a caller may write what it wants."""
     stop = generation_pb2.StopConditions(max_tokens=24, strings=[MARKER + "-stop"], bad_words=[MARKER + "-word"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+from collections.abc import Callable
 from typing import Final
 
 from headrace_facts.facts import Detail, SpanContext
@@ -67,7 +68,7 @@ class CallTrace:
         request_id: of the request that it is about; "" for calls about many, or none.
     """
 
-    __slots__ = ("_parent", "links", "method", "request_id", "span")
+    __slots__ = ("_num_untold", "_parent", "_when_told", "links", "method", "request_id", "span")
 
     def __init__(self, method: str, policy: Policy, parent: CallerContext | None) -> None:
         self.method = method
@@ -75,6 +76,9 @@ class CallTrace:
         self.span = policy.root() if parent is None else policy.under(parent)
         self.links: list[SpanContext] = []
         self._parent = parent
+        # Generations of its own that are told later, and what then is to be done.
+        self._num_untold = 0
+        self._when_told: Callable[[], None] | None = None
 
     @property
     def wire(self) -> str:
@@ -107,8 +111,25 @@ class CallTrace:
 
     def link(self, span: SpanContext) -> None:
         """Notes that the call reads a generation of another trace."""
-        if self.span is not None and len(self.links) < MAX_LINKS:
+        if self.span is not None and len(self.links) < MAX_LINKS and span not in self.links:
             self.links.append(span)
+
+    def generation_kept(self) -> None:
+        """Notes a generation that will be told only when the engine has said how it ended."""
+        self._num_untold += 1
+
+    def generation_told(self) -> None:
+        """Notes that such a generation was told, or never will be from here."""
+        self._num_untold -= 1
+        if self._num_untold == 0 and self._when_told is not None:
+            self._when_told()
+
+    def when_told(self, then: Callable[[], None]) -> None:
+        """Has something done once all its generations are told: at once, mostly."""
+        if self._num_untold:
+            self._when_told = then
+        else:
+            then()
 
     def about(self, request_id: str) -> None:
         """Notes which request the call is about; of calls that carry many, none."""

@@ -10,11 +10,15 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import structlog
+
+from headrace_service import logs
 from headrace_service.generation_stream import GenerationStream
 from headrace_service.tracing import generation_fact
 from headrace_service.tracing.generation_trace import GenerationTrace
 from headrace_service.tracing.tracer import Tracer
 
+_log = structlog.get_logger("headrace.service")
 _MAX_KEPT = 1024
 _KEEP_S = 2.0
 
@@ -50,19 +54,33 @@ class Endings:
         stream.trace.failure, stream.failure = stream.failure, None
         self._kept[stream] = asyncio.get_running_loop().call_later(_KEEP_S, self._give_up, stream)
         stream.listener = self._look
+        if stream.trace.call is not None:
+            stream.trace.call.generation_kept()
         return True
 
     def _look(self, stream: GenerationStream) -> None:
         if stream.done is not None or stream.failure is not None:
-            self._kept.pop(stream).cancel()
-            stream.listener = None
+            self._kept[stream].cancel()
+            trace = stream.trace
             self.ended(stream)
+            self._forget(stream, trace)
 
     def _give_up(self, stream: GenerationStream) -> None:
+        self._leave(stream)
+        self._forget(stream, stream.trace)
+
+    def _forget(self, stream: GenerationStream, trace: GenerationTrace | None) -> None:
         del self._kept[stream]
         stream.listener = None
-        self._leave(stream)
+        if trace is not None and trace.call is not None:
+            trace.call.generation_told()
 
     def _tell(self, stream: GenerationStream, trace: GenerationTrace) -> None:
         tracer = self._tracer
-        tracer.tell(generation_fact.of(stream, trace, time.monotonic_ns(), tracer.unix_offset_ns))
+        try:
+            fact = generation_fact.of(stream, trace, time.monotonic_ns(), tracer.unix_offset_ns)
+        except Exception as error:
+            # This runs in the midst of calls, and where the engine's messages are dealt out: a mistake of ours here must end neither.
+            _log.error("telemetry.not_told", exception_type=type(error).__name__, places=logs.places(error))
+            return
+        tracer.tell(fact)

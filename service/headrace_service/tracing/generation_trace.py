@@ -12,6 +12,7 @@ from headrace_facts.facts import Detail, SpanContext
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service.errors import ServiceError
 from headrace_service.tracing import context
+from headrace_service.tracing.call_trace import CallTrace
 from headrace_service.tracing.recording import Recording
 
 
@@ -29,6 +30,7 @@ class GenerationTrace:
         prompt_tokens: length of its prompt.
         span: its inference span; None: nobody records it.
         detail: how much of its tokens is traced.
+        call: brought it; its end is told after this one's.
         accepted: whether the engine has taken it.
         failure: what ended it for its caller, if that was no end of its own.
     """
@@ -42,6 +44,7 @@ class GenerationTrace:
     prompt_tokens: int
     span: SpanContext | None
     detail: Detail
+    call: CallTrace | None = None
     accepted: bool = False
     failure: ServiceError | None = None
 

@@ -67,7 +67,8 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 raise
             finally:
                 tracer.open_calls -= 1
-                tracer.tell(_fact(call, status, start_ns, tracer.unix_offset_ns))
+                ended = _fact(call, status, start_ns, tracer.unix_offset_ns)
+                call.when_told(lambda: tracer.tell(ended))
 
         return remade(
             answer,

@@ -117,6 +117,7 @@ class Tracer:
             prompt_tokens=prompt_tokens,
             span=call.generation_span(policy, own) if call is not None else None,
             detail=Detail(asked_detail) or policy.detail,
+            call=call,
         )
 
     # -- what the telemetry process is asked for

@@ -253,6 +253,7 @@ async def test_a_reader_who_leaves_is_told_with_the_engines_trace(told: Told) ->
     (generation,) = await told.telemetry.until(Generation)
     (ended,) = await told.telemetry.until(CallEnded)
     assert generation.finish_reasons == ["cancelled"] and generation.trace is not None and generation.error_type == ""
+    assert [type(fact) for fact in told.telemetry.told if fact in (generation, ended)] == [Generation, CallEnded]
     assert ended.status == "CANCELLED" and told.engine.detached == []
     assert told.running.service.core.num_open == 0
     assert not any(model.engine.streams for model in told.running.service.core.models)
@@ -397,3 +398,19 @@ async def test_without_telemetry_the_engine_is_asked_for_nothing(running: Runnin
     (known,) = running.engine.requests.values()
     assert not known.add.HasField("recording") and known.add.traceparent == ""
     assert all(not connection.wants_step_records for connection in running.engine._connections)
+
+
+async def test_a_fact_that_cannot_be_made_harms_nobody(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("headrace_service.tracing.generation_fact.of", fail)
+    assert kinds_of(await events_of(generate(told)))[-1] == "done"
+    told.engine.running.clear()
+    call = generate(told)
+    await call.read()
+    call.cancel()
+    await told.telemetry.until(CallEnded, 2)
+    told.engine.running.set()
+    assert kinds_of(await events_of(generate(told)))[-1] == "done"
+    assert told.running.service.core.serving
