@@ -145,6 +145,7 @@ def measure(rows: int, num_turns: int) -> dict[str, Any]:
             turns = engines[(number + index) % len(engines)]
             times[turns.mode.name].append(turns.turn(STEPS_PER_TURN))
     gc.enable()
+    gc.unfreeze()
     result: dict[str, Any] = {f"{name}_us": round(statistics.median(values), 4) for name, values in times.items()}
     for later, earlier in (("on", "off"), ("recorded", "on")):
         differences = [a - b for a, b in zip(times[later], times[earlier], strict=True)]
