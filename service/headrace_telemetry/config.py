@@ -211,10 +211,10 @@ class TelemetryConfig(pydantic.BaseModel):
         if self.trace_file is not None:
             _check_writable(self.trace_file)
 
-    @pydantic.field_validator("telemetry_socket", mode="before")
+    @pydantic.field_validator("telemetry_socket")
     @classmethod
-    def _without_scheme(cls, value: object) -> object:
-        return value.removeprefix("unix:") if isinstance(value, str) else value
+    def _without_scheme(cls, value: pathlib.Path) -> pathlib.Path:
+        return pathlib.Path(str(value).removeprefix("unix:"))
 
     @pydantic.field_validator("otlp_endpoint")
     @classmethod

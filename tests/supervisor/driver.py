@@ -1,6 +1,6 @@
 """A supervisor over fake processes, as a program: tests send it signals and look at what it leaves behind.
 
-Usage: driver.py FOLDER BACKEND_SCRIPT SERVICE_SCRIPT GRACE_S. A fake is a Python script (text) that finds FOLDER in its working directory. Every start
+Usage: driver.py FOLDER BACKEND_SCRIPT SERVICE_SCRIPT GRACE_S [TELEMETRY_SCRIPT]. A fake is a Python script (text) that finds FOLDER in its working directory. Every start
 appends "NAME PID" to FOLDER/starts, and a fake whose signal handlers are in place calls `up`, which appends NAME to FOLDER/up. The server counts
 as ready when FOLDER/ready exists, and so does its one model. GRACE_S is the services' grace.
 """
@@ -19,7 +19,7 @@ from headrace_supervisor.config import SupervisorConfig
 from headrace_supervisor.memory_sums import Claim
 from headrace_supervisor.model_launches import Launch
 from headrace_supervisor.processes import ProcessSpec
-from headrace_supervisor.supervisor import Supervisor
+from headrace_supervisor.supervisor import Supervisor, TelemetryProcess
 
 _PREFIX = """import os, signal, sys, time
 open('starts', 'a').write(f'{NAME} {os.getpid()}\\n')
@@ -63,7 +63,7 @@ async def idle(_: str) -> None:
     return
 
 
-async def main(backend: str, service: str, grace_s: float) -> int:
+async def main(backend: str, service: str, grace_s: float, telemetry: str = "") -> int:
     logs.configure("console", "info")
     config = SupervisorConfig(restart_backoff_s=0.05, start_attempts=4)
     services = [spec("service-0", service), spec("service-1", service)]
@@ -76,6 +76,7 @@ async def main(backend: str, service: str, grace_s: float) -> int:
         addresses=["127.0.0.1:1"],
         probes=["unix:probe-0.sock", "unix:probe-1.sock"],
         grace_s=grace_s,
+        telemetry=TelemetryProcess(spec("telemetry", telemetry), 5.0) if telemetry else None,
         ready=ready,
         probe=Probe(model_ready, idle),
     ).run()
@@ -83,4 +84,4 @@ async def main(backend: str, service: str, grace_s: float) -> int:
 
 if __name__ == "__main__":
     os.chdir(sys.argv[1])
-    sys.exit(asyncio.run(main(sys.argv[2], sys.argv[3], float(sys.argv[4]))))
+    sys.exit(asyncio.run(main(sys.argv[2], sys.argv[3], float(sys.argv[4]), *sys.argv[5:])))
