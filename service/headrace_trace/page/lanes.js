@@ -109,6 +109,7 @@ function draw() {
   width = canvas.clientWidth;
   context.font = '11px system-ui, sans-serif';
   context.textBaseline = 'middle';
+  lanes.forEach(drawGround);
   drawChoice(height);
   drawAxis(height);
   for (const lane of lanes) {
@@ -159,9 +160,20 @@ function drawLabels(lane) {
 
 function short(name) { return name.length > 19 ? name.slice(0, 8) + '\u2026' + name.slice(-9) : name; }
 
-function drawPhases(lane) {
+// What lies under everything, what is chosen included: the rows' ground.
+function drawGround(lane) {
+  const ground = (top, height) => context.fillRect(LEFT, top, width - LEFT, height);
   context.fillStyle = C.band;
-  context.fillRect(LEFT, lane.top, width - LEFT, lane.height);
+  if (lane.id === 'phases') ground(lane.top, lane.height);
+  if (lane.id === 'tokens') for (let n = 0; n < STRETCHES.length; n += 2) ground(lane.top + n * STRETCH, STRETCH);
+  if (lane.id !== 'others') return;
+  rows.forEach((row, n) => {
+    context.fillStyle = row.name === view.name ? C.line : C.band;
+    ground(lane.top + n * ROW + 1, ROW - 2);
+  });
+}
+
+function drawPhases(lane) {
   for (const [name, begin, end] of D.phases) {
     const colour = PHASE_COLOURS[name];
     context.fillStyle = name === 'preempted' || name === 'engine_restart' ? hatch(colour) : C[colour];
@@ -207,8 +219,6 @@ function drawWaits(lane) {
 }
 
 function drawTokens(lane) {
-  context.fillStyle = C.band;
-  for (let n = 0; n < STRETCHES.length; n += 2) context.fillRect(LEFT, lane.top + n * STRETCH, width - LEFT, STRETCH);
   const [first, end] = visibleTokens();
   const before = STRETCHES.map(() => -1), roomy = (end - first) * 40 < width;
   for (let i = Math.max(first - 1, view.first); i < end; i++) {
@@ -273,8 +283,6 @@ function drawOthers(lane) {
   const [first, end] = visibleSteps();
   rows.forEach((row, n) => {
     const before = [0, -1, -1], top = lane.top + n * ROW;
-    context.fillStyle = row.name === view.name ? C.line : C.band;
-    context.fillRect(LEFT, top + 1, width - LEFT, ROW - 2);
     for (let s = first; s < end; s++) {
       const how = row.in[s];
       if (!how) continue;
