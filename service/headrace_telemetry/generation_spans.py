@@ -172,7 +172,10 @@ def encode(
     arrays = b""
     if columns is not None and detail is facts.Detail.ARRAY:
         arrays = _arrays(columns, frame, limits)
-    blocks = [_inference(generation, kept, frame, arrays, incomplete, limits), _children(trace, book, frame)]
+    blocks = [
+        _inference(generation, kept, frame, arrays, incomplete, limits),
+        _children(generation, trace, book, frame),
+    ]
     if columns is not None and detail is facts.Detail.SPAN:
         blocks += _token_blocks(columns, frame)
     return GenerationTrace(blocks, steps[known], incomplete)
@@ -263,9 +266,11 @@ def _own_attributes(generation: facts.Generation) -> bytes:
     return b"".join(parts)
 
 
-def _children(trace: facts.EngineTrace, book: EngineBook | None, frame: _Frame) -> SpanBlock:
+def _children(
+    generation: facts.Generation, trace: facts.EngineTrace, book: EngineBook | None, frame: _Frame
+) -> SpanBlock:
     """Phases and prompt chunks."""
-    phases = _phases(trace, frame)
+    phases = _phases(generation, trace, frame)
     spans = [
         otlp_bytes.span(
             SpanHead(frame.trace_id, phase.span_id, frame.span_id, phase.name, phase.start_ns, phase.end_ns)
@@ -278,19 +283,29 @@ def _children(trace: facts.EngineTrace, book: EngineBook | None, frame: _Frame) 
     return SpanBlock(b"".join(spans), len(spans))
 
 
-def _phases(trace: facts.EngineTrace, frame: _Frame) -> list[_Phase]:
-    """Stays in order. The first wait begins with the call: the service had it before the engine did."""
+def _phases(generation: facts.Generation, trace: facts.EngineTrace, frame: _Frame) -> list[_Phase]:
+    """Stays in order, their sums those of the ledger. The first wait begins before the engine knew of the request, by what the service had it for; the way between them is in no stay."""
+    offset_ns = frame.engine_offset_ns
+    stays = [(stay.phase, stay.begin_ns + offset_ns, stay.end_ns + offset_ns) for stay in trace.phases]
+    if stays and stays[0][0] != "queued":
+        stays.insert(0, ("queued", stays[0][1], stays[0][1]))
     phases = []
-    since_ns = frame.start_ns
-    for index, stay in enumerate(trace.phases):
-        begin_ns = frame.clamped(stay.begin_ns + frame.engine_offset_ns)
-        end_ns = max(begin_ns, frame.clamped(stay.end_ns + frame.engine_offset_ns))
-        if index == 0 and stay.phase == "queued":
-            begin_ns = since_ns
-        elif index == 0 and begin_ns > since_ns:
-            phases.append(_Phase("queue", since_ns, begin_ns, os.urandom(8)))
-        phases.append(_Phase(_PHASE_NAMES.get(stay.phase, stay.phase), begin_ns, end_ns, os.urandom(8)))
+    for index, (phase, begin_ns, end_ns) in enumerate(stays):
+        if index == 0:
+            begin_ns = end_ns - _first_wait_ns(generation, trace, begin_ns, end_ns)
+        begin_ns, end_ns = frame.clamped(begin_ns), frame.clamped(end_ns)
+        if end_ns > begin_ns:
+            phases.append(_Phase(_PHASE_NAMES.get(phase, phase), begin_ns, end_ns, os.urandom(8)))
     return phases
+
+
+def _first_wait_ns(generation: facts.Generation, trace: facts.EngineTrace, begin_ns: int, end_ns: int) -> int:
+    """How long the first wait was: what the ledger has as queued and later waits do not cover."""
+    queued_ns = generation.ledger.get("queued")
+    if queued_ns is None:
+        return end_ns - begin_ns
+    later_ns = sum(stay.end_ns - stay.begin_ns for stay in trace.phases[1:] if stay.phase == "queued")
+    return max(0, queued_ns - later_ns)
 
 
 def _chunks(trace: facts.EngineTrace) -> npt.NDArray[np.uint64]:

@@ -77,6 +77,8 @@ class SpanSink:
         self._decided: NewestTable[bool] = NewestTable(_MOST_TRACES)
         self._calls: NewestTable[tuple[facts.Hello, facts.CallEnded]] = NewestTable(_MOST_WAITING)
         self._bounds: NewestTable[tuple[int, int]] = NewestTable(_MOST_WAITING)
+        # By id of the server span: calls to export whose generation is still to be told, and until when they wait.
+        self._early: dict[str, tuple[int, facts.Hello, facts.CallEnded]] = {}
         self._resources: dict[str, bytes] = {}
 
     # What the hub asks.
@@ -164,6 +166,8 @@ class SpanSink:
         """Lets go of what has waited long enough."""
         while self._waiting and (self._waiting[0].until_ns <= now_unix_ns or self._has_steps(self._waiting[0])):
             self._export(self._waiting.popleft())
+        for span_id in [span_id for span_id, (until_ns, *_) in self._early.items() if until_ns <= now_unix_ns]:
+            self._export_early(span_id)
         self._steps.tick(now_unix_ns)
         for engine in [engine for engine, since_ns in self._gone.items() if since_ns + _GONE_NS <= now_unix_ns]:
             self._forget(engine)
@@ -172,6 +176,8 @@ class SpanSink:
         """Nothing will be told any more: exports all that waits."""
         while self._waiting:
             self._export(self._waiting.popleft())
+        for span_id in list(self._early):
+            self._export_early(span_id)
         self._steps.finish()
 
     # Generations.
@@ -210,6 +216,8 @@ class SpanSink:
         end_ns = generation.end_ns + generation.unix_offset_ns
         known = self._bounds.get(span.parent_span_id) or (begin_ns, end_ns)
         self._bounds.put(span.parent_span_id, (min(known[0], begin_ns), max(known[1], end_ns)))
+        if span.parent_span_id in self._early:
+            self._export_early(span.parent_span_id)
 
     def _take_call(self, source: facts.Hello, call: facts.CallEnded) -> None:
         """Exports a call if its generation was exported, waits if that is not decided, else goes by its flag."""
@@ -219,9 +227,22 @@ class SpanSink:
         for context in (span, *call.links):
             _check(context)
         if span.sampled or self._decided.get(span.trace_id) or self._kept_links(call):
-            self._export_call(source, call)
+            self._export_or_wait(source, call, span)
         elif self._config.keeps_at_end and self._decided.get(span.trace_id) is None:
             self._calls.put(span.trace_id, (source, call))
+
+    def _export_or_wait(self, source: facts.Hello, call: facts.CallEnded, span: facts.SpanContext) -> None:
+        """Exports a call; one whose caller left ends before its generation, which the server span must enclose."""
+        if not call.request_id or call.status == "OK" or self._bounds.get(span.span_id) is not None:
+            self._export_call(source, call)
+            return
+        self._early[span.span_id] = (time.time_ns() + _STEPS_WAIT_NS, source, call)
+        if len(self._early) > _MOST_WAITING:
+            self._export_early(next(iter(self._early)))
+
+    def _export_early(self, span_id: str) -> None:
+        _, source, call = self._early.pop(span_id)
+        self._export_call(source, call)
 
     def _export_call(self, source: facts.Hello, call: facts.CallEnded) -> None:
         span = call.span

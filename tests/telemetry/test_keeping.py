@@ -184,3 +184,18 @@ def test_an_endless_stream_of_facts_takes_no_more_memory() -> None:
     sink = listener.sink
     assert len(sink._calls._entries) <= 4096
     assert listener.counts.ring_bytes <= 1 << 20
+
+
+def test_the_span_of_a_call_whose_caller_left_encloses_its_generation() -> None:
+    story = tell(8, 1)
+    *before, (_, generation), (_, call) = story.told
+    assert isinstance(call, facts.CallEnded) and isinstance(generation, facts.Generation)
+    left = msgspec.structs.replace(call, status="CANCELLED", end_ns=call.start_ns + 1)
+    listener = Listener().hear([*before, (SERVICE, left)])
+    assert not listener.named("headrace.v1.InferenceService/Generate")
+    listener.hear([(SERVICE, generation)])
+    (span,) = listener.named("headrace.v1.InferenceService/Generate")
+    assert span.end_time_unix_nano == generation.end_ns + UNIX_OFFSET_NS
+    # One whose generation is never told does not wait for ever.
+    alone = Listener().hear([*before, (SERVICE, left)]).wait(3)
+    assert len(alone.named("headrace.v1.InferenceService/Generate")) == 1

@@ -184,7 +184,7 @@ def test_the_inference_span_follows_the_conventions() -> None:
 def test_only_faults_of_the_server_are_errors_of_a_call(status: str, failed: bool) -> None:
     context = facts.SpanContext("a" * 32, "b" * 16, "c" * 16, "vendor=1", True)
     call = facts.CallEnded("headrace.v1.InferenceService/Chat", status, UNIX_OFFSET_NS, 5, 9, "r", context)
-    span = Listener().hear([(SERVICE, call)]).spans[0]
+    span = Listener().hear([(SERVICE, call)]).wait(3).spans[0]
     assert span.kind == trace_pb2.Span.SPAN_KIND_SERVER
     assert span.trace_state == "vendor=1"
     assert (span.status.code == trace_pb2.Status.STATUS_CODE_ERROR) is failed
