@@ -17,7 +17,8 @@ from headrace.cli.options import Connection, server_options
 from headrace.cli.output import as_json, error_as_dict, warn
 from headrace.errors import HeadraceError
 from headrace_trace import picture, sources
-from headrace_trace.causes import Explanation, explain
+from headrace_trace.causes import explain
+from headrace_trace.explanation import Explanation
 from headrace_trace.page import render
 from headrace_trace.reading import SeveralRequests
 from headrace_trace.spans import TraceError

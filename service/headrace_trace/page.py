@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headrace_trace.causes import Explanation
+from headrace_trace.explanation import Explanation
 from headrace_trace.page_data import page_data
 from headrace_trace.trace_model import Trace
 from headrace_trace.words import LEDGER_WORDS, cause_words, lines_of, milliseconds, plain, wait_words

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from headrace_trace.causes import Explanation, Gap, Kind
+from headrace_trace.explanation import Explanation, Gap, Kind
 from headrace_trace.trace_model import Step, Trace
 from headrace_trace.words import cause_words, plain
 

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from headrace_trace.causes import Explanation, Gap, Kind
+from headrace_trace.explanation import Explanation, Gap, Kind
 from headrace_trace.spans import TraceError
 from headrace_trace.trace_model import Step, Token, Trace
 from headrace_trace.words import LEDGER_WORDS, cause_words, milliseconds, plain, wait_words

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from headrace_trace.causes import Cause, Explanation, Gap, Kind
+from headrace_trace.explanation import Cause, Explanation, Gap, Kind
 from headrace_trace.trace_model import Prefill
 
 # Names in a trace come from callers: they must not steer the terminal.

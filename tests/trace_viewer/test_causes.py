@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trace_viewer.synthetic_traces import Plan, Request, World, beside_a_long_prefill
 
-from headrace_trace.causes import Explanation, Gap, Kind, explain
+from headrace_trace.causes import explain
+from headrace_trace.explanation import Explanation, Gap, Kind
 from headrace_trace.reading import read_trace
 from headrace_trace.spans import parse
 from headrace_trace.windows import Where, parts_between
