@@ -20,7 +20,8 @@ COPY clients/python/pyproject.toml clients/python/
 COPY tools/image_requirements.py tools/
 ARG PIP_NO_INDEX=0
 
-FROM builder AS wheels
+# Our own distributions, apart from what they need: a change of our code makes a small layer and leaves the large ones as they are.
+FROM builder AS ours
 RUN --mount=type=bind,source=deploy/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca \
     python tools/image_requirements.py --tool hatchling > tools.txt && pip install --quiet --require-hashes --no-deps -r tools.txt
 COPY LICENSE README.md ./
@@ -29,13 +30,13 @@ COPY protos/python protos/python
 COPY kernels kernels
 COPY backend backend
 COPY service service
-RUN pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir /ours ./clients/python .
+RUN pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir /wheels ./clients/python . \
+    && pip --python /opt/headrace/bin/python install --quiet --no-index --no-deps --prefix /installed /wheels/headrace*.whl
 
 FROM builder AS service-packages
 RUN --mount=type=bind,source=deploy/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca \
     python tools/image_requirements.py > needed.txt \
     && pip --python /opt/headrace/bin/python install --quiet --require-hashes --no-deps -r needed.txt
-RUN --mount=type=bind,from=wheels,source=/ours,target=/ours pip --python /opt/headrace/bin/python install --quiet --no-index --no-deps /ours/*.whl
 
 FROM builder AS backend-packages
 ARG TORCH=cpu
@@ -53,7 +54,6 @@ RUN --mount=type=bind,source=deploy/wheels,target=/wheels --mount=type=secret,id
         python tools/image_requirements.py --tool uv > tools.txt && pip install --quiet --require-hashes --no-deps -r tools.txt \
         && uv pip install --quiet --python /opt/headrace/bin/python --no-deps --torch-backend cpu "$torch"; \
     fi
-RUN --mount=type=bind,from=wheels,source=/ours,target=/ours pip --python /opt/headrace/bin/python install --quiet --no-index --no-deps /ours/*.whl
 
 # What all images begin with: one user whose number compose files and volumes name, and the folders that volumes are mounted on, closed to others.
 FROM ${BASE_IMAGE} AS runtime
@@ -66,6 +66,7 @@ ENTRYPOINT ["headrace"]
 
 FROM runtime AS service
 COPY --from=service-packages /opt/headrace /opt/headrace
+COPY --from=ours /installed /opt/headrace
 # A service reads tokenizer and chat template; weights are the backend's.
 COPY --chmod=0444 models/demo/config.json models/demo/generation_config.json models/demo/tokenizer.json models/demo/tokenizer_config.json /models/demo/
 COPY --chmod=0555 deploy/first-start /opt/headrace/bin/headrace-first-start
@@ -76,6 +77,7 @@ CMD ["telemetry", "--help"]
 
 FROM runtime AS backend
 COPY --from=backend-packages /opt/headrace /opt/headrace
+COPY --from=ours /installed /opt/headrace
 COPY --chmod=0444 models/demo/config.json models/demo/generation_config.json models/demo/tokenizer.json models/demo/tokenizer_config.json \
     models/demo/model.safetensors /models/demo/
 CMD ["backend", "--help"]
