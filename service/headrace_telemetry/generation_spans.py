@@ -136,7 +136,9 @@ def steps_of(trace: facts.EngineTrace | None) -> U64:
     ids = np.concatenate(columns)
     ids.sort()
     # The first of equal ones; 0 is no step.
-    return ids[np.diff(ids, prepend=np.uint64(0)) > 0]
+    first = ids > 0
+    first[1:] &= ids[1:] != ids[:-1]
+    return ids[first]
 
 
 def encode(

@@ -13,8 +13,8 @@ import contextlib
 import importlib.metadata
 import signal
 import time
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Final
 
 import structlog
 
@@ -48,29 +48,55 @@ async def run(config: TelemetryConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     counts = ExportCounts()
     scope = otlp_bytes.scope(importlib.metadata.version("headrace-server"))
+    tasks = _Tasks(stop)
     async with contextlib.AsyncExitStack() as stack:
         channel = await stack.enter_async_context(_channel(config))
         outlets: list[Outlet] = []
         if config.trace_file is not None:
             file = TraceFile(config.trace_file, int(config.trace_file_limit), scope, counts)
-            outlets.append(await stack.enter_async_context(_written(file)))
+            outlets.append(await stack.enter_async_context(_written(file, tasks)))
         if channel is not None:
             queue_bytes = int(config.otlp_queue)
             exporter = SpanExporter(channel, scope, queue_bytes, config.trace_export_delay_s, counts)
-            outlets.append(await stack.enter_async_context(_exported(exporter, config.telemetry_flush_s)))
+            outlets.append(await stack.enter_async_context(_exported(exporter, config.telemetry_flush_s, tasks)))
         spans = SpanSink(config, scope, counts, outlets)
         metrics = Metrics(config, counts, channel)
         port = await metrics.start()
         stack.push_async_callback(metrics.close, config.telemetry_flush_s)
         hub = Hub(_settings(config), spans, [spans, metrics.sink], counts)
-        await _serve(hub, config, stop, port)
+        await _serve(hub, config, stop, port, tasks)
         spans.finish()
+    tasks.raise_failure()
 
 
-async def _serve(hub: Hub, config: TelemetryConfig, stop: asyncio.Event, port: int | None) -> None:
+class _Tasks:
+    """What runs beside the hub. One that fails ends the process, which is started again: a part that is dead must not look alive."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop = stop
+        self._failure: BaseException | None = None
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a part."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def raise_failure(self) -> None:
+        """Raises what the first part to fail failed with."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = self._failure or task.exception()
+            self._stop.set()
+
+
+async def _serve(hub: Hub, config: TelemetryConfig, stop: asyncio.Event, port: int | None, tasks: _Tasks) -> None:
     """Hears facts until told to stop, and a moment longer."""
     server = await hub.listen(config.telemetry_socket)
-    ticking = asyncio.create_task(hub.keep_time())
+    ticking = tasks.start(hub.keep_time())
     _log.info("telemetry is ready", otlp=config.otlp_endpoint or None, metrics_port=port)
     await stop.wait()
     until = time.monotonic() + _HEARING_S
@@ -102,9 +128,9 @@ async def _channel(config: TelemetryConfig) -> AsyncIterator[OtlpChannel | None]
 
 
 @contextlib.asynccontextmanager
-async def _written(file: TraceFile) -> AsyncIterator[Outlet]:
+async def _written(file: TraceFile, tasks: _Tasks) -> AsyncIterator[Outlet]:
     """Writes the trace file meanwhile."""
-    writing = asyncio.create_task(file.run())
+    writing = tasks.start(file.run())
     try:
         yield file.put
     finally:
@@ -114,9 +140,9 @@ async def _written(file: TraceFile) -> AsyncIterator[Outlet]:
 
 
 @contextlib.asynccontextmanager
-async def _exported(exporter: SpanExporter, flush_s: float) -> AsyncIterator[Outlet]:
+async def _exported(exporter: SpanExporter, flush_s: float, tasks: _Tasks) -> AsyncIterator[Outlet]:
     """Sends spans meanwhile, and what is left in the end."""
-    sending = asyncio.create_task(exporter.run())
+    sending = tasks.start(exporter.run())
     try:
         yield exporter.put
     finally:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import time
 from typing import Final, NamedTuple, Protocol
 
@@ -95,8 +94,7 @@ class SpanExporter:
         self._stopping.set()
         await asyncio.wait({running}, timeout=timeout_s)
         running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        await asyncio.gather(running, return_exceptions=True)
         left = sum(block.num_spans for _, block in self._queue)
         if left:
             self._counts.add(self._counts.dropped, SIGNAL, left)

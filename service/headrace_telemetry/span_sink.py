@@ -150,7 +150,7 @@ class SpanSink:
             else:
                 self._waiting.append(waiting)
             if len(self._waiting) > _MOST_WAITING:
-                self._export(self._waiting.popleft())
+                self._export_late(self._waiting.popleft())
         held = self._calls.pop(span.trace_id)
         if held is not None and kept is not None:
             self._export_call(*held)
@@ -165,7 +165,7 @@ class SpanSink:
     def tick(self, now_unix_ns: int) -> None:
         """Lets go of what has waited long enough."""
         while self._waiting and (self._waiting[0].until_ns <= now_unix_ns or self._has_steps(self._waiting[0])):
-            self._export(self._waiting.popleft())
+            self._export_late(self._waiting.popleft())
         for span_id in [span_id for span_id, (until_ns, *_) in self._early.items() if until_ns <= now_unix_ns]:
             self._export_early(span_id)
         self._steps.tick(now_unix_ns)
@@ -175,7 +175,7 @@ class SpanSink:
     def finish(self) -> None:
         """Nothing will be told any more: exports all that waits."""
         while self._waiting:
-            self._export(self._waiting.popleft())
+            self._export_late(self._waiting.popleft())
         for span_id in list(self._early):
             self._export_early(span_id)
         self._steps.finish()
@@ -189,6 +189,13 @@ class SpanSink:
             return True
         book = self._books.get(trace.engine)
         return book is not None and bool(book.has(waiting.steps).all())
+
+    def _export_late(self, waiting: _Waiting) -> None:
+        """Exports a generation that has waited; whoever told it can't be blamed any more if it makes no sense."""
+        try:
+            self._export(waiting)
+        except ValueError:
+            self._counts.bad_frames += 1
 
     def _export(self, waiting: _Waiting) -> None:
         generation = waiting.generation

@@ -97,14 +97,24 @@ def _emissions(emissions: list[facts.Emission], sizes: list[int]) -> tuple[Mask,
     begin = 0
     for index, size in enumerate(sizes):
         if index < len(emissions):
-            counts = np.frombuffer(emissions[index].counts, "<u4")
-            made_at = np.repeat(np.frombuffer(emissions[index].made_at_ns, "<i8"), counts)[:size]
-            written_at = np.repeat(np.frombuffer(emissions[index].written_at_ns, "<i8"), counts)[:size]
+            made_at, written_at = (times[:size] for times in _per_token(emissions[index]))
             emitted[begin : begin + len(made_at)] = True
             made[begin : begin + len(made_at)] = made_at
             written[begin : begin + len(written_at)] = written_at
         begin += size
     return emitted, made, written
+
+
+def _per_token(emission: facts.Emission) -> tuple[I64, I64]:
+    """When the message of each token was made and taken."""
+    counts = np.frombuffer(emission.counts, "<u4")
+    made_at, written_at = np.frombuffer(emission.made_at_ns, "<i8"), np.frombuffer(emission.written_at_ns, "<i8")
+    if len(counts) != len(made_at) or len(counts) != len(written_at):
+        raise ValueError("columns of an emission do not fit together")
+    # A token a message, as a reader that keeps up gets them.
+    if (counts == 1).all():
+        return made_at, written_at
+    return np.repeat(made_at, counts), np.repeat(written_at, counts)
 
 
 def arrays(columns: TokenColumns, start_ns: int) -> bytes:

@@ -199,3 +199,15 @@ def test_the_span_of_a_call_whose_caller_left_encloses_its_generation() -> None:
     # One whose generation is never told does not wait for ever.
     alone = Listener().hear([*before, (SERVICE, left)]).wait(3)
     assert len(alone.named("headrace.v1.InferenceService/Generate")) == 1
+
+
+def test_a_late_generation_that_makes_no_sense_does_not_stop_the_others() -> None:
+    story = tell(9, 2, calls=False)
+    steps = [entry for entry in story.told if isinstance(entry[1], facts.Steps)]
+    first, second = story.told[-2:]
+    assert isinstance(first[1], facts.Generation)
+    broken = msgspec.structs.replace(first[1], emissions=[facts.Emission(b"\1\0\0\0", b"", b"")])
+    listener = Listener().hear([*(entry for entry in story.told[:-2] if entry not in steps), (SERVICE, broken), second])
+    listener.hear(steps).wait(0)
+    assert [span.trace_id.hex() for span in listener.named("text_completion demo")] == [f"{2:032x}"]
+    assert listener.counts.bad_frames == 1

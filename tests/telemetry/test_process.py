@@ -23,9 +23,11 @@ from tests.telemetry.collector import Collector, listening
 from tests.telemetry.story import SERVICE, Story, tell
 
 from headrace_facts import facts
-from headrace_telemetry import otlp_json
+from headrace_telemetry import otlp_json, process
+from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
 from headrace_telemetry.generation_spans import SpanBlock
+from headrace_telemetry.hub import Hub
 from headrace_telemetry.trace_file import TraceFile
 
 
@@ -182,6 +184,15 @@ def test_what_can_never_run_ends_with_2_and_one_line(
     assert process.returncode == 2
     assert reason in errors.decode()
     assert len(errors.decode().strip().splitlines()) == 1
+
+
+async def test_a_part_that_fails_ends_the_process(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_: Hub) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Hub, "keep_time", fail)
+    with pytest.raises(RuntimeError, match="planted"):
+        await asyncio.wait_for(process.run(TelemetryConfig(telemetry_socket=tmp_path / "t.sock")), 10)
 
 
 def test_a_trace_file_of_full_size_gives_way_once(tmp_path: pathlib.Path) -> None:
