@@ -154,6 +154,7 @@ class SpanSink:
         held = self._calls.pop(span.trace_id)
         if held is not None and kept is not None:
             self._export_call(*held)
+        self._steps.tick(time.time_ns())
 
     def gone(self, source: facts.Hello) -> None:
         """Somebody tells no more."""
