@@ -222,14 +222,9 @@ def test_tokens_of_an_output_follow_each_other(run: Run) -> None:
             for before, after in itertools.pairwise(spans):
                 assert before.start_ns <= after.start_ns
                 assert before.attributes["headrace.token.sampled_ns"] <= after.attributes["headrace.token.sampled_ns"]
-                assert before.end_ns <= after.end_ns, (
-                    request.answer,
-                    before.attributes,
-                    after.attributes,
-                    after.end_ns - request.inference.start_ns,
-                    before.end_ns - request.inference.start_ns,
-                    len(spans),
-                )
+            # What nobody read ends when it was settled, which may be before an earlier token was written.
+            read = [span for span in spans if "headrace.token.emitted_ns" in span.attributes]
+            assert all(before.end_ns <= after.end_ns for before, after in itertools.pairwise(read)), request.answer
             for span in spans:
                 sampled = request.inference.start_ns + span.attributes["headrace.token.sampled_ns"]
                 assert span.start_ns <= sampled <= span.end_ns
