@@ -41,6 +41,8 @@ EXIT_REFUSED = 2
 _SERVICE_MARGIN_S = 5.0
 # Telemetry flushes to its file, and twice to its collector: spans and metrics.
 _TELEMETRY_MARGIN_S = 3.0
+# The imports of all others come first: on two cores its own would cost them half a second. What happens before is told once it listens.
+_TELEMETRY_DELAY_S = 2.5
 
 
 class StartRefused(Exception):  # an outcome
@@ -165,6 +167,7 @@ class Supervisor:
         self._telemetry = telemetry and ManagedProcess(
             telemetry.spec, RestartRule(config.restart_backoff_s, None), lambda: self._served
         )
+        self._telemetry_runs = False
         self._telemetry_grace_s = telemetry.grace_s if telemetry is not None else 0.0
         self._control = control
         self._addresses = addresses
@@ -184,10 +187,9 @@ class Supervisor:
         table = BackendTable(self._launches, self._rule, ends_server=self._ends_server, probe=self._probe)
         server = ControlServer(table)
         await server.start(self._control)
-        if self._telemetry is not None:
-            self._telemetry.start()
         lives = [process.start() for process in self._services]
         looking = asyncio.create_task(table.keep_looking())
+        starting = asyncio.create_task(self._start_telemetry_later())
         announced = asyncio.create_task(self._announce(table))
         stopped = asyncio.create_task(self._stop.wait())
         try:
@@ -203,7 +205,7 @@ class Supervisor:
             print(f"headrace: {refused}", file=sys.stderr, flush=True)
             return EXIT_REFUSED
         finally:
-            for task in (announced, stopped, looking):
+            for task in (announced, stopped, looking, starting):
                 task.cancel()
             await self._end(table)
             await server.stop()
@@ -226,17 +228,27 @@ class Supervisor:
         for probe in self._probes:
             await self._ready(probe)
         self._served = True
+        self._start_telemetry()
         print(
             f"listening on {', '.join(self._addresses)} (ready after {time.monotonic() - started:.1f} s; Ctrl-C ends)",
             flush=True,
         )
+
+    async def _start_telemetry_later(self) -> None:
+        await asyncio.sleep(_TELEMETRY_DELAY_S)
+        self._start_telemetry()
+
+    def _start_telemetry(self) -> None:
+        if self._telemetry is not None and not self._telemetry_runs:
+            self._telemetry.start()
+            self._telemetry_runs = True
 
     async def _end(self, table: BackendTable) -> None:
         """Services first: they finish their streams while the backends still compute. Telemetry last: it is told of all ends."""
         grace_s = self._grace_s + _SERVICE_MARGIN_S
         await asyncio.gather(*(service.stop(grace_s, self._hurry) for service in self._services))
         await table.stop_all(self._hurry)
-        if self._telemetry is not None:
+        if self._telemetry is not None and self._telemetry_runs:
             await self._telemetry.stop(self._telemetry_grace_s, self._hurry)
 
 
