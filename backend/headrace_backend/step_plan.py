@@ -194,7 +194,7 @@ class StepPlan:
         return cls(step_id, columns[0], admissions, forward, sample, prompt_logprobs)
 
 
-_RESULT_HEADER = struct.Struct("<QQQ6I")
+_RESULT_HEADER = struct.Struct("<QQQQ6I")
 
 
 @dataclasses.dataclass(slots=True)
@@ -214,6 +214,8 @@ class StepResult:
     ok: UInt8Column
     # Kernels that the worker compiled and graphs that it captured since it was ready: a warm worker has none.
     late_work: int = 0
+    # When the forward pass had been launched, on the same clock as its start; 0: unknown.
+    launched_at_ns: int = 0
     # Log probabilities, for those samples whose row asked for them, in order: the sampled token's, its rank (1 is the most likely) and how
     # many of the flat top entries are its own.
     logprob_samples: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
@@ -235,6 +237,7 @@ class StepResult:
             self.step_id,
             self.started_at_ns,
             self.finished_at_ns,
+            self.launched_at_ns,
             self.tokens.size,
             self.logprob_samples.size,
             self.top_token_ids.size,
@@ -264,7 +267,7 @@ class StepResult:
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
         """Reads what `encode` wrote. The columns are views of `data`, which must outlive them."""
-        step_id, started, finished, samples, logprobs, tops, late_work, prompts, prompt_tops = (
+        step_id, started, finished, launched, samples, logprobs, tops, late_work, prompts, prompt_tops = (
             _RESULT_HEADER.unpack_from(data)
         )
         offset = _RESULT_HEADER.size
@@ -288,4 +291,4 @@ class StepResult:
         if prompts:
             flat += (column(f32, prompts), column(i32, prompts), column(i32, prompt_tops), column(f32, prompt_tops))
         ok = column(np.uint8, samples)
-        return cls(step_id, started, finished, tokens, ok, late_work, *flat)  # type: ignore[arg-type]  # dtypes are as written above
+        return cls(step_id, started, finished, tokens, ok, late_work, launched, *flat)  # type: ignore[arg-type]  # dtypes are as written above

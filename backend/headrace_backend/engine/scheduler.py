@@ -133,6 +133,11 @@ class Scheduler:
     def _queued(self) -> list[Sequence]:
         return [*self.waiting, *(self.held or ())]
 
+    @property
+    def takes_newcomers(self) -> bool:
+        """Whether a sequence that comes now could be computed in the next step: there is a row for it, and no crowd before it."""
+        return bool(self._free_rows) and not (self._budget.throughput and self.waiting)
+
     def sequences(self) -> Iterator[Sequence]:
         """All sequences that hold blocks."""
         return iter(self.running)

@@ -75,6 +75,11 @@ class TokenBudget:
         self._reserved_tokens = 0
 
     @property
+    def throughput(self) -> bool:
+        """Whether so many prompts wait that throughput goes first."""
+        return self._throughput
+
+    @property
     def num_tokens_left(self) -> int:
         """Of the whole budget."""
         return self._max_tokens - self._load.num_decodes - self._load.num_prefill_tokens
