@@ -27,6 +27,15 @@ def rope_rows_reference(table: Tensor, positions: Tensor) -> Tensor:
     return torch.stack((cosine, -sine, sine), dim=1)
 
 
+@triton.jit
+def turned(x, partner, cosine, sine):
+    """Numbers of a plane after its turn, in fp32: `partner` is the plane's other number, `sine` negative for the first of the two.
+
+    The rounding is spelled out (a product, then a fused multiply-add), so that all kernels that turn heads give the same bits.
+    """
+    return tl.fma(x, cosine, partner * sine)
+
+
 @triton.jit(do_not_specialize=["positions", "num_tokens"])
 def _rope_rows_kernel(table, positions, out, num_tokens, HALF: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
