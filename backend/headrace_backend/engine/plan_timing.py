@@ -50,8 +50,16 @@ class RecentLimit:
     @property
     def value(self) -> float:
         """The limit: exceeded by 3 in a hundred of the last samples, by one of few; 0 without any."""
-        num_exceeding = len(self._in_order) * _EXCEEDED // _REMEMBERED
-        return self._in_order[-1 - num_exceeding] if self._in_order else 0.0
+        return self._in_order[-1 - self._num_beyond] if self._in_order else 0.0
+
+    @property
+    def least(self) -> float:
+        """The same from below."""
+        return self._in_order[self._num_beyond] if self._in_order else 0.0
+
+    @property
+    def _num_beyond(self) -> int:
+        return len(self._in_order) * _EXCEEDED // _REMEMBERED
 
     def add(self, sample: float) -> None:
         """The oldest sample gives way."""
@@ -70,8 +78,6 @@ class _PlannedStep:
     duration_ns: float
     # As soon as the end of the step before is known, or there is none.
     expected_end_ns: float | None = None
-    # Whether it began when the step before ended, so that the expectation errs by the duration alone.
-    follows: bool = False
 
 
 class PlanTiming:
@@ -104,7 +110,7 @@ class PlanTiming:
         self._in_flight: deque[_PlannedStep] = deque()
         # From asking for a plan to its launched forward pass.
         self._lead = RecentLimit()
-        # What steps without and with prompts ended earlier than expected, as a share of what they were to take.
+        # What steps without and with prompts took less than predicted, as a share of the prediction.
         self._errors = (RecentLimit(), RecentLimit())
         # Of the step settled last.
         self._device_free_ns = 0
@@ -148,8 +154,9 @@ class PlanTiming:
     def settled(self, launched_at_ns: int, finished_at_ns: int) -> None:
         """The oldest step in flight was launched (0: nobody knows) and done at these times."""
         step = self._in_flight.popleft()
-        if step.follows and step.expected_end_ns is not None and step.duration_ns > 0:
-            self._errors[step.mixed].add((step.expected_end_ns - finished_at_ns) / step.duration_ns)
+        began_ns = max(launched_at_ns, self._device_free_ns)
+        if launched_at_ns and step.duration_ns > 0:
+            self._errors[step.mixed].add((began_ns + step.duration_ns - finished_at_ns) / step.duration_ns)
         # A worker that was still launching the step before says nothing of how long it takes to launch one.
         if step.asked_at_ns >= self._launched_at_ns and launched_at_ns:
             self._lead.add(launched_at_ns - step.asked_at_ns)
@@ -159,10 +166,8 @@ class PlanTiming:
             self._expect(self._in_flight[0])
 
     def _expect(self, step: _PlannedStep) -> None:
-        """All steps before it are done."""
-        launched_ns = step.asked_at_ns + self._lead.value
-        step.follows = launched_ns < self._device_free_ns
-        step.expected_end_ns = max(launched_ns, self._device_free_ns) + step.duration_ns
+        """All steps before it are done. One that the device waits for is taken to be launched fast, or its successor would be late too."""
+        step.expected_end_ns = max(step.asked_at_ns + self._lead.least, self._device_free_ns) + step.duration_ns
 
     def _choose_due_ns(self, now_ns: int) -> int | None:
         """When to plan the step after the one in flight; None: now."""

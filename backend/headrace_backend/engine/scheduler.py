@@ -149,6 +149,7 @@ class Scheduler:
         self._blocks_short = False
         catching_up = self._schedule_decodes(builder, now_ns)
         builder.close_decodes()
+        self._budget.note_decodes(builder.load.num_decodes)
         if catching_up or self.waiting:
             self._budget.begin(builder.load, self._num_backlog_tokens(catching_up))
             long = self._take_long(catching_up)
