@@ -76,7 +76,13 @@ class Device:
     """Takes for a step what its cost model says."""
 
     def __init__(
-        self, seed: int, slowness: float, captured: tuple[int, ...] = (), noise: float = 0.01, hiccups: float = 0.001
+        self,
+        seed: int,
+        slowness: float,
+        captured: tuple[int, ...] = (),
+        noise: float = 0.01,
+        hiccups: float = 0.001,
+        ahead: bool = False,
     ) -> None:
         """A device that nothing runs on.
 
@@ -86,10 +92,12 @@ class Device:
             captured: Tokens that steps with prompts are padded to.
             noise: Standard deviation of a step's duration, relative.
             hiccups: Share of the steps that take `_HICCUP_MS` longer.
+            ahead: Does not tell when it launched a step, so that no plan is held back.
         """
         self._captured = captured
         self._noise = noise
         self._hiccups = hiccups
+        self._ahead = ahead
         self._random = random.Random(seed)
         self._slowness = slowness
         self.free_at_ms = 0.0
@@ -115,7 +123,9 @@ class Device:
         self.steps.append((int(plan.forward.known_counts.sum()), num_samples, duration_ms))
         times_ns = int(asked_ms * 1e6), int(self.free_at_ms * 1e6)
         sound = np.ones(num_samples, np.uint8)
-        return StepResult(plan.step_id, *times_ns, tokens, sound, launched_at_ns=int(launched_ms * 1e6))
+        return StepResult(
+            plan.step_id, *times_ns, tokens, sound, launched_at_ns=0 if self._ahead else int(launched_ms * 1e6)
+        )
 
     def _cost_ms(self, plan: StepPlan) -> float:
         forward = plan.forward
@@ -201,10 +211,6 @@ class Simulation:
         while self._results:
             self._wait()
 
-    def plan_ahead(self) -> None:
-        """Holds no plan back, as on a device that launches slowly: for comparison."""
-        self.engine._timing.worker_ready(holds=False)
-
     def _send(self) -> None:
         most_open = self._workload.concurrency or len(self._workload.trace)
         while self._unsent and self._unsent[0][1] <= self.now_ms and self._num_open < most_open:
@@ -253,11 +259,14 @@ def simulate(name: str, arguments: argparse.Namespace) -> dict[str, float | str]
         max_waiting_requests=2048,
     )
     device = Device(
-        arguments.seed, arguments.slowness, config.captured_mixed_sizes(), arguments.noise, arguments.hiccups
+        arguments.seed,
+        arguments.slowness,
+        config.captured_mixed_sizes(),
+        arguments.noise,
+        arguments.hiccups,
+        arguments.ahead,
     )
     simulation = Simulation(workload, config, device)
-    if arguments.ahead:
-        simulation.plan_ahead()
     began_ms = simulation.now_ms
     simulation.run()
     measured = [answer for index, answer in simulation.answers.items() if index not in workload.apart]

@@ -195,6 +195,25 @@ def test_results_without_a_launch_time_teach_nothing() -> None:
     assert made.num_held == 0
 
 
+def test_how_long_steps_are_launched_kernel_by_kernel_teaches_nothing() -> None:
+    made = timing()
+    device = Device(made)
+    device.steps(300)
+    now_ns = int(device.end_ns)
+    made.settled(int(device.launched_ns), now_ns)
+    for _ in range(60):
+        # Launching takes as long as computing, and only the end of it is known.
+        made.may_plan(now_ns, False)
+        made.planned(40_000, True, replayed=False)
+        made.settled(now_ns + 35 * MS, now_ns + 41 * MS)
+        now_ns += 42 * MS
+    assert made.may_plan(now_ns, False)
+    made.planned(5_000, False)
+    assert not made.may_plan(now_ns, True)
+    assert made.due_ns is not None
+    assert made.due_ns - now_ns > 3 * MS
+
+
 def test_a_step_that_ends_before_its_successor_is_due_is_followed_at_once() -> None:
     made = timing()
     device = Device(made)

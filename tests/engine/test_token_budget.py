@@ -177,18 +177,21 @@ def test_even_for_a_crowd_chunks_deep_in_a_long_prompt_do_not_hold_a_step_for_se
     assert MODEL.predict_us(load) < 300_000
 
 
-def test_long_prompt_leaves_most_of_a_step_to_those_behind_it() -> None:
+@pytest.mark.parametrize("share", [0.3, 0.5])
+def test_long_prompt_leaves_a_share_of_a_step_to_those_behind_it(share: float) -> None:
     limits, load = budget(), decodes()
     limits.begin(load, 5000)
-    assert limits.is_long(0, 100_000)
-    assert not limits.is_long(0, 500)
+    assert limits.is_long(0, 100_000, 8)
+    assert not limits.is_long(0, 2_000, 8)
+    assert limits.is_long(0, 2_000, 2)
+    assert not limits.is_long(0, 500, 2)
     alone_us = MODEL.predict_us(load)
-    limits.reserve()
+    limits.reserve(share)
     load.add_chunk(0, limits.chunk(0, 2_000))
     others_us = MODEL.predict_us(load)
     limits.unreserve()
     load.add_chunk(0, limits.chunk(0, 100_000))
-    assert 13_000 - others_us == pytest.approx(0.3 * (13_000 - alone_us), rel=0.4)
+    assert 13_000 - others_us == pytest.approx(share * (13_000 - alone_us), rel=0.4)
 
 
 def stretching(num_decodes: int = 16, num_steps: int = 250) -> tuple[TokenBudget, StepLoad]:

@@ -297,7 +297,8 @@ class Engine:
             self._announce(request, now_ns)
         plan, step = builder.build(self._scheduler.take_leaving_rows(), now_ns)
         self._in_flight.append(step)
-        self._timing.planned(self._step_times.predict_us(step.load), mixed=step.load.num_prefill_tokens > 0)
+        load, times = step.load, self._step_times
+        self._timing.planned(times.predict_us(load), load.num_prefill_tokens > 0, times.replays(load))
         self._next_step_id += 1
         return plan
 
@@ -396,5 +397,4 @@ class Engine:
 
     def _gains_by_waiting(self) -> bool:
         """Whether who comes while the step in flight is computed could join the next; steps that tell of prompts are launched kernel by kernel, which must begin early."""
-        step = self._in_flight[-1] if self._in_flight else None
-        return step is not None and not step.prompt_runs and self._scheduler.takes_newcomers
+        return not (self._in_flight and self._in_flight[-1].prompt_runs) and self._scheduler.takes_newcomers

@@ -75,6 +75,7 @@ class _PlannedStep:
     asked_at_ns: int
     held: bool
     mixed: bool
+    replayed: bool
     duration_ns: float
     # As soon as the end of the step before is known, or there is none.
     expected_end_ns: float | None = None
@@ -143,9 +144,15 @@ class PlanTiming:
         self._due_ns = None
         return True
 
-    def planned(self, predicted_us: float, mixed: bool) -> None:
-        """The step for which `may_plan` was asked goes to the worker; it is predicted to take so long, and has prompts or not."""
-        step = _PlannedStep(self._asked_at_ns, self._held, mixed, 1e3 * predicted_us)
+    def planned(self, predicted_us: float, mixed: bool, replayed: bool = True) -> None:
+        """The step for which `may_plan` was asked goes to the worker.
+
+        Args:
+            predicted_us: How long it is predicted to take.
+            mixed: Whether it has prompts.
+            replayed: Whether it is launched at once, as a graph. The device begins with the first kernel of any other, so that the end of its launching tells nothing.
+        """
+        step = _PlannedStep(self._asked_at_ns, self._held, mixed, replayed, 1e3 * predicted_us)
         self.num_held += self._held
         if not self._in_flight:
             self._expect(step)
@@ -154,16 +161,23 @@ class PlanTiming:
     def settled(self, launched_at_ns: int, finished_at_ns: int) -> None:
         """The oldest step in flight was launched (0: nobody knows) and done at these times."""
         step = self._in_flight.popleft()
-        began_ns = max(launched_at_ns, self._device_free_ns)
-        if launched_at_ns and step.duration_ns > 0:
-            self._errors[step.mixed].add((began_ns + step.duration_ns - finished_at_ns) / step.duration_ns)
-        # A worker that was still launching the step before says nothing of how long it takes to launch one.
-        if step.asked_at_ns >= self._launched_at_ns and launched_at_ns:
-            self._lead.add(launched_at_ns - step.asked_at_ns)
-        self.num_late += step.held and launched_at_ns > self._device_free_ns
+        if launched_at_ns:
+            self._learn(step, launched_at_ns, finished_at_ns)
         self._device_free_ns, self._launched_at_ns = finished_at_ns, launched_at_ns
         if self._in_flight:
             self._expect(self._in_flight[0])
+
+    def _learn(self, step: _PlannedStep, launched_at_ns: int, finished_at_ns: int) -> None:
+        began_ns = self._device_free_ns
+        if step.replayed:
+            began_ns = max(began_ns, launched_at_ns)
+            self.num_late += step.held and launched_at_ns > self._device_free_ns
+            # A worker that was still launching the step before says nothing of how long it takes to launch one.
+            if step.asked_at_ns >= self._launched_at_ns:
+                self._lead.add(launched_at_ns - step.asked_at_ns)
+        # Where it is not known when the device began, it was busy until it did.
+        if step.duration_ns > 0 and (step.replayed or step.asked_at_ns < self._device_free_ns):
+            self._errors[step.mixed].add((began_ns + step.duration_ns - finished_at_ns) / step.duration_ns)
 
     def _expect(self, step: _PlannedStep) -> None:
         """All steps before it are done. One that the device waits for is taken to be launched fast, or its successor would be late too."""

@@ -12,7 +12,7 @@ A step has three kinds of limit, of which the first that applies holds:
 
 Where steps are padded to captured sizes, a chunk that does not finish its prompt fills one.
 
-A prompt that needs more than two such steps leaves most of each to those behind it, as long as there are any: a book does not hold up a line of questions.
+A prompt that needs many such steps leaves half of each to those behind it: a book does not hold up a line of questions. Where there is no book, one of more than two steps leaves most of each.
 
 One step in some hundreds may be stretched: a prompt that would need three or more is ended in one, if that takes no more than four times the limit. Every token that a step decodes is a gap in somebody's answer, and
 earns a small part of the right to a long one; the longest prompts, which wait longest, get most from it. Counted in gaps, so that more readers do not mean more disturbance for each.
@@ -44,9 +44,9 @@ _WHOLE_STEP_MARGIN = 1.25
 # a multiprocessor, and from some hundred tokens on the worker gathers. Simulated: a prompt of 100,000 beside others takes 16 instead of 42 s, and their ITL p99 is 70 instead of 50 ms.
 _DEEP_CONTEXT_TOKENS = 16_384
 _LEAST_DEEP_CHUNK_TOKENS = 384
-# A prompt that needs more steps like this one than that is a long one. Simulated: 8 and 0.5 make poisson15's TTFT p95 1 to 2 ms longer.
-_LONG_PROMPT_STEPS = 2
-_LONG_PROMPT_SHARE = 0.3
+# A prompt that needs more steps like this one than the first is a long one, and keeps the second of a step if others could use it. The first line for which there are any holds.
+# Simulated: the second line takes 1 to 2 ms off poisson15's TTFT p95; it alone would let prompts of some steps wait behind one of a hundred.
+LONG_PROMPTS = ((8, 0.5), (2, 0.3))
 # Stretched steps: how much longer than the limit, for prompts of how many steps, for what share of the gaps, and how many may be saved up. A share of 0.01 would be all of a 99th percentile.
 _STRETCH = 4.0
 _STRETCHED_PROMPT_STEPS = 2.5
@@ -117,19 +117,19 @@ class TokenBudget:
             return max(0, most)
         return min(most, self._timed_chunk(start, num_left, self._limit_us - self._reserved_us))
 
-    def is_long(self, start: int, num_left: int) -> bool:
-        """Whether a prompt needs so many steps like this one that others should not wait for all of them."""
+    def is_long(self, start: int, num_left: int, num_steps: int) -> bool:
+        """Whether a prompt needs more than so many steps like this one."""
         if self._limit_us == math.inf:
-            return num_left > _LONG_PROMPT_STEPS * self._max_tokens
+            return num_left > num_steps * self._max_tokens
         fitting = max(_LEAST_CHUNK_TOKENS, self._model.fitting_tokens(self._load, start, self._limit_us))
-        return num_left > _LONG_PROMPT_STEPS * min(fitting, self._max_tokens)
+        return num_left > num_steps * min(fitting, self._max_tokens)
 
-    def reserve(self) -> None:
+    def reserve(self, share: float) -> None:
         """Keeps a share of what is left for long prompts, which come last; `unreserve` gives it to them."""
-        self._reserved_tokens = int(_LONG_PROMPT_SHARE * self.num_tokens_left)
+        self._reserved_tokens = int(share * self.num_tokens_left)
         if self._limit_us != math.inf:
             left_us = self._limit_us - self._model.predict_us(self._load)
-            self._reserved_us = max(0.0, _LONG_PROMPT_SHARE * left_us)
+            self._reserved_us = max(0.0, share * left_us)
 
     def unreserve(self) -> None:
         """Whatever is left is for the next chunks."""
