@@ -1,10 +1,10 @@
 """What the token budget does to latency and throughput, simulated: the real engine on a clock of its own, and a device that only knows what steps cost.
 
-    python -m benchmarks.simulate_budget --workloads poisson15,burst256,mix1000,longprompt_poisson15 --target-ms 15
+    python -m benchmarks.simulate_budget --workloads poisson15,burst256,mix1000,longprompt_poisson15 --slowness 1.12
 
 **Every figure is simulated.** The device takes for a step what Llama-3.1-8B in bf16 takes on an H200 by the ceilings measured there (`Device`), with a little noise and a rare hiccup, strictly one step after
-another. Nothing is computed, so a run is a few seconds long and, for one seed, always the same. Meant for choosing a policy, not for reporting a speed: the engine's own time
-counts as a constant per step, a service and its socket as nothing.
+another. Nothing is computed, so a run is a few seconds long and, for one seed, always the same. Meant for choosing a policy, not for reporting a speed: planning,
+ring and launching count as about a millisecond that is hidden behind the step in flight if the plan is asked for early enough, a service and its socket as nothing.
 """
 
 from __future__ import annotations
