@@ -44,7 +44,7 @@ class Layer:
 
 
 def layer(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | None = None) -> Layer:
-    """Rows of (computed tokens, tokens of this step), planned as a captured step is: the kernel that merges runs always. `gathers`: chunks' contexts, where the card can."""
+    """Rows of (computed tokens, tokens of this step), planned as a captured step is: it may have to merge. `gathers`: chunks' contexts, where the card can."""
     counts = np.array([count for _, count in rows], np.int32)
     ends = np.array([sum(row) for row in rows], np.int32)
     num_blocks = -(-ends // BLOCK_SIZE)

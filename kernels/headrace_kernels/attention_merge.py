@@ -20,8 +20,9 @@ from headrace_kernels.attention_tiles import padded_dim
 
 # Whether the split kernel merges. Otherwise a kernel of its own does, whose launch costs 2.5 us at one row and 4.8 at 32 x 8k (h200). Inside is not measured yet.
 _INSIDE = True
-# fp32 numbers of partial results that a thread of the split kernel has in flight: half its registers. The tiles of keys are done with by then.
-_THREAD_NUMBERS = 128
+# fp32 numbers of partial results that a thread of the split kernel has in flight: half its registers, for the tiles of keys are done with by then. Longer queries and wider heads, whose
+# tiles need all registers, would spill with as many.
+_THREAD_NUMBERS, _THREAD_NUMBERS_OF_LARGE = 128, 64
 _MOST_AT_ONCE = 16
 # Partial results that the kernel of its own reads at a time, one query row a program.
 _OUTSIDE_AT_ONCE = 16
@@ -41,7 +42,8 @@ def merge_rule(query_rows: int, dim: int, warps: int) -> Merging:
     """For splits with so many query rows, heads of `dim` numbers in registers and so many warps. It knows no batch: a model has one way for each class of query lengths."""
     if not _INSIDE:
         return Merging(False, _OUTSIDE_AT_ONCE)
-    room = _THREAD_NUMBERS * 32 * warps // (triton.next_power_of_2(query_rows) * dim)
+    numbers = _THREAD_NUMBERS if query_rows <= 16 and dim <= 128 else _THREAD_NUMBERS_OF_LARGE
+    room = numbers * 32 * warps // (triton.next_power_of_2(query_rows) * dim)
     return Merging(True, max(1, min(room, _MOST_AT_ONCE)))
 
 

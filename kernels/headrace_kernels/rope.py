@@ -1,7 +1,7 @@
 """Rotary position embedding of queries and keys, in the half-split layout of Hugging Face checkpoints.
 
 Dimension i of the first half and dimension i of the second half form a plane, which turns by the angle of the token's position. The step's rows of the table are
-taken once (`rope_rows`) and serve every layer. On a GPU a layer turns its heads in `rope_kv`, together with what comes before and after.
+taken once (`rope_rows`) and serve every layer. On a GPU a layer turns its heads in `rope_kv` or `attention_decode`, together with what comes before and after.
 
 Launch rule of `rope_rows`: 8 tokens a program, 4 warps, whatever the number of tokens; it runs once a step. Not measured yet.
 """

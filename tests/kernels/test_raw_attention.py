@@ -50,7 +50,7 @@ def check(case: RawCase) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_decodes_of_raw_heads_equal_fp64_and_write_what_the_separate_kernels_write(shape: Shape, normed: bool) -> None:
     chance = random.Random(shape.head_dim)
-    computed = [0, *(chance.choice([1, 15, 16, 62, 63, 64, 65, 130, 400]) for _ in range(3))]
+    computed = [0, *(chance.choice([1, 15, 16, 62, 63, 64, 65, 130]) for _ in range(3))]
     check(RawCase(shape, computed, DEVICE, normed=normed, padding=2))
 
 
@@ -61,12 +61,12 @@ def test_the_new_token_at_the_edges_of_splits(computed: list[int]) -> None:
 
 @pytest.mark.parametrize("plan_window", [10_000, 300])
 def test_the_new_token_where_a_narrow_window_leaves_the_last_splits_empty(plan_window: int) -> None:
-    check(RawCase(Shape(4, 2, 16, 16, 70), [900, 400, 30], DEVICE, plan_window=plan_window))
+    check(RawCase(Shape(4, 2, 16, 16, 70), [600, 30], DEVICE, plan_window=plan_window))
 
 
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=8, deadline=None)
 @hypothesis.given(
-    computed=strategies.lists(strategies.integers(0, 300), min_size=1, max_size=4),
+    computed=strategies.lists(strategies.integers(0, 200), min_size=1, max_size=3),
     window=strategies.none() | strategies.integers(1, 200),
     seed=strategies.integers(0, 100),
 )
@@ -165,10 +165,10 @@ def test_partial_results_are_merged_inside_and_outside_alike(
 def test_a_replay_finds_its_counters_as_the_launch_before_did() -> None:
     """Scratch is shared by layers and steps: other contexts, other splits, other classes of lengths."""
     one = Case(Shape(4, 2, 16), [(900, 1), (100, 1), (5, 1)], DEVICE, max_query_len=4)
-    two = Case(Shape(4, 2, 16), [(3, 1), (2000, 3)], DEVICE, seed=1, max_query_len=4)
+    two = Case(Shape(4, 2, 16), [(3, 1), (1100, 3)], DEVICE, seed=1, max_query_len=4)
     assert one.step.decode is not None and two.step.decode is not None
     two.step.decode.scratch = one.step.decode.scratch
-    for case in (one, two, one, one, two):
+    for case in (one, two, one, two):
         found = merged_with(case, Merging(True, 4))
         torch.testing.assert_close(found.double(), case.oracle(), atol=2e-5, rtol=0)
         assert not one.step.decode.scratch.done.any()
