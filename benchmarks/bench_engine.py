@@ -21,7 +21,7 @@ from benchmarks.engine_options import Plan, engine_options, model_folder, plan_o
 from benchmarks.engine_session import EngineSession
 from benchmarks.measured_engine import measure_all, measured_engine, record
 from benchmarks.measurements import itl_over_time, medians, summary
-from benchmarks.sending import Run, counters, send, uncached
+from benchmarks.sending import Run, counters, planning, send, uncached
 from benchmarks.workloads import WORKLOADS, Workload
 
 # Runs of a workload that is over within seconds; others run once.
@@ -30,13 +30,16 @@ _REPEATS = {"single": 3}
 
 async def _measure(session: EngineSession, workload: Workload, repeats: int) -> dict[str, Any]:
     """The figures of a workload, and what else is to be said of it under "more"."""
-    before = counters(await session.load())
+    load_before = await session.load()
     runs = []
     for number in range(repeats):
         runs.append(uncached(await send(session, workload, salt=f"{workload.name} {number}".encode()), workload))
-    after = counters(await session.load())
+    load_after = await session.load()
+    before, after = counters(load_before), counters(load_after)
+    planned_before, planned_after = planning(load_before), planning(load_after)
     figures, spread = medians([summary(_others(run, workload), run.begin_s) for run in runs])
     more: dict[str, Any] = {f"{name}_after_warm_up": after[name] - before[name] for name in after}
+    more |= {name: planned_after[name] - planned_before[name] for name in planned_after}
     more |= {"cached_tokens": 0, "repeats": repeats, "cut": workload.cut}
     more["sent_late_ms"] = round(max(run.latest_s for run in runs) * 1e3, 3)
     more["itl_over_time"] = itl_over_time(_others(runs[0], workload), runs[0].begin_s)

@@ -38,4 +38,8 @@ def lines(result: dict[str, Any]) -> list[str]:
         share = share_of_floor(result[name], floor.get(name), more_is_better)
         beside = "" if share is None else f"  floor {floor[name]:>12,.2f}  {share:>7.1%}"
         shown.append(f"  {name:<13}{result[name]:>12,.2f} {unit:<5}{beside}")
+    if result.get("held_plans"):
+        shown.append(
+            f"  plans        {result['held_plans']:>12,} of {result['step_count']:,} held back, {result['late_plans']:,} late"
+        )
     return shown

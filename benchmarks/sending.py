@@ -19,6 +19,8 @@ from headrace_protos.engine.v1 import engine_pb2
 
 # Counters of the worker that must stand still once it is warm; a backend that does not count them has none.
 _COUNTERS = ("late_work",)
+# How the engine planned: what of it changed belongs to a measurement, and none of it is wrong.
+_PLANNING = ("step_count", "held_plans", "late_plans")
 _WARM_UP_SEED = 1_000_003
 _MAX_ROUNDS = 5
 _UNCOUNTED_ROUNDS = 2
@@ -53,6 +55,11 @@ def uncached(run: Run, workload: Workload) -> Run:
 def counters(load: engine_pb2.Load) -> dict[str, int]:
     """The worker's counts of what must not happen on a warm server; empty if this backend has none."""
     return {name: int(getattr(load, name)) for name in _COUNTERS if name in load.DESCRIPTOR.fields_by_name}
+
+
+def planning(load: engine_pb2.Load) -> dict[str, int]:
+    """Steps so far, those whose plan was held back, and those of them that the device had to wait for."""
+    return {name: int(getattr(load, name)) for name in _PLANNING}
 
 
 async def _open_loop(session: EngineSession, prompts: Sequence[Prompt], arrivals_s: Sequence[float]) -> list[Answer]:

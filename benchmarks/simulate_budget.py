@@ -1,10 +1,10 @@
 """What the token budget does to latency and throughput, simulated: the real engine on a clock of its own, and a device that only knows what steps cost.
 
-    python -m benchmarks.simulate_budget --workloads poisson15,burst256,mix1000,longprompt_poisson15 --target-ms 15
+    python -m benchmarks.simulate_budget --workloads poisson15,burst256,mix1000,longprompt_poisson15 --slowness 1.12
 
 **Every figure is simulated.** The device takes for a step what Llama-3.1-8B in bf16 takes on an H200 by the ceilings measured there (`Device`), with a little noise and a rare hiccup, strictly one step after
-another. Nothing is computed, so a run is a few seconds long and, for one seed, always the same. Meant for choosing a policy, not for reporting a speed: the engine's own time
-counts as a constant per step, a service and its socket as nothing.
+another. Nothing is computed, so a run is a few seconds long and, for one seed, always the same. Meant for choosing a policy, not for reporting a speed: planning,
+ring and launching count as about a millisecond that is hidden behind the step in flight if the plan is asked for early enough, a service and its socket as nothing.
 """
 
 from __future__ import annotations
@@ -59,30 +59,73 @@ _GATHERED_PROGRAM_FLOPS = 4.07e12
 _GATHER_MS = 2 * 131_072 / 4.0e12 * 1e3
 # A step outside of graphs takes at least as long as launching its kernels one by one. Assumed, not measured.
 _LAUNCH_MS = 10.0
-_HOST_MS = 0.3
+# From the engine's being asked for a plan to the launched forward pass: planning, ring, the worker's own time (measured: 0.4 ms for one row, 0.8 for 256 rows).
+_LEAD_MS = 1.0
+# Every so often it takes longer, by a few milliseconds at most: other work of the event loop, another process.
+_LEAD_SPREAD = 0.15
+_LEAD_HICCUPS = 0.01
+_LEAD_HICCUP_MS = 2.0
+_HICCUP_MS = 2.0
+# From the end of a step to the engine's reading of its result.
+_RESULT_MS = 0.3
+# What a timer is late.
+_TIMER_MS = 0.08
 
 
 class Device:
     """Takes for a step what its cost model says."""
 
-    def __init__(self, seed: int, slowness: float, captured: tuple[int, ...] = ()) -> None:
-        """`slowness` multiplies every duration: a device that the engine's prior does not know. `captured`: tokens that steps with prompts are padded to."""
+    def __init__(
+        self,
+        seed: int,
+        slowness: float,
+        captured: tuple[int, ...] = (),
+        noise: float = 0.01,
+        hiccups: float = 0.001,
+        ahead: bool = False,
+    ) -> None:
+        """A device that nothing runs on.
+
+        Args:
+            seed: Of noise and hiccups.
+            slowness: Multiplies every duration: a device that the engine's prior does not know.
+            captured: Tokens that steps with prompts are padded to.
+            noise: Standard deviation of a step's duration, relative.
+            hiccups: Share of the steps that take `_HICCUP_MS` longer.
+            ahead: Does not tell when it launched a step, so that no plan is held back.
+        """
         self._captured = captured
+        self._noise = noise
+        self._hiccups = hiccups
+        self._ahead = ahead
         self._random = random.Random(seed)
         self._slowness = slowness
         self.free_at_ms = 0.0
         self.steps: list[tuple[int, int, float]] = []
+        # What it waited for its host between two steps of which the second was asked for while the first ran.
+        self.idle_ms = 0.0
+        self._launched_ms = 0.0
 
-    def run(self, plan: StepPlan, launched_ms: float) -> StepResult:
-        """Computes the plan as soon as the one before it is done."""
+    def run(self, plan: StepPlan, asked_ms: float) -> StepResult:
+        """Launches the plan that the engine was asked for at `asked_ms`, and computes it as soon as the one before it is done."""
+        lead_ms = _LEAD_MS * self._random.lognormvariate(0.0, _LEAD_SPREAD)
+        if self._random.random() < _LEAD_HICCUPS:
+            lead_ms += self._random.uniform(0.0, _LEAD_HICCUP_MS)
+        # The worker launches one step after the other.
+        launched_ms = self._launched_ms = max(asked_ms + lead_ms, self._launched_ms)
         began_ms = max(launched_ms, self.free_at_ms)
+        if asked_ms < self.free_at_ms + _RESULT_MS:
+            self.idle_ms += began_ms - self.free_at_ms
         duration_ms = self._cost_ms(plan)
         self.free_at_ms = began_ms + duration_ms
         num_samples = plan.sample.rows.size
         tokens = np.full(num_samples, 5, np.int32)
         self.steps.append((int(plan.forward.known_counts.sum()), num_samples, duration_ms))
-        times_ns = int(launched_ms * 1e6), int(self.free_at_ms * 1e6)
-        return StepResult(plan.step_id, *times_ns, tokens, np.ones(num_samples, np.uint8))
+        times_ns = int(asked_ms * 1e6), int(self.free_at_ms * 1e6)
+        sound = np.ones(num_samples, np.uint8)
+        return StepResult(
+            plan.step_id, *times_ns, tokens, sound, launched_at_ns=0 if self._ahead else int(launched_ms * 1e6)
+        )
 
     def _cost_ms(self, plan: StepPlan) -> float:
         forward = plan.forward
@@ -96,8 +139,8 @@ class Device:
                 list(zip(forward.starts[~decodes].tolist(), forward.counts[~decodes].tolist(), strict=True)),
                 context_ms,
             )
-        hiccup_ms = 5.0 if self._random.random() < 0.001 else 0.0
-        return self._slowness * cost_ms * self._random.lognormvariate(0.0, 0.01) + hiccup_ms
+        hiccup_ms = _HICCUP_MS if self._random.random() < self._hiccups else 0.0
+        return self._slowness * cost_ms * self._random.lognormvariate(0.0, self._noise) + hiccup_ms
 
     def _mixed_ms(self, plan: StepPlan, chunks: list[tuple[int, int]], context_ms: float) -> float:
         counts, starts = np.array([count for _, count in chunks]), np.array([start for start, _ in chunks])
@@ -146,8 +189,8 @@ class Simulation:
         """An engine that has computed nothing yet."""
         self.now_ms = 1000.0
         limits = ModelLimits(_VOCAB_SIZE, _MAX_LEN, (2,))
-        self._engine = Engine(config, limits, None, lambda: int(self.now_ms * 1e6), lambda: 0)
-        self._engine.worker_ready(_NUM_BLOCKS, on_gpu=True)
+        self.engine = Engine(config, limits, None, lambda: int(self.now_ms * 1e6), lambda: 0)
+        self.engine.worker_ready(_NUM_BLOCKS, on_gpu=True)
         self._device = device
         self._workload = workload
         arrivals_s = workload.arrivals_s or (0.0,) * len(workload.trace)
@@ -158,11 +201,11 @@ class Simulation:
 
     def run(self) -> None:
         """Plays events in their order until nothing is left."""
-        while self._unsent or self._engine.has_work:
+        while self._unsent or self.engine.has_work:
             self._send()
-            while (plan := self._engine.plan()) is not None:
+            while (plan := self.engine.plan()) is not None:
                 result = self._device.run(StepPlan.decode(plan.encode()), self.now_ms)
-                self._results.append((self._device.free_at_ms + _HOST_MS, result))
+                self._results.append((self._device.free_at_ms + _RESULT_MS, result))
             self._read()
             self._wait()
         while self._results:
@@ -174,25 +217,28 @@ class Simulation:
             index, planned_ms = self._unsent.popleft()
             prompt, num_tokens = self._workload.trace[index]
             request = EngineRequest(f"r{index}", np.array(prompt, np.int32), StopSpec(num_tokens))
-            self._engine.add(request, Subscriber(index % _NUM_STREAMS, index + 1))
+            self.engine.add(request, Subscriber(index % _NUM_STREAMS, index + 1))
             sent_ms = planned_ms if self._workload.arrivals_s is not None else self.now_ms
             self.answers[index] = Answer(sent_ms)
             self._num_open += 1
 
     def _wait(self) -> None:
-        """Goes on to whatever comes first: a result, or a request."""
+        """Goes on to whatever comes first: a result, a request, or a plan that is due."""
         next_ms = self._results[0][0] if self._results else math.inf
         if self._unsent and self._unsent[0][1] > self.now_ms:
             next_ms = min(next_ms, self._unsent[0][1])
+        due_ns = self.engine.plan_due_ns
+        if due_ns is not None:
+            next_ms = min(next_ms, due_ns / 1e6 + _TIMER_MS)
         if next_ms is math.inf:
             return
         self.now_ms = max(self.now_ms, next_ms)
         if self._results and self._results[0][0] <= self.now_ms:
-            self._engine.settle(self._results.popleft()[1])
+            self.engine.settle(self._results.popleft()[1])
             self._read()
 
     def _read(self) -> None:
-        for outbox in self._engine.take_outboxes().values():
+        for outbox in self.engine.take_outboxes().values():
             for handle in outbox.handles:
                 self.answers[handle - 1].arrivals_ms.append(self.now_ms)
             self._num_open -= sum(type(event).__name__ == "RequestDone" for _, event in outbox.events)
@@ -212,7 +258,14 @@ def simulate(name: str, arguments: argparse.Namespace) -> dict[str, float | str]
         enable_prefix_cache=False,
         max_waiting_requests=2048,
     )
-    device = Device(arguments.seed, arguments.slowness, config.captured_mixed_sizes())
+    device = Device(
+        arguments.seed,
+        arguments.slowness,
+        config.captured_mixed_sizes(),
+        arguments.noise,
+        arguments.hiccups,
+        arguments.ahead,
+    )
     simulation = Simulation(workload, config, device)
     began_ms = simulation.now_ms
     simulation.run()
@@ -233,6 +286,9 @@ def simulate(name: str, arguments: argparse.Namespace) -> dict[str, float | str]
         "input_tok_s": sum(len(prompt) for prompt, _ in workload.trace) / wall_s,
         "wall_s": wall_s,
         "steps": len(device.steps),
+        "held_plans": simulation.engine.load().held_plans,
+        "late_plans": simulation.engine.load().late_plans,
+        "device_idle_ms": device.idle_ms,
         "mixed_steps": len(mixed),
         "prefill_tokens_per_mixed_step": statistics.mean([step[0] for step in mixed]),
         "apart_ttft_s": figures.percentile([(a.arrivals_ms[0] - a.sent_ms) / 1e3 for a in apart], 0.5),
@@ -247,19 +303,23 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=8192, help="max_num_batched_tokens")
     parser.add_argument("--rows", type=int, default=256, help="max_num_seqs")
     parser.add_argument("--slowness", type=float, default=1.0, help="a device so many times slower")
+    parser.add_argument("--noise", type=float, default=0.05, help="standard deviation of a step's duration, relative")
+    parser.add_argument("--hiccups", type=float, default=0.005, help="share of steps that take 2 ms longer")
+    parser.add_argument("--ahead", action="store_true", help="hold no plan back: each is sent a whole step ahead")
     parser.add_argument("--rate", type=float, default=1.0, help="arrivals of open loops so many times as fast")
     parser.add_argument("--seed", type=int, default=0, help="of the workload and of the noise")
     parser.add_argument("--json", type=pathlib.Path, help="file for the results")
     arguments = parser.parse_args()
     results = [simulate(name, arguments) for name in arguments.workloads.split(",")]
     print(
-        "SIMULATED             TTFT ms p50     p95   ITL ms p50    p99    max    out tok/s  in tok/s  steps  tokens/mixed step"
+        "SIMULATED             TTFT ms p50     p95   ITL ms p50    p99    max    out tok/s  in tok/s  steps  tokens/mixed step  held  late  idle ms"
     )
     for figure in results:
         print(
             f"{figure['workload']:20} {figure['ttft_p50_ms']:12.1f} {figure['ttft_p95_ms']:7.1f} {figure['itl_p50_ms']:12.2f} "
             f"{figure['itl_p99_ms']:6.2f} {figure['itl_max_ms']:6.1f} {figure['output_tok_s']:12,.0f} {figure['input_tok_s']:9,.0f} "
-            f"{figure['steps']:6} {figure['prefill_tokens_per_mixed_step']:8.0f}"
+            f"{figure['steps']:6} {figure['prefill_tokens_per_mixed_step']:8.0f} "
+            f"{figure['held_plans']:16} {figure['late_plans']:5} {figure['device_idle_ms']:8.0f}"
             + (
                 f"  long prompt: first token after {figure['apart_ttft_s']:.1f} s"
                 if figure["apart_ttft_s"] == figure["apart_ttft_s"]

@@ -29,14 +29,14 @@ def launches(kind: str) -> Iterator[Launch]:
 
 
 def runs(kind: str, data: Layer, launch: Launch) -> Callable[[], object]:
-    """One launch of the kernel (and the merging one) on a layer's data."""
+    """One launch of the kernel (and of the merging one, where there is one) on a layer's data."""
     output = torch.empty_like(data.query)
     step, arguments = data.step, (data.query, data.kv_cache, data.step)
 
     def run() -> None:
         if kind == "decode":
             assert step.decode is not None
-            decode_attention(*arguments, step.decode, SCALE, None, output, launch)
+            decode_attention(*arguments, step.decode, SCALE, None, output, launch=launch)
         else:
             assert step.prefill is not None
             prefill_attention(*arguments, step.prefill.tiles, SCALE, None, output, launch)

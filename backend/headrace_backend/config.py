@@ -79,7 +79,7 @@ class EngineConfig(_Frozen):
         Field(
             ge=0,
             le=10_000,
-            description="milliseconds that a step should take while answers are being written: prompts come in chunks that fit; 0: 15 on a GPU, no limit on a CPU",
+            description="milliseconds that a step should take while answers are being written: prompts come in chunks that fit; 0: 14.5 on a GPU, no limit on a CPU",
         ),
     ] = 0.0
     enable_prefix_cache: Annotated[bool, Field(description="reuse the blocks of shared prefixes")] = True

@@ -194,7 +194,7 @@ class StepPlan:
         return cls(step_id, columns[0], admissions, forward, sample, prompt_logprobs)
 
 
-_RESULT_HEADER = struct.Struct("<QQQ8I")
+_RESULT_HEADER = struct.Struct("<QQQQ8I")
 
 
 @dataclasses.dataclass(slots=True)
@@ -217,6 +217,8 @@ class StepResult:
     # Tokens that the device computed, padding included; and whether it replayed a captured graph.
     padded_tokens: int = 0
     captured: bool = False
+    # When the forward pass had been launched, on the same clock as its start; 0: unknown.
+    launched_at_ns: int = 0
     # Log probabilities, for those samples whose row asked for them, in order: the sampled token's, its rank (1 is the most likely) and how
     # many of the flat top entries are its own.
     logprob_samples: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
@@ -238,6 +240,7 @@ class StepResult:
             self.step_id,
             self.started_at_ns,
             self.finished_at_ns,
+            self.launched_at_ns,
             self.tokens.size,
             self.logprob_samples.size,
             self.top_token_ids.size,
@@ -273,6 +276,7 @@ class StepResult:
             step_id,
             started,
             finished,
+            launched,
             samples,
             logprobs,
             tops,
@@ -303,5 +307,5 @@ class StepResult:
         if prompts:
             flat += (column(f32, prompts), column(i32, prompts), column(i32, prompt_tops), column(f32, prompt_tops))
         ok = column(np.uint8, samples)
-        about = (late_work, padded_tokens, bool(captured))
+        about = (late_work, padded_tokens, bool(captured), launched)
         return cls(step_id, started, finished, tokens, ok, *about, *flat)  # type: ignore[arg-type]  # dtypes are as written above

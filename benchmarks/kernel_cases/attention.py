@@ -23,7 +23,9 @@ from headrace_kernels.attention import (
     GatherScratch,
     PagedAttentionStep,
     PrefillWork,
+    RawHeads,
     paged_attention,
+    rotate_write_attend,
 )
 from headrace_kernels.attention_plan import plan_decode, plan_prefill, prefill_tile_tokens, query_len_class
 
@@ -44,7 +46,7 @@ class Layer:
 
 
 def layer(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | None = None) -> Layer:
-    """Rows of (computed tokens, tokens of this step), planned as a captured step is: the kernel that merges runs always. `gathers`: chunks' contexts, where the card can."""
+    """Rows of (computed tokens, tokens of this step), planned as a captured step is: it may have to merge. `gathers`: chunks' contexts, where the card can."""
     counts = np.array([count for _, count in rows], np.int32)
     ends = np.array([sum(row) for row in rows], np.int32)
     num_blocks = -(-ends // BLOCK_SIZE)
@@ -145,6 +147,30 @@ def decode() -> Iterator[tuple[str, Callable[[], Case]]]:
         yield f"32x8192 drafts {query_len}", functools.partial(decode_case, 32, 8192, query_len)
     lengths = np.random.default_rng(0).lognormal(6.5, 1.0, 128).astype(int) + 1
     yield "128 rows, log-normal", functools.partial(case, [(length, 1) for length in lengths.tolist()])
+
+
+def raw_decode_case(batch: int, context: int) -> Case:
+    """`batch` decodes with all that lies between a layer's projections: rotation, cache write, attention. Bytes as `decode_case` counts them."""
+    data = layer([(context - 1, 1)] * batch)
+    table, position = data.step.block_tables, context - 1
+    slots = table[:, position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE
+    data.step.slot_mapping = slots.contiguous()
+    size = (batch, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM)
+    qkv = torch.randn(size, device="cuda", dtype=torch.bfloat16)
+    angles = torch.rand(batch, HEAD_DIM // 2, device="cuda")
+    raw = RawHeads(qkv, torch.stack((angles.cos(), -angles.sin(), angles.sin()), dim=1), NUM_HEADS)
+    num_bytes = 2 * 2 * (batch * context * NUM_KV_HEADS * HEAD_DIM + data.query.numel())
+
+    def launch() -> Tensor:
+        return rotate_write_attend(raw, data.kv_cache, data.step, SCALE)
+
+    return launch, num_bytes, 4 * batch * context * NUM_HEADS * HEAD_DIM
+
+
+def decode_raw() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """The sizes of the targets, as a decode step's layer has them."""
+    for batch, context in [(256, 640), (32, 8192), (1, 131_072), (1, 640)]:
+        yield f"{batch}x{context}", functools.partial(raw_decode_case, batch, context)
 
 
 def prefill() -> Iterator[tuple[str, Callable[[], Case]]]:

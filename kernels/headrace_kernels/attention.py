@@ -1,11 +1,11 @@
 """Causal attention of a step's tokens over the paged KV cache, grouped-query heads and sliding windows included.
 
 Owns the choice of implementation, the specification (`paged_attention_reference`) and the CPU path's description of a step (`AttentionMetadata`); the Triton kernels read
-a `PagedAttentionStep`. Keys and values of the step's own tokens are in the cache before attention runs (`kv_cache.write_kv`).
+a `PagedAttentionStep`. A layer calls `rotate_write_attend` with what its projection gave; `paged_attention` is the part after keys and values of the step's own tokens are in the cache.
 
-What compiles, once for each kind of layer (with a window or without): `attention_decode`'s two kernels for each `DecodeWork.max_query_len` in use, `attention_prefill`'s one, `attention_gathered`'s two. Nothing
-depends on batch sizes, lengths, the number of splits or tiles, or the window's width. So a decode step per `max_query_len` with `needs_merge`, a step with a chunk and one with a gathered chunk warm
-everything up, and their columns may be all padding.
+What compiles, once for each kind of layer (with a window or without): `attention_decode`'s kernel for each `DecodeWork.max_query_len` in use, and once more for steps of decodes alone, which turn and write heads themselves
+(where a kernel of its own merges, that one too); `attention_prefill`'s one, `attention_gathered`'s two. Nothing depends on batch sizes, lengths, the number of splits or tiles, or the window's width. So a step of decodes alone,
+a decode per `max_query_len` beside a chunk and one beside a gathered chunk, all with `needs_merge`, warm everything up, and their columns may be all padding.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from headrace_kernels.attention_step import (
     PrefillWork,
 )
 from headrace_kernels.attention_tiles import heads_in_line
+from headrace_kernels.rope_kv import RawHeads, rope_and_write_kv
 from headrace_kernels.triton_runtime import INTERPRETED
 
 __all__ = [
@@ -40,9 +41,14 @@ __all__ = [
     "GatheredContext",
     "PagedAttentionStep",
     "PrefillWork",
+    "RawHeads",
     "paged_attention",
     "paged_attention_reference",
+    "rotate_write_attend",
 ]
+
+# Whether decodes alone are turned and written by the kernel that attends. The kernel of its own takes 1.25 us a layer at one row (h200); without it is not measured yet.
+_DECODES_TURN_THEMSELVES = True
 
 _Int32Array = npt.NDArray[np.int32]
 
@@ -146,11 +152,60 @@ def paged_attention(
     if isinstance(metadata, AttentionMetadata):
         plan = metadata.gather_plan(kv_cache.shape[2], kv_cache.shape[4], sliding_window)
         return attend(query, kv_cache, plan, scale)
+    _refuse_what_kernels_cannot_read(query, kv_cache)
+    return _run_kernels(heads_in_line(query), kv_cache, metadata, scale, sliding_window)
+
+
+def rotate_write_attend(
+    raw: RawHeads,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata | PagedAttentionStep,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """All between a layer's projections: norms of heads, rotation, the write of keys and values, attention.
+
+    Args:
+        raw: The projection's heads and how they are normed and turned; see `rope_kv.rope_and_write_kv`.
+        kv_cache: See `paged_attention`. Changed in place: keys and values go to the slots of `metadata.slot_mapping`, each to the place that follows its row's context.
+        metadata: See `paged_attention`.
+        scale: See `paged_attention`.
+        sliding_window: See `paged_attention`.
+
+    Returns:
+        [num_tokens, num_heads, head_dim], see `paged_attention`.
+
+    Raises:
+        ValueError: See `paged_attention`.
+    """
+    if _DECODES_TURN_THEMSELVES and isinstance(metadata, PagedAttentionStep) and _is_decodes_alone(metadata):
+        return _attend_raw(raw, kv_cache, metadata, scale, sliding_window)
+    slots, norms = metadata.slot_mapping, (raw.query_norm, raw.key_norm, raw.eps)
+    query = rope_and_write_kv(raw.qkv, raw.rotations, kv_cache, slots, raw.num_heads, *norms)
+    return paged_attention(query, kv_cache, metadata, scale, sliding_window)
+
+
+def _is_decodes_alone(step: PagedAttentionStep) -> bool:
+    """Whether every entry has one token: there are neither longer ones nor a class of lengths that would take some."""
+    return step.prefill is None and step.decode is not None and step.decode.max_query_len == 1
+
+
+def _attend_raw(
+    raw: RawHeads, kv_cache: Tensor, step: PagedAttentionStep, scale: float, sliding_window: int | None
+) -> Tensor:
+    _refuse_what_kernels_cannot_read(raw.qkv, kv_cache)
+    assert step.decode is not None
+    qkv = raw.qkv.contiguous()
+    output = torch.empty(qkv.shape[0], raw.num_heads, qkv.shape[2], dtype=qkv.dtype, device=qkv.device)
+    decode_attention(qkv, kv_cache, step, step.decode, scale, sliding_window, output, raw=raw)
+    return output
+
+
+def _refuse_what_kernels_cannot_read(query: Tensor, kv_cache: Tensor) -> None:
     if not (query.is_cuda or INTERPRETED):
         raise ValueError(f"a PagedAttentionStep needs a CUDA device, and query is on {query.device}")
     if not kv_cache.is_contiguous():
         raise ValueError(f"kv_cache must be contiguous, and has strides {kv_cache.stride()}")
-    return _run_kernels(heads_in_line(query), kv_cache, metadata, scale, sliding_window)
 
 
 def _run_kernels(

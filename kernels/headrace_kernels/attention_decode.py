@@ -1,8 +1,15 @@
 """Attention of rows with few query tokens over long contexts, bound by reading the cache once.
 
-Two kernels. A program of the first reads one split of one row's context for one key/value head; all query heads of the group and all query tokens stand as rows of one tile, so that every
-key is read once. A row with one split is finished then. Where several programs shared a row, the second kernel merges their partial results by their logarithmic sums. Which program does what
-comes from `attention_plan.plan_decode`; grids depend on the sizes of the columns only, so that both kernels run in captured graphs.
+A program reads one *split* of one row's context for one key/value head; all query heads of the group and all query tokens stand as rows of one tile, so that every key is read once. A row with one split is
+finished then. Where several programs share a row, each leaves a partial result, and the last one to finish merges them (`attention_merge`). Which program does what comes from
+`attention_plan.plan_decode`; grids depend on the sizes of the columns only, so that all of it runs in captured graphs.
+
+Who is last: `DecodeScratch.done` has a counter for each row and key/value head. A program stores its partial result, then adds 1, and the one that finds the others' count merges and sets the counter back to 0, as
+the next layer and the next replay expect it. The addition releases what the program's threads stored and acquires what the others' released. Nothing can leave a counter behind: a launch that is refused runs no program,
+and a kernel that dies on the way (a bad address, a reset) takes the CUDA context with it, scratch included; the worker's process ends and a new one allocates zeros.
+
+In a step of decodes alone the kernel also norms and turns the new tokens' heads and writes their keys and values (`raw`): no kernel before it then. Every split of a row turns the row's query for itself. The new
+token's key belongs to the last split that has any context: that program turns it, stores it, and takes it into its softmax from registers, so that nobody reads what this launch writes.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -14,21 +21,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels.attention_merge import Merging, merge_outside, merge_rule, store_merged
 from headrace_kernels.attention_step import DecodeWork, PagedAttentionStep
 from headrace_kernels.attention_tiles import LOG2_E, Launch, absorb, key_offsets, padded_dim, pipeline_stages
+from headrace_kernels.rope_kv import RawHeads, heads_for_norm, mean_squares, rotation_rows, turned_heads
 from headrace_kernels.triton_runtime import INTERPRETED
 
 # Columns are views into one buffer, at addresses that change with their sizes: alignment must not decide what is compiled.
-_COLUMNS = ["splits", "merges", "query_start_loc", "seq_lens", "table_rows"]
+_COLUMNS = ["splits", "query_start_loc", "seq_lens", "table_rows", "slot_mapping"]
+
+
+@triton.jit
+def _mean_square_as_written(place, is_newest, HEAD_DIM: tl.constexpr, NORM_HEADS: tl.constexpr):
+    """The mean square of one head to the bit as `rope_kv` has it: as one of many heads in a tile like its own, whose squares are added up in the same order."""
+    copies = tl.arange(0, NORM_HEADS) * 0
+    return tl.max(mean_squares(place + copies, (copies == 0) & is_newest, HEAD_DIM // 2), 0)
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)
 def _split_kernel(
     query,
+    rotations,
+    query_norm,
+    key_norm,
+    slot_mapping,
     kv_cache,
     output,
     partial,
     lse,
+    done,
     splits,
     query_start_loc,
     seq_lens,
@@ -38,6 +59,7 @@ def _split_kernel(
     table_stride,
     score_scale,
     window,
+    eps,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -48,6 +70,11 @@ def _split_kernel(
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
     WINDOWED: tl.constexpr,
+    RAW: tl.constexpr,
+    NORMED: tl.constexpr,
+    NORM_HEADS: tl.constexpr,
+    MERGED_ROWS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     FP32_DOT: tl.constexpr,
 ):
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -78,12 +105,47 @@ def _split_kernel(
     mask_row = token < tl.minimum(num_tokens, QUERY_LEN)
     mask_dim = offs_dim < HEAD_DIM
     position = seq_len - num_tokens + token
-    offs_query = (first_token + token).to(tl.int64) * query_stride + head * HEAD_DIM
-    q = tl.load(query + offs_query[:, None] + offs_dim[None, :], mask=mask_row[:, None] & mask_dim[None, :], other=0.0)
+    places = query + (first_token + token).to(tl.int64) * query_stride + head * HEAD_DIM
 
     largest = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    if RAW:
+        # One token a row: its key and value are nobody else's, and only the split that the context ends in takes them.
+        is_newest = (begin < seq_len) & (end == seq_len)
+        end = tl.minimum(end, seq_len - 1)
+        rotation = rotations + first_token.to(tl.int64) * (3 * HEAD_DIM // 2)
+        new_key = query + first_token.to(tl.int64) * query_stride + (NUM_HEADS + kv_head) * HEAD_DIM
+        mask_new = mask_dim[None, :] & is_newest
+        v_new = tl.load(new_key + NUM_KV_HEADS * HEAD_DIM + offs_dim[None, :], mask=mask_new, other=0.0)
+        slot = tl.load(slot_mapping + first_token)
+        # Every row of k_new is the one key, in the layout of q.
+        key_places, mask_key_row = new_key + offs_row * 0, mask_row & is_newest
+        query_square, key_square = 0.0, 0.0
+        if NORMED:
+            query_square = mean_squares(places, mask_row, HEAD_DIM // 2)
+            key_square = _mean_square_as_written(new_key, is_newest, HEAD_DIM, NORM_HEADS) + tl.zeros(
+                [ROWS], tl.float32
+            )
+        cosine, sine = rotation_rows(rotation, offs_row, mask_row, HEAD_DIM, PADDED_DIM)
+        q = turned_heads(places, mask_row, cosine, sine, query_norm, query_square, eps, NORMED, HEAD_DIM, PADDED_DIM)
+        k_new = turned_heads(
+            key_places, mask_key_row, cosine, sine, key_norm, key_square, eps, NORMED, HEAD_DIM, PADDED_DIM
+        )
+        target = kv_cache + (slot // BLOCK_SIZE * (2 * NUM_KV_HEADS) + kv_head) * (BLOCK_SIZE * HEAD_DIM)
+        target += slot % BLOCK_SIZE * HEAD_DIM + offs_dim[None, :]
+        mask_stored = mask_new & (slot >= 0)
+        first_row = (offs_row == 0)[:, None]
+        tl.store(target + offs_row[:, None] * 0, k_new.to(kv_cache.dtype.element_ty), mask=mask_stored & first_row)
+        target += NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
+        tl.store(target, v_new.to(kv_cache.dtype.element_ty), mask=mask_stored)
+        score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * score_scale
+        largest = tl.where(is_newest, score, largest)
+        total = tl.where(is_newest, 1.0, total)
+        acc += v_new.to(tl.float32)
+    else:
+        q = tl.load(places[:, None] + offs_dim[None, :], mask=mask_row[:, None] & mask_dim[None, :], other=0.0)
+
     for start in tl.range(begin, end, TILE, num_stages=STAGES):
         positions = start + tl.arange(0, TILE)
         mask_key = positions < end
@@ -110,60 +172,35 @@ def _split_kernel(
     if place < 0:
         offs_out = ((first_token + token).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
         tl.store(output + offs_out[:, None] + offs_dim[None, :], result.to(output.dtype.element_ty), mask=mask_store)
-    else:
-        offs_part = (place * QUERY_LEN + token) * NUM_HEADS + head
-        tl.store(partial + offs_part[:, None] * HEAD_DIM + offs_dim[None, :], result, mask=mask_store)
-        log_sum = tl.where(is_empty, -1.0e30, largest + tl.log2(total))
-        tl.store(lse + offs_part, log_sum, mask=mask_row)
-
-
-@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
-def _merge_kernel(
-    output,
-    partial,
-    lse,
-    merges,
-    query_start_loc,
-    NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    QUERY_LEN: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    row = tl.program_id(0)
-    merge = merges + tl.program_id(1) * 3
-    entry = tl.load(merge)
-    if entry < 0:
         return
-    place, count = tl.load(merge + 1), tl.load(merge + 2)
-    first_token = tl.load(query_start_loc + entry)
-    token = row // NUM_HEADS
-    if token >= tl.load(query_start_loc + entry + 1) - first_token:
-        return
-    offs_dim = tl.arange(0, PADDED_DIM)
-    mask_dim = offs_dim < HEAD_DIM
-    largest = -1.0e30
-    total = 0.0
-    acc = tl.zeros([PADDED_DIM], tl.float32)
-    for start in tl.range(0, count, SPLITS):
-        number = start + tl.arange(0, SPLITS)
-        mask = number < count
-        offs_part = (place + number) * (QUERY_LEN * NUM_HEADS) + row
-        log_sum = tl.load(lse + offs_part, mask=mask, other=-1.0e30)
-        part = tl.load(
-            partial + offs_part[:, None] * HEAD_DIM + offs_dim[None, :],
-            mask=mask[:, None] & mask_dim[None, :],
-            other=0.0,
-        )
-        new_largest = tl.maximum(largest, tl.max(log_sum, 0))
-        shrink = tl.exp2(largest - new_largest)
-        # Splits that do not exist must not count even where all that do are hidden.
-        weights = tl.where(mask, tl.exp2(log_sum - new_largest), 0.0)
-        total = total * shrink + tl.sum(weights, 0)
-        acc = acc * shrink + tl.sum(part * weights[:, None], 0)
-        largest = new_largest
-    offs_out = (first_token.to(tl.int64) * NUM_HEADS + row) * HEAD_DIM
-    tl.store(output + offs_out + offs_dim, (acc / total).to(output.dtype.element_ty), mask=mask_dim)
+    offs_part = (place * NUM_KV_HEADS + kv_head) * (QUERY_LEN * GROUP) + offs_row
+    tl.store(partial + offs_part[:, None] * HEAD_DIM + offs_dim[None, :], result, mask=mask_store)
+    tl.store(lse + offs_part, tl.where(is_empty, -1.0e30, largest + tl.log2(total)), mask=mask_row)
+    if AT_ONCE > 0:
+        first = place - number
+        counter = done + first * NUM_KV_HEADS + kv_head
+        # All warps have stored; then one thread releases it for the card.
+        tl.debug_barrier()
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
+            tl.store(counter, 0)
+            store_merged(
+                output,
+                partial,
+                lse,
+                first,
+                count,
+                first_token,
+                num_tokens,
+                kv_head,
+                tl.arange(0, MERGED_ROWS),
+                NUM_HEADS,
+                GROUP,
+                QUERY_LEN,
+                MERGED_ROWS,
+                HEAD_DIM,
+                PADDED_DIM,
+                AT_ONCE,
+            )
 
 
 def decode_attention(
@@ -174,23 +211,46 @@ def decode_attention(
     scale: float,
     sliding_window: int | None,
     output: Tensor,
+    *,
+    raw: RawHeads | None = None,
     launch: Launch | None = None,
+    merging: Merging | None = None,
 ) -> None:
     """Fills the rows of `output` that belong to the work's entries.
 
-    Arguments as `attention.paged_attention`, except that query heads lie side by side; `launch` replaces the rule, for measurements.
+    Arguments as `attention.paged_attention`, except that query heads lie side by side.
+
+    Args:
+        query: Of other entries than the work's nothing is read. With `raw`, its `qkv`.
+        kv_cache: Changed with `raw`, see there.
+        step: The step.
+        work: Its entries with few query tokens.
+        scale: Multiplies the scores.
+        sliding_window: Tokens that a token sees.
+        output: [num_tokens, num_heads, head_dim] contiguous.
+        raw: Heads as the projection gave them. They are normed and turned here, and keys and values are written to `step.slot_mapping`; the work must be of one query token an entry.
+        launch: Replaces the rule, for measurements.
+        merging: Replaces the rule, for measurements.
     """
-    num_heads, head_dim = query.shape[1:]
+    num_heads, head_dim = output.shape[1:]
     num_kv_heads = kv_cache.shape[2]
     query_len, scratch = work.max_query_len, work.scratch
-    rows = max(16, triton.next_power_of_2(query_len * (num_heads // num_kv_heads)))
+    assert raw is None or query_len == 1, query_len
+    query_rows = query_len * (num_heads // num_kv_heads)
+    rows = max(16, triton.next_power_of_2(query_rows))
     launch = launch or _launch_rule(rows, padded_dim(head_dim), kv_cache)
+    merging = merging or merge_rule(query_rows, padded_dim(head_dim), launch.warps)
     _split_kernel[(num_kv_heads, work.splits.shape[0])](
         query,
+        raw.rotations if raw else None,
+        raw.query_norm if raw else None,
+        raw.key_norm if raw else None,
+        step.slot_mapping if raw else None,
         kv_cache,
         output,
         scratch.partial,
         scratch.lse,
+        scratch.done,
         work.splits,
         step.query_start_loc,
         step.seq_lens,
@@ -200,6 +260,7 @@ def decode_attention(
         step.block_tables.stride(0),
         scale * LOG2_E,
         sliding_window or 0,
+        raw.eps if raw else 0.0,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
@@ -210,29 +271,17 @@ def decode_attention(
         TILE=launch.tile,
         STAGES=launch.stages,
         WINDOWED=sliding_window is not None,
+        RAW=raw is not None,
+        NORMED=raw is not None and raw.query_norm is not None,
+        NORM_HEADS=heads_for_norm(head_dim // 2, launch.warps),
+        MERGED_ROWS=triton.next_power_of_2(query_rows),
+        AT_ONCE=merging.at_once if merging.inside else 0,
         FP32_DOT=INTERPRETED,
         num_warps=launch.warps,
+        maxnreg=launch.registers,
     )
-    if work.needs_merge:
-        _merge_kernel[(query_len * num_heads, work.merges.shape[0])](
-            output,
-            scratch.partial,
-            scratch.lse,
-            work.merges,
-            step.query_start_loc,
-            NUM_HEADS=num_heads,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=padded_dim(head_dim),
-            QUERY_LEN=query_len,
-            SPLITS=_splits_at_once(work.merges.shape[0], padded_dim(head_dim)),
-            num_warps=4,
-        )
-
-
-def _splits_at_once(num_merges: int, dim: int) -> int:
-    """Partial results that are merged at a time. Many rows have few splits each: 32 rows with 2 splits took 7 us with room for 64. A row with more takes several rounds."""
-    most = 64 if dim <= 128 else 32
-    return most if num_merges <= 2 else 16 if num_merges <= 8 else 4
+    if work.needs_merge and not merging.inside:
+        merge_outside(step, work, output, num_kv_heads, merging.at_once)
 
 
 def _launch_rule(rows: int, dim: int, kv_cache: Tensor) -> Launch:

@@ -49,7 +49,7 @@ class DecodeSizes:
     num_splits: int
     # Entries of `DecodeColumns.merges`.
     num_merges: int
-    # Partial results kept between the two kernels, each for all heads and query tokens of a row.
+    # Partial results kept until they are merged, each for all heads and query tokens of a row.
     num_partials: int
 
 

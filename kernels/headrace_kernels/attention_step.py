@@ -19,21 +19,25 @@ from headrace_kernels.attention_plan import GATHER_MULTIPLE, decode_sizes
 
 @dataclasses.dataclass(slots=True)
 class DecodeScratch:
-    """Partial results of rows whose context several programs share. One layer's are used up before the next layer's begin, so all layers and graphs share one."""
+    """Partial results of rows whose context several programs share. One layer's are used up before the next layer's begin, so all layers and graphs share one, on one stream."""
 
-    # float32 [num_partials, max_query_len * num_heads, head_dim]
+    # float32 [num_partials, num_kv_heads * max_query_len * (num_heads / num_kv_heads), head_dim]; a work of fewer query tokens uses less of it.
     partial: Tensor
-    # float32 [num_partials, max_query_len * num_heads], to base 2.
+    # float32, the first two of these, to base 2.
     lse: Tensor
+    # int32 [num_partials, num_kv_heads]: at a row's first place, how many of its programs are done. 0 between launches, see `attention_decode`.
+    done: Tensor
 
     @classmethod
     def allocate(
         cls, num_heads: int, num_kv_heads: int, head_dim: int, max_query_len: int, device: torch.device | str
     ) -> Self:
         """For steps of any number of rows with up to `max_query_len` (1, 2, 4 or 8) query tokens each."""
-        rows = (decode_sizes(1, num_kv_heads).num_partials, max_query_len * num_heads)
+        num_partials = decode_sizes(1, num_kv_heads).num_partials
+        rows = (num_partials, max_query_len * num_heads)
         partial = torch.empty(*rows, head_dim, dtype=torch.float32, device=device)
-        return cls(partial, torch.empty(rows, dtype=torch.float32, device=device))
+        lse = torch.empty(rows, dtype=torch.float32, device=device)
+        return cls(partial, lse, torch.zeros(num_partials, num_kv_heads, dtype=torch.int32, device=device))
 
 
 @dataclasses.dataclass(slots=True)
@@ -46,7 +50,7 @@ class DecodeWork:
     merges: Tensor
     # 1, 2, 4 or 8.
     max_query_len: int
-    # False: the second kernel has nothing to do and is not launched. True in graphs, whose steps are not known.
+    # False: no entry has several splits, so a kernel that merges would have nothing to do. True in graphs, whose steps are not known.
     needs_merge: bool
     # Made for at least `max_query_len`.
     scratch: DecodeScratch

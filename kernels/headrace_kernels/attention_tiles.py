@@ -32,6 +32,8 @@ class Launch:
     warps: int
     # Stages of loads in flight.
     stages: int
+    # Most registers of a thread; None: as many as the compiler likes.
+    registers: int | None = None
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The paged KV cache of one layer: writing a step's keys and values, and copying whole blocks.
 
 Layout: [num_blocks, 2, num_kv_heads, block_size, head_dim], keys at index 0, values at index 1. Slot s is token s % block_size of block s // block_size. Which
-request owns which block is decided elsewhere. On a GPU a step's keys and values are written by `rope_kv`; `write_kv` waits for the device there.
+request owns which block is decided elsewhere. On a GPU a step's keys and values are written by `rope_kv` or `attention_decode`; `write_kv` waits for the device there.
 
 Launch rule of `copy_blocks`: 512 numbers of 8 blocks at a time a program, 4 warps, so that a block of 32,768 numbers occupies 64 programs. Not measured yet.
 """

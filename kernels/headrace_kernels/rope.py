@@ -1,7 +1,7 @@
 """Rotary position embedding of queries and keys, in the half-split layout of Hugging Face checkpoints.
 
 Dimension i of the first half and dimension i of the second half form a plane, which turns by the angle of the token's position. The step's rows of the table are
-taken once (`rope_rows`) and serve every layer. On a GPU a layer turns its heads in `rope_kv`, together with what comes before and after.
+taken once (`rope_rows`) and serve every layer. On a GPU a layer turns its heads in `rope_kv` or `attention_decode`, together with what comes before and after.
 
 Launch rule of `rope_rows`: 8 tokens a program, 4 warps, whatever the number of tokens; it runs once a step. Not measured yet.
 """
@@ -25,6 +25,15 @@ def rope_rows_reference(table: Tensor, positions: Tensor) -> Tensor:
     """See `rope_rows`."""
     cosine, sine = table.index_select(0, positions).unbind(1)
     return torch.stack((cosine, -sine, sine), dim=1)
+
+
+@triton.jit
+def turned(x, partner, cosine, sine):
+    """Numbers of a plane after its turn, in fp32: `partner` is the plane's other number, `sine` negative for the first of the two.
+
+    The rounding is spelled out (a product, then a fused multiply-add), so that all kernels that turn heads give the same bits.
+    """
+    return tl.fma(x, cosine, partner * sine)
 
 
 @triton.jit(do_not_specialize=["positions", "num_tokens"])

@@ -1,6 +1,7 @@
 """Between a layer's projections and its attention: optional norms of each head's query and key, rotation, and the write into the paged cache, in one pass over the projection.
 
-Owns the fused kernel. The operations themselves are `rms_norm`, `rope` and `kv_cache`, which say what it computes; on a CPU they run one after the other.
+Owns the fused kernel, and how another kernel turns single heads to the same bits (`turned_heads`, for `attention_decode`). The operations themselves are `rms_norm`, `rope` and `kv_cache`, which
+say what is computed; on a CPU they run one after the other.
 
 Launch rule: heads of one token a program, as many as make 256 planes (4 heads of 128) with one warp up to 64 tokens, so that a single row reaches a dozen multiprocessors, and 1,024 planes (16 heads) with
 4 warps beyond. A thread turns 8 planes: two loads of 16 bytes. Not measured yet.
@@ -11,6 +12,8 @@ Launch rule: heads of one token a program, as many as make 256 planes (4 heads o
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import triton
 import triton.language as tl
@@ -18,8 +21,26 @@ from torch import Tensor
 
 from headrace_kernels.kv_cache import write_kv_reference
 from headrace_kernels.rms_norm import rms_norm_reference, scaled_by_rms
-from headrace_kernels.rope import rope_reference
+from headrace_kernels.rope import rope_reference, turned
 from headrace_kernels.triton_runtime import uses_triton
+
+# Numbers of a thread, of one head: the order in which a norm's squares are added up depends on it.
+_THREAD_PLANES = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RawHeads:
+    """What a layer's projection gave, and how its heads are normed and turned. Fields as the arguments of `rope_and_write_kv`."""
+
+    # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
+    qkv: Tensor
+    # [num_tokens, 3, head_dim / 2] fp32
+    rotations: Tensor
+    num_heads: int
+    # [head_dim]; None: no such norms.
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    eps: float = 0.0
 
 
 def rope_and_write_kv_reference(
@@ -96,8 +117,8 @@ def _rope_and_write_kv_kernel(
         mean_square = tl.sum(a * a + b * b, axis=1) / (2 * HALF)
         a = scaled_by_rms(a, mean_square, weight_a, eps, dtype).to(dtype).to(tl.float32)
         b = scaled_by_rms(b, mean_square, weight_b, eps, dtype).to(dtype).to(tl.float32)
-    turned_a = (a * cosine - b * sine).to(qkv.dtype.element_ty)
-    turned_b = (b * cosine + a * sine).to(qkv.dtype.element_ty)
+    turned_a = turned(a, b, cosine, -sine).to(qkv.dtype.element_ty)
+    turned_b = turned(b, a, cosine, sine).to(qkv.dtype.element_ty)
 
     mask_query = mask & (heads < NUM_HEADS)[:, None]
     target = query + token * (NUM_HEADS * 2 * HALF) + heads[:, None] * (2 * HALF) + offs
@@ -118,7 +139,61 @@ def launch_rule(num_tokens: int, half: int) -> tuple[int, int, int]:
     """Heads of a program, planes of a head rounded up to a power of two, and warps."""
     planes = triton.next_power_of_2(half)
     heads = max(1, (256 if num_tokens <= 64 else 1024) // planes)
-    return heads, planes, max(1, heads * planes // 256)
+    return heads, planes, max(1, heads * planes // (32 * _THREAD_PLANES))
+
+
+@triton.jit
+def mean_squares(places, mask_head, HALF: tl.constexpr):
+    """[heads] mean square of the heads that begin at `places`, added up in the order of `_rope_and_write_kv_kernel` if there are as many heads as `heads_for_norm` says, or more."""
+    offs = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
+    mask = mask_head[:, None] & (offs < HALF)
+    a = tl.load(places[:, None] + offs, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(places[:, None] + HALF + offs, mask=mask, other=0.0).to(tl.float32)
+    return tl.sum(a * a + b * b, axis=1) / (2 * HALF)
+
+
+def heads_for_norm(half: int, num_warps: int) -> int:
+    """Heads of a tile in which `num_warps` warps add up squares as `_rope_and_write_kv_kernel` does: a thread has as many numbers of a head."""
+    return int(max(1, 32 * _THREAD_PLANES // triton.next_power_of_2(half)) * num_warps)
+
+
+@triton.jit
+def rotation_rows(rotation, offs_row, mask_row, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
+    """One token's cosines and signed sines of every dimension, [rows, PADDED_DIM] each: the same in all rows, which are there so that the loads have the layout of the heads to be turned."""
+    dims = tl.arange(0, PADDED_DIM)[None, :] + offs_row[:, None] * 0
+    mask = mask_row[:, None] & (dims < HEAD_DIM)
+    # A rotation is cosine, minus sine, sine: one cosine for both halves, and the two signs side by side.
+    cosine = tl.load(rotation + dims % (HEAD_DIM // 2), mask=mask, other=0.0)
+    return cosine, tl.load(rotation + HEAD_DIM // 2 + dims, mask=mask, other=0.0)
+
+
+@triton.jit
+def turned_heads(
+    places,
+    mask_row,
+    cosine,
+    sine,
+    weight,
+    mean_square,
+    eps,
+    NORMED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+):
+    """[rows, PADDED_DIM] the heads that begin at `places` [rows], normed (`weight`, `mean_square` [rows]) and turned (`rotation_rows`), in their own type; 0 where masked and beyond HEAD_DIM."""
+    dims = tl.arange(0, PADDED_DIM)[None, :]
+    partners = (dims + HEAD_DIM // 2) % HEAD_DIM
+    mask = mask_row[:, None] & (dims < HEAD_DIM)
+    dtype: tl.constexpr = places.dtype.element_ty
+    x = tl.load(places[:, None] + dims, mask=mask, other=0.0).to(tl.float32)
+    partner = tl.load(places[:, None] + partners, mask=mask, other=0.0).to(tl.float32)
+    if NORMED:
+        zeros = mask_row.to(tl.int32)[:, None] * 0
+        factor = tl.load(weight + dims + zeros, mask=mask, other=0.0)
+        partner_factor = tl.load(weight + partners + zeros, mask=mask, other=0.0)
+        x = scaled_by_rms(x, mean_square, factor, eps, dtype).to(dtype).to(tl.float32)
+        partner = scaled_by_rms(partner, mean_square, partner_factor, eps, dtype).to(dtype).to(tl.float32)
+    return turned(x, partner, cosine, sine).to(dtype)
 
 
 def _rope_and_write_kv_triton(

@@ -9,14 +9,27 @@ from benchmarks import simulate_budget
 
 
 def figures(workload: str, **changes: float) -> dict[str, float | str]:
-    settings = {"target_ms": 0.0, "max_tokens": 8192, "rows": 256, "slowness": 1.0, "rate": 1.0, "seed": 0, **changes}
-    return simulate_budget.simulate(workload, argparse.Namespace(**settings))
+    settings = {"target_ms": 0.0, "max_tokens": 8192, "rows": 256, "slowness": 1.0, "rate": 1.0, "seed": 0}
+    unsteady = {"noise": 0.05, "hiccups": 0.005, "ahead": False}
+    return simulate_budget.simulate(workload, argparse.Namespace(**settings | unsteady | changes))
 
 
-def test_streams_go_on_smoothly_beside_prompts_that_do_not_wait() -> None:
-    result = figures("poisson15")
+# At 1.12 simulated figures come nearest to those that were measured.
+@pytest.mark.parametrize(("slowness", "most_ttft_ms"), [(1.0, 52), (1.12, 58)])
+def test_streams_go_on_smoothly_beside_prompts_that_do_not_wait(slowness: float, most_ttft_ms: float) -> None:
+    result = figures("poisson15", slowness=slowness)
     assert float(result["itl_p99_ms"]) <= 15
-    assert float(result["ttft_p95_ms"]) <= 58
+    assert float(result["ttft_p95_ms"]) <= most_ttft_ms
+
+
+def test_plans_held_back_let_prompts_in_sooner_and_keep_the_device_busy() -> None:
+    ahead, late = figures("poisson15", ahead=True), figures("poisson15")
+    assert float(late["ttft_p50_ms"]) < float(ahead["ttft_p50_ms"]) - 2
+    assert float(late["itl_p50_ms"]) < 1.01 * float(ahead["itl_p50_ms"])
+    assert float(late["device_idle_ms"]) < 0.002 * 1e3 * float(late["wall_s"])
+    assert float(late["held_plans"]) > 0.9 * float(late["steps"])
+    assert float(late["late_plans"]) < 0.04 * float(late["held_plans"])
+    assert ahead["held_plans"] == 0
 
 
 def test_streams_go_on_beside_a_prompt_of_a_hundred_thousand_tokens() -> None:

@@ -52,15 +52,38 @@ class Product:
         self.bias = randn(weight_rows).to(dtype)
         self.residual = randn(rows, outputs).to(dtype)
 
-    def expected(self, normed: bool, bias: bool, add: bool) -> torch.Tensor:
+    def _normed(self) -> torch.Tensor:
         x = self.x.double()
-        if normed:
-            x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * self.norm_weight.double()
-        y = x @ self.weight.double().t() + (self.bias.double() if bias else 0)
+        return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * self.norm_weight.double()
+
+    def _products(self, normed: bool, bias: bool) -> torch.Tensor:
+        x = self._normed() if normed else self.x.double()
+        return x @ self.weight.double().t() + (self.bias.double() if bias else 0)
+
+    def expected(self, normed: bool, bias: bool, add: bool) -> torch.Tensor:
+        y = self._products(normed, bias)
         if self.gated:
             gate, up = y.chunk(2, dim=-1)
             y = gate / (1 + torch.exp(-gate)) * up
         return y + self.residual.double() if add else y
+
+    def spread(self, bias: bool) -> torch.Tensor:
+        """How far results may be off where the normed x is rounded to its type on the way, twice: by how much depends on neither the result nor its row, so no relative bound holds.
+
+        A rounding is off by at most the unit u relative to the number, evenly spread: a standard deviation of at most u / sqrt(3). A product sums up K independent ones, twice over, weighted by
+        w x. Of 2 million results one in 500 million is further off than 6 deviations. SwiGLU, g sigmoid(g) v, passes the errors of gate g and value v on with its slopes, and their
+        products: its second derivative in g is at most v / 2, the mixed one at most 1.1. Where g is large and v near 0 the result is small and the error is not.
+        """
+        unit = TOLERANCES[self.x.dtype]
+        off = 6 * unit * (2 / 3) ** 0.5 * (self._normed().square() @ self.weight.double().square().t()).sqrt()
+        if not self.gated:
+            return off
+        gate, value = self._products(True, bias).chunk(2, dim=-1)
+        off_gate, off_value = off.chunk(2, dim=-1)
+        passed = torch.sigmoid(gate)
+        slope = passed * (1 + gate * (1 - passed))
+        first = (slope * value).abs() * off_gate + (gate * passed).abs() * off_value
+        return first + 1.1 * off_gate * off_value + 0.25 * value.abs() * off_gate.square()
 
     def multiplied(self, tile: Tile, normed: bool, bias: bool, add: bool) -> torch.Tensor:
         out = self.residual.clone() if add else torch.full_like(self.residual, float("nan"))
@@ -69,11 +92,12 @@ class Product:
         return out
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, rounding: float) -> None:
-    """Within a rounding of the values themselves and of their row's size, which bounds what cancels."""
+def close(found: torch.Tensor, expected: torch.Tensor, rounding: float, spread: torch.Tensor | float = 0.0) -> None:
+    """Within a rounding of the values themselves and of their row's size, which bounds what cancels; and within what `Product.spread` says."""
     size = expected.square().mean(-1, keepdim=True).sqrt()
     error = (found.double() - expected).abs()
-    assert bool((error <= rounding * (expected.abs() + size)).all()), float((error / (expected.abs() + size)).max())
+    allowed = rounding * (expected.abs() + size) + spread
+    assert bool((error <= allowed).all()), f"off by up to {float((error / allowed).max()):.2f} times what is allowed"
 
 
 def run_tile(rows: int, outputs: int, inputs: int, dtype: torch.dtype, tile: Tile, device: str) -> None:
@@ -81,9 +105,9 @@ def run_tile(rows: int, outputs: int, inputs: int, dtype: torch.dtype, tile: Til
         product = Product(rows, outputs, inputs, dtype, device, gated)
         normed = not add
         found = product.multiplied(tile, normed, bias, add)
-        # Rows for the tensor cores are rounded to their type on the way, twice within the norm; the product of gate and value has both their errors.
-        rounding = TOLERANCES[dtype] * ((5 if gated else 3) if normed and tile.kernel == "tile" else 1)
-        close(found, product.expected(normed, bias, add), rounding)
+        # Rows for the tensor cores are rounded to their type on the way, twice within the norm.
+        spread = product.spread(bias) if normed and tile.kernel == "tile" else 0.0
+        close(found, product.expected(normed, bias, add), TOLERANCES[dtype], spread)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")

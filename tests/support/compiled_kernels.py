@@ -22,10 +22,11 @@ from unittest import mock
 import torch
 import triton
 from tests.support.attention_case import Case, Shape
+from tests.support.raw_case import RawCase
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from headrace_kernels import attention, card, small_linear, small_linear_kernels
+from headrace_kernels import attention, attention_merge, card, small_linear, small_linear_kernels
 
 # Largest shared memory of a program, by architecture.
 _SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
@@ -78,19 +79,40 @@ def resources(kernel: Any) -> dict[str, Any]:
     }
 
 
+# An 8B Llama; groups and heads that are no power of two, with a window; many query heads to one key/value head; wide heads.
+_HEADS = (
+    Shape(32, 8, 128, 16, None, torch.bfloat16),
+    Shape(6, 2, 80, 16, 100, torch.float16),
+    Shape(40, 1, 128, 16, None, torch.bfloat16),
+    Shape(8, 4, 256, 16, None, torch.bfloat16),
+)
+
+
+def _decode_raw(shape: Shape, normed: bool) -> None:
+    case = RawCase(shape, [700], "cpu", normed=normed)
+    attention.rotate_write_attend(case.raw, case.kv_cache, case.step, shape.scale, shape.window)
+
+
 def compile_attention(arch: int) -> list[Any]:
-    """Every kernel of a decode, a mixed and a gathered step of an 8B Llama, and of a small model with heads that are no power of two."""
+    """Every kernel of a decode, a mixed and a gathered step of the first two; of decodes alone of all; of drafts, and of merging by a kernel of its own, of the first."""
+    llama = _HEADS[0]
     with contextlib.ExitStack() as stack:
         for ability in ("has_warpgroup_products", "has_copy_engine"):
             stack.enter_context(mock.patch.object(card, ability, lambda device: arch >= 90))
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(attention, "INTERPRETED", True))
         compiled = stack.enter_context(compiling_for(arch))
-        llama = Shape(32, 8, 128, 32, None, torch.bfloat16)
-        for shape in (llama, Shape(6, 2, 80, 16, 100, torch.float16)):
+        for shape in _HEADS[:2]:
             for rows, gather_bytes in ([(700, 1), (0, 20)], 0), ([(2048, 512)], 1 << 24):
                 case = Case(shape, rows, "cpu", gather_bytes=gather_bytes)
                 attention.paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window)
+        for shape in _HEADS:
+            _decode_raw(shape, normed=shape.window is not None)
+        for query_len in (2, 4, 8):
+            case = Case(llama, [(700, 1)], "cpu", max_query_len=query_len)
+            attention.paged_attention(case.query, case.kv_cache, case.step, llama.scale)
+        stack.enter_context(mock.patch.object(attention_merge, "_INSIDE", False))
+        _decode_raw(llama, normed=True)
     return compiled
 
 

@@ -59,6 +59,7 @@ def test_every_plan_before_shutdown_is_answered_in_order(llama: CausalLM, runs_a
     answers = rings.answers()
     assert [answer.step_id for answer in answers] == list(range(1, 10))
     assert all(answer.tokens.size == answer.ok.size == 1 for answer in answers)
+    assert all(0 < a.started_at_ns <= a.launched_at_ns <= a.finished_at_ns for a in answers)
 
 
 class SpyRunner:

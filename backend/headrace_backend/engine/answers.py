@@ -114,5 +114,8 @@ class LoadSnapshot:
     prefix_hit_tokens: int
     # Kernels compiled and graphs captured by the workers after they were ready; a warm engine has none.
     late_work: int
+    # Steps whose plan was held back until shortly before the step in flight would end, and those of them that the device had to wait for.
+    held_plans: int
+    late_plans: int
     # Most sequences that the batch holds.
     max_running_sequences: int

@@ -1,7 +1,7 @@
 """Ends outputs and requests, whatever the reason, in one place.
 
-Owns the order of what an end does: log and readers, row and blocks, account, table. Does not decide that something ends: `settlement` (stops,
-errors) and the engine (aborts, deadlines) do.
+Owns the order of what an end does: log and readers, row and blocks, account, table; and the search for those whose deadline has passed or that
+fit no more. Does not decide that anything else ends: `settlement` (stops, errors) and the engine (aborts) do.
 """
 
 from __future__ import annotations
@@ -56,6 +56,20 @@ class Endings:
         for sequence in list(request.sequences):
             if not sequence.ended:
                 self.end_output(sequence, OutputEnd(sequence.log.output_index, reason, error=error), now_ns)
+
+    def end_expired(self, now_ns: int) -> None:
+        """Ends requests whose deadline has passed."""
+        request = self.deadlines.first_expired(now_ns)
+        while request is not None:
+            self.end_all(request, EndReason.DEADLINE, now_ns)
+            request = self.deadlines.first_expired(now_ns)
+
+    def end_unfit(self, now_ns: int) -> None:
+        """Ends requests that could not be computed even alone, now that the cache or the share of a tenant is smaller than when they were accepted."""
+        for request in self.table.active():
+            reason = self.admission.check_fits(request.spec) or self.quotas.check_fits(request.account, request.spec)
+            if reason is not None:
+                self.end_all(request, EndReason.ERROR, now_ns, error=reason)
 
     def _end_request(self, request: LiveRequest, now_ns: int) -> None:
         ledger = request.ledger

@@ -7,7 +7,7 @@ Owns the order in which its parts are asked, and nothing else: each method is a 
     settle(StepResult)         tokens -> stops -> token log -> outboxes    (settlement, endings)
     take_outboxes()            what the services are sent                  (outbox)
 
-Up to two steps are in flight: step N+1 is planned before the result of step N was read.
+Up to two steps are in flight: step N+1 is planned before the result of step N was read, but on a GPU not long before (plan_timing).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from headrace_backend.engine.isolation import GUILTY, Isolation
 from headrace_backend.engine.load_meter import LoadMeter
 from headrace_backend.engine.outbox import Outbox, Outboxes, Resumed, Started
 from headrace_backend.engine.plan_builder import InFlightStep, PlanBuilder
+from headrace_backend.engine.plan_timing import PlanTiming
 from headrace_backend.engine.quotas import Quotas
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.request_table import RequestTable
@@ -93,7 +94,8 @@ class Engine:
         self._outboxes = Outboxes()
         self._subscriptions = Subscriptions(self._outboxes)
         self._step_times = StepTimeModel()
-        self._meter = LoadMeter(self._step_times, rates, config.max_waiting_requests)
+        self._timing = PlanTiming()
+        self._meter = LoadMeter(self._step_times, rates, self._timing, config.max_waiting_requests)
         self._captured_mixed_sizes = config.captured_mixed_sizes()
         self._budget = TokenBudget(config.max_num_batched_tokens, self._step_times)
         self._step_time_target_ms = config.step_time_target_ms
@@ -137,10 +139,11 @@ class Engine:
         self._meter.worker_ready()
         self.steps.worker_ready()
         self._step_times.captured = self._captured_mixed_sizes if on_gpu else ()
+        self._timing.worker_ready(holds=bool(self._step_times.captured))
         self._budget.target_us = 1e3 * (self._step_time_target_ms or (DEFAULT_GPU_STEP_MS if on_gpu else 0.0)) or None
         self._admission.num_blocks = num_blocks
         self._quotas.set_num_blocks(num_blocks)
-        self._end_unfit(self._clock())
+        self._endings.end_unfit(self._clock())
         self._scheduler.create_cache(num_blocks)
 
     def worker_lost(self, failed_step_id: int = 0) -> LossOutcome:
@@ -293,14 +296,16 @@ class Engine:
         return min(self._model.max_model_len, num_blocks * self._block_size + 1)
 
     def plan(self) -> StepPlan | None:
-        """The next step; None if there is nothing to compute now, two steps are in flight, or there is no worker.
+        """The next step; None if there is nothing to compute now, it is too early (`plan_due_ns`), two steps are in flight, or there is no worker.
 
         Expired requests end before they cost a step.
         """
         if self._scheduler.kv is None or len(self._in_flight) >= MAX_STEPS_IN_FLIGHT:
             return None
         now_ns = self._clock()
-        self._end_expired(now_ns)
+        if not self._timing.may_plan(now_ns, self._gains_by_waiting()):
+            return None
+        self._endings.end_expired(now_ns)
         if self._isolation.active and not self._isolation.advance(self.num_in_flight, now_ns):
             return None
         builder = PlanBuilder(self._next_step_id)
@@ -311,8 +316,15 @@ class Engine:
         plan, step = builder.build(self._scheduler.take_leaving_rows(), now_ns)
         self.steps.note_plan(step, self._scheduler, self._admission.num_waiting, self._isolation.active)
         self._in_flight.append(step)
+        load, times = step.load, self._step_times
+        self._timing.planned(times.predict_us(load), load.num_prefill_tokens > 0, times.replays(load))
         self._next_step_id += 1
         return plan
+
+    @property
+    def plan_due_ns(self) -> int | None:
+        """Until when the next plan is held back, so that `plan` is to be asked again then; None: it is not."""
+        return self._timing.due_ns
 
     def settle(self, result: StepResult) -> None:
         """Reads the result of the oldest step in flight.
@@ -337,7 +349,7 @@ class Engine:
     def expire(self) -> None:
         """Ends requests whose deadline has passed, and forgets logs and accounts whose time is up."""
         now_ns = self._clock()
-        self._end_expired(now_ns)
+        self._endings.end_expired(now_ns)
         self._table.expire(now_ns)
         self._quotas.expire(now_ns)
 
@@ -368,9 +380,8 @@ class Engine:
         """Asserts the invariants that hold between calls; for tests and idle moments, as it looks at every block."""
         self._scheduler.check_integrity()
         active = list(self._table.active())
-        assert sum(request.num_rows for request in active) == len(self._scheduler.running), (
-            "rows belong to active requests"
-        )
+        num_rows = sum(request.num_rows for request in active)
+        assert num_rows == len(self._scheduler.running), "rows belong to active requests"
         waiting = [request for request in active if not request.announced]
         assert len(waiting) == self._admission.num_waiting, "requests that have not started are counted"
         num_tokens = sum(account.num_waiting_tokens for account in self._quotas)
@@ -394,16 +405,9 @@ class Engine:
         max_blocks = before.max_blocks if before is not None else None
         account = self._quotas.account(tenant, limits, now_ns)
         if account is before and account.max_blocks != max_blocks:
-            self._end_unfit(now_ns)
+            self._endings.end_unfit(now_ns)
             self._scheduler.waiting.unpark(account)
         return account
-
-    def _end_unfit(self, now_ns: int) -> None:
-        """Ends requests that could not be computed even alone, now that the cache or the share of a tenant is smaller than when they were accepted."""
-        for request in self._table.active():
-            reason = self._admission.check_fits(request.spec) or self._quotas.check_fits(request.account, request.spec)
-            if reason is not None:
-                self._endings.end_all(request, EndReason.ERROR, now_ns, error=reason)
 
     def _announce(self, request: LiveRequest, now_ns: int) -> None:
         """Tells readers of a request that just took a row while it had none."""
@@ -415,8 +419,6 @@ class Engine:
             request.publish(Resumed(now_ns - request.lost_at_ns))
             request.lost_at_ns = 0
 
-    def _end_expired(self, now_ns: int) -> None:
-        request = self._deadlines.first_expired(now_ns)
-        while request is not None:
-            self._endings.end_all(request, EndReason.DEADLINE, now_ns)
-            request = self._deadlines.first_expired(now_ns)
+    def _gains_by_waiting(self) -> bool:
+        """Whether who comes while the step in flight is computed could join the next; steps that tell of prompts are launched kernel by kernel, which must begin early."""
+        return not (self._in_flight and self._in_flight[-1].prompt_runs) and self._scheduler.takes_newcomers

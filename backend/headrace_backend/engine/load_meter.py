@@ -1,6 +1,6 @@
 """How busy the engine is, and how fast: what settled steps tell of the device, and the snapshot that callers see.
 
-Owns the counts of settled steps and of late work, and the moment at which the device was free. Durations go on to `step_time` and `rates`, which plan and admit by them. Decides
+Owns the counts of settled steps and of late work, and the moment at which the device was free. Durations go on to `step_time` and `rates`, which plan and admit by them, and moments to `plan_timing`. Decides
 nothing.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from headrace_backend.engine.admission import Admission
 from headrace_backend.engine.answers import LoadSnapshot
 from headrace_backend.engine.plan_builder import InFlightStep
+from headrace_backend.engine.plan_timing import PlanTiming
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.scheduler import Scheduler
 from headrace_backend.engine.step_time import StepTimeModel
@@ -18,12 +19,21 @@ from headrace_backend.step_plan import StepResult
 class LoadMeter:
     """Reads settled steps."""
 
-    __slots__ = ("_device_free_ns", "_late_work", "_max_waiting_requests", "_rates", "_step_times", "num_settled_steps")
+    __slots__ = (
+        "_device_free_ns",
+        "_late_work",
+        "_max_waiting_requests",
+        "_rates",
+        "_step_times",
+        "_timing",
+        "num_settled_steps",
+    )
 
-    def __init__(self, step_times: StepTimeModel, rates: Rates, max_waiting_requests: int) -> None:
+    def __init__(self, step_times: StepTimeModel, rates: Rates, timing: PlanTiming, max_waiting_requests: int) -> None:
         """No step was settled."""
         self._step_times = step_times
         self._rates = rates
+        self._timing = timing
         self._max_waiting_requests = max_waiting_requests
         # Over all lives of workers.
         self.num_settled_steps = 0
@@ -40,6 +50,7 @@ class LoadMeter:
         """A step was settled. One that was launched while the one before ran began when that one was done."""
         self.num_settled_steps += 1
         self._late_work = result.late_work
+        self._timing.settled(result.launched_at_ns, result.finished_at_ns)
         duration_ns = result.finished_at_ns - max(result.started_at_ns, self._device_free_ns)
         self._device_free_ns = result.finished_at_ns
         # The load does not tell what a step's output layer had to compute for prompts.
@@ -69,5 +80,7 @@ class LoadMeter:
             prefix_query_tokens=scheduler.num_prefix_query_tokens,
             prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
             late_work=self._late_work,
+            held_plans=self._timing.num_held,
+            late_plans=self._timing.num_late,
             max_running_sequences=scheduler.num_rows,
         )

@@ -31,7 +31,7 @@ from headrace_backend.engine.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.plan_builder import PlanBuilder
 from headrace_backend.engine.sequence import NO_ROW, LiveRequest, Sequence
 from headrace_backend.engine.tenant_account import TenantAccount
-from headrace_backend.engine.token_budget import MAX_COUNTED_TOKENS, TokenBudget
+from headrace_backend.engine.token_budget import LONG_PROMPTS, MAX_COUNTED_TOKENS, TokenBudget
 from headrace_backend.engine.waiting_queue import WaitingQueue
 
 # One block is left available for so many running sequences when another is admitted: each of them asks for one within `block_size`
@@ -136,6 +136,11 @@ class Scheduler:
     def _queued(self) -> list[Sequence]:
         return [*self.waiting, *(self.held or ())]
 
+    @property
+    def takes_newcomers(self) -> bool:
+        """Whether a sequence that comes now could be computed in the next step: there is a row for it, and no crowd before it."""
+        return bool(self._free_rows) and not (self._budget.throughput and self.waiting)
+
     def sequences(self) -> Iterator[Sequence]:
         """All sequences that hold blocks."""
         return iter(self.running)
@@ -147,6 +152,7 @@ class Scheduler:
         self._blocks_short = False
         catching_up = self._schedule_decodes(builder, now_ns)
         builder.close_decodes()
+        self._budget.note_decodes(builder.load.num_decodes)
         if catching_up or self.waiting:
             self._budget.begin(builder.load, self._num_backlog_tokens(catching_up))
             long = self._take_long(catching_up)
@@ -210,13 +216,21 @@ class Scheduler:
 
     def _take_long(self, catching_up: list[Sequence]) -> list[Sequence]:
         """Removes the long prompts, if anything else could be computed before them, and keeps a share of the step for them."""
-        budget = self._budget
-        long = [s for s in catching_up if budget.is_long(s.num_computed, s.num_tokens - s.num_computed)]
+        long, share = self._find_long(catching_up)
         if not long or (len(long) == len(catching_up) and not (self.waiting and self._free_rows)):
             return []
         catching_up[:] = [sequence for sequence in catching_up if sequence not in long]
-        budget.reserve()
+        self._budget.reserve(share)
         return long
+
+    def _find_long(self, catching_up: list[Sequence]) -> tuple[list[Sequence], float]:
+        """The long prompts, and their share of the step."""
+        is_long = self._budget.is_long
+        for num_steps, share in LONG_PROMPTS:
+            long = [s for s in catching_up if is_long(s.num_computed, s.num_tokens - s.num_computed, num_steps)]
+            if long:
+                return long, share
+        return [], 0.0
 
     def _schedule_catching_up(self, sequences: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
         """Chunks for those that have more than one token to compute."""

@@ -182,6 +182,10 @@ class StepTimeModel:
         """How long such a step will take."""
         return _dot(self._coefficients, self._features(load))
 
+    def replays(self, load: StepLoad) -> bool:
+        """Whether such a step is short enough to be replayed from a graph; deep in a context it may be launched kernel by kernel all the same."""
+        return bool(self.captured) and (not load.num_prefill_tokens or load.num_tokens <= self.captured[-1])
+
     def padded(self, num_tokens: int) -> int:
         """Tokens that a step with prompts computes if it has so many."""
         index = bisect.bisect_left(self.captured, num_tokens)

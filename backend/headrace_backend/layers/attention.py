@@ -10,8 +10,7 @@ from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.weights.placement import Placement
-from headrace_kernels.attention import paged_attention
-from headrace_kernels.rope_kv import rope_and_write_kv
+from headrace_kernels.attention import RawHeads, rotate_write_attend
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,9 +72,8 @@ class Attention(nn.Module):
     def _attended(self, qkv: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
         """What lies between the projections, [num_tokens, all heads' outputs]."""
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        slots = metadata.slot_mapping
-        query = rope_and_write_kv(qkv, rotations, kv_cache, slots, self.num_heads, *self._head_norms)
-        return paged_attention(query, kv_cache, metadata, self.scale, self.sliding_window).flatten(1)
+        raw = RawHeads(qkv, rotations, self.num_heads, *self._head_norms)
+        return rotate_write_attend(raw, kv_cache, metadata, self.scale, self.sliding_window).flatten(1)
 
     @property
     def _head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:

@@ -1,9 +1,10 @@
 """Drives the engine: results in, plans out, outboxes to the streams, deadlines in time.
 
-Owns the order of these calls and the one timer. The engine is synchronous and single-threaded, so everything here runs in the event loop's thread and nothing
+Owns the order of these calls and the two timers, one for deadlines, a precise one for plans that are held back. The engine is synchronous and single-threaded, so everything here runs in the event loop's thread and nothing
 awaits. Does not own the rings (`worker_group`), nor what an outbox becomes on the wire (`engine_service`).
 
-A result's way: settle -> plan -> push (two steps ahead) -> take outboxes -> deliver. The workers get their next plan before any stream gets its tokens.
+A result's way: settle -> plan -> push (two steps ahead) -> take outboxes -> deliver. The workers get their next plan before any stream gets its tokens, unless the engine
+holds it back: then the timer asks for it.
 
 An exception out of the engine's own steps means that its state can't be trusted: it is logged once, `failed` is set, and the process ends so
 that its supervisor starts another. An exception while one request is added, attached or aborted stays with that request (`engine_service`).
@@ -19,6 +20,7 @@ from headrace_backend.engine.answers import LossOutcome
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.outbox import Outbox
 from headrace_backend.server.logs import get_logger
+from headrace_backend.server.precise_timer import PreciseTimer
 from headrace_backend.step_plan import StepResult
 
 # Deadlines and the life of logs are looked at this often while there is work, and this often otherwise.
@@ -46,6 +48,7 @@ class EngineLoop:
         self._unsent: bytes | None = None
         self._pump_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._plan_timer = PreciseTimer(self._loop, self._plan_is_due)
         # Plans handed to workers so far, over all lives.
         self.num_plans = 0
         # Set with the exception that ended the engine.
@@ -61,6 +64,7 @@ class EngineLoop:
         self._deliver = None
         if self._timer is not None:
             self._timer.cancel()
+        self._plan_timer.close()
         if not self.failed.done():
             self.failed.cancel()
 
@@ -151,6 +155,7 @@ class EngineLoop:
             if self._unsent is None:
                 plan = self.engine.plan()
                 if plan is None:
+                    self._await_plan()
                     return
                 self._unsent = plan.encode()
             if not self._send_plan(self._unsent):
@@ -158,6 +163,14 @@ class EngineLoop:
                 return
             self._unsent = None
             self.num_plans += 1
+
+    def _await_plan(self) -> None:
+        due_ns = self.engine.plan_due_ns
+        if due_ns is not None:
+            self._plan_timer.set(due_ns)
+
+    def _plan_is_due(self) -> None:
+        self._guarded(lambda: None)
 
     def _tick(self) -> None:
         self._guarded(self.engine.expire)

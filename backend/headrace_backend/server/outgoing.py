@@ -301,6 +301,8 @@ def write_load(query_id: int, load: LoadSnapshot) -> engine_pb2.FromEngine:
             prefix_query_tokens=load.prefix_query_tokens,
             prefix_hit_tokens=load.prefix_hit_tokens,
             late_work=load.late_work,
+            held_plans=load.held_plans,
+            late_plans=load.late_plans,
             max_running_sequences=load.max_running_sequences,
         )
     )

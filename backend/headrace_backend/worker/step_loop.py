@@ -31,6 +31,7 @@ class _LaunchedStep:
 
     step_id: int
     started_at_ns: int
+    launched_at_ns: int
     samples: HostCopy
     launched: Launched
 
@@ -42,6 +43,7 @@ class _LaunchedStep:
         """Waits for the device."""
         result = StepResult(self.step_id, self.started_at_ns, 0, np.empty(0, np.int32), np.empty(0, np.uint8))
         result.padded_tokens, result.captured = self.launched
+        result.launched_at_ns = self.launched_at_ns
         self.samples.fill(result)
         result.finished_at_ns = time.monotonic_ns()
         return result
@@ -90,12 +92,15 @@ class StepLoop:
         started_at_ns = time.monotonic_ns()
         try:
             hidden = self._runner.forward(plan)
+            launched_at_ns = time.monotonic_ns()
             samples = HostCopy(self._runner.sample(plan, hidden), hidden.device)
         except Exception as error:
             # The steps before it are sound.
             self._answer_done(wait=True)
             raise StepFailed(plan.step_id) from error
-        self._launched.append(_LaunchedStep(plan.step_id, started_at_ns, samples, self._runner.launched))
+        self._launched.append(
+            _LaunchedStep(plan.step_id, started_at_ns, launched_at_ns, samples, self._runner.launched)
+        )
 
     def _answer_done(self, wait: bool) -> None:
         """Sends the results that are there, or all of them."""

@@ -1,0 +1,194 @@
+"""When to plan the step after the one in flight: not before it must be, so that a prompt that arrives meanwhile is in it.
+
+Owns the prediction of when the step in flight ends, what is learned of its errors, and the moment that follows. Reads no clock and plans nothing (the engine does both), and does not know what a step
+costs (`step_time`). What was planned and settled goes in, moments come out; all times are nanoseconds of CLOCK_MONOTONIC, which engine and worker share.
+
+    step N      |------- computed -------------------------|
+                                        due      expected end
+                                         |<----- margin -->|
+    step N+1                             plan, ring, launch|------- computed -----
+
+The margin is what it takes from the moment due to a launched forward pass (planning, timer, ring, the worker's own launching) plus what predictions err, each as large as a few of the last steps in a hundred needed. A step
+that the device had to wait for is a sample like any other, so a margin too small grows with the next few steps; a single accident does not make everybody wait for a hundred steps.
+
+Nothing is held back before enough is known, where little would be gained, and where launching is so slow that it has to be hidden behind the step before (a CPU, a GPU without graphs: `worker_ready`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections import deque
+from typing import Final
+
+# Steps that a margin is learned from, and how many of them may have needed more.
+_REMEMBERED: Final = 128
+_EXCEEDED: Final = 4
+# With fewer nothing is held back.
+_ENOUGH: Final = 24
+# Holding a plan back for less gains less than a late step costs.
+_LEAST_HOLD_NS: Final = 1_000_000
+# A prediction may be as wrong as it likes.
+_LONGEST_HOLD_NS: Final = 1_000_000_000
+
+
+class RecentLimit:
+    """What all but a few of the last samples stay within."""
+
+    __slots__ = ("_in_order", "_in_time")
+
+    def __init__(self) -> None:
+        """No sample yet."""
+        self._in_time: deque[float] = deque()
+        self._in_order: list[float] = []
+
+    @property
+    def known(self) -> bool:
+        """Whether there are enough samples."""
+        return len(self._in_time) >= _ENOUGH
+
+    @property
+    def value(self) -> float:
+        """The limit: exceeded by 3 in a hundred of the last samples, by one of few; 0 without any."""
+        return self._in_order[-1 - self._num_beyond] if self._in_order else 0.0
+
+    @property
+    def least(self) -> float:
+        """The same from below."""
+        return self._in_order[self._num_beyond] if self._in_order else 0.0
+
+    @property
+    def _num_beyond(self) -> int:
+        return len(self._in_order) * _EXCEEDED // _REMEMBERED
+
+    def add(self, sample: float) -> None:
+        """The oldest sample gives way."""
+        if len(self._in_time) == _REMEMBERED:
+            del self._in_order[bisect.bisect_left(self._in_order, self._in_time.popleft())]
+        self._in_time.append(sample)
+        bisect.insort(self._in_order, sample)
+
+
+@dataclasses.dataclass(slots=True)
+class _PlannedStep:
+    # When it was due, or asked for if nobody held it back.
+    asked_at_ns: int
+    held: bool
+    mixed: bool
+    replayed: bool
+    duration_ns: float
+    # As soon as the end of the step before is known, or there is none.
+    expected_end_ns: float | None = None
+
+
+class PlanTiming:
+    """The moments at which plans are due. In flight are at most as many steps as the engine has."""
+
+    __slots__ = (
+        "_asked_at_ns",
+        "_device_free_ns",
+        "_due_ns",
+        "_errors",
+        "_held",
+        "_holds",
+        "_in_flight",
+        "_launched_at_ns",
+        "_lead",
+        "num_held",
+        "num_late",
+    )
+
+    def __init__(self) -> None:
+        """Nothing is known, and nothing is held back."""
+        # Over all lives of workers: steps whose plan was held back, and those of them that the device waited for.
+        self.num_held = 0
+        self.num_late = 0
+        self.worker_ready(holds=False)
+
+    def worker_ready(self, holds: bool) -> None:
+        """Another worker, of which nothing is known, takes plans from now on. `holds`: whether it launches steps fast enough for plans to be held back."""
+        self._holds = holds
+        self._in_flight: deque[_PlannedStep] = deque()
+        # From asking for a plan to its launched forward pass.
+        self._lead = RecentLimit()
+        # What steps without and with prompts took less than predicted, as a share of the prediction.
+        self._errors = (RecentLimit(), RecentLimit())
+        # Of the step settled last.
+        self._device_free_ns = 0
+        self._launched_at_ns = 0
+        # Set while a plan is held back.
+        self._due_ns: int | None = None
+        # Of the plan that is being made.
+        self._asked_at_ns = 0
+        self._held = False
+
+    @property
+    def due_ns(self) -> int | None:
+        """Until when the next plan is held back; None: it is not."""
+        return self._due_ns
+
+    def may_plan(self, now_ns: int, worthwhile: bool) -> bool:
+        """Whether the next step is to be planned now; `planned` follows if there is anything to plan.
+
+        Args:
+            now_ns: The time.
+            worthwhile: Whether anybody who comes later could join a step that is planned later. Asked once per step.
+        """
+        if self._in_flight:
+            if self._due_ns is None and worthwhile:
+                self._due_ns = self._choose_due_ns(now_ns)
+            if self._due_ns is not None and now_ns < self._due_ns:
+                return False
+        self._held = self._due_ns is not None
+        self._asked_at_ns = now_ns if self._due_ns is None else min(now_ns, self._due_ns)
+        self._due_ns = None
+        return True
+
+    def planned(self, predicted_us: float, mixed: bool, replayed: bool = True) -> None:
+        """The step for which `may_plan` was asked goes to the worker.
+
+        Args:
+            predicted_us: How long it is predicted to take.
+            mixed: Whether it has prompts.
+            replayed: Whether it is launched at once, as a graph. The device begins with the first kernel of any other, so that the end of its launching tells nothing.
+        """
+        step = _PlannedStep(self._asked_at_ns, self._held, mixed, replayed, 1e3 * predicted_us)
+        self.num_held += self._held
+        if not self._in_flight:
+            self._expect(step)
+        self._in_flight.append(step)
+
+    def settled(self, launched_at_ns: int, finished_at_ns: int) -> None:
+        """The oldest step in flight was launched (0: nobody knows) and done at these times."""
+        step = self._in_flight.popleft()
+        if launched_at_ns:
+            self._learn(step, launched_at_ns, finished_at_ns)
+        self._device_free_ns, self._launched_at_ns = finished_at_ns, launched_at_ns
+        if self._in_flight:
+            self._expect(self._in_flight[0])
+
+    def _learn(self, step: _PlannedStep, launched_at_ns: int, finished_at_ns: int) -> None:
+        began_ns = self._device_free_ns
+        if step.replayed:
+            began_ns = max(began_ns, launched_at_ns)
+            self.num_late += step.held and launched_at_ns > self._device_free_ns
+            # A worker that was still launching the step before says nothing of how long it takes to launch one.
+            if step.asked_at_ns >= self._launched_at_ns:
+                self._lead.add(launched_at_ns - step.asked_at_ns)
+        # Where it is not known when the device began, it was busy until it did.
+        if step.duration_ns > 0 and (step.replayed or step.asked_at_ns < self._device_free_ns):
+            self._errors[step.mixed].add((began_ns + step.duration_ns - finished_at_ns) / step.duration_ns)
+
+    def _expect(self, step: _PlannedStep) -> None:
+        """All steps before it are done. One that the device waits for is taken to be launched fast, or its successor would be late too."""
+        step.expected_end_ns = max(step.asked_at_ns + self._lead.least, self._device_free_ns) + step.duration_ns
+
+    def _choose_due_ns(self, now_ns: int) -> int | None:
+        """When to plan the step after the one in flight; None: now."""
+        step = self._in_flight[-1]
+        error = self._errors[step.mixed]
+        if not self._holds or step.expected_end_ns is None or not (self._lead.known and error.known):
+            return None
+        margin_ns = self._lead.value + max(0.0, error.value) * step.duration_ns
+        hold_ns = min(step.expected_end_ns - margin_ns - now_ns, _LONGEST_HOLD_NS)
+        return now_ns + int(hold_ns) if hold_ns >= _LEAST_HOLD_NS else None

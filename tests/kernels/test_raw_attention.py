@@ -1,0 +1,266 @@
+"""Decodes that norm, turn and write the new tokens' heads themselves, and merging by the last program of a row: against fp64, and against the separate kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies
+from tests.support.attention_case import Case, Shape
+from tests.support.raw_case import RawCase
+
+from headrace_kernels import attention, attention_merge
+from headrace_kernels.attention import paged_attention, rotate_write_attend
+from headrace_kernels.attention_decode import decode_attention
+from headrace_kernels.attention_merge import Merging, merge_rule
+from headrace_kernels.triton_runtime import INTERPRETED, compilation_count
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+# As in test_attention_triton. Queries and keys are turned in fp32 here and in fp64 there, so that some are rounded to the neighbouring number of their type.
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 6e-3, torch.bfloat16: 4e-2}
+
+SHAPES = [
+    Shape(8, 2, 16),
+    Shape(7, 1, 8, 16),
+    Shape(6, 2, 80, 32),
+    Shape(2, 2, 64, 64, dtype=torch.float16),
+    Shape(8, 2, 64, 16, dtype=torch.bfloat16),
+    Shape(3, 1, 96, 16, dtype=torch.bfloat16),
+    Shape(8, 2, 16, window=1),
+    Shape(4, 2, 16, 32, window=40),
+    Shape(20, 1, 16, 16),
+]
+
+
+def check(case: RawCase) -> None:
+    """Results against fp64, the cache against the separate kernels' to the bit, padding untouched, counters back at 0."""
+    expected, (_, cache) = case.oracle(), case.separately()
+    found = rotate_write_attend(case.raw, case.kv_cache, case.step, case.shape.scale, case.shape.window)
+    torch.testing.assert_close(found[: expected.shape[0]].double(), expected, atol=TOLERANCE[case.shape.dtype], rtol=0)
+    torch.testing.assert_close(case.kv_cache, cache, atol=0, rtol=0, equal_nan=True)
+    for block, offset in case.places:
+        assert case.kv_cache[block, :, :, offset].isfinite().all()
+    assert case.step.decode is not None and not case.step.decode.scratch.done.any()
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_decodes_of_raw_heads_equal_fp64_and_write_what_the_separate_kernels_write(shape: Shape, normed: bool) -> None:
+    chance = random.Random(shape.head_dim)
+    computed = [0, *(chance.choice([1, 15, 16, 62, 63, 64, 65, 130]) for _ in range(3))]
+    check(RawCase(shape, computed, DEVICE, normed=normed, padding=2))
+
+
+@pytest.mark.parametrize("computed", [[63], [64], [65], [127, 128], [0], [1499, 2]])
+def test_the_new_token_at_the_edges_of_splits(computed: list[int]) -> None:
+    check(RawCase(Shape(4, 1, 16), computed, DEVICE))
+
+
+@pytest.mark.parametrize("plan_window", [10_000, 300])
+def test_the_new_token_where_a_narrow_window_leaves_the_last_splits_empty(plan_window: int) -> None:
+    check(RawCase(Shape(4, 2, 16, 16, 70), [600, 30], DEVICE, plan_window=plan_window))
+
+
+@hypothesis.settings(max_examples=8, deadline=None)
+@hypothesis.given(
+    computed=strategies.lists(strategies.integers(0, 200), min_size=1, max_size=3),
+    window=strategies.none() | strategies.integers(1, 200),
+    seed=strategies.integers(0, 100),
+)
+def test_any_decodes_of_raw_heads(computed: list[int], window: int | None, seed: int) -> None:
+    check(RawCase(Shape(3, 1, 8, window=window), computed, DEVICE, seed=seed, normed=seed % 2 == 1))
+
+
+def test_tokens_without_a_slot_are_seen_and_not_stored() -> None:
+    case = RawCase(Shape(4, 2, 16), [100, 3], DEVICE)
+    case.step.slot_mapping[0] = -1
+    before, expected = case.kv_cache.clone(), case.oracle()
+    found = rotate_write_attend(case.raw, case.kv_cache, case.step, case.shape.scale)
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=0)
+    block, offset = case.places[1]
+    before[block, :, :, offset] = case.kv_cache[block, :, :, offset]
+    torch.testing.assert_close(case.kv_cache, before, atol=0, rtol=0, equal_nan=True)
+
+
+def test_padding_writes_nothing() -> None:
+    case = RawCase(Shape(4, 2, 16), [100, 3], DEVICE, padding=3)
+    assert case.step.decode is not None
+    case.step.decode.splits.fill_(-1)
+    case.step.decode.merges.fill_(-1)
+    before = case.kv_cache.clone()
+    rotate_write_attend(case.raw, case.kv_cache, case.step, case.shape.scale)
+    torch.testing.assert_close(case.kv_cache, before, atol=0, rtol=0, equal_nan=True)
+
+
+def test_a_projection_that_is_not_contiguous_is_read() -> None:
+    case = RawCase(Shape(4, 2, 16), [100, 3], DEVICE)
+    wide = torch.zeros(2, 9, 16, device=DEVICE)
+    wide[:, :8] = case.raw.qkv
+    case.raw = dataclasses.replace(case.raw, qkv=wide[:, :8])
+    check(case)
+
+
+def test_a_cache_that_is_not_contiguous_is_refused() -> None:
+    case = RawCase(Shape(2, 2, 16), [4], DEVICE)
+    with pytest.raises(ValueError, match="kv_cache must be contiguous"):
+        rotate_write_attend(case.raw, case.kv_cache.transpose(2, 3), case.step, 1.0)
+
+
+def test_steps_with_longer_entries_or_classes_take_the_separate_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def rope_and_write_kv(qkv: torch.Tensor, *_: object) -> torch.Tensor:
+        calls.append("separate")
+        return qkv[:, :4].contiguous()
+
+    monkeypatch.setattr(attention, "rope_and_write_kv", rope_and_write_kv)
+    alone = RawCase(Shape(4, 2, 16), [100, 3], DEVICE)
+    rotate_write_attend(alone.raw, alone.kv_cache, alone.step, 1.0)
+    assert not calls
+    for rows, max_query_len in ([(40, 1), (0, 20)], 1), ([(40, 1)], 2):
+        case = Case(alone.shape, rows, DEVICE, max_query_len=max_query_len)
+        num_tokens = case.query.shape[0]
+        qkv = torch.zeros(num_tokens, 8, 16, device=DEVICE)
+        raw = dataclasses.replace(alone.raw, qkv=qkv, rotations=torch.zeros(num_tokens, 3, 8, device=DEVICE))
+        rotate_write_attend(raw, case.kv_cache, case.step, 1.0)
+    assert calls == ["separate", "separate"]
+
+
+MERGINGS = [Merging(True, 1), Merging(True, 4), Merging(True, 16), Merging(False, 4), Merging(False, 16)]
+
+
+def merged_with(case: Case, merging: Merging) -> torch.Tensor:
+    """What decodes give when merged like this; not written where they do not write."""
+    assert case.step.decode is not None
+    output = torch.full(case.query.shape, float("nan"), dtype=case.shape.dtype, device=DEVICE)
+    query, shape = case.query, case.shape
+    decode_attention(
+        query, case.kv_cache, case.step, case.step.decode, shape.scale, shape.window, output, merging=merging
+    )
+    return output
+
+
+@pytest.mark.parametrize("merging", MERGINGS, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "rows", "max_query_len"),
+    [
+        (Shape(2, 1, 16), [(64 * 70, 1)], 1),
+        (Shape(6, 2, 80), [(700, 1), (3, 1), (200, 1)], 1),
+        (Shape(6, 2, 16, window=70), [(700, 1), (300, 4), (200, 3), (0, 4)], 4),
+    ],
+)
+def test_partial_results_are_merged_inside_and_outside_alike(
+    shape: Shape, rows: list[tuple[int, int]], max_query_len: int, merging: Merging
+) -> None:
+    case = Case(shape, rows, DEVICE, max_query_len=max_query_len, plan_window=10_000)
+    assert case.step.decode is not None and case.step.decode.needs_merge
+    found = merged_with(case, merging)
+    torch.testing.assert_close(found.double(), case.oracle(), atol=2e-5, rtol=0)
+    assert not case.step.decode.scratch.done.any()
+
+
+def test_a_replay_finds_its_counters_as_the_launch_before_did() -> None:
+    """Scratch is shared by layers and steps: other contexts, other splits, other classes of lengths."""
+    one = Case(Shape(4, 2, 16), [(900, 1), (100, 1), (5, 1)], DEVICE, max_query_len=4)
+    two = Case(Shape(4, 2, 16), [(3, 1), (1100, 3)], DEVICE, seed=1, max_query_len=4)
+    assert one.step.decode is not None and two.step.decode is not None
+    two.step.decode.scratch = one.step.decode.scratch
+    for case in (one, two, one, two):
+        found = merged_with(case, Merging(True, 4))
+        torch.testing.assert_close(found.double(), case.oracle(), atol=2e-5, rtol=0)
+        assert not one.step.decode.scratch.done.any()
+
+
+@pytest.mark.parametrize("dim", [16, 64, 128, 256])
+@pytest.mark.parametrize("warps", [2, 4, 8])
+def test_what_is_merged_at_a_time_is_a_power_of_two_that_registers_hold(dim: int, warps: int) -> None:
+    for query_rows in (1, 3, 4, 7, 16, 20, 32, 64):
+        at_once = merge_rule(query_rows, dim, warps).at_once
+        assert at_once >= 1 and at_once & (at_once - 1) == 0
+        assert at_once == 1 or at_once * query_rows * dim <= 128 * 32 * warps
+
+
+def test_where_merging_happens_is_one_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_merge, "_INSIDE", False)
+    assert not merge_rule(4, 128, 2).inside
+    case = Case(Shape(4, 2, 16), [(900, 1)], DEVICE)
+    found = paged_attention(case.query, case.kv_cache, case.step, case.shape.scale)
+    torch.testing.assert_close(found.double(), case.oracle(), atol=2e-5, rtol=0)
+
+
+LARGE = [
+    Shape(32, 8, 128, 16, None, torch.bfloat16),
+    Shape(32, 8, 128, 32, 1000, torch.bfloat16),
+    Shape(28, 4, 128, 16, None, torch.float16),
+    Shape(16, 2, 64, 16, None, torch.bfloat16),
+    Shape(8, 2, 80, 16, None, torch.bfloat16),
+    Shape(8, 8, 96, 16, None, torch.float16),
+    Shape(8, 4, 256, 16, None, torch.bfloat16),
+    Shape(8, 2, 128, 16, None, torch.float32),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_raw_heads_of_real_sizes(shape: Shape, normed: bool) -> None:
+    chance = random.Random(1)
+    check(RawCase(shape, [0, 639, *(chance.randrange(5000) for _ in range(40))], DEVICE, normed=normed, padding=3))
+    check(RawCase(shape, [20_000], DEVICE, normed=normed))
+    check(RawCase(shape, [640], DEVICE, normed=normed))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+@pytest.mark.parametrize("merging", MERGINGS, ids=str)
+@pytest.mark.parametrize("rows", [[(640, 1)], [(8000, 1)] * 32, [(131_071, 1)], [(900, 1)] * 300], ids=len)
+def test_merging_of_real_sizes_again_and_again(rows: list[tuple[int, int]], merging: Merging) -> None:
+    """Programs of a row race on a card: the same numbers every time, whoever is last, and counters at 0."""
+    case = Case(LARGE[0], rows, DEVICE, max_query_len=1)
+    assert case.step.decode is not None
+    case.step.decode.needs_merge = True
+    first = merged_with(case, merging)
+    torch.testing.assert_close(first.double(), case.oracle(), atol=2e-2, rtol=0)
+    again = [merged_with(case, merging) for _ in range(50)]
+    assert all(torch.equal(first, other) for other in again)
+    assert not case.step.decode.scratch.done.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+def test_a_captured_step_of_raw_heads_is_replayed() -> None:
+    shape = LARGE[0]
+    case = RawCase(shape, [640, 5000, 3, 0], DEVICE, padding=4)
+    rotate_write_attend(case.raw, case.kv_cache, case.step, shape.scale)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = rotate_write_attend(case.raw, case.kv_cache, case.step, shape.scale)
+    expected = case.oracle()
+    for _ in range(20):
+        found.fill_(float("nan"))
+        graph.replay()
+        torch.testing.assert_close(found[:4].double(), expected, atol=4e-2, rtol=0)
+        assert found[4:].isnan().all()
+    assert case.step.decode is not None and not case.step.decode.scratch.done.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+def test_no_batch_and_no_length_of_decodes_compiles_anew() -> None:
+    shape = LARGE[0]
+
+    def run(computed: list[int], padding: int = 0) -> None:
+        case = RawCase(shape, computed, DEVICE, padding=padding)
+        rotate_write_attend(case.raw, case.kv_cache, case.step, shape.scale)
+
+    run([640])
+    before = compilation_count()
+    for computed in ([0], [15] * 16, [5000, 4], [100] * 64, [31, 17, 4, 900, 1]):
+        for padding in (0, 1, 3):
+            run(computed, padding)
+    assert compilation_count() == before
