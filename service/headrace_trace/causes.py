@@ -198,12 +198,12 @@ class _Judge:
 
     def _own_step(self, part: Part, step: Step, first: bool) -> Iterator[tuple[Kind, float]]:
         if first:
-            yield from self._by_prompts(step, part.ns) if step.prefill_tokens else [(Kind.GPU, part.ns)]
+            yield from self._by_prompts(step, part.ns) if step.prefill_tokens else [(Kind.DEVICE, part.ns)]
             return
         over = min(max(0.0, step.duration_ns - self._usual.step_ns), part.ns)
         excused = over if step.prefill_tokens and self._is_excuse(step) else 0.0
         yield from self._by_prompts(step, excused)
-        yield Kind.GPU, over - excused
+        yield Kind.DEVICE, over - excused
 
     def _other_step(self, part: Part) -> Iterator[tuple[Kind, float]]:
         if part.step is not None and part.step.prefill_tokens:

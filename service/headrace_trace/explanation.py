@@ -25,7 +25,7 @@ class Kind(enum.StrEnum):
     READER = "reader"
     SERVICE = "service"
     QUEUE = "queue"
-    GPU = "gpu"
+    DEVICE = "device"
     HOST_IDLE = "host_idle"
     HOST_READ = "host_read"
     OTHER_STEPS = "other_steps"

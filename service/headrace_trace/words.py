@@ -106,11 +106,11 @@ def _own_prefill(cause: Cause, gap: Gap, explanation: Explanation) -> str:
     return f"its own prefill{count} in {_steps(cause)}: {milliseconds(cause.excess_ms)}{_bound(cause)}"
 
 
-def _gpu(cause: Cause, gap: Gap, explanation: Explanation) -> str:
+def _device(cause: Cause, gap: Gap, explanation: Explanation) -> str:
     if gap.first:
         return f"the step itself, {_steps(cause)}: {milliseconds(cause.excess_ms)}{_bound(cause)}"
     compiled = ", something was compiled or captured during it" if cause.late_work else ""
-    return f"the GPU: {_steps(cause)} was long by itself, its batch was like its neighbours': {_against(cause, explanation)}{compiled}{_bound(cause)}"
+    return f"the device: {_steps(cause)} was long by itself, its batch was like its neighbours': {_against(cause, explanation)}{compiled}{_bound(cause)}"
 
 
 def _preemption(cause: Cause, gap: Gap, explanation: Explanation) -> str:
@@ -133,7 +133,7 @@ _WORDS: dict[Kind, Callable[[Cause, Gap, Explanation], str]] = {
     Kind.OWN_PREFILL: _own_prefill,
     Kind.PREEMPTION: _preemption,
     Kind.ENGINE_RESTART: _engine_restart,
-    Kind.GPU: _gpu,
+    Kind.DEVICE: _device,
     Kind.USUAL: _usual,
     Kind.ARRIVAL: lambda cause, gap, _: (
         f"until it was in the engine's queue (text to tokens, and the way): {milliseconds(cause.excess_ms)}"

@@ -299,10 +299,10 @@ def test_folders_that_come_later_can_be_loaded(server: RunningServer, admin: Adm
     wait_until(lambda: "late" not in admin.states())
 
 
-def test_tracing_is_refused_by_name(server: RunningServer) -> None:
+def test_a_trace_detail_that_is_not_said_is_refused_by_name(server: RunningServer) -> None:
     with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as error:
         admin_pb2_grpc.AdminServiceStub(channel).SetTraceDetail(admin_pb2.SetTraceDetailRequest(), timeout=60)
-    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED and "SetTraceDetail" in error.value.details()
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "detail" in error.value.details()
 
 
 def test_the_default_model_may_go_and_the_others_serve_on(server: RunningServer, admin: Admin) -> None:

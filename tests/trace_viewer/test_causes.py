@@ -62,7 +62,7 @@ def test_it_is_said_in_the_words_of_the_ten_longest_waits() -> None:
 
 
 PLANTED = [
-    (Kind.GPU, {"slow_steps": {30: 15.0}}, 30, 15.0),
+    (Kind.DEVICE, {"slow_steps": {30: 15.0}}, 30, 15.0),
     (Kind.HOST_IDLE, {"idle_before": {30: 12.0}}, 30, 12.0),
     (Kind.HOST_READ, {"late_reads": {30: 9.0}}, 30, 9.0),
     (Kind.ENGINE_RESTART, {"restarts": {30: 500.0}}, 30, 500.0),
@@ -82,11 +82,11 @@ def test_trouble_of_a_step_is_the_cause_of_its_token(
     assert gap.cause.excess_ms == pytest.approx(ms, abs=slack)
 
 
-def test_the_gpu_is_said_to_be_bound_by_what_bounds_it() -> None:
+def test_the_device_is_said_to_be_bound_by_what_bounds_it() -> None:
     explanation = explained(dataclasses.replace(beside_a_long_prefill(), slow_steps={30: 15.0}))
     gap = next(gap for gap in explanation.gaps if gap.step_id == 30)
     assert gap.cause.bound == "memory"
-    assert "the GPU: step 30 was long by itself" in cause_words(gap, explanation)
+    assert "the device: step 30 was long by itself" in cause_words(gap, explanation)
     assert "memory-bound" in cause_words(gap, explanation)
 
 
@@ -124,7 +124,7 @@ def test_a_small_prefill_is_no_excuse_for_a_step_that_hung() -> None:
     step = next(step.step_id for step in world.steps if "r-4" in dict(step.prefills))
     explanation = explained(Plan(requests, slow_steps={step: 40.0}), "r-0")
     gap = next(gap for gap in explanation.gaps if gap.step_id == step)
-    assert gap.cause.kind is Kind.GPU
+    assert gap.cause.kind is Kind.DEVICE
     assert gap.cause.excess_ms == pytest.approx(40.6, abs=TOLERANCE_MS)
 
 

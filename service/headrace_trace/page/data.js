@@ -3,7 +3,7 @@ const D = JSON.parse(document.getElementById('data').textContent);
 const MS = 1e6;
 const KIND_WORDS = {
   prefill: 'prefill of others', own_prefill: 'own prefill', preemption: 'preempted', engine_restart: 'engine restart', arrival: 'on its way in', reader: 'reader blocked', service: 'service late',
-  queue: 'queue', gpu: 'GPU', host_idle: 'device idle', host_read: 'read late', other_steps: 'other steps', unknown: 'not in the trace', usual: 'as usual',
+  queue: 'queue', device: 'device', host_idle: 'device idle', host_read: 'read late', other_steps: 'other steps', unknown: 'not in the trace', usual: 'as usual',
 };
 const T = D.tokens, S = D.steps;
 const stepAt = new Map(S.id.map((id, at) => [id, at]));

@@ -4,7 +4,7 @@ const C = {};
 const NAMES = ['queue', 'prefill', 'decode', 'preempted', 'restart', 'send', 'reader', 'own', 'other', 'idle', 'usual', 'memory', 'compute', 'ink', 'soft', 'line', 'card', 'band', 'focus'];
 const PHASE_COLOURS = { queue: 'queue', prefill: 'prefill', decode: 'decode', preempted: 'preempted', engine_restart: 'restart' };
 const KIND_COLOURS = {
-  prefill: 'prefill', own_prefill: 'own', preemption: 'preempted', engine_restart: 'restart', arrival: 'send', reader: 'reader', service: 'send', queue: 'queue', gpu: 'decode',
+  prefill: 'prefill', own_prefill: 'own', preemption: 'preempted', engine_restart: 'restart', arrival: 'send', reader: 'reader', service: 'send', queue: 'queue', device: 'decode',
   host_idle: 'idle', host_read: 'idle', other_steps: 'other', unknown: 'other', usual: 'usual',
 };
 const STRETCHES = [['scheduled', 'other'], ['device', 'decode'], ['read', 'idle'], ['service', 'send'], ['sent', 'reader']];
