@@ -10,6 +10,7 @@ import ctypes
 import faulthandler
 import json
 import pathlib
+import random
 import signal
 import time
 
@@ -124,6 +125,8 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=256)
     parser.add_argument("--step-ms", type=float, default=0.0)
+    # Besides, a random sleep of up to 20 ms in each step, noted in this file: step id, then when the step had ended, CLOCK_MONOTONIC ns.
+    parser.add_argument("--random-sleeps", type=pathlib.Path)
     parser.add_argument("--start-s", type=float, default=0.0)
     parser.add_argument("--refuse-model", action="store_true")
     parser.add_argument("--die-at-start", action="store_true")
@@ -168,6 +171,10 @@ def main() -> int:
             send(WorkerFailed("forward pass failed", invalid_model=False, step_id=plan.step_id))
             return 1
         time.sleep(options.step_ms / 1000)
+        if options.random_sleeps is not None:
+            time.sleep(random.uniform(0, 0.02))
+            with options.random_sleeps.open("a") as noted:
+                noted.write(f"{plan.step_id} {time.monotonic_ns()}\n")
         results.write(RecordKind.STEP_RESULT, model.run(plan).encode(), timeout_s=30.0)
 
 

@@ -35,7 +35,7 @@ _Loader.add_constructor("!override", _override)
 
 def read(path: pathlib.Path) -> dict[str, Any]:
     """A compose file's content."""
-    content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a safe loader's child
+    content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     assert isinstance(content, dict)
     return content
 
