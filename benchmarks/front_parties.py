@@ -69,7 +69,7 @@ def services(
             stack.enter_context(process({core}, "-m", "headrace_service", "--config-json", "-", stdin=config))
             for core in cores[:num_services]
         ]
-        _wait_until_answering(address)
+        wait_until_answering(address)
         yield address, [service.pid for service in running]
 
 
@@ -86,7 +86,7 @@ def _wait_until_listening(address: str) -> None:
         grpc.channel_ready_future(channel).result(_START_TIMEOUT_S)
 
 
-def _wait_until_answering(address: str) -> None:
+def wait_until_answering(address: str) -> None:
     """Returns when the service has generated once."""
     request = inference_pb2.GenerateRequest(spec=spec())
     request.spec.stop.max_tokens = 1

@@ -1,0 +1,186 @@
+"""The processes of `bench_telemetry --part serving`: whole servers, with telemetry and without, and the clients that take turns on them.
+
+Owns starting, pinning and ending them, and what they use. A server is one service, the real backend with a worker that computes nothing, and a telemetry process where it has one. Servers of all kinds stand side by side, idle
+but for the one that is measured, so that turns can be short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import psutil
+
+from benchmarks import figures, front_parties
+from benchmarks.telemetry_client import Job, Seen
+from headrace_service.config import ServiceConfig
+
+_START_TIMEOUT_S = 30.0
+_MAX_SEQS = 64
+_NUM_BLOCKS = 4096
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cores:
+    """Who runs where. Backend and clients share what is left: they are not what is measured."""
+
+    service: set[int]
+    telemetry: set[int]
+    others: set[int]
+
+    @classmethod
+    def dealt(cls) -> Cores:
+        """One core for the service, one for telemetry, the others for the others; shared where there are fewer than three."""
+        cores = sorted(os.sched_getaffinity(0))
+        return cls({cores[0]}, {cores[1 % len(cores)]}, set(cores[2:] or cores[-1:]))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Server:
+    """One that runs.
+
+    Attributes:
+        address: its service's.
+        pids: its processes, by what they are.
+        metrics_port: of /metrics; 0: it has no telemetry.
+    """
+
+    address: str
+    pids: dict[str, int]
+    metrics_port: int
+
+    def cpu_ns(self) -> dict[str, int]:
+        """CPU time that its processes have used."""
+        # The clock of another process, as clock_getcpuclockid(3) makes it on Linux.
+        return {name: time.clock_gettime_ns(~pid << 3 | 2) for name, pid in self.pids.items()}
+
+    def resident_bytes(self) -> dict[str, int]:
+        """Resident memory of its processes."""
+        return {name: psutil.Process(pid).memory_info().rss for name, pid in self.pids.items()}
+
+    def metric(self, name: str) -> float:
+        """A metric's sum over all its labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as reply:
+            text = reply.read().decode()
+        return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)", text, re.MULTILINE))
+
+
+@contextlib.contextmanager
+def server(model: pathlib.Path, cores: Cores, step_ms: float, collector_port: int | None) -> Iterator[Server]:
+    """A running server.
+
+    Args:
+        model: folder with a tokenizer.
+        cores: who runs where.
+        step_ms: length of a step; 0: none.
+        collector_port: where its telemetry process exports to; None: telemetry is off.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hr-"))
+        pids: dict[str, int] = {}
+        socket, metrics_port = "", 0
+        if collector_port is not None:
+            socket, metrics_port = f"{folder}/telemetry.sock", front_parties.free_port()
+            pids["telemetry"] = stack.enter_context(_telemetry(folder, socket, collector_port, metrics_port, cores))
+        engine, address = f"unix:{folder}/engine.sock", f"127.0.0.1:{front_parties.free_port()}"
+        backend = stack.enter_context(_backend(folder, engine, socket, model, step_ms, cores))
+        config = ServiceConfig(listen=(address,), engine=engine, log_level="error", telemetry_socket=socket)
+        arguments = ("-m", "headrace_service", "--config-json", "-")
+        service = stack.enter_context(
+            front_parties.process(cores.service, *arguments, stdin=config.model_dump_json())
+        )
+        front_parties.wait_until_answering(address)
+        (worker,) = psutil.Process(backend.pid).children()
+        pids |= {"service": service.pid, "backend": backend.pid, "worker": worker.pid}
+        yield Server(address, pids, metrics_port)
+
+
+@contextlib.contextmanager
+def _telemetry(folder: str, socket: str, collector_port: int, metrics_port: int, cores: Cores) -> Iterator[int]:
+    settings = {
+        "telemetry_socket": socket,
+        "otlp_endpoint": f"http://127.0.0.1:{collector_port}",
+        "trace_sample_ratio": 1.0,
+        "metrics_listen": f"127.0.0.1:{metrics_port}",
+        "telemetry_flush_s": 0,
+        "log_level": "error",
+    }
+    config = pathlib.Path(folder, "telemetry.json")
+    config.write_text(json.dumps(settings))
+    with front_parties.process(cores.telemetry, "-m", "headrace_telemetry", "--config-json", str(config)) as process:
+        end_s = time.monotonic() + _START_TIMEOUT_S
+        while not pathlib.Path(socket).exists():
+            if process.poll() is not None or time.monotonic() > end_s:
+                raise SystemExit("the telemetry process did not start")
+            time.sleep(0.02)
+        yield process.pid
+
+
+@contextlib.contextmanager
+def _backend(
+    folder: str, listen: str, socket: str, model: pathlib.Path, step_ms: float, cores: Cores
+) -> Iterator[subprocess.Popen[str]]:
+    engine = {"model": str(model), "device": "cpu", "load": "dummy", "max_num_seqs": _MAX_SEQS, "num_blocks": _NUM_BLOCKS}
+    config = pathlib.Path(folder, "backend.json")
+    settings = {"engine": engine, "listen": listen, "telemetry_socket": socket, "log_level": "error"}
+    config.write_text(json.dumps(settings))
+    command = ("-m", "benchmarks.instant_backend", str(step_ms), "--config-json", str(config))
+    with front_parties.process(cores.others, *command) as process:
+        yield process
+
+
+class Clients:
+    """Client processes that live as long as the benchmark."""
+
+    def __init__(self, count: int, cores: Cores) -> None:
+        """Starts them."""
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.telemetry_client"],
+                env=figures.environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                preexec_fn=lambda: os.sched_setaffinity(0, cores.others),
+            )
+            for _ in range(count)
+        ]
+
+    def hand_out(self, job: dict[str, Any], streams: int) -> None:
+        """Gives each its share of a job's streams, with lengths of its own."""
+        for number, process in enumerate(self._processes):
+            share = streams // len(self._processes) + (number < streams % len(self._processes))
+            seed = job["seed"] * len(self._processes) + number
+            line = msgspec.json.encode(Job(**(job | {"streams": share, "seed": seed}))).decode()
+            assert process.stdin is not None
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+
+    def answers(self) -> list[Seen]:
+        """What they saw."""
+        seen = []
+        for process in self._processes:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit("a client process has ended")
+            seen.append(msgspec.json.decode(line, type=Seen))
+        return seen
+
+    def close(self) -> None:
+        """Ends them."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
