@@ -27,9 +27,11 @@ from headrace_backend.worker.sampler import SampledTokens, Sampler
 from headrace_backend.worker.step_buffers import StepBuffers, StepLimits
 from headrace_backend.worker.step_columns import AttentionChoices
 from headrace_backend.worker.step_graphs import StepGraphs
-from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smallest_holding
+from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smallest_holding, undominated
 from headrace_kernels.step_inputs import store_last_tokens
 
+# Shapes of up to this many tokens are kept untimed: theirs is the reading of the weights, whatever is padded.
+_TIMED_FROM_TOKENS = 129
 # Most memory for contexts that are gathered before attention: 131,072 tokens of an 8-head, 128-wide layer.
 _GATHER_BYTES = 512 << 20
 
@@ -61,7 +63,7 @@ class GpuRunner:
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
             limits: Of a step.
             sizes: Of a layer's attention.
-            shapes: What `capture` captures, smallest first.
+            shapes: What `capture` captures, smallest first. It keeps those that no larger one makes useless.
         """
         self._model = model
         self._sampler = sampler
@@ -79,8 +81,13 @@ class GpuRunner:
 
     @property
     def num_captured(self) -> int:
-        """Graphs captured so far. It stands still once the runner is warm."""
+        """Graphs captured so far, whether or not they were kept. It stands still once the runner is warm."""
         return 0 if self._graphs is None else self._graphs.num_captured
+
+    @property
+    def captured_mixed_sizes(self) -> tuple[int, ...]:
+        """Tokens of the shapes that steps with prompts are padded to, ascending."""
+        return tuple(shape.num_tokens for shape in self._shapes if shape.num_tiles)
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -128,7 +135,7 @@ class GpuRunner:
 
     @torch.inference_mode()
     def capture(self, progress: Progress) -> None:
-        """Captures all shapes, the largest first, so that the smaller ones find their memory in the pool.
+        """Captures all shapes, the largest first, so that the smaller ones find their memory in the pool; then drops those that take no less time than a larger one.
 
         Args:
             progress: Called with (phase, done, total, unit).
@@ -142,6 +149,24 @@ class GpuRunner:
             for piece in _Piece:
                 self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
         progress("graphs", len(self._shapes), len(self._shapes), "shapes")
+        self._keep_undominated(self._graphs)
+
+    def _keep_undominated(self, graphs: StepGraphs) -> None:
+        # Padding gives attention nothing to do: what is timed depends on these sizes alone, and shapes that share them are timed once.
+        sizes = {shape: (shape.num_tokens, shape.num_samples) for shape in self._shapes}
+        timed = {size: shape for shape, size in sizes.items() if shape.num_tokens >= _TIMED_FROM_TOKENS}
+        times = graphs.times_ms({size: functools.partial(self._replay_padding, shape) for size, shape in timed.items()})
+        kept = undominated(self._shapes, {shape: times[size] for shape, size in sizes.items() if size in times})
+        for shape in set(self._shapes) - set(kept):
+            for piece in _Piece:
+                graphs.drop((piece, shape))
+        self._shapes = tuple(kept)
+
+    def _replay_padding(self, shape: StepShape) -> None:
+        """Launches a captured step in which nothing takes part."""
+        self._buffers.upload_padding(shape, self._rows.scratch_row)
+        for piece in _Piece:
+            self._launch(piece, shape)
 
     def _launch(self, piece: _Piece, shape: StepShape) -> Any:
         if self._graphs is not None and (piece, shape) in self._graphs:

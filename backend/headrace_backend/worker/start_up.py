@@ -150,9 +150,9 @@ def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, ph
     gc.collect()
     gc.freeze()
     load_gb_s = sum(record.num_bytes for record in folder.tensors.values()) / phases["weights"] / 1e9
-    channel.send_message(
-        WorkerReady(str(device), plan.num_blocks, plan.block_size, folder.parameter_count, phases, load_gb_s, plan)
-    )
+    captured = runner.captured_mixed_sizes if isinstance(runner, CapturesGraphs) else ()
+    blocks = plan.num_blocks, plan.block_size
+    channel.send_message(WorkerReady(str(device), *blocks, folder.parameter_count, phases, load_gb_s, plan, captured))
     return StepLoop(runner, channel, device.type == "cuda", functools.partial(_count_late_work, runner))
 
 
