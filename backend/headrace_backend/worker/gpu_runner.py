@@ -25,9 +25,9 @@ from headrace_backend.worker.prompt_logprobs import hidden_indices, prompt_logpr
 from headrace_backend.worker.runner import CausalModel
 from headrace_backend.worker.sampler import SampledTokens, Sampler
 from headrace_backend.worker.step_buffers import StepBuffers, StepLimits
-from headrace_backend.worker.step_columns import AttentionChoices
 from headrace_backend.worker.step_graphs import StepGraphs
 from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smallest_holding, undominated
+from headrace_kernels.attention_plan import GatherColumns
 from headrace_kernels.step_inputs import store_last_tokens
 
 # Shapes of up to this many tokens are kept untimed: theirs is the reading of the weights, whatever is padded.
@@ -77,7 +77,7 @@ class GpuRunner:
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
         # Of the step launched last, between `forward` and `sample`.
         self._shape: StepShape | None = None
-        self._choices = AttentionChoices()
+        self._gather: GatherColumns | None = None
 
     @property
     def num_captured(self) -> int:
@@ -107,7 +107,7 @@ class GpuRunner:
         tells_of_prompts = plan.prompt_logprobs.counts.size > 0
         held = None if tells_of_prompts else smallest_holding(self._shapes, needed)
         self._shape = shape = held or needed
-        self._choices = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=held is not None)
+        self._gather = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=held is not None)
         if tells_of_prompts:
             # No graph keeps the hidden states that are not sampled.
             hidden = self._forward(shape)
@@ -145,7 +145,7 @@ class GpuRunner:
         for done, shape in enumerate(reversed(self._shapes)):
             progress("graphs", done, len(self._shapes), "shapes")
             self._buffers.upload_padding(shape, self._rows.scratch_row)
-            self._choices = AttentionChoices()
+            self._gather = None
             for piece in _Piece:
                 self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
         progress("graphs", len(self._shapes), len(self._shapes), "shapes")
@@ -181,7 +181,7 @@ class GpuRunner:
 
     def _forward(self, shape: StepShape) -> torch.Tensor:
         """Inputs from the columns, the model, and the hidden states that are sampled. Gives those of all tokens, [num_tokens, hidden_size]."""
-        inputs = self._buffers.inputs(shape, self._rows, self._choices)
+        inputs = self._buffers.inputs(shape, self._rows, self._gather)
         hidden = self._model(inputs.token_ids, inputs.positions, self.kv_caches, inputs.attention)
         sampled = self._buffers.columns(shape).sample_tokens
         torch.index_select(hidden, 0, sampled, out=self._buffers.hidden[: shape.num_samples])

@@ -52,9 +52,8 @@ class StepShape:
     # Rows that take part.
     num_entries: int
     num_samples: int
-    # Work of the decode kernel, which takes entries with one query token, and of what merges its partial results; 0 if there are no such entries.
+    # Work of the decode kernel, which takes entries with one query token; 0 if there are no such entries.
     num_splits: int
-    num_merges: int
     # Work of the prefill kernel.
     num_tiles: int
     # Whether its contexts are to be gathered, which no graph does.
@@ -96,10 +95,8 @@ class StepShape:
         num_tiles: int,
         sizes: AttentionSizes,
     ) -> Self:
-        if not decodes:
-            return cls(num_tokens, num_entries, num_samples, 0, 0, num_tiles)
-        decode = decode_sizes(num_entries, sizes.num_kv_heads)
-        return cls(num_tokens, num_entries, num_samples, decode.num_splits, decode.num_merges, num_tiles)
+        num_splits = decode_sizes(num_entries, sizes.num_kv_heads).num_splits if decodes else 0
+        return cls(num_tokens, num_entries, num_samples, num_splits, num_tiles)
 
     def holds(self, other: StepShape) -> bool:
         """Whether a step of the other shape can be padded to this one."""
