@@ -125,6 +125,8 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=256)
     parser.add_argument("--step-ms", type=float, default=0.0)
     parser.add_argument("--start-s", type=float, default=0.0)
+    # Tokens of the mixed steps that it claims to replay from graphs.
+    parser.add_argument("--captured", type=int, nargs="+", default=[])
     parser.add_argument("--refuse-model", action="store_true")
     parser.add_argument("--die-at-start", action="store_true")
     # Where a file of this name exists, a step that reads it fails as a forward pass that raises would.
@@ -153,7 +155,9 @@ def main() -> int:
     send(MemoryPlan("cpu", 1 << 30, 1 << 20, 1 << 16, 0, 1 << 20, 4096, options.blocks, block_size))
     send(LoadProgress("weights", 1, 1, "tensors"))
     time.sleep(options.start_s)
-    send(WorkerReady("cpu", options.blocks, block_size, 1000, {"weights": options.start_s}))
+    captured = tuple(options.captured)
+    phases_s = {"weights": options.start_s}
+    send(WorkerReady("cpu", options.blocks, block_size, 1000, phases_s, captured_mixed_sizes=captured))
     model = FakeModel(config["max_num_seqs"])
     while True:
         record = plans.read(timeout_s=1.0)
