@@ -190,7 +190,7 @@ class Simulation:
         self.now_ms = 1000.0
         limits = ModelLimits(_VOCAB_SIZE, _MAX_LEN, (2,))
         self.engine = Engine(config, limits, None, lambda: int(self.now_ms * 1e6), lambda: 0)
-        self.engine.worker_ready(_NUM_BLOCKS, on_gpu=True)
+        self.engine.worker_ready(_NUM_BLOCKS, on_gpu=True, captured_mixed_sizes=config.captured_mixed_sizes())
         self._device = device
         self._workload = workload
         arrivals_s = workload.arrivals_s or (0.0,) * len(workload.trace)

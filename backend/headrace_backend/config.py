@@ -144,7 +144,7 @@ class EngineConfig(_Frozen):
         return checked_graph_sizes(self.graph_sizes, self.max_num_seqs)
 
     def captured_mixed_sizes(self) -> tuple[int, ...]:
-        """Tokens of the steps with prompts to capture as CUDA graphs, ascending; none if graphs are off."""
+        """Tokens of the steps with prompts to capture as CUDA graphs, ascending; none if graphs are off. Which of them are kept says the worker."""
         return mixed_graph_sizes(self.max_num_batched_tokens) if self.captured_batch_sizes() else ()
 
 

@@ -44,7 +44,7 @@ def default_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 
 def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
-    """Tokens of the steps with prompts that are captured where graphs are on, smallest first. The worker pads to them, so the engine fills them."""
+    """Tokens of the steps with prompts that are captured where graphs are on, smallest first. The worker keeps those that pay, and says which."""
     return tuple(size for size in _MIXED_GRAPH_TOKENS if size <= max_num_batched_tokens)
 
 

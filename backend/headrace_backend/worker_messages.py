@@ -67,6 +67,8 @@ class WorkerReady(msgspec.Struct, tag="worker_ready", frozen=True):
     load_gb_s: float = 0.0
     # The plan that is in force.
     memory: MemoryPlan | None = None
+    # Tokens of the steps with prompts that are replayed from graphs, ascending: shorter ones are padded to the next. None without graphs.
+    captured_mixed_sizes: tuple[int, ...] = ()
     # Measured at start: bytes read and written per second by a copy, floating-point operations per second of a large product; 0: not measured.
     copy_bytes_per_s: float = 0.0
     matmul_flops_per_s: float = 0.0

@@ -46,7 +46,7 @@ class Layer:
 
 
 def layer(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | None = None) -> Layer:
-    """Rows of (computed tokens, tokens of this step), planned as a captured step is: it may have to merge. `gathers`: chunks' contexts, where the card can."""
+    """Rows of (computed tokens, tokens of this step), planned as a captured step is. `gathers`: chunks' contexts, where the card can."""
     counts = np.array([count for _, count in rows], np.int32)
     ends = np.array([sum(row) for row in rows], np.int32)
     num_blocks = -(-ends // BLOCK_SIZE)
@@ -79,7 +79,7 @@ def _decode_work(counts: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], win
     if not (columns.splits >= 0).any():
         return None
     scratch = DecodeScratch.allocate(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, columns.max_query_len, "cuda")
-    return DecodeWork(_column(columns.splits), _column(columns.merges), columns.max_query_len, True, scratch)
+    return DecodeWork(_column(columns.splits), columns.max_query_len, scratch)
 
 
 def _prefill_work(

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace_kernels.attention_merge import Merging, merge_outside, merge_rule, store_merged
+from headrace_kernels.attention_merge import merged_at_once, store_merged
 from headrace_kernels.attention_step import DecodeWork, PagedAttentionStep
 from headrace_kernels.attention_tiles import LOG2_E, Launch, absorb, key_offsets, padded_dim, pipeline_stages
 from headrace_kernels.rope_kv import RawHeads, heads_for_norm, mean_squares, rotation_rows, turned_heads
@@ -176,31 +176,30 @@ def _split_kernel(
     offs_part = (place * NUM_KV_HEADS + kv_head) * (QUERY_LEN * GROUP) + offs_row
     tl.store(partial + offs_part[:, None] * HEAD_DIM + offs_dim[None, :], result, mask=mask_store)
     tl.store(lse + offs_part, tl.where(is_empty, -1.0e30, largest + tl.log2(total)), mask=mask_row)
-    if AT_ONCE > 0:
-        first = place - number
-        counter = done + first * NUM_KV_HEADS + kv_head
-        # All warps have stored; then one thread releases it for the card.
-        tl.debug_barrier()
-        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
-            tl.store(counter, 0)
-            store_merged(
-                output,
-                partial,
-                lse,
-                first,
-                count,
-                first_token,
-                num_tokens,
-                kv_head,
-                tl.arange(0, MERGED_ROWS),
-                NUM_HEADS,
-                GROUP,
-                QUERY_LEN,
-                MERGED_ROWS,
-                HEAD_DIM,
-                PADDED_DIM,
-                AT_ONCE,
-            )
+    first = place - number
+    counter = done + first * NUM_KV_HEADS + kv_head
+    # All warps have stored; then one thread releases it for the card.
+    tl.debug_barrier()
+    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
+        tl.store(counter, 0)
+        store_merged(
+            output,
+            partial,
+            lse,
+            first,
+            count,
+            first_token,
+            num_tokens,
+            kv_head,
+            tl.arange(0, MERGED_ROWS),
+            NUM_HEADS,
+            GROUP,
+            QUERY_LEN,
+            MERGED_ROWS,
+            HEAD_DIM,
+            PADDED_DIM,
+            AT_ONCE,
+        )
 
 
 def decode_attention(
@@ -214,7 +213,7 @@ def decode_attention(
     *,
     raw: RawHeads | None = None,
     launch: Launch | None = None,
-    merging: Merging | None = None,
+    at_once: int | None = None,
 ) -> None:
     """Fills the rows of `output` that belong to the work's entries.
 
@@ -230,7 +229,7 @@ def decode_attention(
         output: [num_tokens, num_heads, head_dim] contiguous.
         raw: Heads as the projection gave them. They are normed and turned here, and keys and values are written to `step.slot_mapping`; the work must be of one query token an entry.
         launch: Replaces the rule, for measurements.
-        merging: Replaces the rule, for measurements.
+        at_once: Partial results that are merged at a time; replaces the rule, for measurements.
     """
     num_heads, head_dim = output.shape[1:]
     num_kv_heads = kv_cache.shape[2]
@@ -239,7 +238,6 @@ def decode_attention(
     query_rows = query_len * (num_heads // num_kv_heads)
     rows = max(16, triton.next_power_of_2(query_rows))
     launch = launch or _launch_rule(rows, padded_dim(head_dim), kv_cache)
-    merging = merging or merge_rule(query_rows, padded_dim(head_dim), launch.warps)
     _split_kernel[(num_kv_heads, work.splits.shape[0])](
         query,
         raw.rotations if raw else None,
@@ -275,13 +273,11 @@ def decode_attention(
         NORMED=raw is not None and raw.query_norm is not None,
         NORM_HEADS=heads_for_norm(head_dim // 2, launch.warps),
         MERGED_ROWS=triton.next_power_of_2(query_rows),
-        AT_ONCE=merging.at_once if merging.inside else 0,
+        AT_ONCE=at_once or merged_at_once(query_rows, padded_dim(head_dim), launch.warps),
         FP32_DOT=INTERPRETED,
         num_warps=launch.warps,
         maxnreg=launch.registers,
     )
-    if work.needs_merge and not merging.inside:
-        merge_outside(step, work, output, num_kv_heads, merging.at_once)
 
 
 def _launch_rule(rows: int, dim: int, kv_cache: Tensor) -> Launch:

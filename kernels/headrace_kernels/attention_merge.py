@@ -1,7 +1,7 @@
 """Merging the partial results of rows whose context several programs of `attention_decode` shared, by their logarithmic sums.
 
-Owns the arithmetic (`store_merged`), the rule for where it happens, and the kernel for where it is not the split kernel itself. Partial results lie as [place, key/value head, query row, head_dim] in fp32, query
-row r being token r // group of head r % group; a row's places follow each other. They are merged in the order of the splits whoever merges, so a result's bits do not depend on who was last.
+Owns the arithmetic (`store_merged`), which the last program of a row to finish does, and how many results it has in flight. Partial results lie as [place, key/value head, query row, head_dim] in fp32, query
+row r being token r // group of head r % group; a row's places follow each other. They are merged in the order of the splits, so a result's bits do not depend on who was last.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -9,42 +9,24 @@ row r being token r // group of head r % group; a row's places follow each other
 
 from __future__ import annotations
 
-import dataclasses
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from headrace_kernels.attention_step import DecodeWork, PagedAttentionStep
-from headrace_kernels.attention_tiles import padded_dim
-
-# Whether the split kernel merges. Otherwise a kernel of its own does, whose launch costs 2.5 us at one row and 4.8 at 32 x 8k (h200). Inside is not measured yet.
-_INSIDE = True
 # fp32 numbers of partial results that a thread of the split kernel has in flight: half its registers, for the tiles of keys are done with by then. Longer queries and wider heads, whose
 # tiles need all registers, would spill with as many.
 _THREAD_NUMBERS, _THREAD_NUMBERS_OF_LARGE = 128, 64
+# A layer of an 8B model on an H200: one row of 128k (64 splits) takes 129.9 us with 16 and 134.4 with 8, one of 640 8.1 and 8.9, 32 of 8k 247.6 and 247.3.
 _MOST_AT_ONCE = 16
-# Partial results that the kernel of its own reads at a time, one query row a program.
-_OUTSIDE_AT_ONCE = 16
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Merging:
-    """How partial results are merged."""
+def merged_at_once(query_rows: int, dim: int, warps: int) -> int:
+    """Partial results that are loaded at a time, a power of two, for splits with so many query rows, heads of `dim` numbers in registers and so many warps.
 
-    # By the last program of each row to finish, instead of a kernel of its own.
-    inside: bool
-    # Partial results that are loaded at a time; a power of two.
-    at_once: int
-
-
-def merge_rule(query_rows: int, dim: int, warps: int) -> Merging:
-    """For splits with so many query rows, heads of `dim` numbers in registers and so many warps. It knows no batch: a model has one way for each class of query lengths."""
-    if not _INSIDE:
-        return Merging(False, _OUTSIDE_AT_ONCE)
+    It knows no batch: a model has one way for each class of query lengths.
+    """
     numbers = _THREAD_NUMBERS if query_rows <= 16 and dim <= 128 else _THREAD_NUMBERS_OF_LARGE
-    room = numbers * 32 * warps // (triton.next_power_of_2(query_rows) * dim)
-    return Merging(True, max(1, min(room, _MOST_AT_ONCE)))
+    room: int = numbers * 32 * warps // (triton.next_power_of_2(query_rows) * dim)
+    return max(1, min(room, _MOST_AT_ONCE))
 
 
 @triton.jit
@@ -120,67 +102,3 @@ def store_merged(
     offs_dim = tl.arange(0, PADDED_DIM)[None, :]
     mask = mask_row[:, None] & (offs_dim < HEAD_DIM)
     tl.store(output + offs_out[:, None] + offs_dim, result.to(output.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize_on_alignment=["merges", "query_start_loc"])
-def _merge_kernel(
-    output,
-    partial,
-    lse,
-    merges,
-    query_start_loc,
-    NUM_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    QUERY_LEN: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
-    # One query row of one key/value head a program.
-    row = tl.program_id(0)
-    merge = merges + tl.program_id(1) * 3
-    entry = tl.load(merge)
-    if entry < 0:
-        return
-    first, count = tl.load(merge + 1), tl.load(merge + 2)
-    first_token = tl.load(query_start_loc + entry)
-    num_tokens = tl.load(query_start_loc + entry + 1) - first_token
-    kv_head = row // (QUERY_LEN * GROUP)
-    rows = row % (QUERY_LEN * GROUP) + tl.arange(0, 1)
-    store_merged(
-        output,
-        partial,
-        lse,
-        first,
-        count,
-        first_token,
-        num_tokens,
-        kv_head,
-        rows,
-        NUM_HEADS,
-        GROUP,
-        QUERY_LEN,
-        1,
-        HEAD_DIM,
-        PADDED_DIM,
-        AT_ONCE,
-    )
-
-
-def merge_outside(step: PagedAttentionStep, work: DecodeWork, output: Tensor, num_kv_heads: int, at_once: int) -> None:
-    """Launches the kernel of its own, behind the splits."""
-    num_heads, head_dim = output.shape[1:]
-    _merge_kernel[(work.max_query_len * num_heads, work.merges.shape[0])](
-        output,
-        work.scratch.partial,
-        work.scratch.lse,
-        work.merges,
-        step.query_start_loc,
-        NUM_HEADS=num_heads,
-        GROUP=num_heads // num_kv_heads,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim(head_dim),
-        QUERY_LEN=work.max_query_len,
-        AT_ONCE=at_once,
-        num_warps=4,
-    )

@@ -47,8 +47,6 @@ class DecodeSizes:
 
     # Entries of `DecodeColumns.splits`.
     num_splits: int
-    # Entries of `DecodeColumns.merges`.
-    num_merges: int
     # Partial results kept until they are merged, each for all heads and query tokens of a row.
     num_partials: int
 
@@ -57,7 +55,7 @@ def decode_sizes(num_entries: int, num_kv_heads: int) -> DecodeSizes:
     """The sizes for up to `num_entries` rows; `num_kv_heads` are those of one card's cache."""
     surplus = -(-_TARGET_PROGRAMS // num_kv_heads)
     # Only rows longer than a split are cut, and fewer than `surplus` rows are.
-    return DecodeSizes(num_entries + surplus, min(num_entries, surplus), 2 * surplus)
+    return DecodeSizes(num_entries + surplus, 2 * surplus)
 
 
 @dataclasses.dataclass(slots=True, frozen=True)
@@ -67,12 +65,8 @@ class DecodeColumns:
     # [num_splits, 4]: entry, number of the split within it, the entry's number of splits, place of the partial result (-1 where the entry has one split, which writes the
     # output itself). A split sees its share of whatever context the row has when the kernel runs. Longest first.
     splits: Int32Column
-    # [num_merges, 3]: entry with several splits, place of its first partial result, its number of splits.
-    merges: Int32Column
     # Query tokens the kernel must take: 1, 2, 4 or 8.
     max_query_len: int
-    # Whether any entry has several splits.
-    needs_merge: bool
 
 
 def plan_decode(
@@ -102,14 +96,12 @@ def plan_decode(
     entries = np.flatnonzero((query_lens >= 1) & (query_lens <= size))
     if entries.size > num_entries_padded:
         raise ValueError(f"num_entries_padded is {num_entries_padded}, and {entries.size} entries decode")
-    sizes = decode_sizes(num_entries_padded, num_kv_heads)
-    splits = np.full((sizes.num_splits, 4), -1, np.int32)
-    merges = np.full((sizes.num_merges, 3), -1, np.int32)
+    splits = np.full((decode_sizes(num_entries_padded, num_kv_heads).num_splits, 4), -1, np.int32)
     if entries.size:
         visible = _visible_tokens(query_lens[entries], seq_lens[entries], sliding_window)
         counts = _split_counts(visible, num_kv_heads)
-        _fill_decode(splits, merges, entries, visible, counts)
-    return DecodeColumns(splits, merges, size, needs_merge=bool(merges.size and merges[0, 0] >= 0))
+        _fill_decode(splits, entries, visible, counts)
+    return DecodeColumns(splits, size)
 
 
 def _visible_tokens(query_lens: Int32Column, seq_lens: Int32Column, sliding_window: int | None) -> _Int64Array:
@@ -140,10 +132,8 @@ def _split_tokens(visible: _Int64Array, counts: _Int64Array) -> _Int64Array:
     return tokens
 
 
-def _fill_decode(
-    splits: Int32Column, merges: Int32Column, entries: _Int64Array, visible: _Int64Array, counts: _Int64Array
-) -> None:
-    """Writes the columns; `entries`, `visible` and `counts` are [num_entries]."""
+def _fill_decode(splits: Int32Column, entries: _Int64Array, visible: _Int64Array, counts: _Int64Array) -> None:
+    """Writes the column; `entries`, `visible` and `counts` are [num_entries]."""
     partials = np.where(counts > 1, counts, 0)
     first_partial = np.cumsum(partials) - partials
     of_item = np.repeat(np.arange(entries.size), counts)
@@ -152,8 +142,6 @@ def _fill_decode(
     items = np.stack((entries[of_item], number, counts[of_item], place), axis=1)
     longest_first = np.argsort(-_split_tokens(visible, counts)[of_item], kind="stable")
     splits[: of_item.size] = items[longest_first]
-    cut = np.flatnonzero(counts > 1)
-    merges[: cut.size] = np.stack((entries[cut], first_partial[cut], counts[cut]), axis=1)
 
 
 def prefill_tile_rows(head_dim: int, element_size: int) -> int:

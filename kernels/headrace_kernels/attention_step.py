@@ -46,12 +46,8 @@ class DecodeWork:
 
     # int32 [num_splits, 4]
     splits: Tensor
-    # int32 [num_merges, 3]
-    merges: Tensor
     # 1, 2, 4 or 8.
     max_query_len: int
-    # False: no entry has several splits, so a kernel that merges would have nothing to do. True in graphs, whose steps are not known.
-    needs_merge: bool
     # Made for at least `max_query_len`.
     scratch: DecodeScratch
 

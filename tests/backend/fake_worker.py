@@ -128,6 +128,8 @@ def main() -> int:
     # Besides, a random sleep of up to 20 ms in each step, noted in this file: step id, then when the step had ended, CLOCK_MONOTONIC ns.
     parser.add_argument("--random-sleeps", type=pathlib.Path)
     parser.add_argument("--start-s", type=float, default=0.0)
+    # Tokens of the mixed steps that it claims to replay from graphs.
+    parser.add_argument("--captured", type=int, nargs="+", default=[])
     parser.add_argument("--refuse-model", action="store_true")
     parser.add_argument("--die-at-start", action="store_true")
     # Where a file of this name exists, a step that reads it fails as a forward pass that raises would.
@@ -156,7 +158,9 @@ def main() -> int:
     send(MemoryPlan("cpu", 1 << 30, 1 << 20, 1 << 16, 0, 1 << 20, 4096, options.blocks, block_size))
     send(LoadProgress("weights", 1, 1, "tensors"))
     time.sleep(options.start_s)
-    send(WorkerReady("cpu", options.blocks, block_size, 1000, {"weights": options.start_s}))
+    captured = tuple(options.captured)
+    phases_s = {"weights": options.start_s}
+    send(WorkerReady("cpu", options.blocks, block_size, 1000, phases_s, captured_mixed_sizes=captured))
     model = FakeModel(config["max_num_seqs"])
     while True:
         record = plans.read(timeout_s=1.0)

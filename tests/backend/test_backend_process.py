@@ -253,6 +253,14 @@ async def test_stop_string_ends_the_output_and_says_what_to_cut(client: EngineCl
     assert text[: len(text) - end.trim_bytes] == whole[: whole.index(stop)]
 
 
+async def test_what_a_worker_replays_is_in_the_log(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    async with running_backend(tmp_path, model, "--captured", "16", "64") as backend:
+        async with connected(backend.address) as client:
+            await client.wait_serving()
+            assert (await settled(await client.add(PROMPT, 20))).tokens == expected_tokens(PROMPT, 20)
+        assert backend.log_lines("workers ready")[0]["captured_mixed_sizes"] == [16, 64]
+
+
 async def test_full_queue_is_refused_with_a_hint(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     options = {"max_num_seqs": 1, "max_waiting_requests": 2}
     async with running_backend(tmp_path, model, "--step-ms", "20", **options) as backend:

@@ -24,6 +24,8 @@ from headrace_backend.step_plan import StepPlan, StepResult
 MS = 1_000_000
 STEP_NS = 8 * MS
 NUM_BLOCKS = 256
+# What the device replays from graphs.
+CAPTURED = (16, 32, 64, 128, 256)
 
 
 class Device:
@@ -45,7 +47,7 @@ class Device:
 
     def start(self) -> None:
         self.loop.start(self._deliver)
-        self.loop.workers_ready(self.send_plan, NUM_BLOCKS, on_gpu=True)
+        self.loop.workers_ready(self.send_plan, NUM_BLOCKS, True, CAPTURED)
 
     def stop(self) -> None:
         self.loop.stop()
@@ -151,7 +153,7 @@ def test_workers_lost_and_replaced_while_a_plan_is_held_back(run: Run) -> None:
         await held(device)
         device.lose()
         await asyncio.sleep(0.02)
-        device.loop.workers_ready(device.send_plan, NUM_BLOCKS, on_gpu=True)
+        device.loop.workers_ready(device.send_plan, NUM_BLOCKS, True, CAPTURED)
         await until(lambda: device.num_done == 1, "it does not end")
         device.stop()
 

@@ -23,18 +23,23 @@ class DeviceHarness(Harness):
 
     def __init__(self, **changes: Any) -> None:
         super().__init__(256, 512, max_num_batched_tokens=128, **changes)
-        self.engine.worker_ready(self.num_blocks, on_gpu=True)
+        self.ready(on_gpu=True)
         # When the steps in flight are launched and done.
         self.times: deque[tuple[int, int]] = deque()
         self.free_ns = 0
         self.asked_ns: list[int] = []
+
+    def ready(self, on_gpu: bool) -> None:
+        """A worker that keeps all that it captures, if it is on a GPU."""
+        captured = self.config.captured_mixed_sizes() if on_gpu else ()
+        self.engine.worker_ready(self.num_blocks, on_gpu, captured)
 
     def new_device(self, failed_step_id: int = 0) -> None:
         """The worker is lost, and another takes its place."""
         self.engine.worker_lost(failed_step_id)
         self.times.clear()
         self.worker = self.new_worker()
-        self.engine.worker_ready(self.num_blocks, on_gpu=True)
+        self.ready(on_gpu=True)
 
     def plan(self) -> bool:
         planned = False
@@ -128,7 +133,7 @@ def test_the_device_is_kept_busy() -> None:
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_without_graphs_or_gpu_two_steps_are_always_in_flight(on_gpu: bool) -> None:
     harness = DeviceHarness(**({"graph_sizes": "off"} if on_gpu else {}))
-    harness.engine.worker_ready(harness.num_blocks, on_gpu=on_gpu)
+    harness.ready(on_gpu)
     background(harness)
     for _ in range(300):
         harness.event()

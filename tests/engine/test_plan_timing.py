@@ -246,11 +246,11 @@ def test_a_plan_that_found_nothing_to_compute_is_not_held_against_the_next() -> 
 
 
 @hypothesis.given(st.lists(st.floats(-1e9, 1e9, allow_nan=False), min_size=1, max_size=400))
-def test_a_recent_limit_is_exceeded_by_few_of_the_last_samples(samples: list[float]) -> None:
+def test_a_recent_limit_is_exceeded_by_one_of_the_last_samples(samples: list[float]) -> None:
     limit = RecentLimit()
     for sample in samples:
         limit.add(sample)
     last = samples[-128:]
     assert limit.value in last
-    assert sum(sample > limit.value for sample in last) <= len(last) * 4 // 128
+    assert sum(sample > limit.value for sample in last) <= len(last) // 128
     assert limit.known == (len(last) >= 24)

@@ -137,18 +137,20 @@ def test_padding_costs_what_tokens_cost() -> None:
     assert model.predict_us(full) - model.predict_us(padded) == pytest.approx(pairs_us)
 
 
-@pytest.mark.parametrize(("on_gpu", "graph_sizes"), [(False, "auto"), (True, "off")])
-def test_without_graphs_no_size_is_preferred(on_gpu: bool, graph_sizes: str) -> None:
-    harness = Harness(graph_sizes=graph_sizes)
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_without_graphs_no_size_is_preferred(on_gpu: bool) -> None:
+    harness = Harness()
     harness.engine.worker_ready(64, on_gpu=on_gpu)
     assert harness.engine._step_times.captured == ()
 
 
-def test_with_graphs_the_engine_fills_what_the_worker_captures() -> None:
+def test_steps_are_padded_to_what_each_worker_kept() -> None:
     harness = Harness(max_num_batched_tokens=512)
-    harness.engine.worker_ready(64, on_gpu=True)
-    assert harness.engine._step_times.captured[0] == 16
-    assert harness.engine._step_times.captured[-1] == 512
+    model = harness.engine._step_times
+    for kept, padded in ((CAPTURED, 384), ((16, 64, 128, 256, 512), 512), ((), 300)):
+        harness.engine.worker_ready(64, on_gpu=True, captured_mixed_sizes=kept)
+        assert model.captured == kept
+        assert model.padded(300) == padded
 
 
 def test_crowd_gets_the_whole_budget_until_it_is_nearly_gone() -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies
 from tests.support.attention_case import Case, Shape
 from tests.support.raw_case import RawCase
 
-from headrace_kernels import attention, attention_merge
-from headrace_kernels.attention import paged_attention, rotate_write_attend
+from headrace_kernels import attention
+from headrace_kernels.attention import rotate_write_attend
 from headrace_kernels.attention_decode import decode_attention
-from headrace_kernels.attention_merge import Merging, merge_rule
+from headrace_kernels.attention_merge import merged_at_once
 from headrace_kernels.triton_runtime import INTERPRETED, compilation_count
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -89,7 +89,6 @@ def test_padding_writes_nothing() -> None:
     case = RawCase(Shape(4, 2, 16), [100, 3], DEVICE, padding=3)
     assert case.step.decode is not None
     case.step.decode.splits.fill_(-1)
-    case.step.decode.merges.fill_(-1)
     before = case.kv_cache.clone()
     rotate_write_attend(case.raw, case.kv_cache, case.step, case.shape.scale)
     torch.testing.assert_close(case.kv_cache, before, atol=0, rtol=0, equal_nan=True)
@@ -129,21 +128,21 @@ def test_steps_with_longer_entries_or_classes_take_the_separate_kernels(monkeypa
     assert calls == ["separate", "separate"]
 
 
-MERGINGS = [Merging(True, 1), Merging(True, 4), Merging(True, 16), Merging(False, 4), Merging(False, 16)]
+AT_ONCE = [1, 4, 16]
 
 
-def merged_with(case: Case, merging: Merging) -> torch.Tensor:
-    """What decodes give when merged like this; not written where they do not write."""
+def merged(case: Case, at_once: int) -> torch.Tensor:
+    """What decodes give when so many partial results are merged at a time; not written where they do not write."""
     assert case.step.decode is not None
     output = torch.full(case.query.shape, float("nan"), dtype=case.shape.dtype, device=DEVICE)
     query, shape = case.query, case.shape
     decode_attention(
-        query, case.kv_cache, case.step, case.step.decode, shape.scale, shape.window, output, merging=merging
+        query, case.kv_cache, case.step, case.step.decode, shape.scale, shape.window, output, at_once=at_once
     )
     return output
 
 
-@pytest.mark.parametrize("merging", MERGINGS, ids=str)
+@pytest.mark.parametrize("at_once", AT_ONCE)
 @pytest.mark.parametrize(
     ("shape", "rows", "max_query_len"),
     [
@@ -152,12 +151,12 @@ def merged_with(case: Case, merging: Merging) -> torch.Tensor:
         (Shape(6, 2, 16, window=70), [(700, 1), (300, 4), (200, 3), (0, 4)], 4),
     ],
 )
-def test_partial_results_are_merged_inside_and_outside_alike(
-    shape: Shape, rows: list[tuple[int, int]], max_query_len: int, merging: Merging
+def test_partial_results_are_merged_however_many_at_a_time(
+    shape: Shape, rows: list[tuple[int, int]], max_query_len: int, at_once: int
 ) -> None:
     case = Case(shape, rows, DEVICE, max_query_len=max_query_len, plan_window=10_000)
-    assert case.step.decode is not None and case.step.decode.needs_merge
-    found = merged_with(case, merging)
+    assert case.step.decode is not None and (case.step.decode.splits[:, 3] >= 0).any()
+    found = merged(case, at_once)
     torch.testing.assert_close(found.double(), case.oracle(), atol=2e-5, rtol=0)
     assert not case.step.decode.scratch.done.any()
 
@@ -169,7 +168,7 @@ def test_a_replay_finds_its_counters_as_the_launch_before_did() -> None:
     assert one.step.decode is not None and two.step.decode is not None
     two.step.decode.scratch = one.step.decode.scratch
     for case in (one, two, one, two):
-        found = merged_with(case, Merging(True, 4))
+        found = merged(case, 4)
         torch.testing.assert_close(found.double(), case.oracle(), atol=2e-5, rtol=0)
         assert not one.step.decode.scratch.done.any()
 
@@ -178,17 +177,9 @@ def test_a_replay_finds_its_counters_as_the_launch_before_did() -> None:
 @pytest.mark.parametrize("warps", [2, 4, 8])
 def test_what_is_merged_at_a_time_is_a_power_of_two_that_registers_hold(dim: int, warps: int) -> None:
     for query_rows in (1, 3, 4, 7, 16, 20, 32, 64):
-        at_once = merge_rule(query_rows, dim, warps).at_once
+        at_once = merged_at_once(query_rows, dim, warps)
         assert at_once >= 1 and at_once & (at_once - 1) == 0
         assert at_once == 1 or at_once * query_rows * dim <= 128 * 32 * warps
-
-
-def test_where_merging_happens_is_one_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_merge, "_INSIDE", False)
-    assert not merge_rule(4, 128, 2).inside
-    case = Case(Shape(4, 2, 16), [(900, 1)], DEVICE)
-    found = paged_attention(case.query, case.kv_cache, case.step, case.shape.scale)
-    torch.testing.assert_close(found.double(), case.oracle(), atol=2e-5, rtol=0)
 
 
 LARGE = [
@@ -216,16 +207,15 @@ def test_raw_heads_of_real_sizes(shape: Shape, normed: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
-@pytest.mark.parametrize("merging", MERGINGS, ids=str)
+@pytest.mark.parametrize("at_once", AT_ONCE)
 @pytest.mark.parametrize("rows", [[(640, 1)], [(8000, 1)] * 32, [(131_071, 1)], [(900, 1)] * 300], ids=len)
-def test_merging_of_real_sizes_again_and_again(rows: list[tuple[int, int]], merging: Merging) -> None:
+def test_merging_of_real_sizes_again_and_again(rows: list[tuple[int, int]], at_once: int) -> None:
     """Programs of a row race on a card: the same numbers every time, whoever is last, and counters at 0."""
     case = Case(LARGE[0], rows, DEVICE, max_query_len=1)
     assert case.step.decode is not None
-    case.step.decode.needs_merge = True
-    first = merged_with(case, merging)
+    first = merged(case, at_once)
     torch.testing.assert_close(first.double(), case.oracle(), atol=2e-2, rtol=0)
-    again = [merged_with(case, merging) for _ in range(50)]
+    again = [merged(case, at_once) for _ in range(50)]
     assert all(torch.equal(first, other) for other in again)
     assert not case.step.decode.scratch.done.any()
 

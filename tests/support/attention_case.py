@@ -131,13 +131,7 @@ class Case:
             scratch = DecodeScratch.allocate(*heads, shape.head_dim, decode.max_query_len, self.device)
             scratch.partial.fill_(float("nan"))
             scratch.lse.fill_(float("nan"))
-            self.step.decode = DecodeWork(
-                self._column(decode.splits),
-                self._column(decode.merges),
-                decode.max_query_len,
-                decode.needs_merge or padding > 0,
-                scratch,
-            )
+            self.step.decode = DecodeWork(self._column(decode.splits), decode.max_query_len, scratch)
         scratch_for = (heads[1], shape.head_dim, shape.dtype, self.device, gather_bytes)
         gather_scratch = GatherScratch.allocate(*scratch_for)
         tile_tokens = prefill_tile_tokens(*heads, shape.head_dim, shape.dtype.itemsize)

@@ -26,7 +26,7 @@ from tests.support.raw_case import RawCase
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from headrace_kernels import attention, attention_merge, card, small_linear, small_linear_kernels
+from headrace_kernels import attention, card, small_linear, small_linear_kernels
 
 # Largest shared memory of a program, by architecture.
 _SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
@@ -94,7 +94,7 @@ def _decode_raw(shape: Shape, normed: bool) -> None:
 
 
 def compile_attention(arch: int) -> list[Any]:
-    """Every kernel of a decode, a mixed and a gathered step of the first two; of decodes alone of all; of drafts, and of merging by a kernel of its own, of the first."""
+    """Every kernel of a decode, a mixed and a gathered step of the first two; of decodes alone of all; of drafts of the first."""
     llama = _HEADS[0]
     with contextlib.ExitStack() as stack:
         for ability in ("has_warpgroup_products", "has_copy_engine"):
@@ -111,8 +111,6 @@ def compile_attention(arch: int) -> list[Any]:
         for query_len in (2, 4, 8):
             case = Case(llama, [(700, 1)], "cpu", max_query_len=query_len)
             attention.paged_attention(case.query, case.kv_cache, case.step, llama.scale)
-        stack.enter_context(mock.patch.object(attention_merge, "_INSIDE", False))
-        _decode_raw(llama, normed=True)
     return compiled
 
 

@@ -161,6 +161,7 @@ class SizedRunner:
     def __init__(self, memory: FakeMemory, own: int, step: int, graphs: int = 0) -> None:
         self._memory, self._own, self._step, self._graphs = memory, own, step, graphs
         self.num_captured = 0
+        self.captured_mixed_sizes = (16, 32)
         memory.take(own)
 
     def forward(self, plan: StepPlan) -> torch.Tensor:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from tests.worker.driver import Entry, admission, execute, make_runner, step
 
+from headrace_backend.device_defaults import mixed_graph_sizes
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.ring import RingReader, RingWriter, create_ring
 from headrace_backend.step_plan import StepPlan, StepResult
@@ -162,6 +163,7 @@ def test_dummy_weights_need_a_config_and_nothing_else(
     assert any(isinstance(step, LoadProgress) and step.phase == "dummy weights" for step in progress)
     # Nothing was read, and nothing measured: a CPU's plan is final.
     assert ready.load_gb_s == 0 and ready.memory == plan and not plan.is_measured
+    assert ready.captured_mixed_sizes == ()
     worker.send(first_step([5, 6]))
     assert worker.result().ok.tolist() == [1]
 
@@ -196,6 +198,8 @@ def test_a_worker_on_a_gpu_runs_ahead_and_answers_in_order(start: Starter, llama
     plan = next(message for message in earlier if isinstance(message, MemoryPlan))
     assert plan.device == ready.device == "cuda:0"
     assert plan.kv_cache_bytes > plan.total_bytes // 2
+    kept = ready.captured_mixed_sizes
+    assert kept and list(kept) == sorted(set(kept) & set(mixed_graph_sizes(kept[-1])))
     worker.send(first_step([5, 6, 7]))
     for step_id in range(2, 40):
         worker.send(step([Entry(0, step_id + 1, None, (0,), step_id - 1)], step_id=step_id))

@@ -96,7 +96,6 @@ class Engine:
         self._step_times = StepTimeModel()
         self._timing = PlanTiming()
         self._meter = LoadMeter(self._step_times, rates, self._timing, config.max_waiting_requests)
-        self._captured_mixed_sizes = config.captured_mixed_sizes()
         self._budget = TokenBudget(config.max_num_batched_tokens, self._step_times)
         self._step_time_target_ms = config.step_time_target_ms
         self._scheduler = Scheduler(config, self._budget)
@@ -127,19 +126,26 @@ class Engine:
 
     # Workers.
 
-    def worker_ready(self, num_blocks: int, on_gpu: bool = False) -> None:
+    def worker_ready(self, num_blocks: int, on_gpu: bool = False, captured_mixed_sizes: tuple[int, ...] = ()) -> None:
         """A worker with an empty cache of so many blocks takes steps from now on; what was running is computed again.
 
-        Requests that can't fit such a cache end with an error. `on_gpu` decides how long steps should take where the configuration leaves it open, and whether they
-        are padded to captured sizes.
+        Requests that can't fit such a cache end with an error.
+
+        Args:
+            num_blocks: Of the cache.
+            on_gpu: Decides how long steps should take where the configuration leaves it open.
+            captured_mixed_sizes: Tokens that the worker pads steps with prompts to, ascending; none if it has no graphs.
+
+        Raises:
+            ValueError: There is no block.
         """
         if num_blocks < 1:
             raise ValueError(f"num_blocks: must be at least 1, is {num_blocks}")
         self.worker_lost()
         self._meter.worker_ready()
         self.steps.worker_ready()
-        self._step_times.captured = self._captured_mixed_sizes if on_gpu else ()
-        self._timing.worker_ready(holds=bool(self._step_times.captured))
+        self._step_times.captured = captured_mixed_sizes
+        self._timing.worker_ready(holds=bool(captured_mixed_sizes))
         self._budget.target_us = 1e3 * (self._step_time_target_ms or (DEFAULT_GPU_STEP_MS if on_gpu else 0.0)) or None
         self._admission.num_blocks = num_blocks
         self._quotas.set_num_blocks(num_blocks)

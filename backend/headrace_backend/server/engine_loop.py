@@ -80,10 +80,12 @@ class EngineLoop:
 
     # --- workers --------------------------------------------------------------------------------------------------------------
 
-    def workers_ready(self, send_plan: Callable[[bytes], bool], num_blocks: int, on_gpu: bool) -> None:
+    def workers_ready(
+        self, send_plan: Callable[[bytes], bool], num_blocks: int, on_gpu: bool, captured_mixed_sizes: tuple[int, ...]
+    ) -> None:
         """New workers take plans through `send_plan`, which says whether there was space."""
         self._send_plan = send_plan
-        self._guarded(lambda: self.engine.worker_ready(num_blocks, on_gpu))
+        self._guarded(lambda: self.engine.worker_ready(num_blocks, on_gpu, captured_mixed_sizes))
 
     def workers_lost(self, failed_step_id: int = 0) -> LossOutcome:
         """The workers are gone, and what was in flight with them, because they could not compute a step (0: for another reason)."""

@@ -147,9 +147,10 @@ class WorkerSupervision:
             start_s=round(time.monotonic() - started_s, 3),
             phases_s={phase: round(seconds, 3) for phase, seconds in ready[0].phases_s.items()},
             load_gb_s=round(ready[0].load_gb_s, 2),
+            captured_mixed_sizes=ready[0].captured_mixed_sizes,
         )
         on_gpu = ready[0].device.startswith("cuda")
-        self._engine_loop.workers_ready(group.send_plan, num_blocks, on_gpu)
+        self._engine_loop.workers_ready(group.send_plan, num_blocks, on_gpu, ready[0].captured_mixed_sizes)
         self._on_ready(msgspec.structs.replace(ready[0], num_blocks=num_blocks))
         self._health.set_serving()
 

@@ -25,11 +25,13 @@ from headrace_backend.worker.prompt_logprobs import hidden_indices, prompt_logpr
 from headrace_backend.worker.runner import NOTHING_LAUNCHED, CausalModel, Launched
 from headrace_backend.worker.sampler import SampledTokens, Sampler
 from headrace_backend.worker.step_buffers import StepBuffers, StepLimits
-from headrace_backend.worker.step_columns import AttentionChoices
 from headrace_backend.worker.step_graphs import StepGraphs
-from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smallest_holding
+from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smallest_holding, undominated
+from headrace_kernels.attention_plan import GatherColumns
 from headrace_kernels.step_inputs import store_last_tokens
 
+# Shapes of up to this many tokens are kept untimed: theirs is the reading of the weights, whatever is padded.
+_TIMED_FROM_TOKENS = 129
 # Most memory for contexts that are gathered before attention: 131,072 tokens of an 8-head, 128-wide layer.
 _GATHER_BYTES = 512 << 20
 
@@ -61,7 +63,7 @@ class GpuRunner:
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
             limits: Of a step.
             sizes: Of a layer's attention.
-            shapes: What `capture` captures, smallest first.
+            shapes: What `capture` captures, smallest first. It keeps those that no larger one makes useless.
         """
         self._model = model
         self._sampler = sampler
@@ -75,13 +77,18 @@ class GpuRunner:
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
         # Of the step launched last, between `forward` and `sample`.
         self._shape: StepShape | None = None
-        self._choices = AttentionChoices()
+        self._gather: GatherColumns | None = None
         self.launched = NOTHING_LAUNCHED
 
     @property
     def num_captured(self) -> int:
-        """Graphs captured so far. It stands still once the runner is warm."""
+        """Graphs captured so far, whether or not they were kept. It stands still once the runner is warm."""
         return 0 if self._graphs is None else self._graphs.num_captured
+
+    @property
+    def captured_mixed_sizes(self) -> tuple[int, ...]:
+        """Tokens of the shapes that steps with prompts are padded to, ascending."""
+        return tuple(shape.num_tokens for shape in self._shapes if shape.num_tiles)
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -103,7 +110,7 @@ class GpuRunner:
         held = None if tells_of_prompts else smallest_holding(self._shapes, needed)
         self._shape = shape = held or needed
         self.launched = Launched(shape.num_tokens, captured=self._is_captured(_Piece.FORWARD, shape))
-        self._choices = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=held is not None)
+        self._gather = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=held is not None)
         if tells_of_prompts:
             # No graph keeps the hidden states that are not sampled.
             hidden = self._forward(shape)
@@ -131,7 +138,7 @@ class GpuRunner:
 
     @torch.inference_mode()
     def capture(self, progress: Progress) -> None:
-        """Captures all shapes, the largest first, so that the smaller ones find their memory in the pool.
+        """Captures all shapes, the largest first, so that the smaller ones find their memory in the pool; then drops those that take no less time than a larger one.
 
         Args:
             progress: Called with (phase, done, total, unit).
@@ -141,10 +148,28 @@ class GpuRunner:
         for done, shape in enumerate(reversed(self._shapes)):
             progress("graphs", done, len(self._shapes), "shapes")
             self._buffers.upload_padding(shape, self._rows.scratch_row)
-            self._choices = AttentionChoices()
+            self._gather = None
             for piece in _Piece:
                 self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
         progress("graphs", len(self._shapes), len(self._shapes), "shapes")
+        self._keep_undominated(self._graphs)
+
+    def _keep_undominated(self, graphs: StepGraphs) -> None:
+        # Padding gives attention nothing to do: what is timed depends on these sizes alone, and shapes that share them are timed once.
+        sizes = {shape: (shape.num_tokens, shape.num_samples) for shape in self._shapes}
+        timed = {size: shape for shape, size in sizes.items() if shape.num_tokens >= _TIMED_FROM_TOKENS}
+        times = graphs.times_ms({size: functools.partial(self._replay_padding, shape) for size, shape in timed.items()})
+        kept = undominated(self._shapes, {shape: times[size] for shape, size in sizes.items() if size in times})
+        for shape in set(self._shapes) - set(kept):
+            for piece in _Piece:
+                graphs.drop((piece, shape))
+        self._shapes = tuple(kept)
+
+    def _replay_padding(self, shape: StepShape) -> None:
+        """Launches a captured step in which nothing takes part."""
+        self._buffers.upload_padding(shape, self._rows.scratch_row)
+        for piece in _Piece:
+            self._launch(piece, shape)
 
     def _is_captured(self, piece: _Piece, shape: StepShape) -> bool:
         return self._graphs is not None and (piece, shape) in self._graphs
@@ -162,7 +187,7 @@ class GpuRunner:
 
     def _forward(self, shape: StepShape) -> torch.Tensor:
         """Inputs from the columns, the model, and the hidden states that are sampled. Gives those of all tokens, [num_tokens, hidden_size]."""
-        inputs = self._buffers.inputs(shape, self._rows, self._choices)
+        inputs = self._buffers.inputs(shape, self._rows, self._gather)
         hidden = self._model(inputs.token_ids, inputs.positions, self.kv_caches, inputs.attention)
         sampled = self._buffers.columns(shape).sample_tokens
         torch.index_select(hidden, 0, sampled, out=self._buffers.hidden[: shape.num_samples])

@@ -66,7 +66,11 @@ class CapturesGraphs(Protocol):
 
     @property
     def num_captured(self) -> int:
-        """Graphs captured so far."""
+        """Graphs captured so far, whether or not they were kept."""
+
+    @property
+    def captured_mixed_sizes(self) -> tuple[int, ...]:
+        """Tokens of the kept shapes of steps with prompts, ascending."""
 
     def capture(self, progress: Progress) -> None:
         """Captures them; the cache is there already."""

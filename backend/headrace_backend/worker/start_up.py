@@ -162,6 +162,7 @@ def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, ph
             phases,
             load_gb_s,
             plan,
+            runner.captured_mixed_sizes if isinstance(runner, CapturesGraphs) else (),
             rates.copy_bytes_per_s,
             rates.matmul_flops_per_s,
         )

@@ -14,7 +14,6 @@ from headrace_backend.step_plan import StepPlan
 from headrace_backend.worker.device_copies import copy_to_device, staging_memory
 from headrace_backend.worker.device_rows import DeviceRows
 from headrace_backend.worker.step_columns import (
-    AttentionChoices,
     StepColumns,
     columns_size,
     fill_columns,
@@ -22,6 +21,7 @@ from headrace_backend.worker.step_columns import (
     split_columns,
 )
 from headrace_backend.worker.step_shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
+from headrace_kernels.attention_plan import GatherColumns
 from headrace_kernels.attention_step import (
     DecodeScratch,
     DecodeWork,
@@ -86,18 +86,18 @@ class StepBuffers:
         """Tokens of context that a step outside of graphs can gather."""
         return 0 if self._gather_scratch is None else self._gather_scratch.capacity
 
-    def upload(self, plan: StepPlan, shape: StepShape, scratch_row: int, is_captured: bool) -> AttentionChoices:
+    def upload(self, plan: StepPlan, shape: StepShape, scratch_row: int, is_captured: bool) -> GatherColumns | None:
         """Fills the columns of a shape that holds the plan and sends them, behind what has been launched so far.
 
         Returns:
-            What `inputs` is to be called with.
+            Contexts that are to be gathered, for `inputs`.
         """
         host = self._host_piece(shape)
         capacity = 0 if is_captured else self.gather_capacity
         columns = split_columns(host.numpy(), shape)
-        choices = fill_columns(columns, plan, shape, self._sizes, scratch_row, capacity)
+        gather = fill_columns(columns, plan, shape, self._sizes, scratch_row, capacity)
         self._send(host)
-        return choices
+        return gather
 
     def upload_padding(self, shape: StepShape, scratch_row: int) -> None:
         """Columns of a step in which nothing takes part."""
@@ -109,7 +109,7 @@ class StepBuffers:
         """The columns on the card, as they were uploaded last with this shape."""
         return split_columns(self._piece, shape)
 
-    def inputs(self, shape: StepShape, rows: DeviceRows, choices: AttentionChoices) -> StepInputs:
+    def inputs(self, shape: StepShape, rows: DeviceRows, gather: GatherColumns | None) -> StepInputs:
         """Launches the making of the model's inputs from the columns and the rows' state."""
         columns = self.columns(shape)
         token_ids, positions, slots = (
@@ -134,29 +134,19 @@ class StepBuffers:
             block_tables=rows.block_tables,
             slot_mapping=slots,
             block_size=self._block_size,
-            decode=self._decode_work(columns, shape, choices) if shape.num_splits else None,
-            prefill=PrefillWork(columns.tiles.view(-1, 2), self._gathered(choices)) if shape.num_tiles else None,
+            decode=self._decode_work(columns) if shape.num_splits else None,
+            prefill=PrefillWork(columns.tiles.view(-1, 2), self._gathered(gather)) if shape.num_tiles else None,
         )
         return StepInputs(token_ids, positions, attention)
 
-    def _decode_work(
-        self, columns: StepColumns[torch.Tensor], shape: StepShape, choices: AttentionChoices
-    ) -> DecodeWork:
-        return DecodeWork(
-            splits=columns.splits.view(-1, 4),
-            merges=columns.merges.view(-1, 3),
-            max_query_len=DECODE_QUERY_LEN,
-            needs_merge=choices.needs_merge,
-            scratch=self._decode_scratch,
-        )
+    def _decode_work(self, columns: StepColumns[torch.Tensor]) -> DecodeWork:
+        return DecodeWork(columns.splits.view(-1, 4), DECODE_QUERY_LEN, self._decode_scratch)
 
-    def _gathered(self, choices: AttentionChoices) -> GatheredContext | None:
-        if choices.gather is None:
+    def _gathered(self, gather: GatherColumns | None) -> GatheredContext | None:
+        if gather is None:
             return None
         assert self._gather_scratch is not None
-        chunks, offsets = (
-            copy_to_device(column, self._device) for column in (choices.gather.chunks, choices.gather.offsets)
-        )
+        chunks, offsets = (copy_to_device(column, self._device) for column in (gather.chunks, gather.offsets))
         return GatheredContext(chunks, offsets, self._gather_scratch)
 
     def _host_piece(self, shape: StepShape) -> torch.Tensor:

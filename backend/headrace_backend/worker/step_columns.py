@@ -26,16 +26,6 @@ Column = TypeVar("Column", Int32Column, torch.Tensor)
 
 
 @dataclasses.dataclass(slots=True)
-class AttentionChoices:
-    """What the host decides about attention from a step's lengths. A graph can't: it is captured with the first answer and no gathering."""
-
-    # Whether any context is shared by several programs.
-    needs_merge: bool = True
-    # Contexts that are copied side by side before attention.
-    gather: GatherColumns | None = None
-
-
-@dataclasses.dataclass(slots=True)
 class StepColumns(Generic[Column]):
     """One step's columns, int32, on the host (numpy) or on the card (tensors): the same fields at the same places."""
 
@@ -51,9 +41,8 @@ class StepColumns(Generic[Column]):
     seq_lens: Column
     # [num_entries + 1]
     query_start_loc: Column
-    # See `attention_plan.DecodeColumns`: [num_splits * 4], [num_merges * 3].
+    # See `attention_plan.DecodeColumns`: [num_splits * 4].
     splits: Column
-    merges: Column
     # See `attention_plan.PrefillColumns`: [num_tiles * 2].
     tiles: Column
     # [num_samples] the row that receives the token, the index of its hidden state, and the token's position in the output.
@@ -64,7 +53,7 @@ class StepColumns(Generic[Column]):
 
 def _lengths(shape: StepShape) -> tuple[int, ...]:
     tokens, entries, samples = shape.num_tokens, shape.num_entries, shape.num_samples
-    attention = (4 * shape.num_splits, 3 * shape.num_merges, 2 * shape.num_tiles)
+    attention = (4 * shape.num_splits, 2 * shape.num_tiles)
     return (*(tokens,) * 3, *(entries,) * 2, entries + 1, *attention, *(samples,) * 3)
 
 
@@ -91,7 +80,7 @@ def fill_columns(
     sizes: AttentionSizes,
     scratch_row: int,
     gather_capacity: int,
-) -> AttentionChoices:
+) -> GatherColumns | None:
     """Writes a plan into the columns of a shape that holds it.
 
     Args:
@@ -101,6 +90,9 @@ def fill_columns(
         sizes: What attention's work is divided by.
         scratch_row: The row that padding uses.
         gather_capacity: Tokens of context that may be gathered, 0 for none.
+
+    Returns:
+        Contexts that are to be copied side by side before attention, which the host decides from a step's lengths; None: none.
     """
     forward = plan.forward
     ends = np.cumsum(forward.counts, dtype=np.int64)
@@ -120,7 +112,7 @@ def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
     """Writes columns in which nothing takes part."""
     for field in dataclasses.fields(columns):
         getattr(columns, field.name)[:] = 0
-    for column in (columns.token_entries, columns.splits, columns.merges, columns.tiles):
+    for column in (columns.token_entries, columns.splits, columns.tiles):
         column[:] = -1
     for column in (columns.rows, columns.sample_rows):
         column[:] = scratch_row
@@ -145,26 +137,23 @@ def _fill_attention(
     shape: StepShape,
     sizes: AttentionSizes,
     gather_capacity: int,
-) -> AttentionChoices:
-    choices = AttentionChoices(needs_merge=False, gather=None)
+) -> GatherColumns | None:
     if shape.num_splits:
         decode = plan_decode(
             query_lens, seq_lens, sizes.num_kv_heads, shape.num_entries, max_query_len=DECODE_QUERY_LEN
         )
         columns.splits[:] = decode.splits.reshape(-1)
-        columns.merges[:] = decode.merges.reshape(-1)
-        choices.needs_merge = decode.needs_merge
-    if shape.num_tiles:
-        prefill = plan_prefill(
-            query_lens,
-            seq_lens,
-            sizes.num_heads,
-            sizes.num_kv_heads,
-            sizes.tile_tokens,
-            max_query_len=DECODE_QUERY_LEN,
-            num_tiles_padded=shape.num_tiles,
-            gather_capacity=gather_capacity,
-        )
-        columns.tiles[:] = prefill.tiles.reshape(-1)
-        choices.gather = prefill.gather
-    return choices
+    if not shape.num_tiles:
+        return None
+    prefill = plan_prefill(
+        query_lens,
+        seq_lens,
+        sizes.num_heads,
+        sizes.num_kv_heads,
+        sizes.tile_tokens,
+        max_query_len=DECODE_QUERY_LEN,
+        num_tiles_padded=shape.num_tiles,
+        gather_capacity=gather_capacity,
+    )
+    columns.tiles[:] = prefill.tiles.reshape(-1)
+    return prefill.gather

@@ -1,16 +1,20 @@
 """CUDA graphs: a step's kernels launched by one call, for the shapes that were captured at start-up.
 
-Owns capturing, the memory pool that all graphs share, and the count of captures. Does not own what is captured (`gpu_runner`) nor which shapes (`step_shape`). All captures
+Owns capturing, timing and dropping, the memory pool that all graphs share, and the count of captures. Does not own what is captured (`gpu_runner`) nor which shapes (`step_shape`). All captures
 share one pool: steps run one after the other, so that what one graph computes in passing may lie where another's did. Only what a step leaves for the next must lie elsewhere.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 import torch
+
+from headrace_backend.worker.launch_times import DeviceClock, least_times_ms
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class StepGraphs:
@@ -56,3 +60,12 @@ class StepGraphs:
         graph, outputs = self._graphs[key]
         graph.replay()
         return outputs
+
+    def times_ms(self, launches: Mapping[Key, Callable[[], None]]) -> dict[Key, float]:
+        """How long the device takes for each of the launches, of replays and what they need."""
+        return least_times_ms(launches, DeviceClock(self._device))
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets a piece. Its own memory goes back to the driver, its tensors' to the pool."""
+        graph, _ = self._graphs.pop(key)
+        graph.reset()
