@@ -31,7 +31,7 @@ class Calls:
 
 
 @pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
-def test_it_is_never_early_and_hardly_late(run: Run) -> None:
+def test_it_is_never_early_and_finer_than_a_millisecond(run: Run) -> None:
     async def main() -> None:
         calls, lateness = Calls(), []
         for index in range(40):
@@ -41,8 +41,8 @@ def test_it_is_never_early_and_hardly_late(run: Run) -> None:
             lateness.append(calls.at_ns[index] - due_ns)
         calls.timer.close()
         assert min(lateness) >= 0
-        # Milliseconds would show; a busy machine may be late now and then.
-        assert sorted(lateness)[10] < MS // 2
+        # A loop's own timers have milliseconds, and would never be as near; a busy machine is late more often than not.
+        assert min(lateness) < MS // 2
 
     run(main())
 
