@@ -29,12 +29,18 @@ _NVML_NAMES = ("libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1")
 class BackendProcess:
     """One running backend."""
 
-    def __init__(self, engine: dict[str, Any], folder: pathlib.Path) -> None:
+    def __init__(self, engine: dict[str, Any], folder: pathlib.Path, telemetry_socket: str = "") -> None:
         """Starts it. `folder` takes its socket, configuration and log."""
         self.address = f"unix:{folder / 'engine.sock'}"
         self._log = folder / "backend.log"
         config = folder / "backend.json"
-        config.write_text(json.dumps({"engine": engine, "listen": self.address, "log_format": "json"}))
+        settings = {
+            "engine": engine,
+            "listen": self.address,
+            "log_format": "json",
+            "telemetry_socket": telemetry_socket,
+        }
+        config.write_text(json.dumps(settings))
         self.started_s = time.perf_counter()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -102,10 +108,10 @@ class BackendProcess:
 
 
 @contextlib.contextmanager
-def backend_process(engine: dict[str, Any]) -> Iterator[BackendProcess]:
+def backend_process(engine: dict[str, Any], telemetry_socket: str = "") -> Iterator[BackendProcess]:
     """Starts a backend with the given EngineConfig fields, and stops it."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
-        process = BackendProcess(engine, pathlib.Path(name))
+        process = BackendProcess(engine, pathlib.Path(name), telemetry_socket)
         try:
             yield process
         finally:
@@ -132,13 +138,20 @@ class GpuMemory:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def _used(self) -> int:
-        if self._nvml is None:
-            return 0
+    def _memory(self) -> _NvmlMemory:
         memory = _NvmlMemory()
-        if self._nvml.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory)):
+        if self._nvml is not None and self._nvml.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory)):
             self._nvml = None
-        return int(memory.used)
+        return memory
+
+    def _used(self) -> int:
+        return int(self._memory().used)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """All of the card's; None without NVML."""
+        total = int(self._memory().total)
+        return None if self._nvml is None else total
 
     def _watch(self) -> None:
         while self._nvml is not None and not self._ended.wait(_SAMPLE_S):

@@ -4,6 +4,8 @@ Text in and out with a byte-level BPE of our own that has as many entries as the
 output tokens per second that is missing through gRPC. Runs alternate, medians are compared.
 
     python -m benchmarks.bench_serving --shape llama-3.1-8b --dtype bf16 --workloads burst256,poisson15 --services 1 --clients 4 --json FILE
+
+With `--telemetry off,array,span` what differs is not the way but how much is traced (`serving_telemetry`).
 """
 
 from __future__ import annotations
@@ -19,15 +21,14 @@ from typing import Any
 import uvloop
 from tokenizers import Tokenizer
 
-from benchmarks import results_table
+from benchmarks import results_table, serving_telemetry
 from benchmarks.ceilings import Ceilings, measured
 from benchmarks.engine_options import Plan, engine_options, model_folder, plan_of
 from benchmarks.engine_session import EngineSession
 from benchmarks.measured_engine import measure_all, measured_engine, record
 from benchmarks.measurements import itl_over_time, medians, summary
 from benchmarks.sending import counters, send, uncached
-from benchmarks.serving import Services, send_texts, services
-from benchmarks.synthetic_tokenizer import as_words
+from benchmarks.serving import Services, send_texts, services, worded
 from benchmarks.workloads import WORKLOADS, Workload, first_of
 
 # The loss is a small difference of two figures.
@@ -41,11 +42,6 @@ class Front:
     tokenizer: Tokenizer
     services: Services
     clients: int
-
-
-def _worded(workload: Workload, vocab_size: int) -> Workload:
-    """The workload with ids whose text is encoded to the same ids again."""
-    return dataclasses.replace(workload, trace=[(as_words(ids, vocab_size), output) for ids, output in workload.trace])
 
 
 async def _measure(session: EngineSession, front: Front, workload: Workload, repeats: int) -> dict[str, Any]:
@@ -98,15 +94,15 @@ async def run(plan: Plan, ceilings: Ceilings, num_services: int, clients: int, p
     async with measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
         with services(session.process.address, num_services) as running:
             front = Front(tokenizer, running, clients)
-            worded = [_worded(workload, session.model.vocabulary_size) for workload in workloads]
-            await send_texts(first_of(worded[0], 2 * clients), tokenizer, running, "warm-up", clients)
+            texts = [worded(workload, session.model.vocabulary_size) for workload in workloads]
+            await send_texts(first_of(texts[0], 2 * clients), tokenizer, running, "warm-up", clients)
 
             async def measure(workload: Workload) -> dict[str, Any]:
                 figures = await _measure(session, front, workload, plan.repeats or _REPEATS)
                 result = record(figures, workload, plan, ceilings, started, session.model.dtype)
                 return result | {"peak_memory_gib": peak_gib()}
 
-            return await measure_all(worded, measure, _lines, path)
+            return await measure_all(texts, measure, _lines, path)
 
 
 def main() -> int:
@@ -120,12 +116,25 @@ def main() -> int:
     parser.add_argument(
         "--clients", type=int, default=max(1, len(os.sched_getaffinity(0)) // 4), help="client processes"
     )
+    parser.add_argument(
+        "--telemetry",
+        default="",
+        help=f"instead of the engine beside the front: off and some of {', '.join(serving_telemetry.DETAILS)}, all traced, with commas",
+    )
     options = parser.parse_args()
+    modes = tuple(filter(None, options.telemetry.split(",")))
+    if modes and not {"off"} < set(modes) <= {"off", *serving_telemetry.DETAILS}:
+        parser.error(f"--telemetry: off and some of {', '.join(serving_telemetry.DETAILS)}, not {options.telemetry}")
     with tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
         folder = model_folder(options, pathlib.Path(parent), tokenizer=True)
         plan = plan_of(parser, options, folder)
         ceilings = measured(options.device, options.threads)
-        complete = uvloop.run(run(plan, ceilings, options.services, options.clients, options.json))
+        processes = options.services, options.clients
+        if modes:
+            measured_all = serving_telemetry.run(plan, ceilings, modes, *processes, options.json)
+        else:
+            measured_all = run(plan, ceilings, *processes, options.json)
+        complete = uvloop.run(measured_all)
     return 0 if complete else 1
 
 

@@ -245,9 +245,11 @@ async def _while_it_lives(process: BackendProcess, step: Any, deadline_s: float)
 
 
 @asynccontextmanager
-async def engine_session(engine: dict[str, Any], timeout_s: float = 120.0) -> AsyncIterator[EngineSession]:
+async def engine_session(
+    engine: dict[str, Any], timeout_s: float = 120.0, telemetry_socket: str = ""
+) -> AsyncIterator[EngineSession]:
     """Starts a backend with the given EngineConfig fields, yields a session, and stops the backend."""
-    with backend_process(engine) as process:
+    with backend_process(engine, telemetry_socket) as process:
         deadline_s = time.monotonic() + timeout_s
         options = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
         async with grpc.aio.insecure_channel(process.address, options=options) as channel:

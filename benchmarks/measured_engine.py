@@ -111,12 +111,12 @@ def record(
 
 @contextlib.asynccontextmanager
 async def measured_engine(
-    plan: Plan, ceilings: Ceilings
+    plan: Plan, ceilings: Ceilings, telemetry_socket: str = ""
 ) -> AsyncIterator[tuple[EngineSession, list[Workload], Started, Callable[[], float | None]]]:
     """A warm backend, its workloads, what is known of it, and a function that tells the peak of its memory (GiB)."""
     on_gpu = ceilings.device == "cuda"
     memory = GpuMemory() if on_gpu else None
-    async with engine_session(plan.settings, START_TIMEOUT_S) as session:
+    async with engine_session(plan.settings, START_TIMEOUT_S, telemetry_socket) as session:
         requests = plan.requests or (0 if on_gpu else _CPU_REQUESTS)
         sizes = session.model.vocabulary_size, session.model.max_context_tokens
         workloads = [fitted(build(name, plan.seed, requests), *sizes) for name in plan.workloads]

@@ -25,6 +25,7 @@ from benchmarks import figures
 from benchmarks.measurements import Request
 from benchmarks.sending import NotMeasured, Run
 from benchmarks.serving_client import Call, CallResult, Job
+from benchmarks.synthetic_tokenizer import as_words
 from benchmarks.workloads import Workload
 from headrace_service.config import ServiceConfig
 
@@ -57,8 +58,10 @@ def _free_port() -> int:
         return port
 
 
-def _start(engine: str, address: str, log: pathlib.Path) -> subprocess.Popen[bytes]:
-    config = ServiceConfig(listen=(address,), engine=engine, log_level="warning").model_dump_json()
+def _start(engine: str, address: str, log: pathlib.Path, telemetry_socket: str) -> subprocess.Popen[bytes]:
+    config = ServiceConfig(
+        listen=(address,), engine=engine, log_level="warning", telemetry_socket=telemetry_socket
+    ).model_dump_json()
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace_service", "--config-json", "-"],
         stdin=subprocess.PIPE,
@@ -73,12 +76,12 @@ def _start(engine: str, address: str, log: pathlib.Path) -> subprocess.Popen[byt
 
 
 @contextlib.contextmanager
-def services(engine: str, count: int) -> Iterator[Services]:
+def services(engine: str, count: int, telemetry_socket: str = "") -> Iterator[Services]:
     """Starts service processes for the backend at `engine`, and stops them."""
     addresses = [f"127.0.0.1:{_free_port()}" for _ in range(count)]
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         logs = [pathlib.Path(folder) / f"service{index}.log" for index in range(count)]
-        started = [_start(engine, address, log) for address, log in zip(addresses, logs, strict=True)]
+        started = [_start(engine, address, log, telemetry_socket) for address, log in zip(addresses, logs, strict=True)]
         try:
             for address, process, log in zip(addresses, started, logs, strict=True):
                 _wait_until_listening(address, process, log)
@@ -101,7 +104,14 @@ def _wait_until_listening(address: str, process: subprocess.Popen[bytes], log: p
         time.sleep(0.05)
 
 
-def jobs(workload: Workload, texts: Sequence[str], addresses: list[str], salt: str, clients: int) -> list[Job]:
+def worded(workload: Workload, vocab_size: int) -> Workload:
+    """The workload with ids whose text is encoded to the same ids again."""
+    return dataclasses.replace(workload, trace=[(as_words(ids, vocab_size), output) for ids, output in workload.trace])
+
+
+def jobs(
+    workload: Workload, texts: Sequence[str], addresses: list[str], salt: str, clients: int, detail: int = 0
+) -> list[Job]:
     """The workload dealt out to client processes; fewer of them where fewer calls are open at once."""
     concurrency = workload.concurrency or len(texts)
     clients = max(1, min(clients, concurrency))
@@ -111,7 +121,7 @@ def jobs(workload: Workload, texts: Sequence[str], addresses: list[str], salt: s
         at_s = None if workload.arrivals_s is None else workload.arrivals_s[index]
         dealt[index % clients].append(Call(index, text, output, at_s))
     shares = [concurrency // clients + (number < concurrency % clients) for number in range(clients)]
-    return [Job(addresses, begin_s, share, salt, calls) for share, calls in zip(shares, dealt, strict=True)]
+    return [Job(addresses, begin_s, share, salt, calls, detail) for share, calls in zip(shares, dealt, strict=True)]
 
 
 async def _client(job: Job) -> list[CallResult]:
@@ -128,14 +138,16 @@ async def _client(job: Job) -> list[CallResult]:
     return msgspec.msgpack.decode(output, type=list[CallResult])
 
 
-async def send_texts(workload: Workload, tokenizer: Tokenizer, running: Services, salt: str, clients: int) -> Run:
-    """Sends a workload whose ids are whole words (`as_words`) through the services.
+async def send_texts(
+    workload: Workload, tokenizer: Tokenizer, running: Services, salt: str, clients: int, detail: int = 0
+) -> Run:
+    """Sends a workload whose ids are whole words (`as_words`) through the services, `detail` of its tokens traced.
 
     Raises:
         NotMeasured: A call failed, or a prompt or an answer has not the length that was asked for.
     """
     texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids, _ in workload.trace]
-    work = jobs(workload, texts, running.addresses, salt, clients)
+    work = jobs(workload, texts, running.addresses, salt, clients, detail)
     parts = await asyncio.gather(*(_client(job) for job in work))
     results = sorted((result for part in parts for result in part), key=lambda result: result.index)
     requests = []

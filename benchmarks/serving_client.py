@@ -43,6 +43,8 @@ class Job(msgspec.Struct, frozen=True):
     concurrency: int
     salt: str
     calls: list[Call]
+    # TraceDetail of the requests; 0: what the server has.
+    detail: int = 0
 
 
 class CallResult(msgspec.Struct):
@@ -56,7 +58,7 @@ class CallResult(msgspec.Struct):
     error: str = ""
 
 
-def _request(call: Call, salt: str) -> bytes:
+def _request(call: Call, salt: str, detail: int) -> bytes:
     request = inference_pb2.GenerateRequest()
     spec = request.spec
     spec.text = call.text
@@ -64,6 +66,7 @@ def _request(call: Call, salt: str) -> bytes:
     spec.sampling.temperature = 0.0
     spec.stop.max_tokens = call.max_tokens
     spec.stop.ignore_eos = True
+    spec.trace_detail = detail
     data: bytes = request.SerializeToString()
     return data
 
@@ -92,7 +95,7 @@ async def _run(job: Job) -> list[CallResult]:
     ]
     await asyncio.gather(*(channel.channel_ready() for channel in channels))
     stubs = itertools.cycle([channel.unary_stream(_GENERATE) for channel in channels])
-    requests = [(call, _request(call, job.salt)) for call in job.calls]
+    requests = [(call, _request(call, job.salt, job.detail)) for call in job.calls]
     gc.freeze()
     await asyncio.sleep(max(0.0, job.begin_s - time.perf_counter()))
     if job.calls and job.calls[0].at_s is not None:

@@ -18,18 +18,22 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
 import msgspec
 import psutil
 
 from benchmarks import figures, front_parties
+from benchmarks.bench_exporter import collector
 from benchmarks.telemetry_client import Job, Seen
 from headrace_service.config import ServiceConfig
 
 _START_TIMEOUT_S = 30.0
 _MAX_SEQS = 64
 _NUM_BLOCKS = 4096
+# Little enough to be full within the run, so that what is measured includes dropping.
+_KEPT_BYTES = 16 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,14 +97,13 @@ def server(model: pathlib.Path, cores: Cores, step_ms: float, collector_port: in
         socket, metrics_port = "", 0
         if collector_port is not None:
             socket, metrics_port = f"{folder}/telemetry.sock", front_parties.free_port()
-            pids["telemetry"] = stack.enter_context(_telemetry(folder, socket, collector_port, metrics_port, cores))
+            running = telemetry(folder, socket, collector_port, metrics_port, cores.telemetry)
+            pids["telemetry"] = stack.enter_context(running)
         engine, address = f"unix:{folder}/engine.sock", f"127.0.0.1:{front_parties.free_port()}"
         backend = stack.enter_context(_backend(folder, engine, socket, model, step_ms, cores))
         config = ServiceConfig(listen=(address,), engine=engine, log_level="error", telemetry_socket=socket)
         arguments = ("-m", "headrace_service", "--config-json", "-")
-        service = stack.enter_context(
-            front_parties.process(cores.service, *arguments, stdin=config.model_dump_json())
-        )
+        service = stack.enter_context(front_parties.process(cores.service, *arguments, stdin=config.model_dump_json()))
         front_parties.wait_until_answering(address)
         (worker,) = psutil.Process(backend.pid).children()
         pids |= {"service": service.pid, "backend": backend.pid, "worker": worker.pid}
@@ -108,18 +111,21 @@ def server(model: pathlib.Path, cores: Cores, step_ms: float, collector_port: in
 
 
 @contextlib.contextmanager
-def _telemetry(folder: str, socket: str, collector_port: int, metrics_port: int, cores: Cores) -> Iterator[int]:
+def telemetry(folder: str, socket: str, collector_port: int, metrics_port: int, cores: set[int]) -> Iterator[int]:
+    """A telemetry process that traces everything, on some cores; yields its process id. `folder` takes its configuration."""
     settings = {
         "telemetry_socket": socket,
         "otlp_endpoint": f"http://127.0.0.1:{collector_port}",
         "trace_sample_ratio": 1.0,
         "metrics_listen": f"127.0.0.1:{metrics_port}",
         "telemetry_flush_s": 0,
+        "otlp_queue": _KEPT_BYTES,
+        "trace_ring": _KEPT_BYTES,
         "log_level": "error",
     }
     config = pathlib.Path(folder, "telemetry.json")
     config.write_text(json.dumps(settings))
-    with front_parties.process(cores.telemetry, "-m", "headrace_telemetry", "--config-json", str(config)) as process:
+    with front_parties.process(cores, "-m", "headrace_telemetry", "--config-json", str(config)) as process:
         end_s = time.monotonic() + _START_TIMEOUT_S
         while not pathlib.Path(socket).exists():
             if process.poll() is not None or time.monotonic() > end_s:
@@ -129,10 +135,29 @@ def _telemetry(folder: str, socket: str, collector_port: int, metrics_port: int,
 
 
 @contextlib.contextmanager
+def collector_at(cores: set[int], answer: str) -> Iterator[tuple[int, Synchronized[int]]]:
+    """A collector on some cores, which it inherits; see `bench_exporter.collector`."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        with collector(answer) as running:
+            os.sched_setaffinity(0, before)
+            yield running
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
 def _backend(
     folder: str, listen: str, socket: str, model: pathlib.Path, step_ms: float, cores: Cores
 ) -> Iterator[subprocess.Popen[str]]:
-    engine = {"model": str(model), "device": "cpu", "load": "dummy", "max_num_seqs": _MAX_SEQS, "num_blocks": _NUM_BLOCKS}
+    engine = {
+        "model": str(model),
+        "device": "cpu",
+        "load": "dummy",
+        "max_num_seqs": _MAX_SEQS,
+        "num_blocks": _NUM_BLOCKS,
+    }
     config = pathlib.Path(folder, "backend.json")
     settings = {"engine": engine, "listen": listen, "telemetry_socket": socket, "log_level": "error"}
     config.write_text(json.dumps(settings))

@@ -15,20 +15,19 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import figures
-from benchmarks.bench_exporter import collector
 from benchmarks.paired import relative
 from benchmarks.telemetry_client import Seen
-from benchmarks.telemetry_parties import Clients, Cores, Server, server
+from benchmarks.telemetry_parties import Clients, Cores, Server, collector_at, server
 from headrace.v1 import generation_pb2
 
 _WARM_UP_S = 0.7
 _LEAD_S = 0.1
-# Until the spans of a turn have left, so that the next one has the cores to itself.
-_DRAIN_S = 1.3
+# Spans wait so long for others to go with them, and leave the telemetry process's own core.
+_DRAIN_S = 1.5
 _DETAILS = {"array": generation_pb2.TRACE_DETAIL_ARRAY, "span": generation_pb2.TRACE_DETAIL_SPAN}
 BAD_COLLECTORS = ("down", "hung", "UNAVAILABLE")
 _COMPARED = ("tokens_per_s", "itl_p99_ms", "server_cpu_us_per_token")
@@ -50,7 +49,7 @@ class Load:
 
     step_ms: float
     streams: int = 64
-    seconds: float = 2.0
+    seconds: float = 3.0
     rounds: int = 20
     clients: int = 2
     model: pathlib.Path = figures.ROOT / "models" / "demo"
@@ -64,17 +63,17 @@ class _Kind:
     detail: int
 
 
-def run(loads: dict[str, Load], bad: Load) -> dict[str, Any]:
-    """Good collectors under all loads, bad ones under one."""
-    results: dict[str, Any] = {name: _good(load) for name, load in loads.items()}
-    results["bad_collector"] = _bad(bad)
-    return results
+def run(rounds: int = 20, seconds: float = 3.0, paced_ms: float = 10.0) -> dict[str, Any]:
+    """A good collector under both loads, bad ones under the paced one."""
+    instant, paced = Load(0.0, rounds=rounds, seconds=seconds), Load(paced_ms, rounds=rounds, seconds=seconds)
+    return {"instant": good_collector(instant), "paced": good_collector(paced), "bad_collector": bad_collectors(paced)}
 
 
-def _good(load: Load) -> dict[str, Any]:
+def good_collector(load: Load) -> dict[str, Any]:
+    """Arrays and spans of everything, beside no telemetry."""
     cores = Cores.dealt()
     with (
-        _at(cores.telemetry, "ok") as (port, spans),
+        collector_at(cores.telemetry, "ok") as (port, spans),
         server(load.model, cores, load.step_ms, None) as off,
         server(load.model, cores, load.step_ms, port) as on,
     ):
@@ -85,13 +84,13 @@ def _good(load: Load) -> dict[str, Any]:
     return result | {"spans_collected": spans.value, **lost}
 
 
-def _bad(load: Load) -> dict[str, Any]:
+def bad_collectors(load: Load) -> dict[str, Any]:
     """One server for each way in which a collector can be of no use; spans for all tokens."""
     cores = Cores.dealt()
     with contextlib.ExitStack() as stack:
         kinds = {"off": _Kind(stack.enter_context(server(load.model, cores, load.step_ms, None)), 0)}
         for answer in BAD_COLLECTORS:
-            port, _ = stack.enter_context(_at(cores.telemetry, answer))
+            port, _ = stack.enter_context(collector_at(cores.telemetry, answer))
             running = stack.enter_context(server(load.model, cores, load.step_ms, port))
             kinds[answer] = _Kind(running, _DETAILS["span"])
         result = _compared(kinds, load, cores)
@@ -99,19 +98,6 @@ def _bad(load: Load) -> dict[str, Any]:
             on = kinds[answer].server
             result[answer] |= {"dropped_spans": on.metric("headrace_telemetry_dropped_spans_total")}
     return result
-
-
-@contextlib.contextmanager
-def _at(cores: set[int], answer: str) -> Iterator[tuple[int, Any]]:
-    """A collector on some cores; it inherits them."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        with collector(answer) as running:
-            os.sched_setaffinity(0, before)
-            yield running
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def _compared(kinds: dict[str, _Kind], load: Load, cores: Cores) -> dict[str, Any]:
@@ -156,16 +142,23 @@ def _turn(kind: _Kind, load: Load, clients: Clients, seed: int) -> dict[str, Any
     time.sleep(max(0.0, begin_s + _WARM_UP_S + load.seconds - time.monotonic()))
     used_ns = {name: after - before[name] for name, after in kind.server.cpu_ns().items()}
     seen = clients.answers()
-    time.sleep(_DRAIN_S)
-    return _figures(seen, load.seconds, used_ns, kind.server.resident_bytes())
+    return figures_of(seen, load.seconds, used_ns, kind.server.resident_bytes())
 
 
-def _figures(
+def figures_of(
     seen: list[Seen], seconds: float, used_ns: dict[str, int], resident_bytes: dict[str, int]
 ) -> dict[str, Any]:
+    """The figures of a turn of so many seconds.
+
+    Args:
+        seen: what the clients saw.
+        seconds: length of the window.
+        used_ns: CPU time by process, of service and backend at least.
+        resident_bytes: memory by process.
+    """
     tokens, messages = sum(one.tokens for one in seen), sum(one.messages for one in seen)
     # Tokens that came with another came at once.
-    gaps_us = [gap for one in seen for gap in one.gaps_us] + [0] * (tokens - messages)
+    gaps_us: list[float] = [gap for one in seen for gap in one.gaps_us] + [0] * (tokens - messages)
     cpu = {f"{name}_cpu_us_per_token": round(used / 1e3 / tokens, 3) for name, used in used_ns.items()}
     return {
         "tokens_per_s": round(tokens / seconds),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -19,6 +18,7 @@ from typing import Any, Final
 import structlog
 
 from headrace_facts import facts
+from headrace_facts.version import server_version
 from headrace_telemetry import otlp_bytes
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
@@ -47,7 +47,7 @@ async def run(config: TelemetryConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     counts = ExportCounts()
-    scope = otlp_bytes.scope(importlib.metadata.version("headrace-server"))
+    scope = otlp_bytes.scope(server_version())
     tasks = _Tasks(stop)
     async with contextlib.AsyncExitStack() as stack:
         channel = await stack.enter_async_context(_channel(config))

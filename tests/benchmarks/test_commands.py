@@ -83,6 +83,23 @@ def test_text_through_grpc_is_measured_beside_the_engine(tmp_path: pathlib.Path)
 
 
 @pytest.mark.slow
+def test_telemetry_is_measured_beside_none(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "serving.json"
+    options = ("--telemetry", "off,span", "--clients", "2", "--requests", "2", "--json", str(path))
+    printed = run("bench_serving", "--workloads", "burst256", *options, *QUICK)
+    (burst,) = json.loads(path.read_text())
+    assert list(burst)[: len(FIELDS)] == FIELDS
+    tokens = 2 * 256
+    # One for every token, and those of requests and steps.
+    assert burst["spans_collected"] > tokens and set(burst["turns"]) == {"off", "span"}
+    change = burst["telemetry"]["span"]["beyond_off"]["output_tok_s"]
+    assert change["median"] == pytest.approx(
+        burst["turns"]["span"][0]["output_tok_s"] / burst["turns"]["off"][0]["output_tok_s"] - 1, abs=1e-4
+    )
+    assert "span  output_tok_s" in printed
+
+
+@pytest.mark.slow
 def test_the_ladder_has_its_rungs(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "ladder.json"
     run("bench_ladder", "--requests", "3", "--rows", "2", "--json", str(path), *QUICK)
@@ -93,12 +110,13 @@ def test_the_ladder_has_its_rungs(tmp_path: pathlib.Path) -> None:
 
 
 def test_mistakes_are_refused_in_a_line() -> None:
-    for arguments, reason in (
-        (["--workloads", "burst257"], "no workload 'burst257'"),
-        (["--set", "block_size=17"], "block_size"),
-        (["--rows", "0.5"], "--rows"),
+    for name, arguments, reason in (
+        ("bench_engine", ["--workloads", "burst257"], "no workload 'burst257'"),
+        ("bench_engine", ["--set", "block_size=17"], "block_size"),
+        ("bench_engine", ["--rows", "0.5"], "--rows"),
+        ("bench_serving", ["--telemetry", "array,span"], "--telemetry: off and some of array, span"),
     ):
-        command = [sys.executable, "-m", "benchmarks.bench_engine", "--device", "cpu", *arguments]
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--device", "cpu", *arguments]
         refused = subprocess.run(
             command, cwd=figures.ROOT, env=figures.environment(), capture_output=True, text=True, check=False
         )

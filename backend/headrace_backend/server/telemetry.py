@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import importlib.metadata
 import os
 import secrets
 import time
@@ -22,6 +21,7 @@ from headrace_backend.server.model_facts import ModelFacts
 from headrace_backend.worker_messages import WorkerReady
 from headrace_facts import facts
 from headrace_facts.feed import Feed
+from headrace_facts.version import server_version
 
 _STEPS_S = 0.05
 _LOAD_S = 1.0
@@ -45,7 +45,7 @@ def open_feed(address: str, model_name: str, steps: StepLog) -> Feed:
         kind="backend",
         name=f"backend-{model_name}",
         instance=steps.engine,
-        version=importlib.metadata.version("headrace-server"),
+        version=server_version(),
         pid=os.getpid(),
         unix_offset_ns=steps.unix_offset_ns,
     )

@@ -7,7 +7,6 @@ Owns the feed, the policy that came over it, and how many calls are open. Made o
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import os
 import secrets
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable, Mapping
 from headrace_facts import facts
 from headrace_facts.facts import Detail
 from headrace_facts.feed import Feed
+from headrace_facts.version import server_version
 from headrace_service import errors
 from headrace_service.tracing.call_trace import CallTrace, Policy
 from headrace_service.tracing.context import CallerContext, RootSampler
@@ -50,7 +50,7 @@ class Tracer:
             kind="service",
             name=service_name,
             instance=secrets.token_hex(8),
-            version=_version(),
+            version=server_version(),
             pid=os.getpid(),
             unix_offset_ns=self.unix_offset_ns,
         )
@@ -153,10 +153,3 @@ class Tracer:
         else:
             detail = answer.detail or Detail.ARRAY
             self.policy = Policy(RootSampler(answer.sample_ratio), answer.record_all, detail, answer.sample_ratio)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("headrace-server")
-    except importlib.metadata.PackageNotFoundError:
-        return ""

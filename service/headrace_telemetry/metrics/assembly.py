@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import socket
 import uuid
 
 from opentelemetry.sdk.metrics.export import MetricsData
 
+from headrace_facts.version import server_version
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
 from headrace_telemetry.metrics import exposition
@@ -65,7 +65,7 @@ def _resource(config: TelemetryConfig) -> dict[str, str | int]:
     """Who tells the figures: this process, for all."""
     attributes: dict[str, str | int] = {
         "service.name": "headrace",
-        "service.version": importlib.metadata.version("headrace-server"),
+        "service.version": server_version(),
         "service.instance.id": uuid.uuid4().hex,
         "host.name": socket.gethostname(),
         "process.pid": os.getpid(),
