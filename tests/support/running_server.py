@@ -93,7 +93,8 @@ def _address(process: subprocess.Popen[str], seen: queue.Queue[str], lines: list
 
 def environment() -> dict[str, str]:
     """The environment of a server: this one, without settings of Headrace, and with our packages in reach."""
-    return {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")} | {"PYTHONPATH": _PYTHONPATH}
+    python_path = os.pathsep.join(filter(None, (_PYTHONPATH, os.environ.get("PYTHONPATH"))))
+    return {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")} | {"PYTHONPATH": python_path}
 
 
 def serve_command(model: pathlib.Path, listen: str, options: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pathlib
 import time
 
@@ -56,6 +57,8 @@ def test_rates_of_a_gpu_are_plausible_quick_and_leave_no_memory_behind() -> None
     device = torch.device("cuda:0")
     torch.cuda.init()
     torch.empty(1, device=device)
+    # What other tests left lying about must not go meanwhile.
+    gc.collect()
     allocated = torch.cuda.memory_allocated(device)
     began_s = time.monotonic()
     rates = measured_rates(device, torch.bfloat16)
