@@ -105,7 +105,7 @@ _MODEL_ROWS: tuple[tuple[str, Callable[[Model], str]], ...] = (
     ("architecture", lambda row: row.architecture),
     ("parameters", lambda row: f"{row.parameter_count / 1e6:,.1f} M"),
     ("computed in", lambda row: f"{row.dtype} on {row.device}"),
-    ("quantized", lambda row: quantization_line(row.quantization) if row.quantization else "no"),
+    ("quantized", lambda row: quantization_line(row.quantization) if row.quantization else "-"),
     ("vocabulary", lambda row: f"{row.vocabulary_size:,}"),
     ("context", lambda row: f"{row.max_context_tokens:,} tokens"),
     ("outputs at most", lambda row: str(row.max_outputs)),
