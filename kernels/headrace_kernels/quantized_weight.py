@@ -20,6 +20,9 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from headrace_kernels.restored_weights import reserve
 
 # Groups of INT4 that are no whole row.
 GROUP_SIZES = (32, 64, 128)
@@ -96,6 +99,14 @@ def allocate(
         ValueError: Sizes or types that there is no layout for; says which there are.
     """
     _check(kind, num_outputs, num_inputs, group_size, dtype)
+    weight = _empty(kind, num_outputs, num_inputs, group_size, dtype, device)
+    reserve(num_outputs, num_inputs, dtype, weight.device)
+    return weight
+
+
+def _empty(
+    kind: QuantKind, num_outputs: int, num_inputs: int, group_size: int, dtype: torch.dtype, device: torch.device
+) -> QuantizedWeight:
     if kind is QuantKind.INT4:
         tile = _NIBBLES * plane_inputs(num_inputs, group_size)
         packed = torch.empty(
@@ -161,7 +172,7 @@ def _quantize_8_bits(wide: Tensor, target: QuantizedWeight, rows: slice) -> None
 
 def _quantize_int4(wide: Tensor, target: QuantizedWeight, rows: slice) -> None:
     assert target.zeros is not None
-    groups = wide.unflatten(1, (-1, target.group_size))
+    groups = wide.reshape(len(wide), -1, target.group_size)
     low, high = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
     # Numbers are rounded by the scale that is stored, not by the one before its own rounding.
     least = 2.0**-24 if target.scales.dtype == torch.float16 else torch.finfo(target.scales.dtype).tiny
@@ -177,7 +188,7 @@ def _pack(numbers: Tensor, target: QuantizedWeight) -> Tensor:
     """[num_rows, K] from 0 to 15 as words."""
     plane = plane_inputs(target.num_inputs, target.group_size)
     filled = target.packed.shape[1] * _NIBBLES
-    padded = torch.nn.functional.pad(numbers, (0, filled - target.num_inputs)).to(torch.int32)
+    padded = functional.pad(numbers, (0, filled - target.num_inputs)).to(torch.int32)
     tiles = padded.view(len(numbers), -1, _NIBBLES, plane)
     words = tiles[:, :, 0] | tiles[:, :, 1] << 4 | tiles[:, :, 2] << 8 | tiles[:, :, 3] << 12
     # The upper half of the unsigned range wraps around.
@@ -215,7 +226,7 @@ def dequantize_rows(weight: QuantizedWeight, rows: slice, out: Tensor) -> None:
         out.copy_(weight.packed[rows].float().mul_(weight.scales[rows, None]))
         return
     plane = plane_inputs(weight.num_inputs, weight.group_size)
-    numbers = _unpack(weight.packed[rows], weight.num_inputs, plane).float().unflatten(1, (-1, weight.group_size))
+    numbers = _unpack(weight.packed[rows], weight.num_inputs, plane).float().reshape(len(out), -1, weight.group_size)
     zeros = weight.zeros[:, rows].t().float()[:, :, None]
     out.copy_(numbers.sub_(zeros).mul_(weight.scales[:, rows].t().float()[:, :, None]).flatten(1))
 
