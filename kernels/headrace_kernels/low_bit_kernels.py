@@ -335,3 +335,49 @@ def restore(weight: QuantizedWeight, rows: range, out: Tensor) -> None:
         *_bits(weight), out, weight.num_outputs, rows.start, len(rows),
         **layout, BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
+
+
+def small_variants(kind: QuantKind, gated: bool, normed: bool) -> list[SmallTile]:
+    """Tiles that are worth timing for few rows."""
+    # (outputs, words, slices, warps, stages). Few outputs are more programs; many are less of x for each of them.
+    if kind is QuantKind.INT4:
+        sizes = [(16, 64, 4, 4, 4), (16, 128, 4, 4, 3), (32, 64, 4, 4, 3), (32, 32, 4, 4, 4)]
+        sizes += [] if gated else [(64, 32, 4, 4, 3), (32, 128, 2, 2, 3)]
+    else:
+        sizes = [(16, 128, 4, 4, 3), (16, 256, 4, 4, 3), (16, 128, 4, 4, 5), (16, 128, 8, 8, 3), (32, 128, 4, 4, 3)]
+        sizes += [] if gated else [(32, 64, 4, 4, 4), (32, 128, 2, 2, 4)]
+    return [
+        SmallTile(*size, norm_inside=inside, restores=restores)
+        for size in sizes
+        for inside in ((True, False) if normed else (False,))
+        for restores in ((True, False) if kind is QuantKind.INT4 else (False,))
+    ]
+
+
+def wide_variants(kind: QuantKind, num_rows: int, num_outputs: int) -> list[WideTile]:
+    """Tiles that are worth timing for more rows: those whose programs are at least most of a wave on 132 multiprocessors, and not many waves because of splitting."""
+    # (outputs, rows, words, warps, stages).
+    if num_rows <= 32:
+        sizes = [(64, 32, 64, 4, 3), (64, 32, 64, 4, 5), (64, 32, 128, 4, 3), (128, 32, 64, 8, 4)]
+    elif num_rows <= 64:
+        sizes = [(64, 64, 64, 4, 3), (64, 64, 32, 4, 4), (128, 64, 64, 8, 3), (128, 64, 32, 4, 4)]
+    else:
+        sizes = [
+            (64, 64, 64, 4, 3),
+            (128, 64, 64, 8, 3),
+            (128, 64, 32, 4, 4),
+            (128, 128, 32, 8, 4),
+            (128, 128, 64, 8, 3),
+        ]
+    if kind is not QuantKind.INT4:
+        # A word is one input here and four there.
+        sizes = [(n, m, 2 * words, warps, stages) for n, m, words, warps, stages in sizes]
+    tiles = [WideTile(*size, splits=splits) for size in sizes for splits in (1, 2, 4, 8)]
+    return [
+        tile for tile in tiles if 90 <= wide_programs(tile, num_rows, num_outputs) <= (600 if tile.splits > 1 else 1e9)
+    ]
+
+
+def wide_programs(tile: WideTile, num_rows: int, num_outputs: int) -> int:
+    """How many programs multiply."""
+    return int(triton.cdiv(num_rows, tile.block_m) * triton.cdiv(num_outputs, tile.block_n) * tile.splits)
