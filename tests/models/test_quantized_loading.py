@@ -133,17 +133,17 @@ def test_memory_is_what_the_plan_said(path: pathlib.Path, name: str, dtype: torc
         ]
     config = ModelFolder.open(path).config
     assert model.weight_bytes == sum(tensor.nbytes for tensor in held)
-    assert weight_memory(config, dtype, SCHEMES[name]).weights == model.weight_bytes
+    assert weight_memory(config, dtype, SCHEMES[name], CPU).weights == model.weight_bytes
     assert model.parameter_count == ModelFolder.open(path).parameter_count
-    assert weight_memory(config, dtype, None).weights == model.parameter_count * dtype.itemsize
+    assert weight_memory(config, dtype, None, CPU).weights == model.parameter_count * dtype.itemsize
 
 
 @pytest.mark.parametrize(("setting", "most"), [(("int4", 128), 0.28), (("int8", 128), 0.51), (("fp8", 128), 0.51)])
 def test_an_8b_models_layers_take_their_share_of_bf16(setting: tuple[str, int], most: float) -> None:
     config = parse_config(LLAMA_8B)
     layers = sum(math.prod(shape) for name, shape in expected_tensors(config).items() if "_proj" in name)
-    plain = weight_memory(config, torch.bfloat16, None).weights
-    low = weight_memory(config, torch.bfloat16, Scheme.named(*setting)).weights
+    plain = weight_memory(config, torch.bfloat16, None, CPU).weights
+    low = weight_memory(config, torch.bfloat16, Scheme.named(*setting), CPU).weights
     assert (low - (plain - 2 * layers)) / (2 * layers) <= most
 
 
@@ -259,6 +259,14 @@ def test_groups_that_do_not_divide_a_ranks_inputs_are_refused(path: pathlib.Path
     placement = Placement(torch.float32, CPU, Shard(0, 2), SCHEMES["int4"])
     with pytest.raises(QuantizationRefused, match="quantize_group is 32, which does not divide 48 inputs"):
         MODEL_CLASSES[config.architecture](config, placement, 16)
+
+
+def test_the_buffer_of_a_cards_products_is_planned_for() -> None:
+    """One for all layers: the gate and up projections of an 8B model, in the activations' type."""
+    config, card = parse_config(LLAMA_8B), torch.device("cuda", 0)
+    assert weight_memory(config, torch.bfloat16, Scheme.named("int8", 128), card).scratch == 2 * 14336 * 4096 * 2
+    assert weight_memory(config, torch.bfloat16, Scheme.named("int8", 128), CPU).scratch == 0
+    assert weight_memory(config, torch.bfloat16, None, card).scratch == 0
 
 
 on_a_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

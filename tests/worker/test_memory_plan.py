@@ -200,6 +200,19 @@ def test_what_was_measured_takes_the_place_of_estimates() -> None:
     assert measured.other == 4 * GIB and measured.is_measured
 
 
+def test_a_buffer_that_was_taken_with_the_weights_counts_as_activations_once(llama_path: pathlib.Path) -> None:
+    folder, room = ModelFolder.open(llama_path), Room(GPU, 79 * GIB, 80 * GIB)
+    weights = WeightMemory(4 * GIB, scratch=256 * MIB)
+    estimate = model_memory(folder.config, config_of(), weights, torch.bfloat16)
+    plain = model_memory(folder.config, config_of(), WeightMemory(4 * GIB), torch.bfloat16)
+    assert estimate.activations == plain.activations + 256 * MIB
+    profile = Profile(weights=4 * GIB + 256 * MIB, activations=2 * GIB, free=70 * GIB)
+    measured = measured_memory(estimate, profile, room)
+    assert (measured.weights, measured.activations) == (4 * GIB, 2 * GIB + 256 * MIB)
+    # 79 GiB were free; 70 are left beside what was taken.
+    assert measured.other == 79 * GIB - 70 * GIB - profile.weights
+
+
 def test_the_models_bytes_are_those_it_allocates(llama_path: pathlib.Path) -> None:
     folder = ModelFolder.open(llama_path)
     memory = model_memory(

@@ -16,7 +16,7 @@ from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import Scheme
-from headrace_kernels.low_bit_linear import scratch_bytes
+from headrace_kernels.restored_weights import scratch_bytes
 from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, expected_tensors
 
 MODEL_CLASSES: dict[str, type[CausalLM]] = {
@@ -31,7 +31,7 @@ class WeightMemory(NamedTuple):
     """Bytes of a model's weights."""
 
     weights: int
-    # What products with quantized weights need beside them.
+    # The buffer that products with quantized weights share, taken with the weights.
     scratch: int = 0
 
 
@@ -85,15 +85,17 @@ def load_model(
     return model.eval()
 
 
-def weight_memory(config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None) -> WeightMemory:
-    """What the weights will take, exactly: a model is made as it would be, without memory.
+def weight_memory(config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None, device: torch.device) -> WeightMemory:
+    """What the weights will take on a device, exactly: a model is made as it would be, without memory.
 
     Raises:
         InvalidModelFolder: the architecture is unknown.
         QuantizationRefused: the scheme does not suit the model.
     """
     model = _model_class(config)(config, Placement(dtype, torch.device("meta"), scheme=scheme), 1)
-    scratch = (scratch_bytes(weight.quantized) for weight in model.low_bit_weights.values())
+    sizes = {(weight.num_outputs, weight.num_inputs) for weight in model.low_bit_weights.values()}
+    # Elsewhere products restore weights in small blocks, which they give up again.
+    scratch = [scratch_bytes(*size, dtype) for size in sizes] if device.type == "cuda" else []
     return WeightMemory(model.weight_bytes, max(scratch, default=0))
 
 

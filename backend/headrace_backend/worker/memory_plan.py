@@ -71,6 +71,8 @@ class ModelMemory:
     activations: int
     kv_block: int
     graphs: int = 0
+    # Of the activations: what is taken together with the weights.
+    scratch: int = 0
     # The driver's and libraries' own.
     other: int = 0
     is_measured: bool = False
@@ -98,6 +100,7 @@ def model_memory(
         activations=config.max_num_batched_tokens * per_token + sampled + weights.scratch,
         kv_block=config.block_size * kv_token,
         graphs=_graphs_estimate(config, per_token, model.vocab_size) if has_graphs else 0,
+        scratch=weights.scratch,
     )
 
 
@@ -116,7 +119,11 @@ def measured_memory(estimate: ModelMemory, profile: Profile, room: Room) -> Mode
     """The same with what was measured; graphs are still an estimate, since they are captured over the cache that this is to size."""
     other = max(room.free_bytes - profile.free - profile.weights, 0)
     return dataclasses.replace(
-        estimate, weights=profile.weights, activations=profile.activations, other=other, is_measured=True
+        estimate,
+        weights=profile.weights - estimate.scratch,
+        activations=profile.activations + estimate.scratch,
+        other=other,
+        is_measured=True,
     )
 
 

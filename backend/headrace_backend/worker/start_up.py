@@ -133,7 +133,7 @@ def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, ph
     memory = CudaMemory(device) if device.type == "cuda" else None
     room = Room(device, free_memory_bytes(device), memory.total() if memory else 0, int(config.memory_budget))
     scheme = checked_scheme(config, folder, device, channel)
-    weights = weight_memory(folder.config, dtype, scheme)
+    weights = weight_memory(folder.config, dtype, scheme, device)
     estimate, plan = plan_estimate(config, folder.config, weights, dtype, max_model_len, room)
     plan = msgspec.structs.replace(plan, pinned_host_bytes=pinned_bytes(device) if config.load == "folder" else 0)
     channel.send_message(plan)
