@@ -342,7 +342,7 @@ def small_variants(kind: QuantKind, gated: bool, normed: bool) -> list[SmallTile
     # (outputs, words, slices, warps, stages). Few outputs are more programs; many are less of x for each of them.
     if kind is QuantKind.INT4:
         sizes = [(16, 64, 4, 4, 4), (16, 128, 4, 4, 3), (32, 64, 4, 4, 3), (32, 32, 4, 4, 4)]
-        sizes += [] if gated else [(64, 32, 4, 4, 3), (32, 128, 2, 2, 3)]
+        sizes += [(32, 32, 4, 4, 3)] if gated else [(64, 32, 4, 4, 3), (32, 64, 2, 2, 4)]
     else:
         sizes = [(16, 128, 4, 4, 3), (16, 256, 4, 4, 3), (16, 128, 4, 4, 5), (16, 128, 8, 8, 3), (32, 128, 4, 4, 3)]
         sizes += [] if gated else [(32, 64, 4, 4, 4), (32, 128, 2, 2, 4)]

@@ -30,12 +30,16 @@ from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
 from headrace_kernels.swiglu import swiglu, swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton
 
-# Numbers of a weight that are restored at a time without a card: 8 MB in fp32, which a processor's cache may hold until they are multiplied.
-_BLOCK_NUMBERS = 1 << 21
+# Numbers of a weight that are restored at a time without a card: 4 MB in fp32, which a processor's cache may hold until they are multiplied.
+_BLOCK_NUMBERS = 1 << 20
 # Up to so many rows the wide kernel multiplies; beyond, weights are restored for cuBLAS. Not measured yet.
 _MOST_WIDE_ROWS = {QuantKind.INT8: 256, QuantKind.INT4: 256, QuantKind.FP8: 256}
 # From so many rows on FP8 weights take activations of 8 bits too, where the card can. Not measured yet.
 _FEWEST_SCALED_ROWS = 65
+
+
+# Numbers of rows that between them take every kernel there is for a weight, so that a server that has run them compiles nothing later: those at the ends of the rules' ranges.
+WARM_ROWS = (8, 16, 32, 64, 128, 192, 256, 257)
 
 
 class Path(enum.Enum):

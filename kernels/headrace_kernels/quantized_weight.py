@@ -223,7 +223,10 @@ def dequantize(weight: QuantizedWeight, out: Tensor | None = None) -> Tensor:
 def dequantize_rows(weight: QuantizedWeight, rows: slice, out: Tensor) -> None:
     """`dequantize` for some rows: [num_rows, K] into `out`."""
     if weight.zeros is None:
-        out.copy_(weight.packed[rows].float().mul_(weight.scales[rows, None]))
+        if out.dtype == torch.float32:
+            out.copy_(weight.packed[rows]).mul_(weight.scales[rows, None])
+        else:
+            out.copy_(weight.packed[rows].float().mul_(weight.scales[rows, None]))
         return
     plane = plane_inputs(weight.num_inputs, weight.group_size)
     numbers = _unpack(weight.packed[rows], weight.num_inputs, plane).float().reshape(len(out), -1, weight.group_size)
