@@ -79,12 +79,14 @@ def small_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> S
 
 def wide_rule(num_rows: int, weight: QuantizedWeight) -> WideTile:
     """The tile of more rows. Not measured yet: inputs are split where outputs alone would leave multiprocessors idle."""
+    # A word is four inputs of INT4 and one of the others.
+    words = 64 if weight.kind is QuantKind.INT4 else 128
     if num_rows <= 32:
-        tile = WideTile(64, 32, 64, 4, 4)
+        tile = WideTile(64, 32, words, 4, 4)
     elif num_rows <= 64:
-        tile = WideTile(64, 64, 64, 4, 3)
+        tile = WideTile(64, 64, words, 4, 3)
     else:
-        tile = WideTile(128, 64, 64, 8, 3)
+        tile = WideTile(128, 64, words, 8, 3)
     programs = math.ceil(weight.num_outputs / tile.block_n) * math.ceil(num_rows / tile.block_m)
     splits = 4 if programs <= 80 else 2 if programs <= 160 else 1
     return tile._replace(splits=splits)
