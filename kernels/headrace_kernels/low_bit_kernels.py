@@ -4,7 +4,7 @@ Owns the kernels, their launch, and the lists of tiles that are worth trying; wh
 PLANE: a word of INT4 holds PARTS = 4 of them, one of the others 1. Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 
 `_small_kernel`: up to 16 rows. Each warp sums pieces of its own (slices), so that a program needs few outputs and no second program for the same ones. INT4: y = s (sum (q + c) x - (z + c) sum x) per
-    group, where the second sum is a product with ones, which puts it where the first one is. With norm, SwiGLU, residual stream in the same launch.
+    group, where the second sum is a product with ones, which puts it where the first one is. Numbers restored whole would pass through shared memory on their way to these tensor cores. With norm, SwiGLU, residual stream in the same launch.
 `_wide_kernel`: more rows. Numbers are restored whole, rounded to the activations' type as `dequantize` does, before they are multiplied; long inputs may be split among programs, whose sums
     `_add_splits_kernel` adds.
 """
@@ -48,8 +48,6 @@ class SmallTile(NamedTuple):
     num_stages: int
     # Whether the norm is taken where x is loaded, or by a kernel of its own before.
     norm_inside: bool = True
-    # INT4: whether numbers are restored whole before they are multiplied, or their sums are scaled.
-    restores: bool = False
 
 
 class WideTile(NamedTuple):
@@ -78,7 +76,7 @@ def _small_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     M, N, eps,
     K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr, SLICES: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, RESTORES: tl.constexpr, PLAIN: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr, SLICES: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Y^T = W X^T for BLOCK_N outputs and ROWS rows; with norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums."""
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
@@ -115,13 +113,7 @@ def _small_kernel(
                 squares += wide * wide
                 x = (wide * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)).to(DTYPE)
             places = tl.minimum(piece, K - 1) // GROUP * scale_stride + n_read
-            if RESTORES:
-                w = restored_nibbles(words, tl.load(zero_ptr + places), tl.load(scale_ptr + places), i, DTYPE, PLAIN)
-                total = _dot(w, x, total, PLAIN)
-                if GATED:
-                    zeros, scales = tl.load(zero_ptr + places + N), tl.load(scale_ptr + places + N)
-                    up_total = _dot(restored_nibbles(words_up, zeros, scales, i, DTYPE, PLAIN), x, up_total, PLAIN)
-            elif KIND == "int4":
+            if KIND == "int4":
                 zero = tl.zeros([SLICES, BLOCK_N, ROWS], tl.float32)
                 inputs = _dot(ones, x, zero, PLAIN)
                 shift = tl.load(zero_ptr + places).to(tl.float32) + OFFSET
@@ -302,7 +294,7 @@ def multiply_small(
         x.contiguous(), norm_weight, *_bits(weight), bias, out, num_rows, num_outputs, eps,
         **layout, ROWS=rows, BLOCK_N=tile.block_n,
         BLOCK_WORDS=block_words, SLICES=slices, GATED=gated, ADD=add,
-        RESTORES=tile.restores and weight.kind is QuantKind.INT4, num_warps=tile.num_warps, num_stages=_stages(tile, weight, slices * block_words, rows, words),
+        num_warps=tile.num_warps, num_stages=_stages(tile, weight, slices * block_words, rows, words),
     )  # fmt: skip
 
 
@@ -347,10 +339,7 @@ def small_variants(kind: QuantKind, gated: bool, normed: bool) -> list[SmallTile
         sizes = [(16, 128, 4, 4, 3), (16, 256, 4, 4, 3), (16, 128, 4, 4, 5), (16, 128, 8, 8, 3), (32, 128, 4, 4, 3)]
         sizes += [] if gated else [(32, 64, 4, 4, 4), (32, 128, 2, 2, 4)]
     return [
-        SmallTile(*size, norm_inside=inside, restores=restores)
-        for size in sizes
-        for inside in ((True, False) if normed else (False,))
-        for restores in ((True, False) if kind is QuantKind.INT4 else (False,))
+        SmallTile(*size, norm_inside=inside) for size in sizes for inside in ((True, False) if normed else (False,))
     ]
 
 

@@ -74,7 +74,7 @@ def small_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> S
         return SmallTile(16, 128, 4, 4, 3, norm_inside=inside)
     if gated:
         return SmallTile(16, 64, 4, 4, 4, norm_inside=inside)
-    return SmallTile(32, 64, 4, 4, 3, norm_inside=inside, restores=True)
+    return SmallTile(32, 64, 4, 4, 3, norm_inside=inside)
 
 
 def wide_rule(num_rows: int, weight: QuantizedWeight) -> WideTile:

@@ -41,8 +41,8 @@ MODEL_SIZES = (
 )
 SMALL_TILES = (
     SmallTile(16, 32, 2, 2, 2),
-    SmallTile(32, 64, 4, 4, 3, False, True),
-    SmallTile(16, 128, 4, 4, 2, True, True),
+    SmallTile(32, 64, 4, 4, 3, False),
+    SmallTile(16, 128, 4, 4, 2),
 )
 WIDE_TILES = (WideTile(32, 16, 32, 4, 2, 3), WideTile(64, 32, 64, 4, 3))
 
@@ -185,8 +185,7 @@ def test_groups_of_every_size_on_a_card(group: int) -> None:
         for rows in (1, 16, 40):
             product = Product(QuantKind.INT4, rows, 512, 4096, group, dtype, "cuda")
             if rows <= MAX_SMALL_ROWS:
-                for restores in (False, True):
-                    check_small(product, SmallTile(16, 64, 4, 4, 3, dtype == torch.bfloat16, restores))
+                check_small(product, SmallTile(16, 64, 4, 4, 3, dtype == torch.bfloat16))
             else:
                 check_wide(product, WideTile(64, 64, 64, 4, 3, 2))
 
@@ -200,9 +199,8 @@ def test_every_number_is_multiplied_as_it_is(kind: QuantKind, device: str) -> No
         for first in range(0, codes.num_inputs, MAX_SMALL_ROWS):
             x = torch.eye(codes.num_inputs, dtype=dtype, device=device)[first : first + MAX_SMALL_ROWS]
             out = torch.full((MAX_SMALL_ROWS, codes.num_outputs), float("nan"), device=device)
-            for tile in (SmallTile(16, 32, 2, 2, 2), SmallTile(16, 32, 2, 2, 2, restores=True)):
-                multiply_small(x, codes, None, out, tile)
-                assert torch.equal(out, expected.t()[first : first + MAX_SMALL_ROWS])
+            multiply_small(x, codes, None, out, SmallTile(16, 32, 2, 2, 2))
+            assert torch.equal(out, expected.t()[first : first + MAX_SMALL_ROWS])
             multiply_wide(x, codes, None, out, WideTile(64, 16, 32, 4, 2))
             assert torch.equal(out, expected.t()[first : first + MAX_SMALL_ROWS])
 
