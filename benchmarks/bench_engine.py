@@ -60,7 +60,7 @@ async def run(plan: Plan, ceilings: Ceilings, path: pathlib.Path | None) -> bool
 
         async def measure(workload: Workload) -> dict[str, Any]:
             figures = await _measure(session, workload, plan.repeats or _REPEATS.get(workload.name, 1))
-            result = record(figures, workload, plan, ceilings, started, session.model.dtype)
+            result = record(figures, workload, plan, ceilings, started, session.model)
             return result | {"peak_memory_gib": peak_gib()}
 
         return await measure_all(workloads, measure, results_table.lines, path)

@@ -7,6 +7,7 @@ in_flight   rows refilled as they fall free, each with room for the longest sequ
 paged       our engine with as many rows: blocks, chunked prompts, prefix cache; on a GPU our kernels, but no CUDA graphs; sampling and scheduling in processes of their own
 graphs      the same with CUDA graphs (GPU only)
 full        the engine as it is configured by default: more rows, because blocks leave room for them
+int8, int4, fp8   full with the layers' weights in as many bits, each against full; those that --low-bits names
 
 The first four share a plain model, the others the engine: the step between in_flight and paged therefore holds everything in which the two differ, kernels of ours on a GPU included. Beside the rungs: the
 share of allocated cache that is not used, of blocks and of both contiguous ways of reserving (`bench_kv_waste`).
@@ -36,7 +37,7 @@ from benchmarks.measured_engine import measured_engine
 from benchmarks.measurements import summary
 from benchmarks.sending import NotMeasured, send
 from benchmarks.workloads import Workload, build, fitted
-from headrace_backend.config import EngineConfig
+from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 
 # Rows of the rungs below `full`; requests served; requests of the slowest rung.
 _GPU_SIZES = (32, 128, 1)
@@ -53,6 +54,10 @@ class Ladder:
     rows: int
     few: int
     threads: int
+    # Schemes of the last rungs.
+    low_bits: tuple[str, ...]
+    # Of int4.
+    quantize_group: int
 
     @property
     def dtype(self) -> str:
@@ -105,13 +110,19 @@ def engine_rungs(ladder: Ladder) -> Iterator[dict[str, Any]]:
     else:
         yield uvloop.run(engine_rung(ladder, "paged", rows))
     yield uvloop.run(engine_rung(ladder, "full", {}))
+    for scheme in ladder.low_bits:
+        yield uvloop.run(engine_rung(ladder, scheme, _quantized(scheme, ladder.quantize_group)))
+
+
+def _quantized(scheme: str, group: int) -> dict[str, Any]:
+    return {"quantize": scheme, "quantize_group": group} if scheme == "int4" else {"quantize": scheme}
 
 
 def climb(ladder: Ladder, rungs: list[dict[str, Any]]) -> str:
     """Appends all rungs, each with its gain over the one before and over the first. Returns why it ended early; "" if it did not."""
     try:
         for rung in itertools.chain(plain_rungs(ladder), engine_rungs(ladder)):
-            first, before = (rungs[0], rungs[-1]) if rungs else (rung, rung)
+            first, before = (rungs[0], _before(rungs)) if rungs else (rung, rung)
             rung["gain"] = round(rung["output_tok_s"] / before["output_tok_s"], 2)
             rung["total_gain"] = round(rung["output_tok_s"] / first["output_tok_s"], 2)
             rungs.append(rung)
@@ -120,6 +131,11 @@ def climb(ladder: Ladder, rungs: list[dict[str, Any]]) -> str:
     except (RuntimeError, NotMeasured) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _before(rungs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rung that the next one's gain is over: the last, but `full` for all schemes of weights."""
+    return next((rung for rung in rungs if rung["rung"] == "full"), rungs[-1])
 
 
 def _record(ladder: Ladder, rungs: list[dict[str, Any]], error: str) -> dict[str, Any]:
@@ -147,8 +163,14 @@ def main() -> int:
     """Command line; 1 if a rung is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     engine_options(parser)
+    parser.add_argument("--low-bits", default="", help="rungs after full, with commas: int8, int4, fp8")
     options = parser.parse_args()
-    given_rows = options.rows
+    low_bits = tuple(filter(None, options.low_bits.split(",")))
+    if options.quant or not set(low_bits) <= {"int8", "int4", "fp8"}:
+        parser.error("the ladder takes schemes as --low-bits, from int8, int4 and fp8")
+    given_rows, quantize_group = options.rows, options.quant_group or QUANTIZE_GROUPS[-1]
+    # The group too is that of one rung alone.
+    options.quant_group = None
     # The rows are a rung's business; `full` takes the engine's own default.
     options.rows, options.workloads = 0, "mix1000"
     rungs: list[dict[str, Any]] = []
@@ -158,7 +180,7 @@ def main() -> int:
         rows, requests, few = _GPU_SIZES if ceilings.device == "cuda" else _CPU_SIZES
         sizes = plan.shape.vocab_size, plan.shape.max_position_embeddings
         workload = fitted(build("mix1000", plan.seed, options.requests or requests), *sizes)
-        ladder = Ladder(plan, ceilings, workload, given_rows or rows, few, options.threads)
+        ladder = Ladder(plan, ceilings, workload, given_rows or rows, few, options.threads, low_bits, quantize_group)
         error = climb(ladder, rungs)
     record = _record(ladder, rungs, error)
     print(error or f"unused share of allocated cache: {record['kv_waste']}", flush=True)

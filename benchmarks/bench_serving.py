@@ -99,7 +99,7 @@ async def run(plan: Plan, ceilings: Ceilings, num_services: int, clients: int, p
 
             async def measure(workload: Workload) -> dict[str, Any]:
                 figures = await _measure(session, front, workload, plan.repeats or _REPEATS)
-                result = record(figures, workload, plan, ceilings, started, session.model.dtype)
+                result = record(figures, workload, plan, ceilings, started, session.model)
                 return result | {"peak_memory_gib": peak_gib()}
 
             return await measure_all(texts, measure, _lines, path)

@@ -16,7 +16,7 @@ import pydantic
 from benchmarks.shapes import SHAPES, Shape, shape_of, write_model_folder
 from benchmarks.weight_files import write_weights
 from benchmarks.workloads import build
-from headrace_backend.config import EngineConfig
+from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 
 # Making the weights of a large model takes minutes on a slow host.
 START_TIMEOUT_S = 900.0
@@ -54,6 +54,8 @@ def which_engine(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", type=pathlib.Path, help="a model folder instead of a shape")
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp16", "fp32"), default="auto")
+    parser.add_argument("--quant", choices=("int8", "int4", "fp8"), help="bits of the layers' weights")
+    parser.add_argument("--quant-group", type=int, choices=QUANTIZE_GROUPS, help="inputs that share a scale, of int4")
     parser.add_argument(
         "--load",
         choices=("dummy", "folder"),
@@ -116,6 +118,10 @@ def engine_settings(options: argparse.Namespace, folder: pathlib.Path) -> dict[s
         "max_waiting_requests": 4096,
         "start_timeout_s": START_TIMEOUT_S,
     }
+    if options.quant:
+        settings["quantize"] = options.quant
+    if options.quant_group:
+        settings["quantize_group"] = options.quant_group
     if options.rows:
         settings["max_num_seqs"] = options.rows
     for assignment in options.set:

@@ -22,6 +22,7 @@ from benchmarks.roofline import BYTES, PerfectEngine, StepTime
 from benchmarks.sending import NotMeasured, warm_up
 from benchmarks.workloads import Workload, build, fitted
 from headrace_model_folder import ModelFolder
+from headrace_protos.engine.v1 import engine_pb2
 
 # Prompt tokens of a workload in one round of warm-up, about.
 _GPU_WARM_UP_TOKENS = 16_384
@@ -61,16 +62,27 @@ async def _start(session: EngineSession, plan: Plan, workloads: list[Workload], 
     return Started(round(startup_s, 2), rate, rounds, warm, session.process.phases_s())
 
 
-def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, dtype: str) -> dict[str, Any]:
+def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, model: engine_pb2.EngineModel) -> dict[str, Any]:
     """The same figures of a perfect engine."""
-    time_of_step = StepTime(plan.shape, ceilings, BYTES[dtype])
+    time_of_step = StepTime(plan.shape, ceilings, BYTES[model.dtype], model.quantization.bits_per_weight)
     perfect = PerfectEngine(time_of_step, plan.engine.max_num_seqs, plan.engine.max_num_batched_tokens)
     requests = perfect.serve(workload)
     return summary([request for index, request in enumerate(requests) if index not in workload.apart], 0.0)
 
 
+def quant_of(model: engine_pb2.EngineModel) -> str:
+    """The scheme of the layers' weights as results name it, as in int8 or int4-g128; "" where they are plain."""
+    report = model.quantization
+    return f"{report.scheme}-g{report.group_size}" if report.group_size else report.scheme
+
+
 def record(
-    figures: dict[str, Any], workload: Workload, plan: Plan, ceilings: Ceilings, started: Started, dtype: str
+    figures: dict[str, Any],
+    workload: Workload,
+    plan: Plan,
+    ceilings: Ceilings,
+    started: Started,
+    model: engine_pb2.EngineModel,
 ) -> dict[str, Any]:
     """One workload's record, in the order in which results are read."""
     more = figures.pop("more")
@@ -81,9 +93,9 @@ def record(
         "gpu": ceilings.name if on_gpu else "",
         "gpus": 1 if on_gpu else 0,
         "shape": plan.shape_name,
-        "dtype": dtype,
-        "quant": "",
-        "kv_dtype": dtype,
+        "dtype": model.dtype,
+        "quant": quant_of(model),
+        "kv_dtype": model.dtype,
         "seed": plan.seed,
         **{name: about.pop(name) for name in ("git", "date", "command")},
     }
@@ -91,7 +103,7 @@ def record(
         "peak_memory_gib": None,
         "startup_s": started.startup_s,
         "load_gb_s": started.load_gb_s,
-        "floor": floor_of(workload, plan, ceilings, dtype),
+        "floor": floor_of(workload, plan, ceilings, model),
         "ceilings": ceilings.summary(),
     }
     result: dict[str, Any] = (

@@ -20,9 +20,10 @@ import torch
 
 from benchmarks.figures import provenance, write_json
 from benchmarks.shapes import SHAPES, write_model_folder
-from headrace_backend.config import EngineConfig
+from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.models.registry import load_model
 from headrace_backend.step_plan import StepPlan
+from headrace_backend.weights.scheme import Scheme
 from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
 from headrace_backend.worker.kv_caches import allocate_kv_caches
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, release_step
@@ -125,7 +126,9 @@ def _summary(kind: str, wall_us: float, launch_us: float, events: Sequence[objec
     )
 
 
-def make(shape: str, dtype: str, device: str, num_blocks: int, graphs: str) -> tuple[Runner, BlockPool]:
+def make(
+    shape: str, dtype: str, device: str, num_blocks: int, graphs: str, scheme: Scheme | None
+) -> tuple[Runner, BlockPool]:
     """A runner with made-up weights and its cache, warm and captured."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_model_folder(shape, pathlib.Path(name))
@@ -136,7 +139,7 @@ def make(shape: str, dtype: str, device: str, num_blocks: int, graphs: str) -> t
         where, _ = choose_device(device)
         prepare_torch(config, where)
         type_ = choose_dtype(dtype, opened.config, where)
-        model = load_model(None, opened.config, type_, where, "dummy", 0, lambda *_: None, _MAX_MODEL_LEN)
+        model = load_model(None, opened.config, type_, where, "dummy", 0, lambda *_: None, _MAX_MODEL_LEN, scheme)
         size = (num_blocks, 2, model.num_kv_heads, config.block_size, model.head_dim)
         caches = allocate_kv_caches(model.num_layers, size, type_, where)
         for cache in caches:
@@ -163,6 +166,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
     parser.add_argument("--dtype", choices=["auto", "bf16", "fp16", "fp32"], default="bf16")
+    parser.add_argument("--quant", choices=["off", "int8", "int4", "fp8"], default="off")
+    parser.add_argument("--quant-group", type=int, choices=QUANTIZE_GROUPS, default=128, help="of int4")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", default="1x640,256x640,32x8000,chunk8192")
     parser.add_argument("--blocks", type=int, default=18_000, help="of the cache")
@@ -171,11 +176,12 @@ def main() -> None:
     parser.add_argument("--git", default="")
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
-    runner, pool = make(arguments.shape, arguments.dtype, arguments.device, arguments.blocks, arguments.graphs)
+    scheme = Scheme.named(arguments.quant, arguments.quant_group)
+    runner, pool = make(arguments.shape, arguments.dtype, arguments.device, arguments.blocks, arguments.graphs, scheme)
     results = [profile(runner, kind, pool) for kind in arguments.steps.split(",")]
     for result in results:
         _print(result, arguments.top)
-    where = {**provenance(arguments.git), "gpu": torch.cuda.get_device_name()}
+    where = {**provenance(arguments.git), "gpu": torch.cuda.get_device_name(), "quant": arguments.quant}
     write_json([{**where, **dataclasses.asdict(result)} for result in results], arguments.json)
 
 

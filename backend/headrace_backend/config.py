@@ -7,7 +7,7 @@ here is one frozen object per process. It reaches a worker as JSON in its argume
 from __future__ import annotations
 
 import pathlib
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import pydantic
 from pydantic import Field
@@ -16,6 +16,9 @@ from headrace_backend.device_defaults import checked_graph_sizes, expects_gpu, m
 
 # A step of fewer could not hold a block.
 _LEAST_TOKENS = 16
+# Inputs that may share a scale and a zero point, ascending.
+QUANTIZE_GROUPS = (32, 64, 128)
+_QUANTIZE_GROUP: Final = 128
 
 
 class _Frozen(pydantic.BaseModel):
@@ -41,6 +44,15 @@ class EngineConfig(_Frozen):
         "folder"
     )
     seed: Annotated[int, Field(ge=0, lt=2**63, description="seed of dummy weights")] = 0
+    quantize: Annotated[
+        Literal["off", "int8", "int4", "fp8"],
+        Field(
+            description="bits of the layers' weights, rounded to nearest while they are read; embedding, output layer, norms and biases stay as dtype says"
+        ),
+    ] = "off"
+    quantize_group: Annotated[
+        Literal[32, 64, 128], Field(description="inputs that share a scale and a zero point, of int4 alone")
+    ] = _QUANTIZE_GROUP
     block_size: Annotated[Literal[16, 32, 64], Field(description="tokens per KV cache block")] = 16
     kv_memory: Annotated[
         pydantic.ByteSize,
@@ -131,6 +143,10 @@ class EngineConfig(_Frozen):
                 f"max_num_batched_tokens should be {_LEAST_TOKENS} or more, is {self.max_num_batched_tokens}"
             )
         checked_graph_sizes(self.graph_sizes, self.max_num_seqs)
+        if self.quantize != "int4" and self.quantize_group != _QUANTIZE_GROUP:
+            raise ValueError(
+                f"quantize_group is for int4, and quantize is {self.quantize}: {_QUANTIZE_GROUP} (the default) works, or quantize int4"
+            )
         return self
 
     def expected_device(self) -> str:

@@ -45,6 +45,19 @@ class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
     pinned_host_bytes: int = 0
 
 
+class QuantizationReport(msgspec.Struct, tag="quantization", frozen=True):
+    """How the layers' weights were quantized. Relative errors are ||quantized - original|| / ||original|| of checkpoint tensors, measured while they were read."""
+
+    scheme: str
+    # Inputs that share a scale; 0: all of an output's.
+    group_size: int
+    # Of a quantized weight, scales and zero points included.
+    bits_per_weight: float
+    mean_relative_error: float
+    worst_relative_error: float
+    worst_tensor: str
+
+
 class LoadProgress(msgspec.Struct, tag="load_progress", frozen=True):
     """How far a start-up phase is. Also a sign of life for the watchdog."""
 
@@ -72,6 +85,8 @@ class WorkerReady(msgspec.Struct, tag="worker_ready", frozen=True):
     # Measured at start: bytes read and written per second by a copy, floating-point operations per second of a large product; 0: not measured.
     copy_bytes_per_s: float = 0.0
     matmul_flops_per_s: float = 0.0
+    # None where no weight was quantized.
+    quantization: QuantizationReport | None = None
 
 
 class Notice(msgspec.Struct, tag="notice", frozen=True):

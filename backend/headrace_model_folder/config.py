@@ -135,7 +135,10 @@ def _architecture(values: dict[str, Any]) -> str:
 
 def _refuse_unsupported(fields: Fields) -> None:
     if fields.get("quantization_config") is not None:
-        raise fields.error("quantization_config", "is set, but quantized weights are not supported")
+        raise fields.error(
+            "quantization_config",
+            "is set: folders whose weights are quantized are not supported, only those in bf16, fp16 or fp32",
+        )
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.error("hidden_act", f"must be 'silu', is {shown(fields.get('hidden_act'))}")
 

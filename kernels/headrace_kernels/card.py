@@ -43,3 +43,9 @@ def has_warpgroup_products(device: torch.device) -> bool:
 def has_copy_engine(device: torch.device) -> bool:
     """Whether tiles can be read by descriptor: cards from sm_90 on, and the interpreter."""
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def has_fp8_products(device: torch.device) -> bool:
+    """Whether tensor cores multiply e4m3 (sm_89 and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

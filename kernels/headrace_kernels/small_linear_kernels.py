@@ -3,7 +3,7 @@
 Owns the kernels, their launch, and the list of tile sizes that are worth trying; which of them runs when is `small_linear`'s. Weights are [out, in] with `in` contiguous.
 
 `_vector_kernel` multiplies on the ordinary cores: each thread keeps its own products of every row in registers and the sum over them comes last. It is for one row, two or four.
-`_tile_kernel` uses the tensor cores with the rows padded to 16, so that up to 16 rows cost the same. All end in `_finish`: bias, SwiGLU or residual stream, one rounding, store. Sums are in
+`_tile_kernel` uses the tensor cores with the rows padded to 16, so that up to 16 rows cost the same. All end in `finish`: bias, SwiGLU or residual stream, one rounding, store. Sums are in
 fp32 and in an order that depends on the tile alone: no atomics, the same bits every time.
 """
 
@@ -46,7 +46,7 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def _finish(y, up, m, n, bias_ptr, out_ptr, M, N, GATED: tl.constexpr, ADD: tl.constexpr):
+def finish(y, up, m, n, bias_ptr, out_ptr, M, N, GATED: tl.constexpr, ADD: tl.constexpr):
     """Turns the sums y (and up) at rows m and outputs n, which broadcast to their shape, into the result."""
     if bias_ptr is not None:
         y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
@@ -97,7 +97,7 @@ def _vector_kernel(
     if norm_ptr is not None:
         rstd = tl.rsqrt(tl.sum(squares, 2) / K + eps)
         y, up = y * rstd, up * rstd
-    _finish(y, up, m[:, None], n[None, :], bias_ptr, out_ptr, M, N, GATED, ADD)
+    finish(y, up, m[:, None], n[None, :], bias_ptr, out_ptr, M, N, GATED, ADD)
 
 
 @triton.jit
@@ -138,7 +138,7 @@ def _tile_kernel(
         if GATED:
             w_up = tl.load(w_ptrs + gate_size + k, mask=mask_w, other=0.0, eviction_policy="evict_first")
             up_total = _sliced_dot(w_up, x, up_total, FP32_DOT)
-    _finish(tl.sum(total, 0), tl.sum(up_total, 0), m[None, :], n[:, None], bias_ptr, out_ptr, M, N, GATED, ADD)
+    finish(tl.sum(total, 0), tl.sum(up_total, 0), m[None, :], n[:, None], bias_ptr, out_ptr, M, N, GATED, ADD)
 
 
 def multiply(

@@ -110,7 +110,19 @@ class TextModel:
             kv_blocks=engine.kv_blocks,
             device=engine.device,
             memory_plan=_memory_plan(engine.memory) if engine.HasField("memory") else None,
+            quantization=_quantization(engine.quantization) if engine.HasField("quantization") else None,
         )
+
+
+def _quantization(report: engine_pb2.EngineQuantization) -> inference_pb2.Quantization:
+    return inference_pb2.Quantization(
+        scheme=report.scheme,
+        group_size=report.group_size,
+        bits_per_weight=report.bits_per_weight,
+        mean_relative_error=report.mean_relative_error,
+        worst_relative_error=report.worst_relative_error,
+        worst_tensor=report.worst_tensor,
+    )
 
 
 def _memory_plan(memory: engine_pb2.EngineMemory) -> inference_pb2.MemoryPlan:

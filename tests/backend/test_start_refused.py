@@ -58,10 +58,21 @@ def test_model_folder_is_refused_in_one_line(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unknown = broken_model(model, tmp_path / "unknown", architectures=["MysteryModel"])
+    quantized = broken_model(model, tmp_path / "quantized", quantization_config={"quant_method": "gptq", "bits": 4})
     for folder, engine, said in (
         (tmp_path / "nowhere", {}, "nowhere"),
         (unknown, {"load": "dummy"}, "MysteryModel"),
         (model, {"load": "dummy", "max_model_len": 4096}, "2048 tokens"),
+        (
+            model,
+            {"load": "dummy", "quantize": "int4"},
+            "the 8 inputs of model.layers.0.self_attn.q_proj.weight; quantize int8 and fp8 work",
+        ),
+        (
+            quantized,
+            {"load": "dummy", "quantize": "int4", "quantize_group": 64},
+            "config.json: quantization_config is set",
+        ),
     ):
         assert said in refused(config_of(folder, tmp_path, **engine), tmp_path, capsys)
         assert list((tmp_path / "private").iterdir()) == []

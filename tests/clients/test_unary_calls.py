@@ -8,7 +8,7 @@ import pytest
 from tests.clients.canned_service import PROMPT_TOKENS, REQUEST_ID, REVISION, CannedServer, answer, token
 
 import headrace
-from headrace import AsyncClient, Client, FinishReason, RequestState
+from headrace import AsyncClient, Client, FinishReason, Quantization, RequestState
 
 
 def test_complete_returns_the_whole_answer(client: Client) -> None:
@@ -74,6 +74,7 @@ def test_tokenize_detokenize_models_and_load(client: Client, server: CannedServe
     model = client.get_model("canned")
     assert model.memory_plan is not None and model.memory_plan.measured
     assert (model.memory_plan.total_bytes, model.memory_plan.kv_cache_bytes) == (8 << 30, 4 << 30)
+    assert model.quantization == Quantization("int4", 64, 4.375, 0.09, 0.125, "a.weight")
     assert model == client.list_models()[0]
     assert model.default_sampling == {"temperature": 0.7, "top_k": 40}
     assert model.end_of_text_token_ids == (1, 2)

@@ -63,6 +63,8 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen3-tied-bias": lambda: transformers.Qwen3Config(
         **_BASE, head_dim=8, tie_word_embeddings=True, attention_bias=True
     ),
+    # Sizes that groups of 32 divide, also on two ranks.
+    "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
 }
 
 

@@ -40,3 +40,10 @@ def test_bytes_follow_the_type() -> None:
     half, single = model_cost(config, "float16"), model_cost(config, "fp32")
     assert (2 * half.weight_bytes, 2 * half.kv_bytes_per_token) == (single.weight_bytes, single.kv_bytes_per_token)
     assert half.flops_per_token == single.flops_per_token
+
+
+def test_quantized_layers_are_read_with_their_bits_and_the_rest_as_it_is() -> None:
+    config = parse_config(SMALL)
+    plain, quantized = model_cost(config, "bf16"), model_cost(config, "bf16", layer_bits=4.5)
+    assert plain.weight_bytes - quantized.weight_bytes == int(plain.flops_per_token / 2 * (16 - 4.5) / 8)
+    assert plain[1:] == quantized[1:]

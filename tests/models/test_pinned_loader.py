@@ -191,7 +191,7 @@ def test_a_gibibyte_in_many_pieces_arrives_whole_and_unpins_its_buffers(tmp_path
     records = read_tensor_index(tmp_path).tensors
     card = torch.device("cuda", 0)
     targets = {
-        name: WeightTarget(torch.empty(8192, 8192, dtype=torch.bfloat16, device=card), range(8192), range(8192))
+        name: WeightTarget.of(torch.empty(8192, 8192, dtype=torch.bfloat16, device=card), range(8192), range(8192))
         for name in stored
     }
     files, transfer = CheckpointFiles(tmp_path), CudaTransfer(card)

@@ -71,6 +71,14 @@ def engine_model(folder: pathlib.Path, context: int = CONTEXT) -> engine_pb2.Eng
             **{field.name: field.number for field in engine_pb2.EngineMemory.DESCRIPTOR.fields if field.number < 9},
             measured=True,
         ),
+        quantization=engine_pb2.EngineQuantization(
+            scheme="int4",
+            group_size=64,
+            bits_per_weight=4.5,
+            mean_relative_error=0.25,
+            worst_relative_error=0.5,
+            worst_tensor="a",
+        ),
     )
 
 

@@ -158,6 +158,15 @@ def test_settings_that_serve_decides_are_unknown_to_it() -> None:
         ({**MODEL, "kv_memory": "2 XB"}, "--kv-memory: could not interpret byte unit: XB"),
         ({**MODEL, "graph_sizes": "some"}, "graph_sizes should be auto, off, or batch sizes"),
         ({**MODEL, "graph_sizes": "8,4,0", "max_num_seqs": "6"}, "the nearest that works is 1,4,6"),
+        (
+            {**MODEL, "quantize": "int3"},
+            "--quantize: input should be 'off', 'int8', 'int4' or 'fp8', not 'int3' (nearest: int8)",
+        ),
+        (
+            {**MODEL, "quantize": "int4", "quantize_group": "100"},
+            "--quantize-group: input should be 32, 64 or 128, not '100' (nearest: 128)",
+        ),
+        ({**MODEL, "quantize": "fp8", "quantize_group": "64"}, "quantize_group is for int4, and quantize is fp8: 128"),
         ({**MODEL, "ageing_s": "often"}, "--ageing-s: input should be a valid number"),
         ({**MODEL, "services": "2", "listen": "unix:/x"}, "services is 2"),
     ],

@@ -1,6 +1,6 @@
 """Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
 
-    python -m tests.support.compiled_kernels attention|small_linear 90
+    python -m tests.support.compiled_kernels attention|small_linear|low_bits 90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
@@ -26,7 +26,16 @@ from tests.support.raw_case import RawCase
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from headrace_kernels import attention, card, small_linear, small_linear_kernels
+from headrace_kernels import (
+    attention,
+    card,
+    fp8_activations,
+    low_bit_kernels,
+    low_bit_linear,
+    small_linear,
+    small_linear_kernels,
+)
+from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate
 
 # Largest shared memory of a program, by architecture.
 _SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
@@ -155,7 +164,42 @@ def compile_small_linear(arch: int) -> list[Any]:
     return compiled
 
 
-_ROOMS = {"attention": compile_attention, "small_linear": compile_small_linear}
+def launch_low_bits(num_rows: int, product: _Product, weight: QuantizedWeight) -> None:
+    """With the tile that the rules choose: few rows with what is fused, more rows alone."""
+    x = torch.empty(num_rows, product.num_inputs, dtype=weight.dtype)
+    if num_rows > low_bit_kernels.MAX_SMALL_ROWS:
+        out = torch.empty(num_rows, weight.num_outputs, dtype=weight.dtype)
+        low_bit_kernels.multiply_wide(x, weight, None, out, low_bit_linear.wide_rule(num_rows, weight))
+        return
+    out = torch.empty(num_rows, product.num_outputs, dtype=weight.dtype)
+    norm = (torch.empty(product.num_inputs, dtype=weight.dtype), 1e-5) if product.normed else None
+    tile = low_bit_linear.small_rule(num_rows, weight, product.gated)
+    low_bit_kernels.multiply_small(x, weight, None, out, tile, norm, product.gated, product.add)
+
+
+def compile_low_bits(arch: int) -> list[Any]:
+    """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16 with odd sizes; restoring; activations of 8 bits where the card has them."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
+        stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
+        stack.enter_context(mock.patch.object(fp8_activations, "uses_triton", lambda x: True))
+        compiled = stack.enter_context(compiling_for(arch))
+        for kind, product in itertools.product(
+            QuantKind, (_PRODUCTS[2], _PRODUCTS[3], _Product(100, 352, normed=True))
+        ):
+            dtype = torch.bfloat16 if product.num_inputs > 352 else torch.float16
+            group = 128 if kind is QuantKind.INT4 and product.num_inputs % 128 == 0 else product.num_inputs
+            outputs = product.num_outputs * (1 + product.gated)
+            weight = allocate(kind, outputs, product.num_inputs, group, dtype, torch.device("cpu"))
+            for num_rows in (1, 12, 64, 200):
+                launch_low_bits(num_rows, product, weight)
+            low_bit_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
+        if arch >= 89:
+            fp8_activations.quantize_tokens(torch.empty(2, 14_336, dtype=torch.bfloat16))
+    return compiled
+
+
+_ROOMS = {"attention": compile_attention, "small_linear": compile_small_linear, "low_bits": compile_low_bits}
 
 
 if __name__ == "__main__":

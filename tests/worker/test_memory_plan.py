@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.models.registry import WeightMemory
 from headrace_backend.worker.device import choose_device, choose_dtype
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.memory_plan import (
@@ -165,7 +166,9 @@ def test_where_no_cache_fits_smaller_steps_are_named_if_they_leave_room_for_one(
 
     def estimate(free: int, **values: object) -> ModelMemory:
         config = config_of(max_num_seqs=512, max_num_batched_tokens=8192, **values)
-        return plan_estimate(config, folder.config, folder.parameter_count, torch.bfloat16, 256, Room(GPU, free))[0]
+        return plan_estimate(
+            config, folder.config, WeightMemory(2 * folder.parameter_count), torch.bfloat16, 256, Room(GPU, free)
+        )[0]
 
     estimated = estimate(10 * GIB)
     assert estimated.graphs > 300 * MIB and estimate(10 * GIB, graph_sizes="off").graphs == 0
@@ -178,7 +181,12 @@ def test_where_no_cache_fits_smaller_steps_are_named_if_they_leave_room_for_one(
     assert smaller
     config = config_of(max_num_batched_tokens=smaller[1], max_num_seqs=smaller[2], graph_sizes="off", max_model_len=16)
     room = Room(GPU, 256 * MIB + 2 * MIB + estimated.weights)
-    assert plan_estimate(config, folder.config, folder.parameter_count, torch.bfloat16, 16, room)[1].num_blocks >= 1
+    assert (
+        plan_estimate(config, folder.config, WeightMemory(2 * folder.parameter_count), torch.bfloat16, 16, room)[
+            1
+        ].num_blocks
+        >= 1
+    )
     with pytest.raises(StartRefused, match="the weights leave no room"):
         estimate(256 * MIB)
 
@@ -192,9 +200,24 @@ def test_what_was_measured_takes_the_place_of_estimates() -> None:
     assert measured.other == 4 * GIB and measured.is_measured
 
 
+def test_a_buffer_that_was_taken_with_the_weights_counts_as_activations_once(llama_path: pathlib.Path) -> None:
+    folder, room = ModelFolder.open(llama_path), Room(GPU, 79 * GIB, 80 * GIB)
+    weights = WeightMemory(4 * GIB, scratch=256 * MIB)
+    estimate = model_memory(folder.config, config_of(), weights, torch.bfloat16)
+    plain = model_memory(folder.config, config_of(), WeightMemory(4 * GIB), torch.bfloat16)
+    assert estimate.activations == plain.activations + 256 * MIB
+    profile = Profile(weights=4 * GIB + 256 * MIB, activations=2 * GIB, free=70 * GIB)
+    measured = measured_memory(estimate, profile, room)
+    assert (measured.weights, measured.activations) == (4 * GIB, 2 * GIB + 256 * MIB)
+    # 79 GiB were free; 70 are left beside what was taken.
+    assert measured.other == 79 * GIB - 70 * GIB - profile.weights
+
+
 def test_the_models_bytes_are_those_it_allocates(llama_path: pathlib.Path) -> None:
     folder = ModelFolder.open(llama_path)
-    memory = model_memory(folder.config, config_of(block_size=32), folder.parameter_count, torch.bfloat16)
+    memory = model_memory(
+        folder.config, config_of(block_size=32), WeightMemory(2 * folder.parameter_count), torch.bfloat16
+    )
     assert memory.weights == 2 * folder.parameter_count
     assert memory.kv_block == folder.config.num_layers * torch.zeros(2, 2, 32, 8, dtype=torch.bfloat16).nbytes
     # At the least the logits of every row.

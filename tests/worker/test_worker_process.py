@@ -210,6 +210,29 @@ def test_a_worker_on_a_gpu_runs_ahead_and_answers_in_order(start: Starter, llama
     assert worker.process.wait(30) == 0
 
 
+@pytest.mark.parametrize(("quantize", "bits"), [("off", 0.0), ("int8", 8.8), ("int4", 15.5)])
+def test_a_worker_says_how_it_quantized_and_what_that_takes(
+    start: Starter, llama_path: pathlib.Path, quantize: str, bits: float
+) -> None:
+    worker = start(llama_path, quantize=quantize, quantize_group=32 if quantize == "int4" else 128)
+    messages = worker.messages()
+    plan, ready = messages[0], messages[-1]
+    assert isinstance(plan, MemoryPlan) and isinstance(ready, WorkerReady)
+    # Rows of 32 and 64 inputs are filled up to 128 in 4 bits.
+    embedding_and_norms, layers = 2 * 97 * 32 + 5 * 32, 2 * (32 * 64 + 32 * 32 + 3 * 32 * 64)
+    assert embedding_and_norms + layers == ready.parameter_count
+    if quantize == "off":
+        assert ready.quantization is None and plan.weight_bytes == 4 * ready.parameter_count
+    else:
+        assert ready.quantization is not None and ready.quantization.scheme == quantize
+        assert ready.quantization.bits_per_weight == pytest.approx(bits, abs=0.5)
+        assert plan.weight_bytes == 4 * embedding_and_norms + ready.quantization.bits_per_weight * layers / 8
+        assert 0 < ready.quantization.mean_relative_error <= ready.quantization.worst_relative_error < 0.12
+        assert ready.quantization.worst_tensor.startswith("model.layers.")
+    worker.plans.write(RecordKind.SHUTDOWN, b"", 1.0)
+    assert worker.process.wait(60) == 0
+
+
 @pytest.mark.parametrize("fault", ["missing", "truncated"])
 def test_an_invalid_folder_is_refused_soon(
     start: Starter, llama_path: pathlib.Path, tmp_path: pathlib.Path, fault: str
@@ -235,6 +258,7 @@ def test_an_invalid_folder_is_refused_soon(
     [
         ({"num_blocks": 1 << 40}, r"KV cache .* MiB .*num_blocks is 1099511627776"),
         ({"block_size": 17}, "block_size"),
+        ({"quantize": "int4"}, "quantize_group is 128, .* the 32 inputs of .*q_proj.weight; quantize_group 32 works"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(

@@ -10,8 +10,8 @@ from headrace_backend.layers.attention import Attention, AttentionShape
 from headrace_backend.layers.mlp import GatedMlp
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.step_metadata import StepMetadata
+from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement
-from headrace_kernels.small_linear import fuses
 
 
 class DecoderLayer(nn.Module):
@@ -51,7 +51,7 @@ class DecoderLayer(nn.Module):
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens takes `forward_fused`. Decided by sizes alone, so alike for all layers of a model."""
-        return self._is_whole and all(fuses(num_tokens, weight) for weight in self._weights())
+        return self._is_whole and all(weight.fuses(num_tokens) for weight in self._weights())
 
     def forward_fused(self, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> None:
         """As `forward` with nothing pending before or after: norms, SwiGLU and additions ride along in the four products.
@@ -61,7 +61,7 @@ class DecoderLayer(nn.Module):
         self.self_attn.add_to(residual, self.input_layernorm, rotations, kv_cache, metadata)
         self.mlp.add_to(residual, self.post_attention_layernorm)
 
-    def _weights(self) -> Iterator[Tensor]:
+    def _weights(self) -> Iterator[LinearWeight]:
         attention, mlp = self.self_attn, self.mlp
         for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj):
             yield linear.weight

@@ -28,7 +28,7 @@ class TokenEmbedding(ShardedModule):
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
-        yield CheckpointPart("weight", 0, WeightTarget(self.weight, self._rows, range(self.weight.shape[1])))
+        yield CheckpointPart("weight", 0, WeightTarget.of(self.weight, self._rows, range(self.weight.shape[1])))
 
 
 class OutputHead(ShardedModule):
@@ -47,4 +47,4 @@ class OutputHead(ShardedModule):
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight; nothing if it is the embedding's."""
         if not self._is_tied:
-            yield CheckpointPart("weight", 0, WeightTarget(self.weight, self._rows, range(self.weight.shape[1])))
+            yield CheckpointPart("weight", 0, WeightTarget.of(self.weight, self._rows, range(self.weight.shape[1])))

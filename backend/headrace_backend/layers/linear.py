@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
+from headrace_backend.quantization.make_weight import make_weight
 from headrace_backend.weights.placement import Placement, WeightTarget
-from headrace_kernels.linear import empty_weight, linear
-from headrace_kernels.small_linear import linear_add, norm_linear, norm_swiglu
 
 
 class ColumnLinear(ShardedModule):
@@ -28,30 +27,31 @@ class ColumnLinear(ShardedModule):
         super().__init__()
         self._outputs = tuple(outputs)
         size = sum(len(rows) for rows in outputs)
-        self.weight = _weight(size, input_size, placement)
+        self.weight = make_weight(size, input_size, placement)
         self.bias = placement.empty(size) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, input_size] -> [num_tokens, the projections' outputs side by side]."""
-        return linear(x, self.weight, self.bias)
+        return self.weight.multiply(x, self.bias)
 
     def after_norm(self, norm: RmsNorm, x: Tensor) -> Tensor:
         """forward(norm(x)) in one operation, for steps that fuse."""
-        return norm_linear(x, norm.weight, norm.eps, self.weight, self.bias)
+        return self.weight.after_norm(x, norm.weight, norm.eps, self.bias)
 
     def swiglu_after_norm(self, norm: RmsNorm, x: Tensor) -> Tensor:
         """SwiGLU of the two projections of norm(x) in one operation, for steps that fuse."""
-        return norm_swiglu(x, norm.weight, norm.eps, self.weight, self.bias)
+        return self.weight.swiglu_after_norm(x, norm.weight, norm.eps, self.bias)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The projections in order, each with its bias."""
         first = 0
         for index, rows in enumerate(self._outputs):
-            kept = slice(first, first + len(rows))
+            kept = range(first, first + len(rows))
             first += len(rows)
-            yield CheckpointPart("weight", index, WeightTarget(self.weight[kept], rows, range(self.weight.shape[1])))
+            columns = range(self.weight.num_inputs)
+            yield CheckpointPart("weight", index, WeightTarget(self.weight.destination(kept), rows, columns))
             if self.bias is not None:
-                yield CheckpointPart("bias", index, WeightTarget(self.bias[kept], rows))
+                yield CheckpointPart("bias", index, WeightTarget.of(self.bias[kept.start : kept.stop], rows))
 
 
 class RowLinear(ShardedModule):
@@ -68,24 +68,20 @@ class RowLinear(ShardedModule):
         """
         super().__init__()
         self._inputs = inputs
-        self.weight = _weight(output_size, len(inputs), placement)
+        self.weight = make_weight(output_size, len(inputs), placement)
         self.bias = placement.empty(output_size) if bias and placement.shard.rank == 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, len(inputs)] -> [num_tokens, output_size]."""
-        return linear(x, self.weight, self.bias)
+        return self.weight.multiply(x, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """`residual += forward(x)` in one operation, for steps that fuse; one rank only, as the ranks' parts are not added up."""
-        linear_add(x, self.weight, self.bias, residual)
+        self.weight.add_to(residual, x, self.bias)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight, and the bias where this rank has it."""
-        rows = range(self.weight.shape[0])
-        yield CheckpointPart("weight", 0, WeightTarget(self.weight, rows, self._inputs))
+        rows = range(self.weight.num_outputs)
+        yield CheckpointPart("weight", 0, WeightTarget(self.weight.destination(rows), rows, self._inputs))
         if self.bias is not None:
-            yield CheckpointPart("bias", 0, WeightTarget(self.bias, rows))
-
-
-def _weight(num_outputs: int, num_inputs: int, placement: Placement) -> nn.Parameter:
-    return nn.Parameter(empty_weight(num_outputs, num_inputs, placement.dtype, placement.device), requires_grad=False)
+            yield CheckpointPart("bias", 0, WeightTarget.of(self.bias, rows))

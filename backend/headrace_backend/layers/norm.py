@@ -29,4 +29,4 @@ class RmsNorm(ShardedModule):
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
-        yield CheckpointPart("weight", 0, WeightTarget(self.weight, range(self.weight.shape[0])))
+        yield CheckpointPart("weight", 0, WeightTarget.of(self.weight, range(self.weight.shape[0])))

@@ -22,7 +22,7 @@ class CheckpointPart(NamedTuple):
 
 
 class ShardedModule(nn.Module, abc.ABC):
-    """A module whose parameters are filled from checkpoint tensors."""
+    """A module whose weights are filled from checkpoint tensors."""
 
     @abc.abstractmethod
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:

@@ -19,6 +19,8 @@ from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.layers.sharded_module import ShardedModule
 from headrace_backend.layers.step_metadata import StepMetadata
+from headrace_backend.quantization.low_bit_weight import LowBitWeight
+from headrace_backend.quantization.self_check import QuantizationSummary
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_model_folder import ModelConfig
 
@@ -90,8 +92,14 @@ class CausalLM(nn.Module, abc.ABC):
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.max_position = max_position
+        # How the layers were quantized, once they are; None where they were not.
+        self.quantization: QuantizationSummary | None = None
+        self.low_bit_weights = {
+            path: weight for path, weight in self.named_modules() if isinstance(weight, LowBitWeight)
+        }
         # Of this rank; tied embeddings count once.
         self.parameter_count = sum(parameter.numel() for parameter in self.parameters())
+        self.parameter_count += sum(weight.num_weights for weight in self.low_bit_weights.values())
 
     @abc.abstractmethod
     def make_layer(self, config: ModelConfig, index: int, placement: Placement) -> DecoderLayer:
@@ -117,6 +125,12 @@ class CausalLM(nn.Module, abc.ABC):
         logits: Tensor = self.lm_head(hidden)
         return logits
 
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of all weights of this rank."""
+        plain = sum(parameter.nbytes for parameter in self.parameters())
+        return plain + sum(weight.num_bytes for weight in self.low_bit_weights.values())
+
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Checkpoint tensor name -> the place in a parameter that it fills. Together they cover every parameter exactly once."""
         targets: dict[str, WeightTarget] = {}
@@ -127,7 +141,7 @@ class CausalLM(nn.Module, abc.ABC):
             parts = self.stacked_params.get(name, (name,))
             for part in module.checkpoint_parts():
                 targets[".".join(filter(None, (parent, parts[part.part], part.parameter)))] = part.target
-        assert sum(target.tensor.numel() for target in targets.values()) == self.parameter_count
+        assert sum(target.num_elements for target in targets.values()) == self.parameter_count
         return targets
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -10,10 +10,13 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.llama import LlamaForCausalLM, MistralForCausalLM
 from headrace_backend.models.qwen2 import Qwen2ForCausalLM
 from headrace_backend.models.qwen3 import Qwen3ForCausalLM
+from headrace_backend.quantization.self_check import summarize
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.progress import Progress
+from headrace_backend.weights.scheme import Scheme
+from headrace_kernels.restored_weights import scratch_bytes
 from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, expected_tensors
 
 MODEL_CLASSES: dict[str, type[CausalLM]] = {
@@ -22,6 +25,14 @@ MODEL_CLASSES: dict[str, type[CausalLM]] = {
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
 }
+
+
+class WeightMemory(NamedTuple):
+    """Bytes of a model's weights."""
+
+    weights: int
+    # The buffer that products with quantized weights share, taken with the weights.
+    scratch: int = 0
 
 
 def load_model(
@@ -33,6 +44,7 @@ def load_model(
     seed: int,
     progress: Progress,
     max_position: int | None = None,
+    scheme: Scheme | None = None,
 ) -> CausalLM:
     """Builds a model and fills its weights.
 
@@ -45,22 +57,20 @@ def load_model(
         seed: Of the dummy weights.
         progress: Called with (phase, done, total, unit); also a sign of life.
         max_position: Tokens of context to prepare for; the model's own limit by default.
+        scheme: How the layers' weights are quantized while they are read; None: not at all.
 
     Returns:
         The model in evaluation form: no parameter requires a gradient.
 
     Raises:
         InvalidModelFolder: the architecture is unknown, or a weight can't be read or is not finite.
+        QuantizationRefused: the scheme does not suit the model, or a quantized weight is not what it should be.
         ValueError: max_position is above the model's limit, or no folder to load from.
     """
-    if config.architecture not in MODEL_CLASSES:
-        raise InvalidModelFolder(
-            f"config.json: architectures names {config.architecture!r}, known are {', '.join(MODEL_CLASSES)}"
-        )
     limit = config.max_position_embeddings
     if max_position is not None and not 1 <= max_position <= limit:
         raise ValueError(f"max_position must be from 1 to {limit} (the model's context), is {max_position}")
-    model = MODEL_CLASSES[config.architecture](config, Placement(dtype, device), max_position or limit)
+    model = _model_class(config)(config, Placement(dtype, device, scheme=scheme), max_position or limit)
     targets, shapes = model.weight_targets(), expected_tensors(config)
     assert targets.keys() == shapes.keys()
     with torch.inference_mode():
@@ -70,4 +80,28 @@ def load_model(
             raise ValueError("load='folder' needs a folder")
         else:
             load_weights(folder, targets, progress)
+        if scheme is not None:
+            model.quantization = summarize(scheme, targets, model.low_bit_weights)
     return model.eval()
+
+
+def weight_memory(config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None, device: torch.device) -> WeightMemory:
+    """What the weights will take on a device, exactly: a model is made as it would be, without memory.
+
+    Raises:
+        InvalidModelFolder: the architecture is unknown.
+        QuantizationRefused: the scheme does not suit the model.
+    """
+    model = _model_class(config)(config, Placement(dtype, torch.device("meta"), scheme=scheme), 1)
+    sizes = {(weight.num_outputs, weight.num_inputs) for weight in model.low_bit_weights.values()}
+    # Elsewhere products restore weights in small blocks, which they give up again.
+    scratch = [scratch_bytes(*size, dtype) for size in sizes] if device.type == "cuda" else []
+    return WeightMemory(model.weight_bytes, max(scratch, default=0))
+
+
+def _model_class(config: ModelConfig) -> type[CausalLM]:
+    if config.architecture not in MODEL_CLASSES:
+        raise InvalidModelFolder(
+            f"config.json: architectures names {config.architecture!r}, known are {', '.join(MODEL_CLASSES)}"
+        )
+    return MODEL_CLASSES[config.architecture]

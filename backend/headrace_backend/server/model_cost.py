@@ -28,16 +28,25 @@ class ModelCost(NamedTuple):
     kv_bytes_per_token: int
 
 
-def model_cost(config: ModelConfig, dtype: str) -> ModelCost:
-    """The cost of a model whose weights and cache are in `dtype` (fp32, bf16, fp16, or torch's spelling)."""
+def model_cost(config: ModelConfig, dtype: str, layer_bits: float | None = None) -> ModelCost:
+    """The cost of a model.
+
+    Args:
+        config: Its sizes.
+        dtype: Of weights and cache: fp32, bf16, fp16, or torch's spelling.
+        layer_bits: Bits per weight of the layers' products, scales included, where they are quantized.
+    """
     item_bytes = _DTYPE_BYTES[dtype]
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     # Query, key, value and output; gate, up and down.
     layer = config.hidden_size * (2 * query + 2 * key) + 3 * config.hidden_size * config.intermediate_size
     head = config.hidden_size * config.vocab_size
     num_read = parameter_count(config) - (0 if config.tie_word_embeddings else head)
+    weight_bytes = num_read * item_bytes
+    if layer_bits is not None:
+        weight_bytes -= int(config.num_layers * layer * (item_bytes - layer_bits / 8))
     return ModelCost(
-        weight_bytes=num_read * item_bytes,
+        weight_bytes=weight_bytes,
         flops_per_token=2.0 * config.num_layers * layer,
         # One product of query and key, one of probability and value.
         flops_per_pair=4.0 * config.num_layers * query,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.requests import ModelLimits
 from headrace_backend.server.model_cost import ModelCost, model_cost
-from headrace_backend.worker_messages import MemoryPlan, WorkerReady
+from headrace_backend.worker_messages import MemoryPlan, QuantizationReport, WorkerReady
 from headrace_model_folder import ModelFolder
 from headrace_protos.engine.v1 import engine_pb2
 
@@ -63,17 +63,30 @@ class ModelFacts:
             folder=str(self._folder.path),
             max_waiting_requests=config.max_waiting_requests,
             memory=_memory(ready.memory) if ready and ready.memory else None,
+            quantization=_quantization(ready.quantization) if ready and ready.quantization else None,
         )
 
-    def cost(self) -> ModelCost:
+    def cost(self, ready: WorkerReady) -> ModelCost:
         """What its steps compute and read."""
-        return model_cost(self._folder.config, self._dtype())
+        layer_bits = ready.quantization.bits_per_weight if ready.quantization else None
+        return model_cost(self._folder.config, self._dtype(), layer_bits)
 
     def _dtype(self) -> str:
         if self._config.dtype != "auto":
             return self._config.dtype
         on_cpu = self.ready is not None and self.ready.device.startswith("cpu")
         return "fp32" if on_cpu else self._folder.config.torch_dtype
+
+
+def _quantization(report: QuantizationReport) -> engine_pb2.EngineQuantization:
+    return engine_pb2.EngineQuantization(
+        scheme=report.scheme,
+        group_size=report.group_size,
+        bits_per_weight=report.bits_per_weight,
+        mean_relative_error=report.mean_relative_error,
+        worst_relative_error=report.worst_relative_error,
+        worst_tensor=report.worst_tensor,
+    )
 
 
 def _memory(plan: MemoryPlan) -> engine_pb2.EngineMemory:

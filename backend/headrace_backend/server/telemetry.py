@@ -94,7 +94,7 @@ class Teller:
     def ready(self, ready: WorkerReady) -> None:
         """Workers take steps, the first ones or others in their place."""
         self._num_ready += 1
-        cost = self._model.cost()
+        cost = self._model.cost(ready)
         self._feed.greet(
             facts.EngineFacts(
                 engine=self._engine.steps.engine,

@@ -7,14 +7,18 @@ writing them; on another kind of device, or in another type on a card, they are 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 
 import torch
 
+from headrace_backend.weights.checkpoint_files import row_pieces
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.progress import Progress
 
 STANDARD_DEVIATION = 0.02
+# Handed over at once: quantizing needs several times a piece's memory.
+_PIECE_ELEMENTS = 8 << 20
 
 
 def fill_with_noise(
@@ -32,7 +36,7 @@ def fill_with_noise(
         progress("dummy weights", done, len(targets), "tensors")
         if len(shapes[name]) == 1 and name.endswith("norm.weight"):
             target.tensor.fill_(1.0)
-        elif target.tensor.is_cuda and target.tensor.shape == shapes[name] and target.tensor.is_contiguous():
+        elif _is_drawn_in_place(target, shapes[name]):
             _draw(target.tensor, seed, name)
         else:
             _fill_part(target, shapes[name], seed, name)
@@ -40,16 +44,19 @@ def fill_with_noise(
     progress("dummy weights", len(targets), len(targets), "tensors")
 
 
+def _is_drawn_in_place(target: WeightTarget, shape: tuple[int, ...]) -> bool:
+    tensor = target.destination.in_place
+    return tensor is not None and tensor.is_cuda and tensor.shape == shape and tensor.is_contiguous()
+
+
 def _fill_part(target: WeightTarget, shape: tuple[int, ...], seed: int, name: str) -> None:
-    """Draws the whole tensor and keeps the target's part. On a CPU in fp32, whatever the target's type."""
-    on_card = target.tensor.is_cuda
-    whole = torch.empty(
-        shape, dtype=target.tensor.dtype if on_card else torch.float32, device=target.tensor.device if on_card else None
-    )
-    kept = _draw(whole, seed, name)[target.rows.start : target.rows.stop]
-    if target.columns is not None:
-        kept = kept[:, target.columns.start : target.columns.stop]
-    target.tensor.copy_(kept)
+    """Draws the whole tensor and hands the target's part over in pieces. On a CPU drawn in fp32; what is handed over has the type of plain weights in any case."""
+    into = target.destination
+    on_card = into.device.type == "cuda"
+    whole = torch.empty(shape, dtype=into.dtype if on_card else torch.float32, device=into.device if on_card else None)
+    _draw(whole, seed, name)
+    for first, end in row_pieces(target.rows, max(_PIECE_ELEMENTS // math.prod(shape[1:]), 1)):
+        target.put(whole[first:end].to(into.dtype).flatten(), first, end)
 
 
 def _draw(tensor: torch.Tensor, seed: int, name: str) -> torch.Tensor:
@@ -60,6 +67,6 @@ def _draw(tensor: torch.Tensor, seed: int, name: str) -> torch.Tensor:
 
 def _wait(targets: Mapping[str, WeightTarget]) -> None:
     """Until the weights are there, so that the phase's time is its own."""
-    device = next(iter(targets.values())).tensor.device
+    device = next(iter(targets.values())).device
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from headrace_backend.weights.checkpoint_files import (
     DTYPES,
@@ -48,7 +47,7 @@ def load_weights(folder: ModelFolder, targets: Mapping[str, WeightTarget], progr
     """
     files = CheckpointFiles(folder.path)
     counter = ByteCounter(sum(folder.tensors[name].num_bytes for name in targets), progress)
-    device = next(iter(targets.values())).tensor.device
+    device = next(iter(targets.values())).device
     try:
         if device.type == "cuda":
             transfer = CudaTransfer(device)
@@ -89,15 +88,7 @@ def _read_tensor(
         files.read(piece, record.offset + first * row_length * dtype.itemsize, record.file, name)
         if piece.numel() and not all(math.isfinite(bound) for bound in piece.aminmax()):
             raise not_finite(record.file, name)
-        _place(piece, target, first, last)
+        target.put(piece, first, last)
         counter.add(piece.nbytes)
     # Bytes of rows that other ranks keep count as done, so that the total is the checkpoint's.
     counter.add(record.num_bytes - len(target.rows) * row_length * dtype.itemsize)
-
-
-def _place(piece: Tensor, target: WeightTarget, first: int, last: int) -> None:
-    rows = target.tensor[first - target.rows.start : last - target.rows.start]
-    if target.columns is None:
-        rows.copy_(piece)
-    else:
-        rows.copy_(piece.view(last - first, -1)[:, target.columns.start : target.columns.stop])

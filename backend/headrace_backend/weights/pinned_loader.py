@@ -4,7 +4,7 @@ Owns the buffers, their turn and the check for values that are not finite. A buf
 on one stream beside the device's own, cut to the rank's part there, where it is cheap. The check runs there too and leaves one flag per tensor; the flags are read once, at the end, so
 that nothing waits in between.
 
-    file -preadv-> pinned buffer -copy-> piece on the device -cut, cast-> target
+    file -preadv-> pinned buffer -copy-> piece on the device -cut, cast or quantize-> target
 
 The calls into CUDA are those of `CudaTransfer`, and the rest is tested without a card.
 """
@@ -224,11 +224,7 @@ class _Loader:
         if values.numel():
             least, most = values.aminmax()
             self._flags[piece.flag].logical_or_(~(least.isfinite() & most.isfinite()))
-        rows = target.tensor[piece.first - target.rows.start : piece.end - target.rows.start]
-        if target.columns is None:
-            rows.copy_(values)
-        else:
-            rows.copy_(values.view(piece.end - piece.first, -1)[:, target.columns.start : target.columns.stop])
+        target.put(values, piece.first, piece.end)
 
 
 def _row_bytes(record: TensorRecord) -> int:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
+
+from headrace_backend.weights.destination import Destination, TensorRows
+from headrace_backend.weights.scheme import Scheme
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,11 +43,13 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
-    """Type and device of the parameters, and the rank's part of them."""
+    """Type and device of the parameters, the rank's part of them, and the bits of those that layers multiply by."""
 
     dtype: torch.dtype
     device: torch.device
     shard: Shard = Shard()
+    # None: all of `dtype`.
+    scheme: Scheme | None = None
 
     def empty(self, *shape: int) -> torch.nn.Parameter:
         """A parameter that is still to be filled."""
@@ -52,9 +58,9 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WeightTarget:
-    """Where one checkpoint tensor goes: `tensor` (a view of a parameter) receives these rows and columns of it."""
+    """Where one checkpoint tensor goes: these rows and columns of it."""
 
-    tensor: Tensor
+    destination: Destination
     # Along dimension 0 of the checkpoint tensor.
     rows: range
     # Along dimension 1; None if the checkpoint tensor has one dimension.
@@ -62,4 +68,37 @@ class WeightTarget:
 
     def __post_init__(self) -> None:
         shape = (len(self.rows),) if self.columns is None else (len(self.rows), len(self.columns))
-        assert tuple(self.tensor.shape) == shape
+        assert self.destination.shape == shape
+
+    @classmethod
+    def of(cls, tensor: Tensor, rows: range, columns: range | None = None) -> WeightTarget:
+        """A target that is a view of a parameter."""
+        return cls(TensorRows(tensor), rows, columns)
+
+    @property
+    def tensor(self) -> Tensor:
+        """That view. To be asked for plain weights only."""
+        assert isinstance(self.destination, TensorRows)
+        return self.destination.tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.destination.device
+
+    @property
+    def num_elements(self) -> int:
+        """Weights of the part."""
+        return math.prod(self.destination.shape)
+
+    def put(self, values: Tensor, first: int, end: int) -> None:
+        """Hands rows over, cut to the columns.
+
+        Args:
+            values: All columns of the rows, flat.
+            first: The first row, counted in the checkpoint tensor.
+            end: The row after the last.
+        """
+        if self.columns is not None:
+            values = values.view(end - first, -1)[:, self.columns.start : self.columns.stop]
+        self.destination.put(first - self.rows.start, values)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.models.registry import WeightMemory
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.penalty_slots import BYTES_PER_TOKEN
 from headrace_backend.worker.profile_step import Profile
@@ -70,6 +71,8 @@ class ModelMemory:
     activations: int
     kv_block: int
     graphs: int = 0
+    # Of the activations: what is taken together with the weights.
+    scratch: int = 0
     # The driver's and libraries' own.
     other: int = 0
     is_measured: bool = False
@@ -81,7 +84,7 @@ class ModelMemory:
 
 
 def model_memory(
-    model: ModelConfig, config: EngineConfig, parameter_count: int, dtype: torch.dtype, has_graphs: bool = False
+    model: ModelConfig, config: EngineConfig, weights: WeightMemory, dtype: torch.dtype, has_graphs: bool = False
 ) -> ModelMemory:
     """Estimates: weights, a step's activations at the token budget, graphs, and one block of the cache over all layers."""
     size = dtype.itemsize
@@ -93,10 +96,11 @@ def model_memory(
     sampled = model.vocab_size * (4 * rows * _LOGIT_COPIES + config.max_num_seqs * BYTES_PER_TOKEN)
     kv_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * size
     return ModelMemory(
-        weights=parameter_count * size,
-        activations=config.max_num_batched_tokens * per_token + sampled,
+        weights=weights.weights,
+        activations=config.max_num_batched_tokens * per_token + sampled + weights.scratch,
         kv_block=config.block_size * kv_token,
         graphs=_graphs_estimate(config, per_token, model.vocab_size) if has_graphs else 0,
+        scratch=weights.scratch,
     )
 
 
@@ -115,7 +119,11 @@ def measured_memory(estimate: ModelMemory, profile: Profile, room: Room) -> Mode
     """The same with what was measured; graphs are still an estimate, since they are captured over the cache that this is to size."""
     other = max(room.free_bytes - profile.free - profile.weights, 0)
     return dataclasses.replace(
-        estimate, weights=profile.weights, activations=profile.activations, other=other, is_measured=True
+        estimate,
+        weights=profile.weights - estimate.scratch,
+        activations=profile.activations + estimate.scratch,
+        other=other,
+        is_measured=True,
     )
 
 
@@ -157,24 +165,29 @@ def plan_memory(config: EngineConfig, memory: ModelMemory, max_model_len: int, r
 
 
 def plan_estimate(
-    config: EngineConfig, model: ModelConfig, parameter_count: int, dtype: torch.dtype, max_model_len: int, room: Room
+    config: EngineConfig,
+    model: ModelConfig,
+    weights: WeightMemory,
+    dtype: torch.dtype,
+    max_model_len: int,
+    room: Room,
 ) -> tuple[ModelMemory, MemoryPlan]:
     """The plan before anything is allocated, and the estimates behind it.
 
     Raises:
         DoesNotFit: As `plan_memory`; where no cache fits at all, the message names smaller steps that leave room for one.
     """
-    memory = model_memory(model, config, parameter_count, dtype, room.device.type == "cuda")
+    memory = model_memory(model, config, weights, dtype, room.device.type == "cuda")
     try:
         return memory, plan_memory(config, memory, max_model_len, room)
     except DoesNotFit as refused:
         if config.num_blocks or config.kv_memory or _most_blocks(config, memory, room):
             raise
-        raise DoesNotFit(f"{refused}; {_smaller_steps(config, model, parameter_count, dtype, room)}") from None
+        raise DoesNotFit(f"{refused}; {_smaller_steps(config, model, weights, dtype, room)}") from None
 
 
 def _smaller_steps(
-    config: EngineConfig, model: ModelConfig, parameter_count: int, dtype: torch.dtype, room: Room
+    config: EngineConfig, model: ModelConfig, weights: WeightMemory, dtype: torch.dtype, room: Room
 ) -> str:
     """The largest of smaller steps that leave room for a cache, as the end of a refusal."""
     # Sizes from a list may be above the smaller batch.
@@ -184,7 +197,7 @@ def _smaller_steps(
         tokens, rows = max(tokens // 2, 16), max(rows // 2, 1)
         update = {"max_num_batched_tokens": tokens, "max_num_seqs": rows, "graph_sizes": graph_sizes}
         smaller = config.model_copy(update=update)
-        memory = model_memory(model, smaller, parameter_count, dtype, room.device.type == "cuda")
+        memory = model_memory(model, smaller, weights, dtype, room.device.type == "cuda")
         if _most_blocks(smaller, memory, room):
             return f"max_num_batched_tokens {tokens} with max_num_seqs {rows} leaves room for a cache"
     return "no step is small enough: the weights leave no room"

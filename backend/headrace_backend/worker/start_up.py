@@ -21,8 +21,9 @@ import torch
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
+from headrace_backend.models.registry import load_model, weight_memory
 from headrace_backend.weights.loader import pinned_bytes
+from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_backend.worker.ceilings import measured_rates
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.cpu_batch import CpuBatch
@@ -43,6 +44,7 @@ from headrace_backend.worker.memory_plan import (
     plan_memory,
 )
 from headrace_backend.worker.profile_step import PROFILE_BLOCKS, Profile, largest_steps, measure_steps
+from headrace_backend.worker.quantized import checked_scheme, quantization_report
 from headrace_backend.worker.runner import CapturesGraphs, Runner
 from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.step_buffers import StepLimits
@@ -131,17 +133,16 @@ def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, ph
     dtype = choose_dtype(config.dtype, folder.config, device)
     memory = CudaMemory(device) if device.type == "cuda" else None
     room = Room(device, free_memory_bytes(device), memory.total() if memory else 0, int(config.memory_budget))
-    estimate, plan = plan_estimate(config, folder.config, folder.parameter_count, dtype, max_model_len, room)
+    scheme = checked_scheme(config, folder, device, channel)
+    weights = weight_memory(folder.config, dtype, scheme, device)
+    estimate, plan = plan_estimate(config, folder.config, weights, dtype, max_model_len, room)
     plan = msgspec.structs.replace(plan, pinned_host_bytes=pinned_bytes(device) if config.load == "folder" else 0)
     channel.send_message(plan)
     timer = _Phases(phases)
     with timer.timed("ceilings"):
         rates = measured_rates(device, dtype)
     with timer.timed("weights"):
-        source = folder if config.load == "folder" else None
-        causal_lm = load_model(
-            source, folder.config, dtype, device, config.load, config.seed, channel.send_progress, max_model_len
-        )
+        causal_lm = _loaded_model(config, folder, dtype, device, scheme, max_model_len, channel)
     model = _Model(causal_lm, config, max_model_len, dtype, device)
     if memory is None:
         runner = _ready_runner(model, plan.num_blocks, channel, timer)
@@ -165,9 +166,33 @@ def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, ph
             runner.captured_mixed_sizes if isinstance(runner, CapturesGraphs) else (),
             rates.copy_bytes_per_s,
             rates.matmul_flops_per_s,
+            quantization_report(causal_lm),
         )
     )
     return StepLoop(runner, channel, device.type == "cuda", functools.partial(_count_late_work, runner))
+
+
+def _loaded_model(
+    config: EngineConfig,
+    folder: ModelFolder,
+    dtype: torch.dtype,
+    device: torch.device,
+    scheme: Scheme | None,
+    max_model_len: int,
+    channel: Channel,
+) -> CausalLM:
+    """The model with its weights.
+
+    Raises:
+        StartRefused: Weights do not bear being quantized.
+    """
+    source = folder if config.load == "folder" else None
+    try:
+        return load_model(
+            source, folder.config, dtype, device, config.load, config.seed, channel.send_progress, max_model_len, scheme
+        )
+    except QuantizationRefused as refused:
+        raise StartRefused(f"quantize is {config.quantize}: {refused}") from refused
 
 
 def _count_late_work(runner: Runner) -> int:

@@ -2277,7 +2277,9 @@ type Model struct {
 	// What the model computes on, for example "cpu" or "cuda:0 NVIDIA H200".
 	Device string `protobuf:"bytes,14,opt,name=device,proto3" json:"device,omitempty"`
 	// How the device's memory is divided. Absent until the model is loaded.
-	MemoryPlan    *MemoryPlan `protobuf:"bytes,15,opt,name=memory_plan,json=memoryPlan,proto3" json:"memory_plan,omitempty"`
+	MemoryPlan *MemoryPlan `protobuf:"bytes,15,opt,name=memory_plan,json=memoryPlan,proto3" json:"memory_plan,omitempty"`
+	// How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+	Quantization  *Quantization `protobuf:"bytes,16,opt,name=quantization,proto3" json:"quantization,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2417,6 +2419,105 @@ func (x *Model) GetMemoryPlan() *MemoryPlan {
 	return nil
 }
 
+func (x *Model) GetQuantization() *Quantization {
+	if x != nil {
+		return x.Quantization
+	}
+	return nil
+}
+
+// Weights of few bits: the products of all decoder layers; embedding, output layer, norms and biases stay as `Model.dtype` says.
+type Quantization struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "int8", "int4" or "fp8".
+	Scheme string `protobuf:"bytes,1,opt,name=scheme,proto3" json:"scheme,omitempty"`
+	// Inputs that share a scale. 0: all of an output's.
+	GroupSize uint32 `protobuf:"varint,2,opt,name=group_size,json=groupSize,proto3" json:"group_size,omitempty"`
+	// Bits that a quantized weight takes in memory, scales and zero points included.
+	BitsPerWeight float64 `protobuf:"fixed64,3,opt,name=bits_per_weight,json=bitsPerWeight,proto3" json:"bits_per_weight,omitempty"`
+	// How far the weights are from those of the folder, measured while they were read: ||quantized - original|| / ||original|| of a tensor, here the mean over all tensors. It says
+	// nothing of answers: those are compared in the server's documentation.
+	MeanRelativeError float64 `protobuf:"fixed64,4,opt,name=mean_relative_error,json=meanRelativeError,proto3" json:"mean_relative_error,omitempty"`
+	// The same of the tensor that is farthest.
+	WorstRelativeError float64 `protobuf:"fixed64,5,opt,name=worst_relative_error,json=worstRelativeError,proto3" json:"worst_relative_error,omitempty"`
+	// Name of that tensor.
+	WorstTensor   string `protobuf:"bytes,6,opt,name=worst_tensor,json=worstTensor,proto3" json:"worst_tensor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Quantization) Reset() {
+	*x = Quantization{}
+	mi := &file_headrace_v1_inference_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quantization) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quantization) ProtoMessage() {}
+
+func (x *Quantization) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_inference_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quantization.ProtoReflect.Descriptor instead.
+func (*Quantization) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *Quantization) GetScheme() string {
+	if x != nil {
+		return x.Scheme
+	}
+	return ""
+}
+
+func (x *Quantization) GetGroupSize() uint32 {
+	if x != nil {
+		return x.GroupSize
+	}
+	return 0
+}
+
+func (x *Quantization) GetBitsPerWeight() float64 {
+	if x != nil {
+		return x.BitsPerWeight
+	}
+	return 0
+}
+
+func (x *Quantization) GetMeanRelativeError() float64 {
+	if x != nil {
+		return x.MeanRelativeError
+	}
+	return 0
+}
+
+func (x *Quantization) GetWorstRelativeError() float64 {
+	if x != nil {
+		return x.WorstRelativeError
+	}
+	return 0
+}
+
+func (x *Quantization) GetWorstTensor() string {
+	if x != nil {
+		return x.WorstTensor
+	}
+	return ""
+}
+
 // How the memory of the device is divided, in bytes.
 type MemoryPlan struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2444,7 +2545,7 @@ type MemoryPlan struct {
 
 func (x *MemoryPlan) Reset() {
 	*x = MemoryPlan{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[35]
+	mi := &file_headrace_v1_inference_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2456,7 +2557,7 @@ func (x *MemoryPlan) String() string {
 func (*MemoryPlan) ProtoMessage() {}
 
 func (x *MemoryPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[35]
+	mi := &file_headrace_v1_inference_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2469,7 +2570,7 @@ func (x *MemoryPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPlan.ProtoReflect.Descriptor instead.
 func (*MemoryPlan) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{35}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MemoryPlan) GetDeviceBytes() uint64 {
@@ -2545,7 +2646,7 @@ type GetLoadRequest struct {
 
 func (x *GetLoadRequest) Reset() {
 	*x = GetLoadRequest{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[36]
+	mi := &file_headrace_v1_inference_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2557,7 +2658,7 @@ func (x *GetLoadRequest) String() string {
 func (*GetLoadRequest) ProtoMessage() {}
 
 func (x *GetLoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[36]
+	mi := &file_headrace_v1_inference_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2570,7 +2671,7 @@ func (x *GetLoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLoadRequest.ProtoReflect.Descriptor instead.
 func (*GetLoadRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{36}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetLoadRequest) GetModel() string {
@@ -2617,7 +2718,7 @@ type GetLoadResponse struct {
 
 func (x *GetLoadResponse) Reset() {
 	*x = GetLoadResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[37]
+	mi := &file_headrace_v1_inference_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +2730,7 @@ func (x *GetLoadResponse) String() string {
 func (*GetLoadResponse) ProtoMessage() {}
 
 func (x *GetLoadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[37]
+	mi := &file_headrace_v1_inference_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +2743,7 @@ func (x *GetLoadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLoadResponse.ProtoReflect.Descriptor instead.
 func (*GetLoadResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{37}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetLoadResponse) GetRunningSequences() uint32 {
@@ -2900,7 +3001,7 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\v2\x12.headrace.v1.ModelR\x05model\"\x13\n" +
 	"\x11ListModelsRequest\"@\n" +
 	"\x12ListModelsResponse\x12*\n" +
-	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\xd3\x04\n" +
+	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\x92\x05\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\"\n" +
@@ -2919,7 +3020,16 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\tkv_blocks\x18\r \x01(\rR\bkvBlocks\x12\x16\n" +
 	"\x06device\x18\x0e \x01(\tR\x06device\x128\n" +
 	"\vmemory_plan\x18\x0f \x01(\v2\x17.headrace.v1.MemoryPlanR\n" +
-	"memoryPlan\"\xc7\x02\n" +
+	"memoryPlan\x12=\n" +
+	"\fquantization\x18\x10 \x01(\v2\x19.headrace.v1.QuantizationR\fquantization\"\xf2\x01\n" +
+	"\fQuantization\x12\x16\n" +
+	"\x06scheme\x18\x01 \x01(\tR\x06scheme\x12\x1d\n" +
+	"\n" +
+	"group_size\x18\x02 \x01(\rR\tgroupSize\x12&\n" +
+	"\x0fbits_per_weight\x18\x03 \x01(\x01R\rbitsPerWeight\x12.\n" +
+	"\x13mean_relative_error\x18\x04 \x01(\x01R\x11meanRelativeError\x120\n" +
+	"\x14worst_relative_error\x18\x05 \x01(\x01R\x12worstRelativeError\x12!\n" +
+	"\fworst_tensor\x18\x06 \x01(\tR\vworstTensor\"\xc7\x02\n" +
 	"\n" +
 	"MemoryPlan\x12!\n" +
 	"\fdevice_bytes\x18\x01 \x01(\x04R\vdeviceBytes\x12\x1f\n" +
@@ -2995,7 +3105,7 @@ func file_headrace_v1_inference_proto_rawDescGZIP() []byte {
 }
 
 var file_headrace_v1_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_headrace_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_headrace_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_headrace_v1_inference_proto_goTypes = []any{
 	(Role)(0),                     // 0: headrace.v1.Role
 	(RequestState)(0),             // 1: headrace.v1.RequestState
@@ -3034,90 +3144,92 @@ var file_headrace_v1_inference_proto_goTypes = []any{
 	(*ListModelsRequest)(nil),     // 34: headrace.v1.ListModelsRequest
 	(*ListModelsResponse)(nil),    // 35: headrace.v1.ListModelsResponse
 	(*Model)(nil),                 // 36: headrace.v1.Model
-	(*MemoryPlan)(nil),            // 37: headrace.v1.MemoryPlan
-	(*GetLoadRequest)(nil),        // 38: headrace.v1.GetLoadRequest
-	(*GetLoadResponse)(nil),       // 39: headrace.v1.GetLoadResponse
-	(*GenerationSpec)(nil),        // 40: headrace.v1.GenerationSpec
-	(*GenerationEvent)(nil),       // 41: headrace.v1.GenerationEvent
-	(*Usage)(nil),                 // 42: headrace.v1.Usage
-	(*Ledger)(nil),                // 43: headrace.v1.Ledger
-	(*PromptLogprobs)(nil),        // 44: headrace.v1.PromptLogprobs
-	(*Content)(nil),               // 45: headrace.v1.Content
-	(*Logprobs)(nil),              // 46: headrace.v1.Logprobs
-	(*OutputFinished)(nil),        // 47: headrace.v1.OutputFinished
-	(*status.Status)(nil),         // 48: google.rpc.Status
-	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
-	(FinishReason)(0),             // 50: headrace.v1.FinishReason
-	(*SamplingParameters)(nil),    // 51: headrace.v1.SamplingParameters
+	(*Quantization)(nil),          // 37: headrace.v1.Quantization
+	(*MemoryPlan)(nil),            // 38: headrace.v1.MemoryPlan
+	(*GetLoadRequest)(nil),        // 39: headrace.v1.GetLoadRequest
+	(*GetLoadResponse)(nil),       // 40: headrace.v1.GetLoadResponse
+	(*GenerationSpec)(nil),        // 41: headrace.v1.GenerationSpec
+	(*GenerationEvent)(nil),       // 42: headrace.v1.GenerationEvent
+	(*Usage)(nil),                 // 43: headrace.v1.Usage
+	(*Ledger)(nil),                // 44: headrace.v1.Ledger
+	(*PromptLogprobs)(nil),        // 45: headrace.v1.PromptLogprobs
+	(*Content)(nil),               // 46: headrace.v1.Content
+	(*Logprobs)(nil),              // 47: headrace.v1.Logprobs
+	(*OutputFinished)(nil),        // 48: headrace.v1.OutputFinished
+	(*status.Status)(nil),         // 49: google.rpc.Status
+	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
+	(FinishReason)(0),             // 51: headrace.v1.FinishReason
+	(*SamplingParameters)(nil),    // 52: headrace.v1.SamplingParameters
 }
 var file_headrace_v1_inference_proto_depIdxs = []int32{
-	40, // 0: headrace.v1.GenerateRequest.spec:type_name -> headrace.v1.GenerationSpec
-	41, // 1: headrace.v1.GenerateResponse.event:type_name -> headrace.v1.GenerationEvent
-	40, // 2: headrace.v1.CompleteRequest.spec:type_name -> headrace.v1.GenerationSpec
+	41, // 0: headrace.v1.GenerateRequest.spec:type_name -> headrace.v1.GenerationSpec
+	42, // 1: headrace.v1.GenerateResponse.event:type_name -> headrace.v1.GenerationEvent
+	41, // 2: headrace.v1.CompleteRequest.spec:type_name -> headrace.v1.GenerationSpec
 	6,  // 3: headrace.v1.CompleteResponse.outputs:type_name -> headrace.v1.Output
-	42, // 4: headrace.v1.CompleteResponse.usage:type_name -> headrace.v1.Usage
-	43, // 5: headrace.v1.CompleteResponse.ledger:type_name -> headrace.v1.Ledger
-	44, // 6: headrace.v1.CompleteResponse.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
-	45, // 7: headrace.v1.Output.content:type_name -> headrace.v1.Content
-	46, // 8: headrace.v1.Output.logprobs:type_name -> headrace.v1.Logprobs
-	47, // 9: headrace.v1.Output.finished:type_name -> headrace.v1.OutputFinished
+	43, // 4: headrace.v1.CompleteResponse.usage:type_name -> headrace.v1.Usage
+	44, // 5: headrace.v1.CompleteResponse.ledger:type_name -> headrace.v1.Ledger
+	45, // 6: headrace.v1.CompleteResponse.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
+	46, // 7: headrace.v1.Output.content:type_name -> headrace.v1.Content
+	47, // 8: headrace.v1.Output.logprobs:type_name -> headrace.v1.Logprobs
+	48, // 9: headrace.v1.Output.finished:type_name -> headrace.v1.OutputFinished
 	10, // 10: headrace.v1.ChatRequest.messages:type_name -> headrace.v1.ChatMessage
-	40, // 11: headrace.v1.ChatRequest.spec:type_name -> headrace.v1.GenerationSpec
+	41, // 11: headrace.v1.ChatRequest.spec:type_name -> headrace.v1.GenerationSpec
 	8,  // 12: headrace.v1.ChatRequest.tools:type_name -> headrace.v1.Tool
-	41, // 13: headrace.v1.ChatResponse.event:type_name -> headrace.v1.GenerationEvent
+	42, // 13: headrace.v1.ChatResponse.event:type_name -> headrace.v1.GenerationEvent
 	0,  // 14: headrace.v1.ChatMessage.role:type_name -> headrace.v1.Role
 	11, // 15: headrace.v1.ChatMessage.parts:type_name -> headrace.v1.Part
-	40, // 16: headrace.v1.SubmitRequest.spec:type_name -> headrace.v1.GenerationSpec
-	41, // 17: headrace.v1.SubscribeResponse.event:type_name -> headrace.v1.GenerationEvent
+	41, // 16: headrace.v1.SubmitRequest.spec:type_name -> headrace.v1.GenerationSpec
+	42, // 17: headrace.v1.SubscribeResponse.event:type_name -> headrace.v1.GenerationEvent
 	17, // 18: headrace.v1.SessionRequest.submit:type_name -> headrace.v1.SessionSubmit
 	18, // 19: headrace.v1.SessionRequest.attach:type_name -> headrace.v1.SessionAttach
 	19, // 20: headrace.v1.SessionRequest.cancel:type_name -> headrace.v1.SessionCancel
-	40, // 21: headrace.v1.SessionSubmit.spec:type_name -> headrace.v1.GenerationSpec
+	41, // 21: headrace.v1.SessionSubmit.spec:type_name -> headrace.v1.GenerationSpec
 	10, // 22: headrace.v1.SessionSubmit.messages:type_name -> headrace.v1.ChatMessage
 	21, // 23: headrace.v1.SessionResponse.tokens:type_name -> headrace.v1.SessionTokens
 	22, // 24: headrace.v1.SessionResponse.events:type_name -> headrace.v1.SessionEvent
-	41, // 25: headrace.v1.SessionEvent.event:type_name -> headrace.v1.GenerationEvent
-	48, // 26: headrace.v1.SessionEvent.error:type_name -> google.rpc.Status
+	42, // 25: headrace.v1.SessionEvent.event:type_name -> headrace.v1.GenerationEvent
+	49, // 26: headrace.v1.SessionEvent.error:type_name -> google.rpc.Status
 	1,  // 27: headrace.v1.ListRequestsRequest.state:type_name -> headrace.v1.RequestState
 	27, // 28: headrace.v1.ListRequestsResponse.requests:type_name -> headrace.v1.RequestSummary
 	1,  // 29: headrace.v1.RequestSummary.state:type_name -> headrace.v1.RequestState
-	49, // 30: headrace.v1.RequestSummary.create_time:type_name -> google.protobuf.Timestamp
-	50, // 31: headrace.v1.RequestSummary.finish_reasons:type_name -> headrace.v1.FinishReason
+	50, // 30: headrace.v1.RequestSummary.create_time:type_name -> google.protobuf.Timestamp
+	51, // 31: headrace.v1.RequestSummary.finish_reasons:type_name -> headrace.v1.FinishReason
 	36, // 32: headrace.v1.GetModelResponse.model:type_name -> headrace.v1.Model
 	36, // 33: headrace.v1.ListModelsResponse.models:type_name -> headrace.v1.Model
-	51, // 34: headrace.v1.Model.default_sampling:type_name -> headrace.v1.SamplingParameters
-	37, // 35: headrace.v1.Model.memory_plan:type_name -> headrace.v1.MemoryPlan
-	2,  // 36: headrace.v1.InferenceService.Generate:input_type -> headrace.v1.GenerateRequest
-	4,  // 37: headrace.v1.InferenceService.Complete:input_type -> headrace.v1.CompleteRequest
-	7,  // 38: headrace.v1.InferenceService.Chat:input_type -> headrace.v1.ChatRequest
-	12, // 39: headrace.v1.InferenceService.Submit:input_type -> headrace.v1.SubmitRequest
-	14, // 40: headrace.v1.InferenceService.Subscribe:input_type -> headrace.v1.SubscribeRequest
-	16, // 41: headrace.v1.InferenceService.Session:input_type -> headrace.v1.SessionRequest
-	23, // 42: headrace.v1.InferenceService.Cancel:input_type -> headrace.v1.CancelRequest
-	25, // 43: headrace.v1.InferenceService.ListRequests:input_type -> headrace.v1.ListRequestsRequest
-	28, // 44: headrace.v1.InferenceService.Tokenize:input_type -> headrace.v1.TokenizeRequest
-	30, // 45: headrace.v1.InferenceService.Detokenize:input_type -> headrace.v1.DetokenizeRequest
-	32, // 46: headrace.v1.InferenceService.GetModel:input_type -> headrace.v1.GetModelRequest
-	34, // 47: headrace.v1.InferenceService.ListModels:input_type -> headrace.v1.ListModelsRequest
-	38, // 48: headrace.v1.InferenceService.GetLoad:input_type -> headrace.v1.GetLoadRequest
-	3,  // 49: headrace.v1.InferenceService.Generate:output_type -> headrace.v1.GenerateResponse
-	5,  // 50: headrace.v1.InferenceService.Complete:output_type -> headrace.v1.CompleteResponse
-	9,  // 51: headrace.v1.InferenceService.Chat:output_type -> headrace.v1.ChatResponse
-	13, // 52: headrace.v1.InferenceService.Submit:output_type -> headrace.v1.SubmitResponse
-	15, // 53: headrace.v1.InferenceService.Subscribe:output_type -> headrace.v1.SubscribeResponse
-	20, // 54: headrace.v1.InferenceService.Session:output_type -> headrace.v1.SessionResponse
-	24, // 55: headrace.v1.InferenceService.Cancel:output_type -> headrace.v1.CancelResponse
-	26, // 56: headrace.v1.InferenceService.ListRequests:output_type -> headrace.v1.ListRequestsResponse
-	29, // 57: headrace.v1.InferenceService.Tokenize:output_type -> headrace.v1.TokenizeResponse
-	31, // 58: headrace.v1.InferenceService.Detokenize:output_type -> headrace.v1.DetokenizeResponse
-	33, // 59: headrace.v1.InferenceService.GetModel:output_type -> headrace.v1.GetModelResponse
-	35, // 60: headrace.v1.InferenceService.ListModels:output_type -> headrace.v1.ListModelsResponse
-	39, // 61: headrace.v1.InferenceService.GetLoad:output_type -> headrace.v1.GetLoadResponse
-	49, // [49:62] is the sub-list for method output_type
-	36, // [36:49] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	52, // 34: headrace.v1.Model.default_sampling:type_name -> headrace.v1.SamplingParameters
+	38, // 35: headrace.v1.Model.memory_plan:type_name -> headrace.v1.MemoryPlan
+	37, // 36: headrace.v1.Model.quantization:type_name -> headrace.v1.Quantization
+	2,  // 37: headrace.v1.InferenceService.Generate:input_type -> headrace.v1.GenerateRequest
+	4,  // 38: headrace.v1.InferenceService.Complete:input_type -> headrace.v1.CompleteRequest
+	7,  // 39: headrace.v1.InferenceService.Chat:input_type -> headrace.v1.ChatRequest
+	12, // 40: headrace.v1.InferenceService.Submit:input_type -> headrace.v1.SubmitRequest
+	14, // 41: headrace.v1.InferenceService.Subscribe:input_type -> headrace.v1.SubscribeRequest
+	16, // 42: headrace.v1.InferenceService.Session:input_type -> headrace.v1.SessionRequest
+	23, // 43: headrace.v1.InferenceService.Cancel:input_type -> headrace.v1.CancelRequest
+	25, // 44: headrace.v1.InferenceService.ListRequests:input_type -> headrace.v1.ListRequestsRequest
+	28, // 45: headrace.v1.InferenceService.Tokenize:input_type -> headrace.v1.TokenizeRequest
+	30, // 46: headrace.v1.InferenceService.Detokenize:input_type -> headrace.v1.DetokenizeRequest
+	32, // 47: headrace.v1.InferenceService.GetModel:input_type -> headrace.v1.GetModelRequest
+	34, // 48: headrace.v1.InferenceService.ListModels:input_type -> headrace.v1.ListModelsRequest
+	39, // 49: headrace.v1.InferenceService.GetLoad:input_type -> headrace.v1.GetLoadRequest
+	3,  // 50: headrace.v1.InferenceService.Generate:output_type -> headrace.v1.GenerateResponse
+	5,  // 51: headrace.v1.InferenceService.Complete:output_type -> headrace.v1.CompleteResponse
+	9,  // 52: headrace.v1.InferenceService.Chat:output_type -> headrace.v1.ChatResponse
+	13, // 53: headrace.v1.InferenceService.Submit:output_type -> headrace.v1.SubmitResponse
+	15, // 54: headrace.v1.InferenceService.Subscribe:output_type -> headrace.v1.SubscribeResponse
+	20, // 55: headrace.v1.InferenceService.Session:output_type -> headrace.v1.SessionResponse
+	24, // 56: headrace.v1.InferenceService.Cancel:output_type -> headrace.v1.CancelResponse
+	26, // 57: headrace.v1.InferenceService.ListRequests:output_type -> headrace.v1.ListRequestsResponse
+	29, // 58: headrace.v1.InferenceService.Tokenize:output_type -> headrace.v1.TokenizeResponse
+	31, // 59: headrace.v1.InferenceService.Detokenize:output_type -> headrace.v1.DetokenizeResponse
+	33, // 60: headrace.v1.InferenceService.GetModel:output_type -> headrace.v1.GetModelResponse
+	35, // 61: headrace.v1.InferenceService.ListModels:output_type -> headrace.v1.ListModelsResponse
+	40, // 62: headrace.v1.InferenceService.GetLoad:output_type -> headrace.v1.GetLoadResponse
+	50, // [50:63] is the sub-list for method output_type
+	37, // [37:50] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_headrace_v1_inference_proto_init() }
@@ -3152,7 +3264,7 @@ func file_headrace_v1_inference_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headrace_v1_inference_proto_rawDesc), len(file_headrace_v1_inference_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   38,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

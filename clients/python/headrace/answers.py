@@ -83,6 +83,27 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantization:
+    """How the weights of a model's layers are quantized.
+
+    Attributes:
+        scheme: "int8", "int4" or "fp8".
+        group_size: Inputs that share a scale; 0: all of an output's.
+        bits_per_weight: In memory, scales and zero points included.
+        mean_relative_error: ||quantized - original|| / ||original|| of a tensor, the mean over all tensors. Says nothing of answers.
+        worst_relative_error: The same of the tensor that is farthest.
+        worst_tensor: Its name.
+    """
+
+    scheme: str
+    group_size: int
+    bits_per_weight: float
+    mean_relative_error: float
+    worst_relative_error: float
+    worst_tensor: str
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """What one model is and what it allows. `default_sampling` holds what absent sampling options become."""
 
@@ -102,6 +123,8 @@ class Model:
     device: str
     # None while the server loads the model, and from servers older than this client.
     memory_plan: MemoryPlan | None
+    # None where no weights are, while the server loads the model, and from servers older than this client.
+    quantization: Quantization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +193,17 @@ def model_from_proto(model: inference_pb2.Model) -> Model:
     columns["end_of_text_token_ids"] = tuple(model.end_of_text_token_ids)
     columns["default_sampling"] = _set_scalars(model.default_sampling)
     columns["memory_plan"] = memory_plan_from_proto(model.memory_plan) if model.HasField("memory_plan") else None
+    columns["quantization"] = _quantization_from_proto(model.quantization) if model.HasField("quantization") else None
     return Model(**columns)
 
 
 def memory_plan_from_proto(plan: inference_pb2.MemoryPlan) -> MemoryPlan:
     """How a device's memory is divided."""
     return MemoryPlan(**{name: getattr(plan, name) for name in MemoryPlan.__slots__})
+
+
+def _quantization_from_proto(report: inference_pb2.Quantization) -> Quantization:
+    return Quantization(**{name: getattr(report, name) for name in Quantization.__slots__})
 
 
 def load_from_proto(response: inference_pb2.GetLoadResponse) -> Load:

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from headrace.answers import Load, MemoryPlan, Model, RequestState, RequestSummary
+from headrace.answers import Load, MemoryPlan, Model, Quantization, RequestState, RequestSummary
 from headrace.cli.options import Connection, server_options
 from headrace.cli.output import echo_json
 
@@ -105,6 +105,7 @@ _MODEL_ROWS: tuple[tuple[str, Callable[[Model], str]], ...] = (
     ("architecture", lambda row: row.architecture),
     ("parameters", lambda row: f"{row.parameter_count / 1e6:,.1f} M"),
     ("computed in", lambda row: f"{row.dtype} on {row.device}"),
+    ("quantized", lambda row: quantization_line(row.quantization) if row.quantization else "-"),
     ("vocabulary", lambda row: f"{row.vocabulary_size:,}"),
     ("context", lambda row: f"{row.max_context_tokens:,} tokens"),
     ("outputs at most", lambda row: str(row.max_outputs)),
@@ -113,6 +114,15 @@ _MODEL_ROWS: tuple[tuple[str, Callable[[Model], str]], ...] = (
     ("KV cache", lambda row: f"{row.kv_blocks:,} blocks of {row.kv_block_tokens} tokens"),
     ("memory", lambda row: memory_line(row.memory_plan) if row.memory_plan else "-"),
 )
+
+
+def quantization_line(report: Quantization) -> str:
+    """Scheme, bits, and how far the weights are from the folder's."""
+    groups = f" in groups of {report.group_size}" if report.group_size else ""
+    return (
+        f"{report.scheme}{groups}, {report.bits_per_weight:.2f} bits a weight of the layers; weights off by {report.mean_relative_error:.2%} on average,"
+        f" by {report.worst_relative_error:.2%} in {report.worst_tensor}"
+    )
 
 
 def memory_line(plan: MemoryPlan) -> str:

@@ -343,7 +343,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "has_chat_template", "default_sampling", "kv_block_tokens", "kv_blocks", "device", "memory_plan")
+    __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "has_chat_template", "default_sampling", "kv_block_tokens", "kv_blocks", "device", "memory_plan", "quantization")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +359,7 @@ class Model(_message.Message):
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_PLAN_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     architecture: str
@@ -374,7 +375,24 @@ class Model(_message.Message):
     kv_blocks: int
     device: str
     memory_plan: MemoryPlan
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_outputs: _Optional[int] = ..., end_of_text_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., default_sampling: _Optional[_Union[_generation_pb2.SamplingParameters, _Mapping]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., device: _Optional[str] = ..., memory_plan: _Optional[_Union[MemoryPlan, _Mapping]] = ...) -> None: ...
+    quantization: Quantization
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_outputs: _Optional[int] = ..., end_of_text_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., default_sampling: _Optional[_Union[_generation_pb2.SamplingParameters, _Mapping]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., device: _Optional[str] = ..., memory_plan: _Optional[_Union[MemoryPlan, _Mapping]] = ..., quantization: _Optional[_Union[Quantization, _Mapping]] = ...) -> None: ...
+
+class Quantization(_message.Message):
+    __slots__ = ("scheme", "group_size", "bits_per_weight", "mean_relative_error", "worst_relative_error", "worst_tensor")
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BITS_PER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MEAN_RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    WORST_RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    WORST_TENSOR_FIELD_NUMBER: _ClassVar[int]
+    scheme: str
+    group_size: int
+    bits_per_weight: float
+    mean_relative_error: float
+    worst_relative_error: float
+    worst_tensor: str
+    def __init__(self, scheme: _Optional[str] = ..., group_size: _Optional[int] = ..., bits_per_weight: _Optional[float] = ..., mean_relative_error: _Optional[float] = ..., worst_relative_error: _Optional[float] = ..., worst_tensor: _Optional[str] = ...) -> None: ...
 
 class MemoryPlan(_message.Message):
     __slots__ = ("device_bytes", "total_bytes", "weight_bytes", "activation_bytes", "graph_bytes", "other_bytes", "reserve_bytes", "kv_cache_bytes", "measured")

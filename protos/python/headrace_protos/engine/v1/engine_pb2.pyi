@@ -97,7 +97,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[_Union[EngineModel, _Mapping]] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., engine: _Optional[str] = ..., unix_offset_ns: _Optional[int] = ...) -> None: ...
 
 class EngineModel(_message.Message):
-    __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "kv_block_tokens", "kv_blocks", "device", "folder", "max_waiting_requests", "memory")
+    __slots__ = ("name", "revision", "architecture", "parameter_count", "dtype", "vocabulary_size", "max_context_tokens", "max_outputs", "end_of_text_token_ids", "kv_block_tokens", "kv_blocks", "device", "folder", "max_waiting_requests", "memory", "quantization")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class EngineModel(_message.Message):
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     MAX_WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     architecture: str
@@ -128,7 +129,24 @@ class EngineModel(_message.Message):
     folder: str
     max_waiting_requests: int
     memory: EngineMemory
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_outputs: _Optional[int] = ..., end_of_text_token_ids: _Optional[_Iterable[int]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., device: _Optional[str] = ..., folder: _Optional[str] = ..., max_waiting_requests: _Optional[int] = ..., memory: _Optional[_Union[EngineMemory, _Mapping]] = ...) -> None: ...
+    quantization: EngineQuantization
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_outputs: _Optional[int] = ..., end_of_text_token_ids: _Optional[_Iterable[int]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., device: _Optional[str] = ..., folder: _Optional[str] = ..., max_waiting_requests: _Optional[int] = ..., memory: _Optional[_Union[EngineMemory, _Mapping]] = ..., quantization: _Optional[_Union[EngineQuantization, _Mapping]] = ...) -> None: ...
+
+class EngineQuantization(_message.Message):
+    __slots__ = ("scheme", "group_size", "bits_per_weight", "mean_relative_error", "worst_relative_error", "worst_tensor")
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BITS_PER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MEAN_RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    WORST_RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    WORST_TENSOR_FIELD_NUMBER: _ClassVar[int]
+    scheme: str
+    group_size: int
+    bits_per_weight: float
+    mean_relative_error: float
+    worst_relative_error: float
+    worst_tensor: str
+    def __init__(self, scheme: _Optional[str] = ..., group_size: _Optional[int] = ..., bits_per_weight: _Optional[float] = ..., mean_relative_error: _Optional[float] = ..., worst_relative_error: _Optional[float] = ..., worst_tensor: _Optional[str] = ...) -> None: ...
 
 class EngineMemory(_message.Message):
     __slots__ = ("device_bytes", "total_bytes", "weight_bytes", "activation_bytes", "graph_bytes", "other_bytes", "reserve_bytes", "kv_cache_bytes", "measured")

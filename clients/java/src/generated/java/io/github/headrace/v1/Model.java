@@ -512,6 +512,44 @@ private static final long serialVersionUID = 0L;
     return memoryPlan_ == null ? io.github.headrace.v1.MemoryPlan.getDefaultInstance() : memoryPlan_;
   }
 
+  public static final int QUANTIZATION_FIELD_NUMBER = 16;
+  private io.github.headrace.v1.Quantization quantization_;
+  /**
+   * <pre>
+   * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+   * </pre>
+   *
+   * <code>.headrace.v1.Quantization quantization = 16;</code>
+   * @return Whether the quantization field is set.
+   */
+  @java.lang.Override
+  public boolean hasQuantization() {
+    return ((bitField0_ & 0x00000004) != 0);
+  }
+  /**
+   * <pre>
+   * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+   * </pre>
+   *
+   * <code>.headrace.v1.Quantization quantization = 16;</code>
+   * @return The quantization.
+   */
+  @java.lang.Override
+  public io.github.headrace.v1.Quantization getQuantization() {
+    return quantization_ == null ? io.github.headrace.v1.Quantization.getDefaultInstance() : quantization_;
+  }
+  /**
+   * <pre>
+   * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+   * </pre>
+   *
+   * <code>.headrace.v1.Quantization quantization = 16;</code>
+   */
+  @java.lang.Override
+  public io.github.headrace.v1.QuantizationOrBuilder getQuantizationOrBuilder() {
+    return quantization_ == null ? io.github.headrace.v1.Quantization.getDefaultInstance() : quantization_;
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -575,6 +613,9 @@ private static final long serialVersionUID = 0L;
     }
     if (((bitField0_ & 0x00000002) != 0)) {
       output.writeMessage(15, getMemoryPlan());
+    }
+    if (((bitField0_ & 0x00000004) != 0)) {
+      output.writeMessage(16, getQuantization());
     }
     getUnknownFields().writeTo(output);
   }
@@ -650,6 +691,10 @@ private static final long serialVersionUID = 0L;
       size += com.google.protobuf.CodedOutputStream
         .computeMessageSize(15, getMemoryPlan());
     }
+    if (((bitField0_ & 0x00000004) != 0)) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeMessageSize(16, getQuantization());
+    }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
     return size;
@@ -701,6 +746,11 @@ private static final long serialVersionUID = 0L;
       if (!getMemoryPlan()
           .equals(other.getMemoryPlan())) return false;
     }
+    if (hasQuantization() != other.hasQuantization()) return false;
+    if (hasQuantization()) {
+      if (!getQuantization()
+          .equals(other.getQuantization())) return false;
+    }
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -749,6 +799,10 @@ private static final long serialVersionUID = 0L;
     if (hasMemoryPlan()) {
       hash = (37 * hash) + MEMORY_PLAN_FIELD_NUMBER;
       hash = (53 * hash) + getMemoryPlan().hashCode();
+    }
+    if (hasQuantization()) {
+      hash = (37 * hash) + QUANTIZATION_FIELD_NUMBER;
+      hash = (53 * hash) + getQuantization().hashCode();
     }
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
@@ -886,6 +940,7 @@ private static final long serialVersionUID = 0L;
               .alwaysUseFieldBuilders) {
         internalGetDefaultSamplingFieldBuilder();
         internalGetMemoryPlanFieldBuilder();
+        internalGetQuantizationFieldBuilder();
       }
     }
     @java.lang.Override
@@ -914,6 +969,11 @@ private static final long serialVersionUID = 0L;
       if (memoryPlanBuilder_ != null) {
         memoryPlanBuilder_.dispose();
         memoryPlanBuilder_ = null;
+      }
+      quantization_ = null;
+      if (quantizationBuilder_ != null) {
+        quantizationBuilder_.dispose();
+        quantizationBuilder_ = null;
       }
       return this;
     }
@@ -1001,6 +1061,12 @@ private static final long serialVersionUID = 0L;
             : memoryPlanBuilder_.build();
         to_bitField0_ |= 0x00000002;
       }
+      if (((from_bitField0_ & 0x00008000) != 0)) {
+        result.quantization_ = quantizationBuilder_ == null
+            ? quantization_
+            : quantizationBuilder_.build();
+        to_bitField0_ |= 0x00000004;
+      }
       result.bitField0_ |= to_bitField0_;
     }
 
@@ -1078,6 +1144,9 @@ private static final long serialVersionUID = 0L;
       }
       if (other.hasMemoryPlan()) {
         mergeMemoryPlan(other.getMemoryPlan());
+      }
+      if (other.hasQuantization()) {
+        mergeQuantization(other.getQuantization());
       }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
@@ -1195,6 +1264,13 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00004000;
               break;
             } // case 122
+            case 130: {
+              input.readMessage(
+                  internalGetQuantizationFieldBuilder().getBuilder(),
+                  extensionRegistry);
+              bitField0_ |= 0x00008000;
+              break;
+            } // case 130
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -2404,6 +2480,163 @@ private static final long serialVersionUID = 0L;
         memoryPlan_ = null;
       }
       return memoryPlanBuilder_;
+    }
+
+    private io.github.headrace.v1.Quantization quantization_;
+    private com.google.protobuf.SingleFieldBuilder<
+        io.github.headrace.v1.Quantization, io.github.headrace.v1.Quantization.Builder, io.github.headrace.v1.QuantizationOrBuilder> quantizationBuilder_;
+    /**
+     * <pre>
+     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * </pre>
+     *
+     * <code>.headrace.v1.Quantization quantization = 16;</code>
+     * @return Whether the quantization field is set.
+     */
+    public boolean hasQuantization() {
+      return ((bitField0_ & 0x00008000) != 0);
+    }
+    /**
+     * <pre>
+     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * </pre>
+     *
+     * <code>.headrace.v1.Quantization quantization = 16;</code>
+     * @return The quantization.
+     */
+    public io.github.headrace.v1.Quantization getQuantization() {
+      if (quantizationBuilder_ == null) {
+        return quantization_ == null ? io.github.headrace.v1.Quantization.getDefaultInstance() : quantization_;
+      } else {
+        return quantizationBuilder_.getMessage();
+      }
+    }
+    /**
+     * <pre>
+     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * </pre>
+     *
+     * <code>.headrace.v1.Quantization quantization = 16;</code>
+     */
+    public Builder setQuantization(io.github.headrace.v1.Quantization value) {
+      if (quantizationBuilder_ == null) {
+        if (value == null) {
+          throw new NullPointerException();
+        }
+        quantization_ = value;
+      } else {
+        quantizationBuilder_.setMessage(value);
+      }
+      bitField0_ |= 0x00008000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * </pre>
+     *
+     * <code>.headrace.v1.Quantization quantization = 16;</code>
+     */
+    public Builder setQuantization(
+        io.github.headrace.v1.Quantization.Builder builderForValue) {
+      if (quantizationBuilder_ == null) {
+        quantization_ = builderForValue.build();
+      } else {
+        quantizationBuilder_.setMessage(builderForValue.build());
+      }
+      bitField0_ |= 0x00008000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * </pre>
+     *
+     * <code>.headrace.v1.Quantization quantization = 16;</code>
+     */
+    public Builder mergeQuantization(io.github.headrace.v1.Quantization value) {
+      if (quantizationBuilder_ == null) {
+        if (((bitField0_ & 0x00008000) != 0) &&
+          quantization_ != null &&
+          quantization_ != io.github.headrace.v1.Quantization.getDefaultInstance()) {
+          getQuantizationBuilder().mergeFrom(value);
+        } else {
+          quantization_ = value;
+        }
+      } else {
+        quantizationBuilder_.mergeFrom(value);
+      }
+      if (quantization_ != null) {
+        bitField0_ |= 0x00008000;
+        onChanged();
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * </pre>
+     *
+     * <code>.headrace.v1.Quantization quantization = 16;</code>
+     */
+    public Builder clearQuantization() {
+      bitField0_ = (bitField0_ & ~0x00008000);
+      quantization_ = null;
+      if (quantizationBuilder_ != null) {
+        quantizationBuilder_.dispose();
+        quantizationBuilder_ = null;
+      }
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * </pre>
+     *
+     * <code>.headrace.v1.Quantization quantization = 16;</code>
+     */
+    public io.github.headrace.v1.Quantization.Builder getQuantizationBuilder() {
+      bitField0_ |= 0x00008000;
+      onChanged();
+      return internalGetQuantizationFieldBuilder().getBuilder();
+    }
+    /**
+     * <pre>
+     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * </pre>
+     *
+     * <code>.headrace.v1.Quantization quantization = 16;</code>
+     */
+    public io.github.headrace.v1.QuantizationOrBuilder getQuantizationOrBuilder() {
+      if (quantizationBuilder_ != null) {
+        return quantizationBuilder_.getMessageOrBuilder();
+      } else {
+        return quantization_ == null ?
+            io.github.headrace.v1.Quantization.getDefaultInstance() : quantization_;
+      }
+    }
+    /**
+     * <pre>
+     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * </pre>
+     *
+     * <code>.headrace.v1.Quantization quantization = 16;</code>
+     */
+    private com.google.protobuf.SingleFieldBuilder<
+        io.github.headrace.v1.Quantization, io.github.headrace.v1.Quantization.Builder, io.github.headrace.v1.QuantizationOrBuilder> 
+        internalGetQuantizationFieldBuilder() {
+      if (quantizationBuilder_ == null) {
+        quantizationBuilder_ = new com.google.protobuf.SingleFieldBuilder<
+            io.github.headrace.v1.Quantization, io.github.headrace.v1.Quantization.Builder, io.github.headrace.v1.QuantizationOrBuilder>(
+                getQuantization(),
+                getParentForChildren(),
+                isClean());
+        quantization_ = null;
+      }
+      return quantizationBuilder_;
     }
 
     // @@protoc_insertion_point(builder_scope:headrace.v1.Model)

@@ -262,4 +262,31 @@ public interface ModelOrBuilder extends
    * <code>.headrace.v1.MemoryPlan memory_plan = 15;</code>
    */
   io.github.headrace.v1.MemoryPlanOrBuilder getMemoryPlanOrBuilder();
+
+  /**
+   * <pre>
+   * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+   * </pre>
+   *
+   * <code>.headrace.v1.Quantization quantization = 16;</code>
+   * @return Whether the quantization field is set.
+   */
+  boolean hasQuantization();
+  /**
+   * <pre>
+   * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+   * </pre>
+   *
+   * <code>.headrace.v1.Quantization quantization = 16;</code>
+   * @return The quantization.
+   */
+  io.github.headrace.v1.Quantization getQuantization();
+  /**
+   * <pre>
+   * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+   * </pre>
+   *
+   * <code>.headrace.v1.Quantization quantization = 16;</code>
+   */
+  io.github.headrace.v1.QuantizationOrBuilder getQuantizationOrBuilder();
 }

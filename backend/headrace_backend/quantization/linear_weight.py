@@ -1,0 +1,83 @@
+"""The weight of a linear layer as the layer sees it, and its plain form.
+
+Owns the interface. A plain weight gives the operations that `headrace_kernels.linear` and `small_linear` gave before there were others.
+"""
+
+from __future__ import annotations
+
+import abc
+
+from torch import Tensor, nn
+
+from headrace_backend.weights.destination import Destination, TensorRows
+from headrace_kernels import small_linear
+from headrace_kernels.linear import linear
+
+
+class LinearWeight(nn.Module, abc.ABC):
+    """[num_outputs, num_inputs], in whatever form. A bias is the layer's own and given to each product."""
+
+    num_outputs: int
+    num_inputs: int
+
+    @abc.abstractmethod
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """[num_tokens, num_inputs] -> [num_tokens, num_outputs] in the type of x."""
+
+    @abc.abstractmethod
+    def after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
+        """The product of x's RMS norm, in one operation where `fuses` says so."""
+
+    @abc.abstractmethod
+    def swiglu_after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
+        """SwiGLU of the halves of `after_norm`: [num_tokens, num_outputs / 2]."""
+
+    @abc.abstractmethod
+    def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None) -> None:
+        """`residual += multiply(x, bias)`."""
+
+    @abc.abstractmethod
+    def fuses(self, num_tokens: int) -> bool:
+        """Whether products of so many tokens are faster with norm, SwiGLU and addition inside."""
+
+    @abc.abstractmethod
+    def destination(self, outputs: range) -> Destination:
+        """What fills these outputs from one checkpoint tensor."""
+
+    @property
+    def num_weights(self) -> int:
+        """As many as the checkpoint has."""
+        return self.num_outputs * self.num_inputs
+
+
+class PlainWeight(LinearWeight):
+    """A tensor in the model's type."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.num_outputs, self.num_inputs = tensor.shape
+        self.tensor = nn.Parameter(tensor, requires_grad=False)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See LinearWeight."""
+        return linear(x, self.tensor, bias)
+
+    def after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
+        """See LinearWeight."""
+        return small_linear.norm_linear(x, norm_weight, eps, self.tensor, bias)
+
+    def swiglu_after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
+        """See LinearWeight."""
+        return small_linear.norm_swiglu(x, norm_weight, eps, self.tensor, bias)
+
+    def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None) -> None:
+        """See LinearWeight."""
+        small_linear.linear_add(x, self.tensor, bias, residual)
+
+    def fuses(self, num_tokens: int) -> bool:
+        """See LinearWeight."""
+        return small_linear.fuses(num_tokens, self.tensor)
+
+    def destination(self, outputs: range) -> Destination:
+        """See LinearWeight."""
+        return TensorRows(self.tensor[outputs.start : outputs.stop])

@@ -1,0 +1,88 @@
+"""A weight of few bits, filled by rows that are quantized on its device as they come.
+
+    piece of whole rows -quantize_rows-> QuantizedWeight -dequantize_rows-> how far they are from the piece
+
+Owns what a loader sees of such a weight. The original is never held beyond its piece.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace_backend.quantization.linear_weight import LinearWeight
+from headrace_backend.quantization.tensor_error import TensorError
+from headrace_backend.weights.destination import Destination
+from headrace_backend.weights.placement import Placement
+from headrace_backend.weights.scheme import Scheme
+from headrace_kernels import low_bit_linear
+from headrace_kernels.quantized_weight import QuantizedWeight, allocate, dequantize_rows, quantize_rows
+
+# Weights that are in fp32 at a time while they are compared: 16 MB.
+_BLOCK_NUMBERS = 1 << 22
+
+
+class LowBitWeight(LinearWeight):
+    """Several projections that share an input may lie in one, each filled by a destination of its own."""
+
+    def __init__(self, num_outputs: int, num_inputs: int, scheme: Scheme, placement: Placement) -> None:
+        """Allocates it, empty.
+
+        Raises:
+            QuantizationRefused: The scheme's groups do not divide the inputs.
+        """
+        super().__init__()
+        self.num_outputs, self.num_inputs = num_outputs, num_inputs
+        group = scheme.group(num_inputs)
+        self.quantized = allocate(scheme.kind, num_outputs, num_inputs, group, placement.dtype, placement.device)
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes, scales and zero points included."""
+        return self.quantized.num_bytes
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See LinearWeight."""
+        return low_bit_linear.linear(x, self.quantized, bias)
+
+    def after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
+        """See LinearWeight."""
+        return low_bit_linear.norm_linear(x, norm_weight, eps, self.quantized, bias)
+
+    def swiglu_after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
+        """See LinearWeight."""
+        return low_bit_linear.norm_swiglu(x, norm_weight, eps, self.quantized, bias)
+
+    def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None) -> None:
+        """See LinearWeight."""
+        low_bit_linear.linear_add(x, self.quantized, bias, residual)
+
+    def fuses(self, num_tokens: int) -> bool:
+        """See LinearWeight."""
+        return low_bit_linear.fuses(num_tokens, self.quantized)
+
+    def destination(self, outputs: range) -> Destination:
+        """See LinearWeight."""
+        return QuantizedRows(self.quantized, outputs)
+
+
+class QuantizedRows(Destination):
+    """Some outputs of a weight, quantized while they come; knows afterwards how far they are from what came."""
+
+    def __init__(self, weight: QuantizedWeight, outputs: range) -> None:
+        self._weight = weight
+        self._outputs = outputs
+        self.shape, self.dtype, self.device = (len(outputs), weight.num_inputs), weight.dtype, weight.device
+        self.error = TensorError(weight.kind, weight.group_size, weight.device)
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """See Destination."""
+        begin, step = self._outputs.start + first, max(_BLOCK_NUMBERS // self._weight.num_inputs, 1)
+        for offset in range(0, len(rows), step):
+            self._quantize(rows[offset : offset + step].to(self.device), begin + offset)
+
+    def _quantize(self, rows: Tensor, begin: int) -> None:
+        quantize_rows(rows, self._weight, begin)
+        found = torch.empty_like(rows, dtype=torch.float32)
+        dequantize_rows(self._weight, slice(begin, begin + len(rows)), found)
+        self.error.add(rows, found)

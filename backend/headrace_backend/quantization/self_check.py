@@ -1,0 +1,116 @@
+"""What is looked at once all weights are quantized, before any request is: each tensor's distance from its original, and each product against the numbers it should multiply by.
+
+Owns the limits and the answer that operators see. Nothing here says how good answers are: that needs the unquantized model, which is not kept; docs/accuracy.md compares the two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from headrace_backend.quantization.low_bit_weight import LowBitWeight, QuantizedRows
+from headrace_backend.weights.placement import WeightTarget
+from headrace_backend.weights.scheme import QuantizationRefused, Scheme
+from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, dequantize_rows
+
+# A tensor may be this many times as far from its original as rounding can bring it: scales are rounded too.
+_ROUNDING_SLACK = 1.1
+# Rows of the products that are compared: a vector, few rows, more than few. A card multiplies many rows in other ways, a CPU does not.
+_ROW_COUNTS = (1, 8, 32)
+_CARD_ROW_COUNTS = (*_ROW_COUNTS, 96, 300)
+# Relative error of a product, sums in fp32 and the result rounded to its type; on the demo model's weights it is an eighth of that at most.
+_PRODUCT_LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+# Where a card rounds the activations of many rows to e4m3 too: 2.6% of Gaussian ones.
+_FEW_ROWS = 32
+_FP8_PRODUCT_LIMIT = 0.05
+_BLOCK_NUMBERS = 1 << 22
+_SEED = 0x10B175
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class QuantizationSummary:
+    """How a model was quantized. Relative errors are ||quantized - original|| / ||original|| of checkpoint tensors."""
+
+    scheme: Scheme
+    # What the weights take in memory, scales and zero points included, per weight.
+    bits_per_weight: float
+    mean_relative_error: float
+    worst_relative_error: float
+    worst_tensor: str
+
+
+def summarize(
+    scheme: Scheme, targets: Mapping[str, WeightTarget], weights: Mapping[str, LowBitWeight]
+) -> QuantizationSummary:
+    """Checks all quantized weights of a model and says how far they are from what was read.
+
+    Args:
+        scheme: What they were quantized by.
+        targets: All targets of the model, filled.
+        weights: Path in the model -> weight.
+
+    Raises:
+        QuantizationRefused: A tensor is farther from its original than rounding can bring it, or a product differs from its reference. Tensor or layer is named.
+    """
+    errors = {name: _checked_error(name, target) for name, target in targets.items() if _is_quantized(target)}
+    for path, weight in weights.items():
+        _check_product(path, weight)
+    num_weights = sum(weight.num_weights for weight in weights.values())
+    num_bytes = sum(weight.num_bytes for weight in weights.values())
+    worst = max(errors, key=errors.__getitem__)
+    mean = sum(errors.values()) / len(errors)
+    return QuantizationSummary(scheme, 8 * num_bytes / num_weights, mean, errors[worst], worst)
+
+
+def _is_quantized(target: WeightTarget) -> bool:
+    return isinstance(target.destination, QuantizedRows)
+
+
+def _checked_error(name: str, target: WeightTarget) -> float:
+    """A tensor's relative error."""
+    assert isinstance(target.destination, QuantizedRows)
+    error, most = target.destination.error.read()
+    if not error <= most * _ROUNDING_SLACK:
+        raise QuantizationRefused(
+            f"tensor {name!r} is not what was read: quantized it is off by {error:.3%}, and rounding explains {most:.3%}"
+        )
+    return error
+
+
+def _check_product(path: str, weight: LowBitWeight) -> None:
+    """Multiplies random rows by a weight, as steps will."""
+    generator = torch.Generator().manual_seed(_SEED)
+    quantized = weight.quantized
+    counts = _CARD_ROW_COUNTS if quantized.device.type == "cuda" else _ROW_COUNTS
+    rows = torch.randn(max(counts), weight.num_inputs, generator=generator).to(quantized.device, quantized.dtype)
+    expected = _reference(rows, quantized)
+    for count in counts:
+        found = weight.multiply(rows[:count].contiguous(), None).float()
+        error = float((found - expected[:count]).norm() / expected[:count].norm().clamp(min=1e-30))
+        limit = _product_limit(quantized, count)
+        if not error <= limit:
+            raise QuantizationRefused(
+                f"layer {path.removesuffix('.weight')!r}: its {quantized.kind.value} product of {count} rows differs from the reference by {error:.2%}, more than {limit:.2%}"
+            )
+
+
+def _product_limit(weight: QuantizedWeight, num_rows: int) -> float:
+    limit = _PRODUCT_LIMITS[weight.dtype]
+    rounds_rows = weight.kind is QuantKind.FP8 and weight.device.type == "cuda" and num_rows > _FEW_ROWS
+    return max(limit, _FP8_PRODUCT_LIMIT) if rounds_rows else limit
+
+
+def _reference(rows: Tensor, weight: QuantizedWeight) -> Tensor:
+    """Rows times the numbers that the weight stands for, in fp32, some outputs at a time."""
+    wide = rows.float()
+    step = max(_BLOCK_NUMBERS // weight.num_inputs, 1)
+    parts = []
+    for first in range(0, weight.num_outputs, step):
+        outputs = slice(first, min(first + step, weight.num_outputs))
+        numbers = torch.empty(outputs.stop - first, weight.num_inputs, dtype=torch.float32, device=weight.device)
+        dequantize_rows(weight, outputs, numbers)
+        parts.append(wide @ numbers.t())
+    return torch.cat(parts, dim=1)

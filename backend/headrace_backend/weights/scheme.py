@@ -1,0 +1,48 @@
+"""How many bits the weights of a model's layers get: a kind of number and how many inputs share a scale.
+
+Owns the scheme as loaders and layers see it. What a kind of number is, and how it lies in memory, is `headrace_kernels.quantized_weight`'s; whether a scheme suits a model is `quantize_rules`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headrace_kernels.quantized_weight import QuantKind
+
+
+class QuantizationRefused(ValueError):
+    """A weight is not what its scheme promises, or can't be. The message names layer or tensor, rule and value."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way to quantize: all products of the decoder layers; embedding, output layer, norms and biases stay."""
+
+    kind: QuantKind
+    # Inputs that share a scale; 0: all of an output's.
+    group_size: int = 0
+
+    @classmethod
+    def named(cls, quantize: str, group_size: int) -> Scheme | None:
+        """The scheme of the settings `quantize` and `quantize_group`; None for "off"."""
+        if quantize == "off":
+            return None
+        kind = QuantKind[quantize.upper()]
+        return cls(kind, group_size if kind is QuantKind.INT4 else 0)
+
+    @property
+    def name(self) -> str:
+        """As the setting spells it."""
+        return self.kind.name.lower()
+
+    def group(self, num_inputs: int) -> int:
+        """Inputs of a weight that share a scale.
+
+        Raises:
+            QuantizationRefused: The groups do not divide the inputs.
+        """
+        if self.group_size and num_inputs % self.group_size:
+            raise QuantizationRefused(
+                f"quantize_group is {self.group_size}, which does not divide {num_inputs} inputs of a layer"
+            )
+        return self.group_size or num_inputs

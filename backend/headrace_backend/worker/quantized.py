@@ -1,0 +1,60 @@
+"""What a worker asks and tells of quantized weights: whether the settings suit model and device, and how it went.
+
+Owns the notice where a device has no products of the chosen kind. How weights are quantized is `quantization`'s and `weights`' business.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.quantize_rules import unsuitable_quantization
+from headrace_backend.weights.scheme import Scheme
+from headrace_backend.worker.channel import Channel
+from headrace_backend.worker.errors import StartRefused
+from headrace_backend.worker_messages import Notice, QuantizationReport
+from headrace_kernels.quantized_weight import QuantKind
+from headrace_model_folder import ModelFolder
+
+# From sm_89 on products take e4m3.
+_OLDEST_FP8_CAPABILITY = (8, 9)
+
+
+def checked_scheme(config: EngineConfig, folder: ModelFolder, device: torch.device, channel: Channel) -> Scheme | None:
+    """What the layers' weights are quantized by; None: not at all. Tells the operator what is not as it might be.
+
+    Raises:
+        StartRefused: The settings do not suit the model.
+    """
+    if (reason := unsuitable_quantization(config, folder.config)) is not None:
+        raise StartRefused(reason)
+    scheme = Scheme.named(config.quantize, config.quantize_group)
+    if scheme is not None and device.type == "cuda":
+        notice = without_products(scheme, torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+        if notice is not None:
+            channel.send_message(Notice(notice))
+    return scheme
+
+
+def without_products(scheme: Scheme, card: str, capability: tuple[int, int]) -> str | None:
+    """One line where a card can't multiply by the scheme's numbers themselves; None where it can, or no card does."""
+    if scheme.kind is not QuantKind.FP8 or capability >= _OLDEST_FP8_CAPABILITY:
+        return None
+    major, minor = capability
+    return f"{card}, compute capability {major}.{minor}, has no FP8 products: weights stay in FP8 and are turned into the model's type for each product"
+
+
+def quantization_report(model: CausalLM) -> QuantizationReport | None:
+    """How the model was quantized, as it is told; None if it was not."""
+    summary = model.quantization
+    if summary is None:
+        return None
+    return QuantizationReport(
+        scheme=summary.scheme.name,
+        group_size=summary.scheme.group_size,
+        bits_per_weight=summary.bits_per_weight,
+        mean_relative_error=summary.mean_relative_error,
+        worst_relative_error=summary.worst_relative_error,
+        worst_tensor=summary.worst_tensor,
+    )

@@ -1,0 +1,143 @@
+"""What quantizing costs in answers: the demo model unquantized and in every scheme, on the same generated questions and the same held-out text; writes the table of docs/accuracy.md.
+
+python -m benchmarks.accuracy --questions 5120 --documents 300 --threads 1 --json FILE --table docs/accuracy.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import uvloop
+
+from benchmarks.accuracy_divergence import Divergence, diverge, load
+from benchmarks.accuracy_tasks import DEMO, documents, questions, right_answers
+from benchmarks.figures import provenance, write_json
+from headrace_backend.weights.scheme import Scheme
+
+# EngineConfig's quantize and quantize_group. The demo model's MLP has 704 inputs, which groups of 128 do not divide.
+SCHEMES = (("off", 128), ("int8", 128), ("fp8", 128), ("int4", 32), ("int4", 64))
+_BEGIN, _END = "<!-- table: benchmarks.accuracy -->\n", "<!-- end of table -->\n"
+# Two-sided 95%.
+_DEVIATIONS = 1.96
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """One scheme. Accuracy in percent, differences in points of it."""
+
+    scheme: str
+    bits_per_weight: float
+    # Of tensors, see GetModel.
+    mean_relative_error: float
+    questions: int
+    accuracy: float
+    # Against the unquantized model, question by question, with half the width of the 95% interval.
+    difference: float
+    interval: float
+    divergence: Divergence
+
+
+def paired_difference(right: Sequence[bool], before: Sequence[bool]) -> tuple[float, float]:
+    """Mean difference in points, and half the width of its 95% interval, from question by question."""
+    differences = [100.0 * (now - then) for now, then in zip(right, before, strict=True)]
+    mean = sum(differences) / len(differences)
+    variance = sum((value - mean) ** 2 for value in differences) / (len(differences) - 1)
+    return mean, _DEVIATIONS * math.sqrt(variance / len(differences))
+
+
+def measure(num_questions: int, num_documents: int, threads: int) -> list[Result]:
+    """Every scheme, one after the other."""
+    torch.set_num_threads(threads)
+    asked, texts, plain = questions(num_questions), documents(num_documents), load(DEMO, None)
+    results: list[Result] = []
+    before: list[bool] = []
+    for quantize, group in SCHEMES:
+        began = time.monotonic()
+        model = load(DEMO, Scheme.named(quantize, group))
+        right = uvloop.run(right_answers(_settings(quantize, group, threads), asked))
+        before = before or right
+        summary = model.quantization
+        results.append(
+            Result(
+                f"int4, groups of {group}" if quantize == "int4" else quantize,
+                summary.bits_per_weight if summary else 8.0 * model.lm_head.weight.itemsize,
+                summary.mean_relative_error if summary else 0.0,
+                len(asked),
+                100.0 * sum(right) / len(right),
+                *paired_difference(right, before),
+                diverge(model, plain, texts),
+            )
+        )
+        print(f"{row(results[-1])} {time.monotonic() - began:.0f} s", flush=True)
+    return results
+
+
+def _settings(quantize: str, group: int, threads: int) -> dict[str, Any]:
+    return {
+        "model": str(DEMO),
+        "device": "cpu",
+        "quantize": quantize,
+        "quantize_group": group,
+        "worker_threads": threads,
+        "max_num_seqs": 256,
+        "max_waiting_requests": 1 << 16,
+        "kv_memory": 1 << 30,
+    }
+
+
+def row(result: Result) -> str:
+    """A line of the table."""
+    text, change = result.divergence, f"{result.difference:+.2f} ± {result.interval:.2f}"
+    return (
+        f"| {result.scheme} | {result.bits_per_weight:.2f} | {result.mean_relative_error:.2%} | {result.accuracy:.2f}% | {change if result.mean_relative_error else '-'} "
+        f"| {text.perplexity:.4f} | {text.kl:.5f} | {text.same_choice:.2%} |"
+    )
+
+
+def table(results: Sequence[Result], about: str) -> str:
+    """The table as docs/accuracy.md has it."""
+    head = "| scheme | bits a weight | weights off by | right | difference, points | perplexity | divergence, nats | same choice |"
+    lines = [head, "|---|---|---|---|---|---|---|---|", *map(row, results)]
+    return "\n".join([about, "", *lines, ""])
+
+
+def replace_table(path: pathlib.Path, text: str) -> None:
+    """Puts the table between its marks in a document."""
+    before, mark, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
+    if not mark or _END not in rest:
+        raise ValueError(f"{path} has no place for the table: {_BEGIN.strip()} ... {_END.strip()}")
+    path.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{rest.partition(_END)[2]}", encoding="utf-8")
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", type=int, default=5120, help="about so many, half in unseen phrasings")
+    parser.add_argument("--documents", type=int, default=300, help="held-out texts for perplexity and divergence")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--git", default="", help="the commit, where the tree has no history")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--table", type=pathlib.Path, help="document whose table is replaced")
+    options = parser.parse_args()
+    results = measure(options.questions, options.documents, options.threads)
+    about = provenance(options.git)
+    write_json(
+        {"name": "accuracy", **about, "results": [dataclasses.asdict(result) for result in results]}, options.json
+    )
+    if options.table:
+        first = results[0]
+        head = f"{first.questions:,} questions, {first.divergence.tokens:,} tokens of text; {str(about['date'])[:10]}, commit {about['git']}."
+        replace_table(options.table, table(results, head))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""How a quantized model's distributions differ from the unquantized one's on held-out text: perplexity of both, and the divergence between them.
+
+Owns the sums. Both models run in this process, on whole documents, over a cache of one row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.registry import load_model
+from headrace_backend.weights.scheme import Scheme
+from headrace_backend.worker.device import choose_dtype
+from headrace_kernels.attention import AttentionMetadata
+from headrace_model_folder import ModelFolder
+
+_BLOCK = 16
+CPU = torch.device("cpu")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Divergence:
+    """Over all tokens that the model is meant to say."""
+
+    tokens: int
+    perplexity: float
+    # KL divergence from the unquantized model's distribution to this one's, in nats; mean.
+    kl: float
+    # Share of tokens at which both find the same one most likely.
+    same_choice: float
+
+
+def load(folder: pathlib.Path, scheme: Scheme | None) -> CausalLM:
+    """The model as a worker on a CPU loads it."""
+    opened = ModelFolder.open(folder)
+    dtype = choose_dtype("auto", opened.config, CPU)
+    return load_model(opened, opened.config, dtype, CPU, "folder", 0, lambda *_: None, scheme=scheme)
+
+
+@torch.inference_mode()
+def diverge(model: CausalLM, plain: CausalLM, documents: Sequence[tuple[list[int], list[bool]]]) -> Divergence:
+    """Compares a model with the unquantized one.
+
+    Args:
+        model: Either.
+        plain: Unquantized.
+        documents: Ids, and which of them count.
+    """
+    tokens, surprise, kl, same = 0, 0.0, 0.0, 0
+    for ids, said in documents:
+        # A token is said by the position before it.
+        positions = torch.tensor([place - 1 for place, counts in enumerate(said) if counts and place])
+        found, wanted = (log_probabilities(one, ids)[positions] for one in (model, plain))
+        targets = torch.tensor(ids)[positions + 1]
+        tokens += len(positions)
+        surprise -= float(found.gather(1, targets[:, None]).sum())
+        kl += float((wanted.exp() * (wanted - found)).sum())
+        same += int((found.argmax(-1) == wanted.argmax(-1)).sum())
+    return Divergence(tokens, math.exp(surprise / tokens), kl / tokens, same / tokens)
+
+
+def log_probabilities(model: CausalLM, ids: list[int]) -> Tensor:
+    """[len(ids), vocab_size] fp32: of the next token after each."""
+    count, blocks = len(ids), -(-len(ids) // _BLOCK)
+    shape = (blocks, 2, model.num_kv_heads, _BLOCK, model.head_dim)
+    caches = [torch.zeros(shape) for _ in range(model.num_layers)]
+    step = AttentionMetadata(
+        query_start_loc=torch.tensor([0, count], dtype=torch.int32),
+        seq_lens=torch.tensor([count], dtype=torch.int32),
+        block_tables=torch.arange(blocks, dtype=torch.int32)[None],
+        slot_mapping=torch.arange(count),
+        block_size=_BLOCK,
+        max_query_len=count,
+        max_seq_len=count,
+        query_lens_cpu=np.array([count], np.int32),
+        seq_lens_cpu=np.array([count], np.int32),
+    )
+    hidden = model(torch.tensor(ids), torch.arange(count), caches, step)
+    return model.logits(hidden).log_softmax(-1)

@@ -1,0 +1,126 @@
+"""Cases of `headrace_kernels.low_bit_linear`: the products of a decoder layer of an 8B Llama with weights of 8 and 4 bits, by the rules, beside cuBLAS with weights in bf16 and the operations around it.
+
+Owns the data and the ways to compute a product; the shapes are `small_linear`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.kernel_cases import small_linear
+from benchmarks.kernel_cases.small_linear import EPS, Case, Shape
+from headrace_kernels import low_bit_linear
+from headrace_kernels.fp8_activations import scaled_linear
+from headrace_kernels.low_bit_kernels import SmallTile, WideTile, multiply_small, multiply_wide
+from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize, quantize_rows
+
+SHAPES = {name: shape for name, shape in small_linear.SHAPES.items() if name != "lm_head"}
+GROUP_SIZE = 128
+
+
+def random_weight(kind: QuantKind, shape: Shape, seed: int = 0) -> QuantizedWeight:
+    """Gaussian numbers, rounded."""
+    group = GROUP_SIZE if kind is QuantKind.INT4 else shape.num_inputs
+    generator = torch.Generator("cuda").manual_seed(seed)
+    weight = allocate(kind, shape.weight_rows, shape.num_inputs, group, torch.bfloat16, torch.device("cuda"))
+    rows = torch.randn(shape.weight_rows, shape.num_inputs, generator=generator, device="cuda", dtype=torch.bfloat16)
+    quantize_rows(rows.mul_(0.02), weight, 0)
+    return weight
+
+
+class Operands:
+    """Data for one product, and the ways to compute it."""
+
+    def __init__(self, shape: Shape, weight: QuantizedWeight, num_rows: int, seed: int = 0) -> None:
+        generator = torch.Generator("cuda").manual_seed(seed + 1)
+
+        def randn(*size: int) -> Tensor:
+            return torch.randn(*size, generator=generator, device="cuda", dtype=torch.bfloat16)
+
+        self.shape, self.weight = shape, weight
+        self.x = randn(num_rows, shape.num_inputs)
+        self.norm_weight = randn(shape.num_inputs)
+        self.residual = randn(num_rows, shape.num_outputs)
+        self.product = torch.empty(num_rows, shape.weight_rows, dtype=torch.bfloat16, device="cuda")
+
+    def another(self) -> Operands:
+        """The same numbers at other addresses, for rotation."""
+        copy = object.__new__(Operands)
+        copy.__dict__.update(self.__dict__)
+        zeros = None if self.weight.zeros is None else self.weight.zeros.clone()
+        parts = {"packed": self.weight.packed.clone(), "scales": self.weight.scales.clone(), "zeros": zeros}
+        copy.weight = dataclasses.replace(self.weight, **parts)
+        return copy
+
+    def bytes_and_flops(self) -> tuple[int, int]:
+        """What must be read and written, and computed, at least."""
+        moved = self.weight.num_bytes + self.x.nbytes + self.residual.nbytes * (2 if self.shape.added else 1)
+        return moved, 2 * self.weight.num_outputs * self.weight.num_inputs * len(self.x)
+
+    def expected_product(self, normed: bool) -> Tensor:
+        """The product alone in fp64."""
+        x = self.x.double()
+        if normed:
+            x = x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * self.norm_weight.double()
+        numbers = torch.empty(self.weight.num_outputs, self.weight.num_inputs, device="cuda")
+        return x @ dequantize(self.weight, numbers).double().t()
+
+    def expected(self) -> Tensor:
+        """With what is fused, in fp64."""
+        y = self.expected_product(self.shape.normed)
+        if self.shape.gated:
+            gate, up = y.chunk(2, dim=-1)
+            y = functional.silu(gate) * up
+        return y + self.residual.double() if self.shape.added else y
+
+    def small(self, tile: SmallTile, out: Tensor) -> None:
+        """Few rows, with what is fused; into `out` like `residual`."""
+        norm = (self.norm_weight, EPS) if self.shape.normed else None
+        multiply_small(self.x, self.weight, None, out, tile, norm, self.shape.gated, self.shape.added)
+
+    def wide(self, tile: WideTile) -> Tensor:
+        """More rows, the product alone."""
+        multiply_wide(self.x, self.weight, None, self.product, tile)
+        return self.product
+
+    def scaled(self) -> Tensor:
+        """FP8 activations, the product alone with their rounding."""
+        return scaled_linear(self.x, self.weight, None)
+
+    def restored(self) -> Tensor:
+        """By way of bf16, the product alone with the restoring."""
+        return low_bit_linear.restored_linear(self.x, self.weight, None)
+
+    def by_the_rules(self) -> object:
+        """As a layer does."""
+        x, weight, shape = self.x, self.weight, self.shape
+        if shape.gated:
+            return low_bit_linear.norm_swiglu(x, self.norm_weight, EPS, weight, None)
+        if shape.normed:
+            return low_bit_linear.norm_linear(x, self.norm_weight, EPS, weight, None)
+        return low_bit_linear.linear_add(x, weight, None, self.residual)
+
+
+def _case(kind: QuantKind, shape: Shape, num_rows: int) -> Case:
+    operands = Operands(shape, random_weight(kind, shape), num_rows)
+    return operands.by_the_rules, *operands.bytes_and_flops()
+
+
+def _separate_case(shape: Shape, num_rows: int) -> Case:
+    operands = small_linear.Operands(shape, num_rows)
+    return operands.run_separate, *operands.bytes_and_flops()
+
+
+def products_of_an_8b_llama() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """Every product at 1 to 2,048 rows."""
+    for num_rows in (1, 16, 64, 256, 2048):
+        for name, shape in SHAPES.items():
+            for kind in QuantKind:
+                yield f"{kind.value} {name} {num_rows}", functools.partial(_case, kind, shape, num_rows)
+            yield f"bf16 {name} {num_rows}_torch", functools.partial(_separate_case, shape, num_rows)

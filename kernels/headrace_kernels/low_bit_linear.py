@@ -1,0 +1,252 @@
+"""Products with weights of 8 and 4 bits, and with what stands before and after them in a decoder layer.
+
+The operations of `linear` and `small_linear` for a `QuantizedWeight`. Owns which path runs for how many rows. Where Triton does not run, the weight is restored in blocks of rows, each used and given
+up, so that nothing of it is kept beside its bits.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+
+import torch
+from torch import Tensor
+
+from headrace_kernels import restored_weights
+from headrace_kernels.fp8_activations import can_scale, scaled_linear
+from headrace_kernels.linear import linear as plain_linear
+from headrace_kernels.linear import linear_reference as plain_linear_reference
+from headrace_kernels.low_bit_kernels import (
+    MAX_SMALL_ROWS,
+    SmallTile,
+    WideTile,
+    multiply_small,
+    multiply_wide,
+    restore,
+    takes,
+)
+from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, dequantize, dequantize_rows
+from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
+from headrace_kernels.swiglu import swiglu, swiglu_reference
+from headrace_kernels.triton_runtime import uses_triton
+
+# Numbers of a weight that are restored at a time without a card: 4 MB in fp32, which a processor's cache may hold until they are multiplied.
+_BLOCK_NUMBERS = 1 << 20
+# Up to so many rows the wide kernel multiplies; beyond, weights are restored for cuBLAS. Not measured yet.
+_MOST_WIDE_ROWS = {QuantKind.INT8: 256, QuantKind.INT4: 256, QuantKind.FP8: 256}
+# From so many rows on FP8 weights take activations of 8 bits too, where the card can. Not measured yet.
+_FEWEST_SCALED_ROWS = 65
+
+
+# Numbers of rows that between them take every kernel there is for a weight, so that a server that has run them compiles nothing later: those at the ends of the rules' ranges.
+WARM_ROWS = (8, 16, 32, 64, 128, 192, 256, 257)
+
+
+class Path(enum.Enum):
+    """How a product is computed."""
+
+    # Without Triton: rows of the weight are restored, multiplied and given up.
+    BLOCKS = "blocks"
+    SMALL = "small"
+    WIDE = "wide"
+    # Activations in 8 bits.
+    SCALED = "scaled"
+    # Restored into the card's buffer, then cuBLAS.
+    RESTORED = "restored"
+
+
+def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
+    """Which path a product takes, by sizes, kind and card alone."""
+    if not uses_triton(weight.packed):
+        return Path.BLOCKS
+    if takes(weight) and 1 <= num_rows <= MAX_SMALL_ROWS:
+        return Path.SMALL
+    if num_rows >= _FEWEST_SCALED_ROWS and can_scale(weight):
+        return Path.SCALED
+    return Path.WIDE if takes(weight) and num_rows <= _MOST_WIDE_ROWS[weight.kind] else Path.RESTORED
+
+
+def small_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> SmallTile:
+    """The tile of few rows. Not measured yet: chosen by what fits registers."""
+    # Products of x and the norm's weight may be too large for fp16 before they are divided; many rows' squares take registers.
+    inside = num_rows <= 8 and weight.dtype != torch.float16
+    if weight.kind is not QuantKind.INT4:
+        return SmallTile(16, 128, 4, 4, 3, norm_inside=inside)
+    if gated:
+        return SmallTile(16, 64, 4, 4, 4, norm_inside=inside)
+    return SmallTile(32, 64, 4, 4, 3, norm_inside=inside)
+
+
+def wide_rule(num_rows: int, weight: QuantizedWeight) -> WideTile:
+    """The tile of more rows. Not measured yet: inputs are split where outputs alone would leave multiprocessors idle."""
+    # A word is four inputs of INT4 and one of the others.
+    words = 64 if weight.kind is QuantKind.INT4 else 128
+    if num_rows <= 32:
+        tile = WideTile(64, 32, words, 4, 4)
+    elif num_rows <= 64:
+        tile = WideTile(64, 64, words, 4, 3)
+    else:
+        tile = WideTile(128, 64, words, 8, 3)
+    programs = math.ceil(weight.num_outputs / tile.block_n) * math.ceil(num_rows / tile.block_m)
+    splits = 4 if programs <= 80 else 2 if programs <= 160 else 1
+    return tile._replace(splits=splits)
+
+
+def fuses(num_rows: int, weight: QuantizedWeight) -> bool:
+    """Whether products of so many rows with this weight are faster together with the operations around them. Decided on the host, by sizes alone.
+
+    Args:
+        num_rows: Rows of the step, padding included.
+        weight: Of the layer.
+    """
+    return path_rule(num_rows, weight) is Path.SMALL
+
+
+def scratch_bytes(weight: QuantizedWeight) -> int:
+    """Bytes that products with this weight share with those of all others on its device: the largest of them counts once. They are taken when weights are made."""
+    if weight.device.type != "cuda":
+        return 0
+    return restored_weights.scratch_bytes(weight.num_outputs, weight.num_inputs, weight.dtype)
+
+
+def linear_reference(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """See `linear`."""
+    return plain_linear_reference(x, dequantize(weight), bias, out_dtype)
+
+
+def linear(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """X W^T + b.
+
+    Args:
+        x: [num_tokens, in] in the weight's activation type.
+        weight: Filled.
+        bias: [out].
+        out_dtype: Of the result; None: the type of x.
+
+    Returns:
+        [num_tokens, out], summed in fp32.
+    """
+    path = path_rule(x.shape[0], weight)
+    if path is Path.BLOCKS:
+        return _linear_in_blocks(x, weight, bias, out_dtype)
+    if path is Path.RESTORED:
+        return restored_linear(x, weight, bias, out_dtype)
+    if path is Path.SCALED:
+        return scaled_linear(x, weight, bias).to(out_dtype or x.dtype)
+    out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype)
+    if path is Path.SMALL:
+        multiply_small(x, weight, bias, out, small_rule(x.shape[0], weight))
+    else:
+        multiply_wide(x, weight, bias, out, wide_rule(x.shape[0], weight))
+    return out
+
+
+def restored_linear(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """`linear` by way of the card's buffer for restored weights."""
+    step = restored_weights.rows_at_a_time(weight.num_outputs, weight.num_inputs, x.dtype)
+    numbers = restored_weights.room(step, weight.num_inputs, x.dtype, x.device)
+    if step == weight.num_outputs:
+        restore(weight, range(step), numbers)
+        return plain_linear(x, numbers, bias, out_dtype)
+    out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype or x.dtype)
+    for first in range(0, weight.num_outputs, step):
+        rows = range(first, min(first + step, weight.num_outputs))
+        part, places = numbers[: len(rows)], slice(rows.start, rows.stop)
+        restore(weight, rows, part)
+        out[:, places] = plain_linear(x, part, None if bias is None else bias[places], out_dtype)
+    return out
+
+
+def _linear_in_blocks(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype or x.dtype)
+    step = min(weight.num_outputs, max(1, _BLOCK_NUMBERS // weight.num_inputs))
+    block = torch.empty(step, weight.num_inputs, dtype=x.dtype, device=x.device)
+    for first in range(0, weight.num_outputs, step):
+        rows = slice(first, min(first + step, weight.num_outputs))
+        numbers = block[: rows.stop - first]
+        dequantize_rows(weight, rows, numbers)
+        out[:, rows] = plain_linear(x, numbers, None if bias is None else bias[rows], out_dtype)
+    return out
+
+
+def norm_linear_reference(
+    x: Tensor, norm_weight: Tensor, eps: float, weight: QuantizedWeight, bias: Tensor | None
+) -> Tensor:
+    """See `norm_linear`."""
+    return linear_reference(rms_norm_reference(x, norm_weight, eps), weight, bias)
+
+
+def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """A product of the RMS norm of x.
+
+    Args:
+        x: [num_rows, in].
+        norm_weight: [in].
+        eps: Added to the mean square.
+        weight: [out, in].
+        bias: [out].
+
+    Returns:
+        [num_rows, out] in the type of x.
+    """
+    if not fuses(x.shape[0], weight):
+        return linear(rms_norm(x, norm_weight, eps), weight, bias)
+    out = x.new_empty(x.shape[0], weight.num_outputs)
+    multiply_small(x, weight, bias, out, small_rule(x.shape[0], weight), norm=(norm_weight, eps))
+    return out
+
+
+def linear_add_reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, residual: Tensor) -> None:
+    """See `linear_add`."""
+    residual.add_(linear_reference(x, weight, bias))
+
+
+def linear_add(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, residual: Tensor) -> None:
+    """Adds a product to the residual stream.
+
+    Args:
+        x: [num_rows, in].
+        weight: [out, in].
+        bias: [out].
+        residual: [num_rows, out] changed in place, in the type of x.
+    """
+    if not fuses(x.shape[0], weight):
+        residual.add_(linear(x, weight, bias))
+    else:
+        multiply_small(x, weight, bias, residual, small_rule(x.shape[0], weight), add=True)
+
+
+def norm_swiglu_reference(
+    x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: QuantizedWeight, bias: Tensor | None
+) -> Tensor:
+    """See `norm_swiglu`."""
+    return swiglu_reference(norm_linear_reference(x, norm_weight, eps, gate_up_weight, bias))
+
+
+def norm_swiglu(
+    x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: QuantizedWeight, bias: Tensor | None
+) -> Tensor:
+    """The first half of a gated MLP: norm, gate and up projections, silu(gate) * up.
+
+    Args:
+        x: [num_rows, in].
+        norm_weight: [in].
+        eps: Added to the mean square.
+        gate_up_weight: [2 * size, in], the gate in the first half.
+        bias: [2 * size].
+
+    Returns:
+        [num_rows, size] in the type of x.
+    """
+    if not fuses(x.shape[0], gate_up_weight):
+        return swiglu(norm_linear(x, norm_weight, eps, gate_up_weight, bias))
+    out = x.new_empty(x.shape[0], gate_up_weight.num_outputs // 2)
+    tile = small_rule(x.shape[0], gate_up_weight, gated=True)
+    multiply_small(x, gate_up_weight, bias, out, tile, norm=(norm_weight, eps), gated=True)
+    return out

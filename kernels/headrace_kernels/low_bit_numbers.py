@@ -1,0 +1,114 @@
+"""What Triton kernels do with the bits of a `QuantizedWeight`: words to bf16 or fp16, two or four numbers at a time.
+
+Owns the conversions alone. Plain casts take several instructions a number, and a product of few rows would wait for them instead of for memory; these build the numbers from their bits. Each is exact.
+The interpreter, which knows no inline assembly, takes plain arithmetic to the same numbers in fp32.
+
+INT4 becomes 128 + q in bf16, whose 7 bits of mantissa hold q, and 1024 + q in fp16, which `restored_nibbles` takes off with the zero point. Where `numbers_of` gives fp16 it has taken 1024 off, as
+sums of such numbers would lose too much.
+"""
+
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+# What `numbers_of` adds to INT4's q, by type.
+OFFSETS = {torch.bfloat16: 128, torch.float16: 0, torch.float32: 0}
+
+
+@triton.constexpr_function
+def _nibble_assembly(part, bf16):
+    """Two words are in a register. (word & mask) | the bits of a 1 whose mantissa ends where q does; in fp16 less 1024."""
+    shift = f"shr.b32 t, $1, {4 * part}; " if part else "mov.b32 t, $1; "
+    if bf16:
+        return "{ .reg .b32 t; " + shift + "lop3.b32 $0, t, 0x000F000F, 0x43004300, 0xEA; }"
+    less = "lop3.b32 t, t, 0x000F000F, 0x64006400, 0xEA; mov.b32 c, 0x64006400; sub.f16x2 $0, t, c; }"
+    return "{ .reg .b32 t, c; " + shift + less
+
+
+@triton.constexpr_function
+def _restoring_assembly(part, bf16):
+    """(number - $2) $3 in the type: the difference is exact, the product is rounded."""
+    shift = f"shr.b32 t, $1, {4 * part}; " if part else "mov.b32 t, $1; "
+    if bf16:
+        # bf16 has differences and products of its own from sm_90 on: t - shift as -1 shift + t, and the product plus -0.
+        return (
+            "{ .reg .b32 t, c, z; mov.b32 c, 0xBF80BF80; mov.b32 z, 0x80008000; "
+            + shift
+            + "lop3.b32 t, t, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 t, $2, c, t; fma.rn.bf16x2 $0, t, $3, z; }"
+        )
+    less = "lop3.b32 t, t, 0x000F000F, 0x64006400, 0xEA; sub.f16x2 t, t, $2; mul.f16x2 $0, t, $3; }"
+    return "{ .reg .b32 t; " + shift + less
+
+
+@triton.constexpr_function
+def _byte_assembly(kind, bf16):
+    """Four bytes are in a register, and become two of two numbers. Each pair is spread over the halves of t first."""
+    if kind == "int8":
+        pairs = (0, "0x4140"), (1, "0x4342")
+        if bf16:
+            # The lower 7 bits as 128 + v; the sign bit lands in the exponent's last and makes 128 or 256, which is taken off: v. c is -1.
+            constants = "mov.b32 c, 0xBF80BF80; "
+            restored = (
+                "lop3.b32 a, t, 0x007F007F, 0x43004300, 0xEA; lop3.b32 b, t, 0x00800080, 0x43004300, 0xEA; "
+                "fma.rn.bf16x2 ${}, b, c, a; "
+            )
+        else:
+            # (v + 128) + 1024, less 1152.
+            constants = "mov.b32 c, 0x64806480; "
+            restored = "lop3.b32 a, t, 0x00800080, 0x64006400, 0xBE; sub.f16x2 ${}, a, c; "
+    else:
+        # e4m3: sign, exponent and mantissa move to their places, and a factor makes up for the exponents' biases. It reaches numbers without a leading 1 too.
+        pairs = (0, "0x1404"), (1, "0x3424")
+        places = "shr.b32 a, t, {}; and.b32 a, a, {}; lop3.b32 a, t, 0x80008000, a, 0xEA; "
+        if bf16:
+            # Times 2^120, plus -0.
+            constants = "mov.b32 b, 0x80008000; mov.b32 c, 0x7B807B80; "
+            restored = places.format(4, "0x07F007F0") + "fma.rn.bf16x2 ${}, a, c, b; "
+        else:
+            # Times 2^8.
+            constants = "mov.b32 c, 0x5C005C00; "
+            restored = places.format(1, "0x3F803F80") + "mul.f16x2 ${}, a, c; "
+    spread = "".join(f"prmt.b32 t, $2, 0, {selector}; " + restored.format(out) for out, selector in pairs)
+    return "{ .reg .b32 t, a, b, c; " + constants + spread + "}"
+
+
+@triton.jit
+def numbers_of(words, PART: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
+    """Words of a weight whose `QuantKind.value` is KIND as numbers of DTYPE, or fp32 if PLAIN. INT4: bits 4 PART to 4 PART + 3, with the offset of DTYPE. FP8: given as int8; no NaN."""
+    if PLAIN:
+        if KIND == "int4":
+            numbers = ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32)
+            if DTYPE == tl.bfloat16:
+                numbers += 128.0
+        elif KIND == "int8":
+            numbers = words.to(tl.float32)
+        else:
+            numbers = words.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    elif KIND == "int4":
+        nibbles: tl.constexpr = _nibble_assembly(PART, DTYPE == tl.bfloat16)
+        numbers = tl.inline_asm_elementwise(nibbles, "=r,r", [words], dtype=DTYPE.value, is_pure=True, pack=2)
+    else:
+        spread: tl.constexpr = _byte_assembly(KIND, DTYPE == tl.bfloat16)
+        numbers = tl.inline_asm_elementwise(spread, "=r,=r,r", [words], dtype=DTYPE.value, is_pure=True, pack=4)
+    return numbers
+
+
+@triton.jit
+def restored_nibbles(words, zeros, scales, PART: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
+    """Scale times (q - zero) of bits 4 PART to 4 PART + 3 of INT4's words, rounded once to DTYPE. Zeros and scales broadcast to the words."""
+    if PLAIN:
+        numbers = ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) - zeros.to(tl.float32)
+        numbers = (numbers * scales.to(tl.float32)).to(DTYPE).to(tl.float32)
+    else:
+        # Exact in either type.
+        shifts = (zeros.to(tl.float32) + (128.0 if DTYPE == tl.bfloat16 else 1024.0)).to(DTYPE)
+        restoring: tl.constexpr = _restoring_assembly(PART, DTYPE == tl.bfloat16)
+        numbers = tl.inline_asm_elementwise(
+            restoring, "=r,r,r,r", [words, shifts, scales], dtype=DTYPE.value, is_pure=True, pack=2
+        )
+    return numbers

@@ -1,0 +1,238 @@
+"""Weights of 8 and 4 bits: their layout in memory, rounding to them, and back.
+
+Owns what the bits mean. `dequantize` is the definition: every product of `low_bit_linear` multiplies by those numbers, in fp32 or rounded to the activations' type. Owns neither which layers are
+quantized nor files of other tools.
+
+Layouts, for N outputs and K inputs. Nothing outside this room looks at them.
+
+INT8  packed [N, K] int8, scales [N] fp32: w = s q, q from -127 to 127.
+FP8   packed [N, K] e4m3fn, scales [N] fp32: w = s q. The layout that `torch._scaled_mm` takes.
+INT4  packed [N, words] int16, scales [K / group, N] in the activations' type, zeros [K / group, N] uint8: w = s (q - z), q and z from 0 to 15. A tile of 4 P inputs is P words: bits 4 i to 4 i + 3 of
+      word j hold input i P + j of the tile. So the four nibbles of a word feed four products of P inputs, each within one group, and nothing is interleaved. P (`plane_inputs`) is 128, or 64 or 32
+      where the group or the number of inputs asks for it; inputs beyond the last are 0 and multiplied by nothing. A symmetric format stores z = 8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headrace_kernels.restored_weights import reserve
+
+# Groups of INT4 that are no whole row.
+GROUP_SIZES = (32, 64, 128)
+_NIBBLES = 4
+# Numbers that one block of rows takes in fp32 while it is rounded or restored: 16 MB.
+_BLOCK_NUMBERS = 1 << 22
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class QuantKind(enum.Enum):
+    """How the numbers of a weight are written."""
+
+    # 8-bit integers, symmetric, one scale per output.
+    INT8 = "int8"
+    # 4-bit integers with scale and zero point per group of inputs.
+    INT4 = "int4"
+    # e4m3fn, one scale per output.
+    FP8 = "fp8"
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class QuantizedWeight:
+    """A weight [num_outputs, num_inputs] in few bits. See the module for the layouts."""
+
+    kind: QuantKind
+    num_outputs: int
+    num_inputs: int
+    # num_inputs where a scale holds for a whole row.
+    group_size: int
+    packed: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    # Of the activations that it is multiplied with.
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory, scales and all."""
+        return sum(part.nbytes for part in (self.packed, self.scales, self.zeros) if part is not None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.packed.device
+
+
+def plane_inputs(num_inputs: int, group_size: int) -> int:
+    """INT4: inputs that one nibble of a tile's words holds. The widest that divides, so that nothing is padded, or else the narrowest."""
+    for size in (128, 64):
+        if group_size % size == 0 and num_inputs % (_NIBBLES * size) == 0:
+            return size
+    return 32
+
+
+def allocate(
+    kind: QuantKind,
+    num_outputs: int,
+    num_inputs: int,
+    group_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> QuantizedWeight:
+    """An empty weight, to be filled by `quantize_rows`.
+
+    Args:
+        kind: How numbers are written.
+        num_outputs: N.
+        num_inputs: K.
+        group_size: INT4: 32, 64, 128 or num_inputs. Otherwise num_inputs.
+        dtype: Of the activations: bf16, fp16 or fp32.
+        device: Where.
+
+    Raises:
+        ValueError: Sizes or types that there is no layout for; says which there are.
+    """
+    _check(kind, num_outputs, num_inputs, group_size, dtype)
+    weight = _empty(kind, num_outputs, num_inputs, group_size, dtype, device)
+    reserve(num_outputs, num_inputs, dtype, weight.device)
+    return weight
+
+
+def _empty(
+    kind: QuantKind, num_outputs: int, num_inputs: int, group_size: int, dtype: torch.dtype, device: torch.device
+) -> QuantizedWeight:
+    if kind is QuantKind.INT4:
+        tile = _NIBBLES * plane_inputs(num_inputs, group_size)
+        packed = torch.empty(
+            num_outputs, math.ceil(num_inputs / tile) * tile // _NIBBLES, dtype=torch.int16, device=device
+        )
+        shape = (num_inputs // group_size, num_outputs)
+        scales = torch.empty(shape, dtype=dtype, device=device)
+        zeros = torch.empty(shape, dtype=torch.uint8, device=device)
+        return QuantizedWeight(kind, num_outputs, num_inputs, group_size, packed, scales, zeros, dtype)
+    numbers = torch.int8 if kind is QuantKind.INT8 else torch.float8_e4m3fn
+    packed = torch.empty(num_outputs, num_inputs, dtype=numbers, device=device)
+    scales = torch.empty(num_outputs, dtype=torch.float32, device=device)
+    return QuantizedWeight(kind, num_outputs, num_inputs, group_size, packed, scales, None, dtype)
+
+
+def _check(kind: QuantKind, num_outputs: int, num_inputs: int, group_size: int, dtype: torch.dtype) -> None:
+    if num_outputs < 1 or num_inputs < 1:
+        raise ValueError(f"a weight of {num_outputs} outputs and {num_inputs} inputs: both must be at least 1")
+    if dtype not in _FLOATS:
+        raise ValueError(f"activations in {dtype}: a quantized weight takes bfloat16, float16 or float32")
+    if group_size == num_inputs:
+        return
+    if kind is not QuantKind.INT4:
+        raise ValueError(f"group size {group_size}: {kind.value} has one scale per output, group size {num_inputs}")
+    if group_size not in GROUP_SIZES or num_inputs % group_size:
+        fitting = [size for size in GROUP_SIZES if num_inputs % size == 0 and size < num_inputs]
+        raise ValueError(
+            f"group size {group_size} for {num_inputs} inputs: int4 takes "
+            f"{', '.join(str(size) for size in [*fitting, num_inputs])} here ({num_inputs} is the whole row)"
+        )
+
+
+def quantize_rows(weight_rows: Tensor, target: QuantizedWeight, first_row: int) -> None:
+    """Rounds rows to the nearest numbers of the target's kind and stores them.
+
+    The largest number of an output (INT4: the range of a group, 0 included) sets the scale. A row with NaN or infinity gets a scale that is NaN or infinite, which `dequantize` shows as NaN.
+
+    Args:
+        weight_rows: [num_rows, K] bf16, fp16 or fp32, on the target's device.
+        target: Changed in its rows `first_row` and on.
+        first_row: Of the target.
+    """
+    num_rows, num_inputs = weight_rows.shape
+    assert num_inputs == target.num_inputs and 0 <= first_row <= target.num_outputs - num_rows
+    step = _block_rows(num_inputs)
+    for first in range(0, num_rows, step):
+        wide = weight_rows[first : first + step].float()
+        rows = slice(first_row + first, first_row + first + len(wide))
+        if target.kind is QuantKind.INT4:
+            _quantize_int4(wide, target, rows)
+        else:
+            _quantize_8_bits(wide, target, rows)
+
+
+def _quantize_8_bits(wide: Tensor, target: QuantizedWeight, rows: slice) -> None:
+    is_int8 = target.kind is QuantKind.INT8
+    largest = 127.0 if is_int8 else torch.finfo(torch.float8_e4m3fn).max
+    scales = (wide.abs().amax(1) / largest).clamp_(min=torch.finfo(torch.float32).tiny)
+    numbers = (wide / scales[:, None]).clamp_(-largest, largest)
+    target.packed[rows] = (numbers.round_().nan_to_num_(0) if is_int8 else numbers).to(target.packed.dtype)
+    target.scales[rows] = scales
+
+
+def _quantize_int4(wide: Tensor, target: QuantizedWeight, rows: slice) -> None:
+    assert target.zeros is not None
+    groups = wide.reshape(len(wide), -1, target.group_size)
+    low, high = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
+    # Numbers are rounded by the scale that is stored, not by the one before its own rounding.
+    least = 2.0**-24 if target.scales.dtype == torch.float16 else torch.finfo(target.scales.dtype).tiny
+    scales = ((high - low) / 15).clamp_(min=least).to(target.scales.dtype)
+    zeros = (-low / scales.float()).round_().clamp_(0, 15).nan_to_num_(0)
+    numbers = (groups / scales.float()[:, :, None]).round_().add_(zeros[:, :, None])
+    target.packed[rows] = _pack(numbers.clamp_(0, 15).nan_to_num_(0).flatten(1), target)
+    target.scales[:, rows] = scales.t()
+    target.zeros[:, rows] = zeros.t().to(torch.uint8)
+
+
+def _pack(numbers: Tensor, target: QuantizedWeight) -> Tensor:
+    """[num_rows, K] from 0 to 15 as words."""
+    plane = plane_inputs(target.num_inputs, target.group_size)
+    filled = target.packed.shape[1] * _NIBBLES
+    padded = functional.pad(numbers, (0, filled - target.num_inputs)).to(torch.int32)
+    tiles = padded.view(len(numbers), -1, _NIBBLES, plane)
+    words = tiles[:, :, 0] | tiles[:, :, 1] << 4 | tiles[:, :, 2] << 8 | tiles[:, :, 3] << 12
+    # The upper half of the unsigned range wraps around.
+    return torch.where(words >= 1 << 15, words - (1 << 16), words).to(torch.int16).flatten(1)
+
+
+def _unpack(words: Tensor, num_inputs: int, plane: int) -> Tensor:
+    """Words [num_rows, words] -> [num_rows, K] int16 from 0 to 15."""
+    tiles = words.view(len(words), -1, 1, plane)
+    shifts = torch.tensor([0, 4, 8, 12], dtype=torch.int16, device=words.device).view(1, 1, _NIBBLES, 1)
+    return ((tiles >> shifts) & 15).flatten(1)[:, :num_inputs]
+
+
+def dequantize(weight: QuantizedWeight, out: Tensor | None = None) -> Tensor:
+    """The numbers that the bits stand for.
+
+    Args:
+        weight: Filled.
+        out: [N, K] in any floating type, which results are rounded to; None: the activations' type.
+
+    Returns:
+        [N, K], `out` if given.
+    """
+    if out is None:
+        out = torch.empty(weight.num_outputs, weight.num_inputs, dtype=weight.dtype, device=weight.device)
+    step = _block_rows(weight.num_inputs)
+    for first in range(0, weight.num_outputs, step):
+        dequantize_rows(weight, slice(first, min(first + step, weight.num_outputs)), out[first : first + step])
+    return out
+
+
+def dequantize_rows(weight: QuantizedWeight, rows: slice, out: Tensor) -> None:
+    """`dequantize` for some rows: [num_rows, K] into `out`."""
+    if weight.zeros is None:
+        if out.dtype == torch.float32:
+            out.copy_(weight.packed[rows]).mul_(weight.scales[rows, None])
+        else:
+            out.copy_(weight.packed[rows].float().mul_(weight.scales[rows, None]))
+        return
+    plane = plane_inputs(weight.num_inputs, weight.group_size)
+    numbers = _unpack(weight.packed[rows], weight.num_inputs, plane).float().reshape(len(out), -1, weight.group_size)
+    zeros = weight.zeros[:, rows].t().float()[:, :, None]
+    out.copy_(numbers.sub_(zeros).mul_(weight.scales[:, rows].t().float()[:, :, None]).flatten(1))
+
+
+def _block_rows(num_inputs: int) -> int:
+    return max(1, _BLOCK_NUMBERS // num_inputs)

@@ -1,0 +1,49 @@
+"""Room for weights that are restored from few bits for one product: one buffer per card, shared by all layers.
+
+Owns the buffer and how large it is. A weight reserves its part when it is made, so the buffer keeps its address once a model stands, and captured graphs may use it. Steps of one card run on one stream,
+so a product is through with the buffer before the next one writes to it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# Longer weights are restored and multiplied in parts. Parts cost a launch each; a gate and up projection of an 8B Llama is one of 235 MB.
+_MOST_BYTES = 1 << 28
+
+_buffers: dict[torch.device, Tensor] = {}
+
+
+def rows_at_a_time(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
+    """Rows of a weight that are restored together."""
+    return max(1, min(num_outputs, _MOST_BYTES // (num_inputs * dtype.itemsize)))
+
+
+def scratch_bytes(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
+    """What a weight of that size needs of the buffer. The largest of a card's weights is what the buffer takes."""
+    return rows_at_a_time(num_outputs, num_inputs, dtype) * num_inputs * dtype.itemsize
+
+
+def reserve(num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Sees to it that the buffer of a card is large enough for a weight. Elsewhere there is none."""
+    needed = scratch_bytes(num_outputs, num_inputs, dtype)
+    if device.type == "cuda" and (device not in _buffers or _buffers[device].nbytes < needed):
+        # The smaller one goes first: both need not fit.
+        _buffers.pop(device, None)
+        _buffers[device] = torch.empty(needed, dtype=torch.uint8, device=device)
+
+
+def release(device: torch.device) -> None:
+    """Gives the buffer of a card back, when no weight on it is used any more."""
+    _buffers.pop(device, None)
+
+
+def room(num_rows: int, num_inputs: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[num_rows, num_inputs] of the buffer, full of what was there; without a card fresh."""
+    if device.type != "cuda":
+        return torch.empty(num_rows, num_inputs, dtype=dtype, device=device)
+    num_bytes = math.prod((num_rows, num_inputs, dtype.itemsize))
+    return _buffers[device][:num_bytes].view(dtype).view(num_rows, num_inputs)

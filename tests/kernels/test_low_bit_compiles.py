@@ -1,0 +1,25 @@
+"""The kernels of low bits compile for cards that this machine may not have, within their limits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.support.compiling import compiled
+
+
+@pytest.mark.parametrize("arch", [80, 86, 90])
+def test_all_kernels_fit_the_card(arch: int) -> None:
+    kernels = compiled("compiled_kernels", "low_bits", arch)
+    # Three kinds, three products: 1 and 12 rows, 64 and 200 rows, and restoring. Inputs are split where outputs are few.
+    expected = {"_small_kernel": 18, "_wide_kernel": 18, "_restore_kernel": 9, "_add_splits_kernel": 12}
+    # Only cards with FP8 cores round activations to it; on others the same weights take the other paths.
+    assert Counter(kernel["name"] for kernel in kernels) == expected | (
+        {"_quantize_tokens_kernel": 1} if arch >= 89 else {}
+    )
+    assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
+    # Few rows wait for memory, and registers spilled inside a loop cost bandwidth.
+    assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] == "_small_kernel")
+    if arch == 90:
+        wide = [kernel for kernel in kernels if kernel["name"] == "_wide_kernel"]
+        assert all(kernel["warpgroup_products"] and not kernel["stack_bytes"] for kernel in wide)

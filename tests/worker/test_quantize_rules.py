@@ -1,0 +1,62 @@
+"""Which settings suit a model: the layer that does not, and a value that works, are named; what a card lacks is told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.running_server import DEMO
+
+from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
+from headrace_backend.quantize_rules import unsuitable_quantization
+from headrace_backend.weights.scheme import Scheme
+from headrace_backend.worker.quantized import without_products
+from headrace_model_folder import ModelConfig, ModelFolder
+
+MODEL = ModelFolder.open(DEMO, require_weights=False).config
+
+
+def config_of(quantize: str, group: int = 128) -> EngineConfig:
+    return EngineConfig.model_validate({"model": DEMO, "quantize": quantize, "quantize_group": group})
+
+
+def shaped(hidden_size: int, intermediate_size: int) -> ModelConfig:
+    return dataclasses.replace(MODEL, hidden_size=hidden_size, intermediate_size=intermediate_size)
+
+
+@pytest.mark.parametrize(
+    ("model", "group", "line"),
+    [
+        (MODEL, 128, "quantize_group is 128, which does not divide the 704 inputs of model.layers.0.mlp.down_proj.weight; quantize_group 64 works"),
+        (shaped(96, 704), 64, "quantize_group is 64, which does not divide the 96 inputs of model.layers.0.self_attn.q_proj.weight; quantize_group 32 works"),
+        (shaped(256, 700), 32, "quantize_group is 32, which does not divide the 700 inputs of model.layers.0.mlp.down_proj.weight; quantize int8 and fp8 work"),
+    ],
+)  # fmt: skip
+def test_the_layer_and_what_works_are_named(model: ModelConfig, group: int, line: str) -> None:
+    assert unsuitable_quantization(config_of("int4", group), model) == line
+    for quantize in ("off", "int8", "fp8"):
+        assert unsuitable_quantization(config_of(quantize), model) is None
+
+
+@given(st.sampled_from(QUANTIZE_GROUPS), st.integers(1, 40), st.integers(1, 40))
+def test_the_value_that_is_said_to_work_works(group: int, hidden: int, inner: int) -> None:
+    model = shaped(16 * hidden, 16 * inner)
+    line = unsuitable_quantization(config_of("int4", group), model)
+    if line is None:
+        assert all(size % group == 0 for size in (16 * hidden, 16 * inner, model.num_heads * model.head_dim))
+    elif "quantize_group" in line.partition(";")[2]:
+        works = int(line.split()[-2])
+        assert unsuitable_quantization(config_of("int4", works), model) is None
+    else:
+        assert all(unsuitable_quantization(config_of("int4", size), model) for size in QUANTIZE_GROUPS)
+
+
+def test_a_card_without_fp8_products_is_told_of() -> None:
+    fp8, int8 = Scheme.named("fp8", 128), Scheme.named("int8", 128)
+    assert fp8 is not None and int8 is not None
+    line = without_products(fp8, "NVIDIA A100", (8, 0))
+    assert line is not None and line.startswith("NVIDIA A100, compute capability 8.0, has no FP8 products")
+    assert without_products(fp8, "NVIDIA L4", (8, 9)) is None and without_products(fp8, "NVIDIA H200", (9, 0)) is None
+    assert without_products(int8, "NVIDIA A100", (8, 0)) is None
