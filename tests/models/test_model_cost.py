@@ -43,7 +43,7 @@ def test_bytes_follow_the_type() -> None:
 
 
 def test_quantized_layers_are_read_with_their_bits_and_the_rest_as_it_is() -> None:
-    config = parse_config(SMALL)
+    config = parse_config({**json.loads(CONFIGS["llama"]().to_json_string()), "architectures": ["LlamaForCausalLM"]})
     plain, quantized = model_cost(config, "bf16"), model_cost(config, "bf16", layer_bits=4.5)
     assert plain.weight_bytes - quantized.weight_bytes == int(plain.flops_per_token / 2 * (16 - 4.5) / 8)
     assert plain[1:] == quantized[1:]
