@@ -181,13 +181,15 @@ def launch_low_bits(num_rows: int, product: _Product, weight: QuantizedWeight) -
 
 
 def compile_low_bits(arch: int) -> list[Any]:
-    """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16 with odd sizes; restoring; activations of 8 bits where the card has them."""
+    """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16 with odd sizes; restoring, to fp32 too; activations of 8 bits where the card has them."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
         stack.enter_context(mock.patch.object(fp8_activations, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
-        for kind, product in itertools.product(QuantKind, (_PRODUCTS[2], _PRODUCTS[3], _Product(100, 352, normed=True))):
+        for kind, product in itertools.product(
+            QuantKind, (_PRODUCTS[2], _PRODUCTS[3], _Product(100, 352, normed=True))
+        ):
             dtype = torch.bfloat16 if product.num_inputs > 352 else torch.float16
             group = 128 if kind is QuantKind.INT4 and product.num_inputs % 128 == 0 else product.num_inputs
             outputs = product.num_outputs * (1 + product.gated)
@@ -195,6 +197,11 @@ def compile_low_bits(arch: int) -> list[Any]:
             for num_rows in (1, 12, 64, 200):
                 launch_low_bits(num_rows, product, weight)
             low_bit_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
+        for kind in QuantKind:
+            # Activations in fp32 are multiplied by restored weights alone.
+            group = 64 if kind is QuantKind.INT4 else 256
+            weight = allocate(kind, 50, 256, group, torch.float32, torch.device("cpu"))
+            low_bit_kernels.restore(weight, range(8), torch.empty(8, 256, dtype=torch.float32))
         if arch >= 89:
             fp8_activations.quantize_tokens(torch.empty(2, 14_336, dtype=torch.bfloat16))
     return compiled
