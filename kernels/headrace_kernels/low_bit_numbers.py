@@ -89,19 +89,24 @@ def numbers_of(words, PART: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexp
             numbers = words.to(tl.float32)
         else:
             numbers = words.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    elif KIND == "int4":
-        nibbles: tl.constexpr = _nibble_assembly(PART, DTYPE == tl.bfloat16)
-        numbers = tl.inline_asm_elementwise(nibbles, "=r,r", [words], dtype=DTYPE.value, is_pure=True, pack=2)
     else:
-        spread: tl.constexpr = _byte_assembly(KIND, DTYPE == tl.bfloat16)
-        numbers = tl.inline_asm_elementwise(spread, "=r,=r,r", [words], dtype=DTYPE.value, is_pure=True, pack=4)
+        # The assembly puts two numbers into a register. fp16 has all of 4 and of 8 bits: fp32 is made from it.
+        HALF: tl.constexpr = tl.float16 if DTYPE == tl.float32 else DTYPE
+        if KIND == "int4":
+            nibbles: tl.constexpr = _nibble_assembly(PART, HALF == tl.bfloat16)
+            numbers = tl.inline_asm_elementwise(nibbles, "=r,r", [words], dtype=HALF.value, is_pure=True, pack=2)
+        else:
+            spread: tl.constexpr = _byte_assembly(KIND, HALF == tl.bfloat16)
+            numbers = tl.inline_asm_elementwise(spread, "=r,=r,r", [words], dtype=HALF.value, is_pure=True, pack=4)
+        numbers = numbers.to(DTYPE)
     return numbers
 
 
 @triton.jit
 def restored_nibbles(words, zeros, scales, PART: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
     """Scale times (q - zero) of bits 4 PART to 4 PART + 3 of INT4's words, rounded once to DTYPE. Zeros and scales broadcast to the words."""
-    if PLAIN:
+    # The assembly rounds to 16 bits.
+    if PLAIN or DTYPE == tl.float32:
         numbers = ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) - zeros.to(tl.float32)
         numbers = (numbers * scales.to(tl.float32)).to(DTYPE).to(tl.float32)
     else:

@@ -198,7 +198,8 @@ def _pack(numbers: Tensor, target: QuantizedWeight) -> Tensor:
 def _unpack(words: Tensor, num_inputs: int, plane: int) -> Tensor:
     """Words [num_rows, words] -> [num_rows, K] int16 from 0 to 15."""
     tiles = words.view(len(words), -1, 1, plane)
-    shifts = torch.tensor([0, 4, 8, 12], dtype=torch.int16, device=words.device).view(1, 1, _NIBBLES, 1)
+    # Made on the device: a list would be copied there, which waits for the stream.
+    shifts = torch.arange(0, 4 * _NIBBLES, 4, dtype=torch.int16, device=words.device).view(1, 1, _NIBBLES, 1)
     return ((tiles >> shifts) & 15).flatten(1)[:, :num_inputs]
 
 

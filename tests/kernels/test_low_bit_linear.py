@@ -286,8 +286,9 @@ def test_a_processor_restores_in_blocks(kind: QuantKind, monkeypatch: pytest.Mon
         assert low_bit_linear.scratch_bytes(product.weight) == 0
 
 
-def test_long_weights_are_restored_in_parts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    product = Product(QuantKind.INT4, 5, 50, 256, 64, torch.float32, device)
+@pytest.mark.parametrize("kind", QuantKind)
+def test_long_weights_are_restored_in_parts(kind: QuantKind, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    product = Product(kind, 5, 50, 256, 64, torch.float32, device)
     monkeypatch.setattr(restored_weights, "_MOST_BYTES", 16 * 256 * 4)
     found = low_bit_linear.restored_linear(product.x, product.weight, product.bias)
     assert_close(found, product.expected(product.x.double()), 20 * product.spread(product.x.double()))

@@ -178,7 +178,7 @@ def launch_low_bits(num_rows: int, product: _Product, weight: QuantizedWeight) -
 
 
 def compile_low_bits(arch: int) -> list[Any]:
-    """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16 with odd sizes; restoring; activations of 8 bits where the card has them."""
+    """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16 with odd sizes; restoring, to fp32 too; activations of 8 bits where the card has them."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
@@ -194,6 +194,11 @@ def compile_low_bits(arch: int) -> list[Any]:
             for num_rows in (1, 12, 64, 200):
                 launch_low_bits(num_rows, product, weight)
             low_bit_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
+        for kind in QuantKind:
+            # Activations in fp32 are multiplied by restored weights alone.
+            group = 64 if kind is QuantKind.INT4 else 256
+            weight = allocate(kind, 50, 256, group, torch.float32, torch.device("cpu"))
+            low_bit_kernels.restore(weight, range(8), torch.empty(8, 256, dtype=torch.float32))
         if arch >= 89:
             fp8_activations.quantize_tokens(torch.empty(2, 14_336, dtype=torch.bfloat16))
     return compiled

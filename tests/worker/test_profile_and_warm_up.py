@@ -26,6 +26,7 @@ from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
 from headrace_backend.worker.warm_up import gpu_steps, short_steps, warm_up
 from headrace_backend.worker_messages import LoadProgress, MemoryPlan
 from headrace_kernels import triton_runtime
+from headrace_kernels.low_bit_linear import WARM_ROWS
 
 GIB = 1 << 30
 
@@ -87,6 +88,9 @@ def test_made_up_steps_stay_within_all_limits(
     assert max(plan.sample.rows.size for plan in largest) == min(rows, tokens)
     assert max(int((plan.forward.starts + plan.forward.counts).max(initial=0)) for plan in largest) == length
     assert {plan.sample.rows.size for plan in for_gpu} >= {1, min(rows, tokens)}
+    # Every way of multiplying by few bits that some step may take.
+    most = min(tokens, min(rows, tokens) * length, max(WARM_ROWS))
+    assert {plan.num_tokens for plan in for_gpu} >= {most, *(count for count in WARM_ROWS if count <= most)}
 
 
 def test_a_second_token_needs_room_in_the_block() -> None:

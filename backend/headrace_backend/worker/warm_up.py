@@ -24,6 +24,7 @@ from headrace_backend.worker.made_up_steps import (
 )
 from headrace_backend.worker.profile_step import run_steps
 from headrace_backend.worker.runner import Runner
+from headrace_kernels.low_bit_linear import WARM_ROWS
 
 # Blocks that warm-up may write to.
 _WARM_UP_BLOCKS = 64
@@ -86,6 +87,10 @@ def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iter
         yield from _taken([Chunk(0, count), *_decodes(rows, max_model_len)], pool, Wish.GREEDY)
         yield make_step([Chunk(0, count)], pool, Wish.GREEDY, draws=False)
         yield release_step(1)
+    # Products know a step's tokens alone: short sequences make up those numbers together.
+    for count in _sizes(min(config.max_num_batched_tokens, most_rows * max_model_len, max(WARM_ROWS))):
+        if count > max_model_len:
+            yield from _taken(_prompts(count, max_model_len), pool, Wish.GREEDY)
     # Contexts are gathered for some of these, by the query heads of a group.
     for count in _GATHERED_CHUNKS:
         if count <= min(config.max_num_batched_tokens, max_model_len):
@@ -104,6 +109,11 @@ def _decodes(rows: int, max_model_len: int) -> list[Chunk]:
     return [Chunk(min(max_model_len - 1, _CONTEXT_TOKENS // rows), 1)] * rows if rows else []
 
 
+def _prompts(num_tokens: int, max_model_len: int) -> list[Chunk]:
+    """As few rows as so many tokens fit into."""
+    return [Chunk(0, min(max_model_len, num_tokens - first)) for first in range(0, num_tokens, max_model_len)]
+
+
 def _taken(chunks: list[Chunk], pool: BlockPool, wish: Wish) -> Iterator[StepPlan]:
     """A step, and the rows given back."""
     yield make_step(chunks, pool, wish)
@@ -111,7 +121,7 @@ def _taken(chunks: list[Chunk], pool: BlockPool, wish: Wish) -> Iterator[StepPla
 
 
 def _sizes(most: int) -> list[int]:
-    """1 to 9, every power of two, small ones with the size after, and the largest: launch rules change at such sizes."""
+    """1 to 9, every power of two, small ones with the size after, those that products of few bits ask for, and the largest: launch rules change at such sizes."""
     powers = [2**power for power in range(4, 21)]
-    sizes = {*range(1, 10), *powers, *(power + 1 for power in powers if power < _LARGE_CHUNK_TOKENS), most}
+    sizes = {*range(1, 10), *WARM_ROWS, *powers, *(power + 1 for power in powers if power < _LARGE_CHUNK_TOKENS), most}
     return sorted(size for size in sizes if size <= most)
