@@ -30,6 +30,7 @@ _LEAD_S = 0.1
 _DRAIN_S = 1.5
 _DETAILS = {"array": generation_pb2.TRACE_DETAIL_ARRAY, "span": generation_pb2.TRACE_DETAIL_SPAN}
 BAD_COLLECTORS = ("down", "hung", "UNAVAILABLE")
+_MAX_CLIENTS = 4
 _PACED_MS = 10.0
 # Milliseconds of a backend's step, by what is measured.
 LOADS = {"instant": 0.0, "paced": _PACED_MS, "bad_collector": _PACED_MS}
@@ -68,7 +69,9 @@ class _Kind:
 
 def run(loads: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
     """Some of `LOADS`, each with turns of so many seconds."""
-    return {name: _MEASURES[name](Load(LOADS[name], rounds=rounds, seconds=seconds)) for name in loads}
+    # They must not be what limits a service; more than cores would only wake each other up.
+    clients = min(_MAX_CLIENTS, max(2, len(os.sched_getaffinity(0)) // 4))
+    return {name: _MEASURES[name](Load(LOADS[name], rounds=rounds, seconds=seconds, clients=clients)) for name in loads}
 
 
 def good_collector(load: Load) -> dict[str, Any]:
