@@ -21,7 +21,7 @@ PARTS = ("engine", "service", "serving")
 
 def _measure(part: str, options: argparse.Namespace) -> Any:
     if part == "serving":
-        return telemetry_serving.run(options.rounds, options.seconds)
+        return telemetry_serving.run(options.loads.split(","), options.rounds, options.seconds)
     with _one_core():
         return telemetry_engine.run() if part == "engine" else telemetry_service.run()
 
@@ -41,12 +41,16 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, action="append", help="what to measure; default: engine, service")
+    loads = ",".join(telemetry_serving.LOADS)
+    parser.add_argument("--loads", default=loads, help=f"of serving: some of {loads}")
     parser.add_argument("--rounds", type=int, default=20, help="of serving: turns of every kind of server")
     parser.add_argument("--seconds", type=float, default=3.0, help="of serving: length of a turn's window")
     parser.add_argument("--json", type=pathlib.Path, help="file for the results")
     options = parser.parse_args()
     if options.rounds < 1 or options.seconds <= 0:
         parser.error("--rounds and --seconds must be more than 0")
+    if unknown := set(options.loads.split(",")) - set(telemetry_serving.LOADS):
+        parser.error(f"--loads: {', '.join(sorted(unknown))} is none of {loads}")
     results = {part: _measure(part, options) for part in options.part or PARTS[:2]}
     figures.report("telemetry", results, options.json)
 
