@@ -70,12 +70,6 @@ def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, model: engine_p
     return summary([request for index, request in enumerate(requests) if index not in workload.apart], 0.0)
 
 
-def quant_of(model: engine_pb2.EngineModel) -> str:
-    """The scheme of the layers' weights as results name it, as in int8 or int4-g128; "" where they are plain."""
-    report = model.quantization
-    return f"{report.scheme}-g{report.group_size}" if report.group_size else report.scheme
-
-
 def record(
     figures: dict[str, Any],
     workload: Workload,
@@ -94,7 +88,8 @@ def record(
         "gpus": 1 if on_gpu else 0,
         "shape": plan.shape_name,
         "dtype": model.dtype,
-        "quant": quant_of(model),
+        "quant": model.quantization.scheme,
+        "quant_group": model.quantization.group_size,
         "kv_dtype": model.dtype,
         "seed": plan.seed,
         **{name: about.pop(name) for name in ("git", "date", "command")},
