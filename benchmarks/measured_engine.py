@@ -89,7 +89,6 @@ def record(
         "shape": plan.shape_name,
         "dtype": model.dtype,
         "quant": model.quantization.scheme,
-        "quant_group": model.quantization.group_size,
         "kv_dtype": model.dtype,
         "seed": plan.seed,
         **{name: about.pop(name) for name in ("git", "date", "command")},
