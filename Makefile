@@ -12,6 +12,9 @@ READY := $(VENV)/.ready
 RUN := $(BIN)/python
 
 .DEFAULT_GOAL := help
+# One per core, of which more than four would get in each other's way.
+TEST_PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); [ "$$n" -gt 4 ] && n=4; [ "$$n" -lt 2 ] && n=2; echo $$n)
+
 .PHONY: help setup demo test check lint types imports protos-check protos bench lock wheelhouse build stats clean
 
 help: ## Shows this list.
@@ -28,8 +31,8 @@ demo: $(READY) ## Starts the server with the demo model and streams an answer. P
 	@$(BIN)/headrace demo
 
 test: $(READY) ## Runs the whole CPU suite. ARGS="..." goes to pytest (ARGS="-m slow": what takes minutes).
-	@echo "test: the CPU suite with 2 processes"
-	@$(RUN) -m pytest -n 2 -m "not gpu and not multi_gpu and not slow" $(ARGS)
+	@echo "test: the CPU suite with $(TEST_PROCESSES) processes"
+	@$(RUN) -m pytest -n $(TEST_PROCESSES) -m "not gpu and not multi_gpu and not slow" $(ARGS)
 
 check: lint types imports protos-check ## Lint, format, types, import directions, protos. What CI runs.
 

@@ -70,6 +70,7 @@ def test_results_are_drawn(engine_results: pathlib.Path) -> None:
     assert all("<svg" in path.read_text() for path in drawn)
 
 
+@pytest.mark.slow
 def test_text_through_grpc_is_measured_beside_the_engine(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "serving.json"
     front = ("--services", "2", "--clients", "2", "--requests", "2", "--json", str(path))

@@ -8,6 +8,7 @@ from benchmarks.telemetry_client import Seen
 from benchmarks.telemetry_serving import Load
 
 
+@pytest.mark.slow
 def test_turns_with_and_without_telemetry_are_compared() -> None:
     result = telemetry_serving.good_collector(Load(step_ms=5.0, streams=8, seconds=0.5, rounds=2, clients=2))
     for kind in ("off", "array", "span"):
@@ -24,6 +25,7 @@ def test_turns_with_and_without_telemetry_are_compared() -> None:
     assert result["spans_collected"] > 3 * 0.5 * result["span"]["tokens_per_s"]
 
 
+@pytest.mark.slow
 def test_a_collector_that_takes_nothing_is_measured_as_well() -> None:
     result = telemetry_serving.bad_collectors(Load(step_ms=5.0, streams=4, seconds=0.3, rounds=1, clients=1))
     for answer in telemetry_serving.BAD_COLLECTORS:

@@ -8,7 +8,7 @@ import pytest
 from tests.support.compiling import compiled
 
 
-@pytest.mark.parametrize("arch", [80, 86, 90])
+@pytest.mark.parametrize("arch", [80, pytest.param(86, marks=pytest.mark.slow), 90])
 def test_all_kernels_fit_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "low_bits", arch)
     # Three kinds, three products: 1 and 12 rows, 64 and 200 rows, and restoring; and restoring to fp32. Inputs are split where outputs are few.
