@@ -92,7 +92,8 @@ def _before(trace: Trace, start_ns: int, end_ns: int, own: int | None) -> Iterat
     for phase in _waits(trace, start_ns, end_ns):
         yield from _computing(trace, at, phase.start_ns, own)
         begin = max(at, phase.start_ns)
-        at = max(at, min(phase.end_ns, end_ns))
+        # Clocks of two processes can put a phase's end before its beginning: it took no time then.
+        at = max(begin, min(phase.end_ns, end_ns))
         yield Part(_PHASES[phase.name], begin, at)
     yield from _computing(trace, at, end_ns, own)
 

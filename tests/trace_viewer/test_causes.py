@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.trace_viewer.synthetic_traces import Plan, Request, World, beside_a_long_prefill
 
@@ -166,6 +166,18 @@ TROUBLE = st.dictionaries(st.integers(1, 60), st.floats(0, 60), max_size=4)
     lost=st.frozensets(st.integers(1, 60), max_size=8),
     detail=st.sampled_from(["array", "span"]),
     n=st.integers(1, 2),
+)
+# The restart ends before it begins, as where two processes' clocks disagree.
+@example(
+    slow={},
+    idle={},
+    late={},
+    restarts={11: 1.0},
+    preempted={},
+    blocked={},
+    lost=frozenset([10]),
+    detail="array",
+    n=1,
 )
 def test_parts_follow_one_another_and_add_up_to_the_wait(
     slow: dict[int, float],
