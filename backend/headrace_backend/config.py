@@ -19,6 +19,8 @@ _LEAST_TOKENS = 16
 # Inputs that may share a scale and a zero point, ascending.
 QUANTIZE_GROUPS = (32, 64, 128)
 _QUANTIZE_GROUP: Final = 128
+# GPUs of one machine.
+MAX_TP: Final = 8
 
 
 class _Frozen(pydantic.BaseModel):
@@ -36,6 +38,14 @@ class EngineConfig(_Frozen):
     model: Annotated[pathlib.Path, Field(description="Hugging Face model folder")]
     model_name: Annotated[str, Field(description="name in requests; the folder's name if empty")] = ""
     device: Annotated[str, Field(description="auto, cpu, or cuda[:index]")] = "auto"
+    tp: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_TP,
+            description="ranks that share the model (tensor parallel), each a worker process on a GPU of its own, from the device's index on",
+        ),
+    ] = 1
     dtype: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         Field(description="weights and activations; auto: the model's, fp32 on a CPU"),
@@ -57,13 +67,13 @@ class EngineConfig(_Frozen):
     kv_memory: Annotated[
         pydantic.ByteSize,
         Field(
-            description="memory of the KV cache, as in 20GiB; 0: what the GPU leaves (on a CPU: a quarter of free memory, at most 4 GiB)",
+            description="memory of the KV cache, of each rank, as in 20GiB; 0: what the GPU leaves (on a CPU: a quarter of free memory, at most 4 GiB)",
         ),
     ] = pydantic.ByteSize(0)
     memory_budget: Annotated[
         pydantic.ByteSize,
         Field(
-            description="most memory that the model may take, weights and cache and all, as in 40GiB: of the GPU, on a CPU of the machine; 0: no limit of its own",
+            description="most memory that the model may take, weights and cache and all, as in 40GiB: of each GPU, on a CPU of the machine; 0: no limit of its own",
         ),
     ] = pydantic.ByteSize(0)
     num_blocks: Annotated[int, Field(ge=0, description="KV cache blocks; overrides kv_memory; 0: from the memory")] = 0
@@ -154,6 +164,14 @@ class EngineConfig(_Frozen):
         if not expects_gpu(self.device):
             return "cpu"
         return self.device if ":" in self.device else "cuda:0"
+
+    def expected_devices(self) -> tuple[str, ...]:
+        """The devices of all ranks, as `expected_device`: from its index on, one each; a CPU is shared."""
+        first = self.expected_device()
+        if first == "cpu":
+            return (first,)
+        kind, index = first.split(":")
+        return tuple(f"{kind}:{int(index) + rank}" for rank in range(self.tp))
 
     def captured_batch_sizes(self) -> tuple[int, ...]:
         """Batch sizes of decode steps to capture as CUDA graphs, ascending; none if they are off."""

@@ -104,6 +104,8 @@ class WorkerFailed(msgspec.Struct, tag="worker_failed", frozen=True):
     step_id: int = 0
     # The folder is at fault only in that the memory can't hold it.
     does_not_fit: bool = False
+    # Another rank is what failed; this one only noticed.
+    peer_lost: bool = False
 
 
 WorkerMessage = MemoryPlan | LoadProgress | WorkerReady | Notice | WorkerFailed

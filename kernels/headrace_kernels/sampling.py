@@ -165,6 +165,34 @@ def choose_greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return choose_greedy_reference(logits)
 
 
+def most_likely_part(logits: torch.Tensor, first_token: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best of a part of the vocabulary, for `best_candidates`.
+
+    Args:
+        logits: float32 [num_rows, part], of the tokens from `first_token` on.
+        first_token: Of column 0.
+
+    Returns:
+        Tokens, int64 [num_rows], counted in the whole vocabulary: the lowest id where several are equal. Their logits, float32 [num_rows]: NaN where the part holds one.
+    """
+    tokens, _ = choose_greedy(logits)
+    return tokens + first_token, logits.gather(1, tokens[:, None])[:, 0]
+
+
+def best_candidates(candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`choose_greedy_reference` of the whole vocabulary from the best of its parts.
+
+    Args:
+        candidates: float64 [num_parts, num_rows, 2], logit and token of each part's best, parts in the order of their tokens.
+
+    Returns:
+        As `choose_greedy_reference`.
+    """
+    peaks, parts = candidates[:, :, 0].max(dim=0)
+    tokens = candidates[:, :, 1].gather(0, parts[None])[0]
+    return tokens.to(torch.int64), peaks.isfinite()
+
+
 def _choose_greedy_by_blocks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The highest value of each block first, then the place in the first block that has the highest of all.
 

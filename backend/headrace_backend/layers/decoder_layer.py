@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from headrace_backend.layers.attention import Attention, AttentionShape
 from headrace_backend.layers.mlp import GatedMlp
-from headrace_backend.layers.norm import RmsNorm
+from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement
@@ -22,9 +22,9 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         hidden_size = attention.hidden_size
-        self.input_layernorm = RmsNorm(hidden_size, norm_eps, placement)
+        self.input_layernorm = residual_norm(hidden_size, norm_eps, placement)
         self.self_attn = Attention(attention, placement)
-        self.post_attention_layernorm = RmsNorm(hidden_size, norm_eps, placement)
+        self.post_attention_layernorm = residual_norm(hidden_size, norm_eps, placement)
         self.mlp = GatedMlp(hidden_size, intermediate_size, mlp_bias, placement)
         # Partial sums of several ranks have to be added up before they reach the residual stream.
         self._is_whole = placement.shard.world_size == 1
@@ -35,7 +35,7 @@ class DecoderLayer(nn.Module):
         """Runs the layer.
 
         Args:
-            pending: [num_tokens, hidden_size] the layer before's output, not yet in the residual stream; None for the first layer.
+            pending: [num_tokens, hidden_size] the layer before's output, of several ranks this one's part of it, not yet in the residual stream; None for the first layer.
             residual: [num_tokens, hidden_size] the residual stream, changed in place.
             rotations: The step's rows of the rotary table.
             kv_cache: This layer's cache.

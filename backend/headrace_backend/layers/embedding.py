@@ -1,4 +1,8 @@
-"""Token embedding and output head, split over ranks by vocabulary; tied, they share one weight."""
+"""Token embedding and output head, split over ranks by vocabulary; tied, they share one weight.
+
+With several ranks both give every rank the whole: an embedding is the sum of what the ranks have of it, all but one of them zeros, and logits are the ranks' parts side by side, so that whatever is
+done to logits is done by every rank to the same bits, as it would be by one.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.embedding import embedding
 from headrace_kernels.linear import linear
+from headrace_kernels.sampling import best_candidates, choose_greedy, most_likely_part
 
 
 class TokenEmbedding(ShardedModule):
@@ -18,13 +23,15 @@ class TokenEmbedding(ShardedModule):
 
     def __init__(self, vocab_size: int, size: int, placement: Placement) -> None:
         super().__init__()
+        self._shard = placement.shard
         self._rows = placement.shard.split(vocab_size)
         self._is_whole = len(self._rows) == vocab_size
         self.weight = placement.empty(len(self._rows), size)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """[num_tokens] int64 -> [num_tokens, size], a new tensor; with several ranks their results add up to it."""
-        return embedding(token_ids, self.weight, self._rows.start, self._is_whole)
+        """[num_tokens] int64 -> [num_tokens, size], a new tensor."""
+        found = embedding(token_ids, self.weight, self._rows.start, self._is_whole)
+        return found if self._is_whole else self._shard.together.all_reduce(found)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
@@ -32,15 +39,31 @@ class TokenEmbedding(ShardedModule):
 
 
 class OutputHead(ShardedModule):
-    """Hidden state -> logits of this rank's tokens."""
+    """Hidden state -> logits."""
 
     def __init__(self, vocab_size: int, size: int, placement: Placement, tied_to: TokenEmbedding | None) -> None:
         super().__init__()
+        self._shard = placement.shard
         self._rows = placement.shard.split(vocab_size)
+        self._is_whole = len(self._rows) == vocab_size
         self._is_tied = tied_to is not None
         self.weight = placement.empty(len(self._rows), size) if tied_to is None else tied_to.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[num_tokens, size] -> [num_tokens, vocab_size] fp32."""
+        logits = self.part(hidden)
+        return logits if self._is_whole else self._shard.together.gather_columns(logits)
+
+    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """`choose_greedy` of forward(hidden). Of several ranks each finds its own best, and only those travel."""
+        if self._is_whole:
+            return choose_greedy(self.part(hidden))
+        tokens, peaks = most_likely_part(self.part(hidden), self._rows.start)
+        # Numbers of fp32 and ids are exact in fp64.
+        candidates = self._shard.together.all_gather(torch.stack((peaks.double(), tokens.double()), dim=1))
+        return best_candidates(candidates)
+
+    def part(self, hidden: Tensor) -> Tensor:
         """[num_tokens, size] -> [num_tokens, this rank's part of the vocabulary] fp32."""
         return linear(hidden, self.weight, out_dtype=torch.float32)
 

@@ -1,4 +1,7 @@
-"""RMS norm with its weight, alone or fused with the residual addition. Every rank holds the whole weight."""
+"""RMS norm with its weight, alone or fused with the residual addition. Every rank holds the whole weight.
+
+A norm behind a projection whose inputs are shared out takes the ranks' partial outputs and adds them up first: `residual_norm` makes the right kind.
+"""
 
 from __future__ import annotations
 
@@ -30,3 +33,21 @@ class RmsNorm(ShardedModule):
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
         yield CheckpointPart("weight", 0, WeightTarget.of(self.weight, range(self.weight.shape[0])))
+
+
+class SummingRmsNorm(RmsNorm):
+    """The norm where outputs of several ranks meet the residual stream."""
+
+    def __init__(self, size: int, eps: float, placement: Placement) -> None:
+        super().__init__(size, eps, placement)
+        self._shard = placement.shard
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """As RmsNorm's, of the sum of all ranks' x. x may be overwritten."""
+        return self._shard.together.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+def residual_norm(size: int, eps: float, placement: Placement) -> RmsNorm:
+    """The norm that adds a `RowLinear`'s output to the residual stream, for one rank or several."""
+    kind = RmsNorm if placement.shard.world_size == 1 else SummingRmsNorm
+    return kind(size, eps, placement)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headrace_backend.layers.attention import AttentionShape
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
-from headrace_backend.layers.norm import RmsNorm
+from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.layers.sharded_module import ShardedModule
 from headrace_backend.layers.step_metadata import StepMetadata
@@ -43,7 +43,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         # The same, with their type.
         self._layers = tuple(layers)
-        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, placement)
+        self.norm = residual_norm(config.hidden_size, config.rms_norm_eps, placement)
 
     def forward(self, token_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], metadata: StepMetadata) -> Tensor:
         """See `CausalLM.forward`."""
@@ -124,6 +124,10 @@ class CausalLM(nn.Module, abc.ABC):
         """[n, hidden_size] hidden states of the rows that sample -> [n, vocab_size] fp32."""
         logits: Tensor = self.lm_head(hidden)
         return logits
+
+    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The token with the highest logit, int64 [n], and whether the row is sound, bool [n], of hidden states [n, hidden_size]; as `choose_greedy` of their logits."""
+        return self.lm_head.most_likely(hidden)
 
     @property
     def weight_bytes(self) -> int:

@@ -13,7 +13,7 @@ from headrace_backend.models.qwen3 import Qwen3ForCausalLM
 from headrace_backend.quantization.self_check import summarize
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
-from headrace_backend.weights.placement import Placement
+from headrace_backend.weights.placement import ALONE, Placement, Shard
 from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import Scheme
 from headrace_kernels.restored_weights import scratch_bytes
@@ -45,6 +45,7 @@ def load_model(
     progress: Progress,
     max_position: int | None = None,
     scheme: Scheme | None = None,
+    shard: Shard = ALONE,
 ) -> CausalLM:
     """Builds a model and fills its weights.
 
@@ -58,6 +59,7 @@ def load_model(
         progress: Called with (phase, done, total, unit); also a sign of life.
         max_position: Tokens of context to prepare for; the model's own limit by default.
         scheme: How the layers' weights are quantized while they are read; None: not at all.
+        shard: Which of several ranks has which part.
 
     Returns:
         The model in evaluation form: no parameter requires a gradient.
@@ -70,9 +72,10 @@ def load_model(
     limit = config.max_position_embeddings
     if max_position is not None and not 1 <= max_position <= limit:
         raise ValueError(f"max_position must be from 1 to {limit} (the model's context), is {max_position}")
-    model = _model_class(config)(config, Placement(dtype, device, scheme=scheme), max_position or limit)
+    model = _model_class(config)(config, Placement(dtype, device, shard, scheme), max_position or limit)
     targets, shapes = model.weight_targets(), expected_tensors(config)
-    assert targets.keys() == shapes.keys()
+    # Biases that are added once are rank 0's.
+    assert targets.keys() == shapes.keys() if shard.rank == 0 else targets.keys() <= shapes.keys()
     with torch.inference_mode():
         if load == "dummy":
             fill_with_noise(targets, shapes, seed, progress)
@@ -85,14 +88,16 @@ def load_model(
     return model.eval()
 
 
-def weight_memory(config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None, device: torch.device) -> WeightMemory:
-    """What the weights will take on a device, exactly: a model is made as it would be, without memory.
+def weight_memory(
+    config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None, device: torch.device, shard: Shard = ALONE
+) -> WeightMemory:
+    """What the weights of a rank will take on a device, exactly: a model is made as it would be, without memory.
 
     Raises:
         InvalidModelFolder: the architecture is unknown.
         QuantizationRefused: the scheme does not suit the model.
     """
-    model = _model_class(config)(config, Placement(dtype, torch.device("meta"), scheme=scheme), 1)
+    model = _model_class(config)(config, Placement(dtype, torch.device("meta"), shard, scheme), 1)
     sizes = {(weight.num_outputs, weight.num_inputs) for weight in model.low_bit_weights.values()}
     # Elsewhere products restore weights in small blocks, which they give up again.
     scratch = [scratch_bytes(*size, dtype) for size in sizes] if device.type == "cuda" else []

@@ -39,6 +39,7 @@ from headrace_backend.server.telemetry import Teller, new_step_log, open_feed
 from headrace_backend.server.worker_group import WorkerLaunch
 from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.server.worker_supervision import ModelRefused
+from headrace_backend.tp_rules import unsuitable_tp
 from headrace_credentials.server_tls import ServerTls
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 
@@ -109,8 +110,9 @@ def _open_model(config: EngineConfig) -> ModelFolder:
     context = folder.config.max_position_embeddings
     if config.max_model_len > context:
         raise StartRefused(f"max_model_len is {config.max_model_len}; the model's context has {context} tokens")
-    if (reason := unsuitable_quantization(config, folder.config)) is not None:
-        raise StartRefused(reason)
+    for unsuitable in (unsuitable_quantization, unsuitable_tp):
+        if (reason := unsuitable(config, folder.config)) is not None:
+            raise StartRefused(reason)
     return folder
 
 

@@ -30,9 +30,13 @@ class StartReport:
         """
         self._log = get_logger(rank=rank)
         self._bars = _Bars() if shows_bars else None
+        # The other ranks do the same at the same time.
+        self._tells_lines = rank == 0
         # Phase -> when its first message came.
         self._begun_s: dict[str, float] = {}
         self._line_s = 0.0
+        # Where the start is, for the message of one that does not go on.
+        self.position = "has said nothing"
 
     def on_memory_plan(self, plan: MemoryPlan) -> None:
         """Writes the plan as one line."""
@@ -48,11 +52,12 @@ class StartReport:
     def on_progress(self, progress: LoadProgress) -> None:
         """Moves the phase's bar, or writes a line."""
         now = time.monotonic()
+        self.position = f"is in {progress.phase!r}, {progress.done} of {progress.total} {progress.unit}"
         begun_s = self._begun_s.setdefault(progress.phase, now)
         finished = progress.done >= progress.total
         if self._bars is not None:
             self._bars.update(progress, now - begun_s)
-        elif finished or now - self._line_s >= _LINE_INTERVAL_S:
+        elif self._tells_lines and (finished or now - self._line_s >= _LINE_INTERVAL_S):
             self._line_s = now
             seconds = {"seconds": round(now - begun_s, 2)} if finished else {}
             self._log.info(

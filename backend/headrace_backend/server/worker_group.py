@@ -17,9 +17,10 @@ import msgspec
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.ring import RingDescriptors, RingFull, RingWriter, create_ring
+from headrace_backend.server.late_ranks import LateRanks, state
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.start_report import StartReport
-from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND, Record, WorkerProcess
+from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND, RankDescriptors, Record, WorkerProcess
 from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS
 from headrace_backend.worker_messages import (
     LoadProgress,
@@ -34,6 +35,8 @@ from headrace_backend.worker_messages import (
 _MIB = 1 << 20
 _MAX_RING_BYTES = 64 * _MIB
 _MAX_TOP_LOGPROBS = 20
+# How long the end of the rank that is at fault may come after the words of those that noticed it.
+_PEER_S = 1.0
 # A stack dump of a worker takes milliseconds once it runs again.
 _DUMP_S = 0.5
 _KILL_S = 5.0
@@ -70,9 +73,13 @@ class WorkerLaunch:
     # Longest sequence in tokens: bounds the block tables and histories in a plan.
     max_model_len: int
     command: tuple[str, ...] = DEFAULT_WORKER_COMMAND
-    world_size: int = 1
     # Whether start-up is shown as bars on stderr, which then must be a terminal.
     shows_bars: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, each a process."""
+        return self.config.tp
 
 
 def plan_ring_bytes(launch: WorkerLaunch) -> int:
@@ -113,21 +120,31 @@ class WorkerGroup:
         # Records of any kind so far: the watchdog's sign of life.
         self.num_records = 0
         self._closing = False
+        # Ranks that ended, or will, because another one is lost.
+        self._followers: set[int] = set()
+        self._late_ranks = LateRanks(launch.world_size)
         plan_ring = create_ring(plan_ring_bytes(launch), num_readers=launch.world_size)
         self._plans = RingWriter(plan_ring)
         self._workers: list[WorkerProcess] = []
         try:
-            self._spawn(plan_ring)
+            with self._late_ranks.descriptors() as ranks:
+                self._spawn(plan_ring, ranks)
         finally:
             plan_ring.close()
 
-    def _spawn(self, plan_ring: RingDescriptors) -> None:
+    def _spawn(self, plan_ring: RingDescriptors, ranks: RankDescriptors | None) -> None:
         config = self._launch.config
         config_json = config.model_dump_json()
         for rank in range(self._launch.world_size):
             try:
                 worker = WorkerProcess(
-                    rank, self._launch.command, config_json, plan_ring, result_ring_bytes(config), self._on_records
+                    rank,
+                    self._launch.command,
+                    config_json,
+                    plan_ring,
+                    result_ring_bytes(config),
+                    self._on_records,
+                    ranks,
                 )
             except OSError as error:
                 self._lose(WorkersLost(f"worker {rank} could not be started: {error.strerror}"))
@@ -145,7 +162,16 @@ class WorkerGroup:
             self.lost.set_exception(lost)
 
     def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
-        self._lose(WorkersLost(f"worker {rank} ended with exit code {exited.result()}"))
+        if rank not in self._followers:
+            self._lose(WorkersLost(f"worker {rank} ended with {_ending(exited.result())}"))
+
+    def _on_peer_lost(self, rank: int, lost: WorkersLost) -> None:
+        """A rank noticed that another is gone. That one's end tells more, and is awaited; the noticing rank's tells nothing."""
+        self._followers.add(rank)
+        if len(self._followers) == self._launch.world_size:
+            self._lose(lost)
+        else:
+            self._loop.call_later(_PEER_S, self._lose, lost)
 
     # --- records --------------------------------------------------------------------------------------------------------------
 
@@ -190,7 +216,10 @@ class WorkerGroup:
                 does_not_fit=message.does_not_fit,
                 failed_step_id=message.step_id,
             )
-            self._lose(lost)
+            if message.peer_lost:
+                self._on_peer_lost(rank, lost)
+            else:
+                self._lose(lost)
 
     def _on_ready(self, rank: int, message: WorkerReady) -> None:
         if message.block_size != self._launch.config.block_size or message.num_blocks < 1:
@@ -220,12 +249,25 @@ class WorkerGroup:
                 seen = self.num_records
                 await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if not ready.done() and not self.lost.done() and self.num_records == seen:
-                    raise WorkersLost(f"no start-up progress for {timeout_s:g} s", hung=True)
+                    raise WorkersLost(f"no start-up progress for {timeout_s:g} s{self._start_phases()}", hung=True)
         finally:
             ready.cancel()
         if self.lost.done():
             self.lost.result()
         return [self._ready[rank] for rank in range(self._launch.world_size)]
+
+    def _start_phases(self) -> str:
+        """What each of several ranks does, or waits for."""
+        if self._launch.world_size == 1:
+            return ""
+        return ": " + "; ".join(
+            f"worker {worker.rank} ({state(worker)}) {'is ready' if worker.rank in self._ready else report.position}"
+            for worker, report in zip(self._workers, self._reports, strict=True)
+        )
+
+    def late_ranks(self) -> str:
+        """Of several ranks that compute: who is waited for, as the end of a message; empty for one."""
+        return self._late_ranks.described(self._workers)
 
     def send_plan(self, plan: bytes) -> bool:
         """Appends a plan; False if the workers left no space for it yet.
@@ -265,6 +307,7 @@ class WorkerGroup:
                 self._log.error("worker does not die", rank=worker.rank, pid=worker.pid)
             worker.close()
         self._plans.close()
+        self._late_ranks.close()
         if not self.lost.cancel():
             self.lost.exception()  # retrieved, so that asyncio does not report it
 
@@ -275,3 +318,8 @@ class WorkerGroup:
             return
         if self._workers:
             await asyncio.wait([worker.exited for worker in self._workers], timeout=grace_s)
+
+
+def _ending(exit_code: int) -> str:
+    """How a process ended, in words."""
+    return f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"

@@ -12,11 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
+from headrace_backend.rank_board import create_board
 from headrace_backend.ring import RingCorrupt, RingDescriptors, RingReader, create_ring
 from headrace_backend.server.logs import get_logger
 
@@ -26,6 +29,28 @@ DEFAULT_WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "headrace_backe
 _MAX_RECORDS_PER_WAKEUP = 64
 
 Record = tuple[int, bytes]
+
+# Of /proc/<pid>/stat: by a signal, by a debugger.
+_STOPPED_STATES = ("T", "t")
+
+
+class RankDescriptors(NamedTuple):
+    """What the ranks of one life share besides the plan ring."""
+
+    # An anonymous file in which they find each other.
+    store: int
+    # Of `rank_board`.
+    board: int
+
+    @classmethod
+    def create(cls, world_size: int) -> RankDescriptors:
+        """New ones, close-on-exec."""
+        return cls(os.memfd_create("headrace-store", os.MFD_CLOEXEC), create_board(world_size))
+
+    def close(self) -> None:
+        """Closes both."""
+        for descriptor in self:
+            os.close(descriptor)
 
 
 class WorkerProcess:
@@ -39,6 +64,7 @@ class WorkerProcess:
         plan_ring: RingDescriptors,
         result_ring_bytes: int,
         on_records: Callable[[int, list[Record]], None],
+        ranks: RankDescriptors | None = None,
     ) -> None:
         """Spawns the worker.
 
@@ -49,6 +75,7 @@ class WorkerProcess:
             plan_ring: The ring that all ranks read.
             result_ring_bytes: Capacity of the ring that only this worker writes.
             on_records: Called with the rank and one or more records in order.
+            ranks: What several ranks share; None: there is one.
 
         Raises:
             OSError: The process could not be started.
@@ -60,7 +87,7 @@ class WorkerProcess:
         result_ring = create_ring(result_ring_bytes, num_readers=1)
         try:
             self._reader = RingReader(result_ring.memory, result_ring.data_events[0], result_ring.space_event, 0)
-            self._process = self._spawn(command, config_json, plan_ring, result_ring)
+            self._process = self._spawn(command, config_json, plan_ring, result_ring, ranks)
         finally:
             result_ring.close()
         self._pidfd = os.pidfd_open(self._process.pid)
@@ -69,7 +96,12 @@ class WorkerProcess:
         self._loop.add_reader(self._reader.fileno(), self.read_records)
 
     def _spawn(
-        self, command: tuple[str, ...], config_json: str, plans: RingDescriptors, results: RingDescriptors
+        self,
+        command: tuple[str, ...],
+        config_json: str,
+        plans: RingDescriptors,
+        results: RingDescriptors,
+        ranks: RankDescriptors | None,
     ) -> subprocess.Popen[bytes]:
         plan_fds = (plans.memory, plans.data_events[self.rank], plans.space_event)
         result_fds = (results.memory, results.data_events[0], results.space_event)
@@ -80,11 +112,13 @@ class WorkerProcess:
             *("--result-ring", ",".join(map(str, result_fds))),
             *("--rank", str(self.rank)),
         ]
+        if ranks is not None:
+            arguments += ["--ranks", ",".join(map(str, ranks))]
         return subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
-            pass_fds=(*plan_fds, *result_fds),
+            pass_fds=(*plan_fds, *result_fds, *(ranks or ())),
             process_group=0,
         )
 
@@ -92,6 +126,15 @@ class WorkerProcess:
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger holds it."""
+        try:
+            status = pathlib.Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[0] in _STOPPED_STATES
 
     def read_records(self) -> None:
         """Hands on what lies in the result ring."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -151,7 +151,7 @@ class WorkerSupervision:
         )
         on_gpu = ready[0].device.startswith("cuda")
         self._engine_loop.workers_ready(group.send_plan, num_blocks, on_gpu, ready[0].captured_mixed_sizes)
-        self._on_ready(msgspec.structs.replace(ready[0], num_blocks=num_blocks))
+        self._on_ready(_together(ready, num_blocks))
         self._health.set_serving()
 
     async def _watch(self, group: WorkerGroup) -> None:
@@ -167,7 +167,7 @@ class WorkerSupervision:
                 continue
             if self._engine_loop.num_in_flight == 0:
                 raise EngineStuck(f"the engine has work and planned nothing for {watchdog_s:g} s")
-            raise WorkersLost(f"no step result for {watchdog_s:g} s", hung=True)
+            raise WorkersLost(f"no step result for {watchdog_s:g} s{group.late_ranks()}", hung=True)
 
     async def _after_death(self, lost: WorkersLost) -> None:
         """Waits before the next life, or raises if there is none."""
@@ -181,3 +181,12 @@ class WorkerSupervision:
         if count >= max(self._launch.config.max_worker_restarts, 1):
             raise WorkersGivenUp(f"{count} worker deaths within {_WINDOW_S:g} s; the last: {lost}") from lost
         await asyncio.sleep(min(_FIRST_BACKOFF_S * 2 ** (count - 1), _MAX_BACKOFF_S))
+
+
+def _together(ready: Sequence[WorkerReady], num_blocks: int) -> WorkerReady:
+    """What rank 0 says, with the rates that all ranks have together."""
+    copy_bytes_per_s = sum(message.copy_bytes_per_s for message in ready)
+    matmul_flops_per_s = sum(message.matmul_flops_per_s for message in ready)
+    return msgspec.structs.replace(
+        ready[0], num_blocks=num_blocks, copy_bytes_per_s=copy_bytes_per_s, matmul_flops_per_s=matmul_flops_per_s
+    )

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_backend.weights.scheme import Scheme
 
@@ -18,6 +19,14 @@ class Shard:
 
     rank: int = 0
     world_size: int = 1
+    # What the ranks compute together; None where there is one rank, or where weights are placed and nothing is computed.
+    collectives: Collectives | None = None
+
+    @property
+    def together(self) -> Collectives:
+        """The collectives of a rank that computes with others."""
+        assert self.collectives is not None, "a part of a model computes nothing without the other parts"
+        return self.collectives
 
     def split(self, size: int, unit: int = 1) -> range:
         """The contiguous part of [0, size) that this rank keeps, in whole units (a head, for instance).
@@ -41,13 +50,16 @@ class Shard:
         return range(head * head_dim, (head + 1) * head_dim)
 
 
+ALONE = Shard()
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
     """Type and device of the parameters, the rank's part of them, and the bits of those that layers multiply by."""
 
     dtype: torch.dtype
     device: torch.device
-    shard: Shard = Shard()
+    shard: Shard = ALONE
     # None: all of `dtype`.
     scheme: Scheme | None = None
 

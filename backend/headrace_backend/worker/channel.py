@@ -55,6 +55,10 @@ class Channel:
             self._last_progress = (phase, now)
             self.send_message(LoadProgress(phase, done, total, unit))
 
+    def check_parent(self) -> None:
+        """Ends the process if the parent is gone."""
+        end_if_orphaned(self._parent_pid)
+
     def _write(self, kind: RecordKind, payload: bytes) -> None:
         while True:
             try:
@@ -62,3 +66,10 @@ class Channel:
                 return
             except RingFull:
                 end_if_orphaned(self._parent_pid)
+
+
+class FollowerChannel(Channel):
+    """The channel of a rank that is not asked for tokens: all ranks draw the same, and rank 0 tells them."""
+
+    def send_result(self, result: StepResult) -> None:
+        """Tells nothing."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step_plan import SamplePlan, StepPlan
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.kv_caches import copy_planned_blocks
 from headrace_backend.worker.prompt_logprobs import hidden_indices, prompt_logprobs
@@ -67,7 +67,13 @@ class CpuRunner:
         prompts = prompt_logprobs(plan.prompt_logprobs, hidden[num_samples:], self._model.logits)
         if not num_samples:
             return SampledTokens.none(prompts, hidden.device)
-        sampled = self._sampler.sample(plan.sample, self._model.logits(hidden[:num_samples]))
+        sampled = self._draw(plan.sample, hidden[:num_samples])
         self._batch.remember(plan.sample.rows, sampled.tokens)
         sampled.prompts = prompts
         return sampled
+
+    def _draw(self, plan: SamplePlan, hidden: torch.Tensor) -> SampledTokens:
+        """Rows that want nothing but their most likely token need no logits beyond this rank's own."""
+        if self._sampler.is_greedy(plan):
+            return self._sampler.greedy(*self._model.most_likely(hidden))
+        return self._sampler.sample(plan, self._model.logits(hidden))

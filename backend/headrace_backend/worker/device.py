@@ -93,6 +93,27 @@ def choose_device(name: str) -> tuple[torch.device, str | None]:
     return device, unmeasured(card)
 
 
+def choose_rank_device(name: str, rank: int, world_size: int) -> tuple[torch.device, str | None]:
+    """As `choose_device`, of one of several ranks: the cards from the configured one on, one each; a CPU is shared.
+
+    Raises:
+        StartRefused: As there; or there are fewer cards than ranks.
+    """
+    device, notice = choose_device(name)
+    if world_size == 1 or device.type == "cpu":
+        return device, notice if rank == 0 else None
+    if (reason := too_few_cards(device.index, world_size, torch.cuda.device_count())) is not None:
+        raise StartRefused(reason)
+    return choose_device(f"cuda:{device.index + rank}")
+
+
+def too_few_cards(first: int, world_size: int, count: int) -> str | None:
+    """Why there can't be so many ranks from a card on; None if there can."""
+    if first + world_size <= count:
+        return None
+    return f"tp is {world_size}, one GPU for each rank from cuda:{first} on, and torch sees {count}; tp of at most {count - first} works"
+
+
 def _best_device() -> tuple[torch.device, str | None]:
     """The first GPU, if it can be used."""
     reason = why_no_cuda()
@@ -169,7 +190,8 @@ def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.d
 def prepare_torch(config: EngineConfig, device: torch.device) -> None:
     """Sets threads for good. To be called once, before anything is computed."""
     cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(config.worker_threads or max(1, cores - 1))
+    # Ranks on a CPU share its cores; those on GPUs have little to do there.
+    torch.set_num_threads(config.worker_threads or max(1, (cores - 1) // config.tp))
     torch.set_num_interop_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)

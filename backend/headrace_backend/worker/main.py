@@ -16,10 +16,12 @@ from collections.abc import Callable
 import pydantic
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
-from headrace_backend.worker.channel import Channel
+from headrace_backend.worker.channel import Channel, FollowerChannel
 from headrace_backend.worker.errors import DoesNotFit, StartRefused, StepFailed
 from headrace_backend.worker.lifetime import arrange_signals, die_with_parent
+from headrace_backend.worker.rank_links import RankLinks
 from headrace_backend.worker_messages import WorkerFailed
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 
@@ -48,7 +50,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--plan-ring", required=True, type=_integers(4), help="MEMORY,DATA,SPACE,INDEX: descriptors and reader index"
     )
     parser.add_argument("--result-ring", required=True, type=_integers(3), help="MEMORY,DATA,SPACE: descriptors")
-    parser.add_argument("--rank", type=int, choices=[0], default=0, help="only 0: a model runs on one device")
+    parser.add_argument("--rank", type=int, default=0, help="which of the ranks that share the model")
+    parser.add_argument(
+        "--ranks", type=_integers(2), help="STORE,BOARD: descriptors by which several ranks find and watch each other"
+    )
     parser.add_argument(
         "--parent-pid", type=int, default=os.getppid(), help="process to end with (default: the parent)"
     )
@@ -64,7 +69,8 @@ def _open_channel(arguments: argparse.Namespace) -> Channel:
     result_ring = RingDescriptors(memory, (data,), space)
     results = RingWriter(result_ring)
     result_ring.close()
-    return Channel(plans, results, arguments.parent_pid)
+    kind = Channel if arguments.rank == 0 else FollowerChannel
+    return kind(plans, results, arguments.parent_pid)
 
 
 def main(argv: list[str]) -> int:
@@ -78,16 +84,20 @@ def main(argv: list[str]) -> int:
     arrange_signals()
     channel = _open_channel(arguments)
     try:
-        _run(arguments.config_json, channel)
+        _run(arguments, channel)
     except (InvalidModelFolder, StartRefused, pydantic.ValidationError) as error:
         channel.send_message(
             WorkerFailed(_one_line(error), invalid_model=True, does_not_fit=isinstance(error, DoesNotFit))
         )
         return _REFUSED
     except StepFailed as error:
+        if isinstance(error.__cause__, PeerLost):
+            return _end_after_peer(error.__cause__, channel)
         traceback.print_exception(error)
         channel.send_message(WorkerFailed(_one_line(error.__cause__), invalid_model=False, step_id=error.step_id))
         return _FAILED
+    except PeerLost as error:
+        return _end_after_peer(error, channel)
     except Exception as error:
         traceback.print_exception(error)
         channel.send_message(WorkerFailed(_one_line(error), invalid_model=False))
@@ -95,8 +105,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _run(config_json: str, channel: Channel) -> None:
-    config = EngineConfig.model_validate_json(config_json)
+def _end_after_peer(error: PeerLost, channel: Channel) -> int:
+    """Another rank's end is told as such, and without a stack: nothing of it is this rank's."""
+    channel.send_message(WorkerFailed(_one_line(error), invalid_model=False, peer_lost=True))
+    return _FAILED
+
+
+def _run(arguments: argparse.Namespace, channel: Channel) -> None:
+    config = EngineConfig.model_validate_json(arguments.config_json)
     started = time.monotonic()
     folder = ModelFolder.open(config.model, require_weights=config.load == "folder")
     opened = time.monotonic()
@@ -104,7 +120,8 @@ def _run(config_json: str, channel: Channel) -> None:
     # By name, so that torch is imported now and not with this file.
     start_up = importlib.import_module("headrace_backend.worker.start_up")
     phases = {"folder": opened - started, "imports": time.monotonic() - opened}
-    start_up.start_worker(config, folder, channel, phases).run()
+    links = RankLinks(arguments.rank, *arguments.ranks) if arguments.ranks is not None else None
+    start_up.start_worker(config, folder, channel, phases, links).run()
 
 
 def _bound_spinning() -> None:
@@ -119,6 +136,6 @@ def _bound_spinning() -> None:
 def _one_line(error: BaseException | None) -> str:
     """An error as the last message tells it. What the user can mend speaks for itself; anything else needs its class."""
     text = " ".join(str(error).split())
-    if not isinstance(error, (InvalidModelFolder, StartRefused)):
+    if not isinstance(error, (InvalidModelFolder, StartRefused, PeerLost)):
         text = f"{type(error).__name__}: {text}"
     return text[:_MAX_REASON_CHARACTERS]

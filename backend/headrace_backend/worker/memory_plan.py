@@ -50,6 +50,12 @@ class Room(NamedTuple):
     # The most that this worker may take of it; 0: all.
     budget_bytes: int = 0
 
+    @classmethod
+    def of_rank(cls, device: torch.device, free_bytes: int, device_bytes: int, config: EngineConfig) -> Room:
+        """One rank's: all of its card, or its share of the machine."""
+        sharers = config.tp if device.type == "cpu" else 1
+        return cls(device, free_bytes // sharers, device_bytes, int(config.memory_budget) // sharers)
+
     @property
     def usable_bytes(self) -> int:
         """What the worker may use in all."""

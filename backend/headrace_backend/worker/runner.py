@@ -33,6 +33,9 @@ class CausalModel(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_samples, vocab_size] from [num_samples, hidden_size]: float32, on a GPU also the model's type."""
 
+    def most_likely(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the same logits the most likely tokens, int64 [num_samples], and whether rows are sound, bool [num_samples]."""
+
 
 class Launched(NamedTuple):
     """How a step was launched."""

@@ -100,6 +100,20 @@ class Sampler:
         """Whether `sample_plain` is all that the plan's rows need: no changed logits, no penalties, no log probabilities."""
         return not (np.bitwise_or.reduce(self._parameters.traits[plan.rows]) & (_CHANGED | Trait.LOGPROBS))
 
+    def is_greedy(self, plan: SamplePlan) -> bool:
+        """Whether the plan's rows all want their most likely token, and nothing else."""
+        return not np.bitwise_or.reduce(self._parameters.traits[plan.rows])
+
+    @staticmethod
+    def greedy(tokens: torch.Tensor, sound: torch.Tensor) -> SampledTokens:
+        """What a greedy plan draws.
+
+        Args:
+            tokens: int64 [num_samples], the most likely ones; changed in place.
+            sound: bool [num_samples].
+        """
+        return SampledTokens(tokens.masked_fill_(~sound, 0), sound, None)
+
     def sample_plain(
         self, logits: torch.Tensor, rows: torch.Tensor, output_positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,13 +22,15 @@ import torch
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model, weight_memory
+from headrace_backend.parallel.collectives import agreed_least, agreed_most
+from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.loader import pinned_bytes
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_backend.worker.ceilings import measured_rates
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.cpu_runner import CpuRunner
-from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
+from headrace_backend.worker.device import choose_dtype, choose_rank_device, prepare_torch
 from headrace_backend.worker.device_memory import CudaMemory, DeviceMemory
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.gpu_runner import GpuRunner
@@ -45,6 +47,8 @@ from headrace_backend.worker.memory_plan import (
 )
 from headrace_backend.worker.profile_step import PROFILE_BLOCKS, Profile, largest_steps, measure_steps
 from headrace_backend.worker.quantized import checked_scheme, quantization_report
+from headrace_backend.worker.rank_links import RankLinks
+from headrace_backend.worker.ranks import RankPlace, take_place
 from headrace_backend.worker.runner import CapturesGraphs, Runner
 from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.step_buffers import StepLimits
@@ -68,6 +72,7 @@ class _Model:
     max_model_len: int
     dtype: torch.dtype
     device: torch.device
+    place: RankPlace = RankPlace()
 
     def kv_caches(self, num_blocks: int) -> list[torch.Tensor]:
         """One cache per layer."""
@@ -115,7 +120,13 @@ class _Phases:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
 
-def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, phases: dict[str, float]) -> StepLoop:
+def start_worker(
+    config: EngineConfig,
+    folder: ModelFolder,
+    channel: Channel,
+    phases: dict[str, float],
+    links: RankLinks | None = None,
+) -> StepLoop:
     """Makes everything ready and says so.
 
     Args:
@@ -123,27 +134,35 @@ def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, ph
         folder: The model.
         channel: Takes the memory plan, progress and readiness.
         phases: Seconds per phase so far; further ones are added.
+        links: To the other ranks; None: there are none.
 
     Raises:
         StartRefused: The configuration is at fault.
         InvalidModelFolder: The folder is.
+        PeerLost: Another rank was lost.
     """
     max_model_len = checked_max_model_len(config, folder)
-    device = _prepared_device(config, channel)
+    if (reason := unsuitable_tp(config, folder.config)) is not None:
+        raise StartRefused(reason)
+    timer = _Phases(phases)
+    device = _prepared_device(config, links.rank if links else 0, channel)
     dtype = choose_dtype(config.dtype, folder.config, device)
+    with timer.timed("ranks"):
+        place = take_place(config, links, device, dtype, channel)
     memory = CudaMemory(device) if device.type == "cuda" else None
-    room = Room(device, free_memory_bytes(device), memory.total() if memory else 0, int(config.memory_budget))
+    room = Room.of_rank(device, free_memory_bytes(device), memory.total() if memory else 0, config)
     scheme = checked_scheme(config, folder, device, channel)
-    weights = weight_memory(folder.config, dtype, scheme, device)
-    estimate, plan = plan_estimate(config, folder.config, weights, dtype, max_model_len, room)
+    weights = weight_memory(folder.config, dtype, scheme, device, place.shard)
+    part = rank_part(folder.config, config.tp)
+    estimate, plan = plan_estimate(config, part, weights, dtype, max_model_len, room)
+    plan = _agreed(plan, place)
     plan = msgspec.structs.replace(plan, pinned_host_bytes=pinned_bytes(device) if config.load == "folder" else 0)
     channel.send_message(plan)
-    timer = _Phases(phases)
     with timer.timed("ceilings"):
         rates = measured_rates(device, dtype)
     with timer.timed("weights"):
-        causal_lm = _loaded_model(config, folder, dtype, device, scheme, max_model_len, channel)
-    model = _Model(causal_lm, config, max_model_len, dtype, device)
+        causal_lm = _loaded_model(config, folder, dtype, device, scheme, max_model_len, channel, place)
+    model = _Model(causal_lm, config, max_model_len, dtype, device, place)
     if memory is None:
         runner = _ready_runner(model, plan.num_blocks, channel, timer)
     else:
@@ -169,7 +188,14 @@ def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, ph
             quantization_report(causal_lm),
         )
     )
-    return StepLoop(runner, channel, device.type == "cuda", functools.partial(_count_late_work, runner))
+    count_late_work = functools.partial(_count_late_work, runner)
+    return StepLoop(place.marked(runner), channel, device.type == "cuda", count_late_work)
+
+
+def _agreed(plan: MemoryPlan, place: RankPlace) -> MemoryPlan:
+    """The plan with the number of blocks that every rank has room for, so that all do the same with them."""
+    num_blocks = agreed_least(place.collectives, plan.num_blocks)
+    return msgspec.structs.replace(plan, num_blocks=num_blocks, kv_cache_bytes=num_blocks * plan.kv_block_bytes)
 
 
 def _loaded_model(
@@ -180,17 +206,17 @@ def _loaded_model(
     scheme: Scheme | None,
     max_model_len: int,
     channel: Channel,
+    place: RankPlace,
 ) -> CausalLM:
-    """The model with its weights.
+    """The model with its weights, of several ranks this one's part.
 
     Raises:
         StartRefused: Weights do not bear being quantized.
     """
     source = folder if config.load == "folder" else None
     try:
-        return load_model(
-            source, folder.config, dtype, device, config.load, config.seed, channel.send_progress, max_model_len, scheme
-        )
+        about = (dtype, device, config.load, config.seed, channel.send_progress, max_model_len, scheme, place.shard)
+        return load_model(source, folder.config, *about)
     except QuantizationRefused as refused:
         raise StartRefused(f"quantize is {config.quantize}: {refused}") from refused
 
@@ -212,9 +238,9 @@ def checked_max_model_len(config: EngineConfig, folder: ModelFolder) -> int:
     return config.max_model_len or context
 
 
-def _prepared_device(config: EngineConfig, channel: Channel) -> torch.device:
+def _prepared_device(config: EngineConfig, rank: int, channel: Channel) -> torch.device:
     """The device, ready for work. Tells the operator what is not as it might be."""
-    device, notice = choose_device(config.device)
+    device, notice = choose_rank_device(config.device, rank, config.tp)
     if device.type == "cpu" and config.graph_sizes not in ("auto", "off"):
         raise StartRefused(f"graph_sizes is {config.graph_sizes}; the CPU has no graphs: auto and off work")
     prepare_torch(config, device)
@@ -247,10 +273,10 @@ def _fitted_runner(
     with timer.timed("profile"):
         needed = measured_memory(estimate, _profiled(model, memory, channel), room)
     for attempt in range(1, _CAPTURE_ATTEMPTS + 1):
-        plan = plan_memory(model.config, needed, model.max_model_len, room)
+        plan = _agreed(plan_memory(model.config, needed, model.max_model_len, room), model.place)
         runner = _ready_runner(model, plan.num_blocks, channel, timer)
         with timer.timed("graphs"):
-            graph_bytes = _capture(runner, memory, channel)
+            graph_bytes = agreed_most(model.place.collectives, _capture(runner, memory, channel))
         if graph_bytes <= needed.graphs + room.reserve_bytes // 2:
             return runner, msgspec.structs.replace(plan, graph_bytes=graph_bytes)
         if attempt < _CAPTURE_ATTEMPTS:

@@ -1,0 +1,10 @@
+"""Ranks of one model that compute together: how they find each other, and what they compute with one another.
+
+    collectives    the interface that layers see: sums and gathers over ranks
+    gloo           its form on a CPU; the specification of the others
+    nccl           its form on GPUs
+    rendezvous     the way of a rank into its group, and the check that all ranks are of one kind
+    errors         how the loss of another rank shows (without torch)
+
+Which part of which weight a rank keeps is `weights.placement`'s business; who starts ranks, and what follows from a lost one, is the server's.
+"""

@@ -1,0 +1,75 @@
+"""Collectives of ranks on GPUs, over NCCL. On the device's current stream, so that they can be captured with the kernels around them.
+
+NCCL adds in the order of its ring or tree, which it chooses by size: the same bits on every rank and in every run of one shape, but not the order of the ranks. Not measured yet in our steps.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+from headrace_backend.parallel.collectives import Collectives
+from headrace_backend.parallel.errors import PeerLost
+
+# NVLink multicast is never used: a program that does can put a shared host's cards out of service.
+_ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+class NcclCollectives(Collectives):
+    """One rank's end of a group."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        timeout_s: float,
+        on_enter: Callable[[], None],
+    ) -> None:
+        """Connects to all others; the communicator's memory is taken now and not by the first step.
+
+        Args:
+            store: Where ranks find each other's addresses.
+            rank: Of this process.
+            world_size: Number of ranks, all on this machine.
+            device: This rank's card.
+            timeout_s: Seconds after which an operation that others do not join is given up.
+            on_enter: Called before each operation that is launched by itself; those replayed from graphs are not seen.
+
+        Raises:
+            PeerLost: Another rank did not connect.
+        """
+        self.rank, self.world_size, self.device = rank, world_size, device
+        self._on_enter = on_enter
+        os.environ.update(_ENVIRONMENT)
+        try:
+            dist.init_process_group(
+                "nccl",
+                store=store,
+                rank=rank,
+                world_size=world_size,
+                timeout=datetime.timedelta(seconds=timeout_s),
+                device_id=device,
+            )
+        except RuntimeError as error:
+            raise PeerLost(f"the ranks could not be connected: {error}") from error
+
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        """See Collectives."""
+        self._on_enter()
+        dist.all_reduce(partial)
+        return partial
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        """See Collectives."""
+        self._on_enter()
+        gathered = torch.empty(self.world_size, *part.shape, dtype=part.dtype, device=part.device)
+        dist.all_gather_into_tensor(gathered.flatten(0, 1), part)
+        return gathered

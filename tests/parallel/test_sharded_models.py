@@ -1,0 +1,215 @@
+"""Models shared by several ranks compute what one rank computes: logits up to the order of additions, greedy tokens exactly, and every rank the same bits."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tests.models.checkpoints import ignore_progress, write_checkpoint
+from tests.support.rank_threads import ThreadCollectives, on_ranks
+from tests.worker.driver import BLOCK_SIZE, Entry, admission, execute, id_bytes, make_runner, step
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.registry import load_model, weight_memory
+from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.weights.placement import ALONE, Shard
+from headrace_backend.weights.scheme import Scheme
+from headrace_kernels.quantized_weight import QuantKind
+from headrace_model_folder import ModelFolder
+
+CPU = torch.device("cpu")
+# One model per thing that is shared out in its own way: biases, norms of heads, tied embeddings, one key/value head for all ranks, as many as query heads, windows.
+NAMES = ("llama-biases", "qwen3-tied-bias", "qwen2-window-tied", "llama-group-8", "llama-mha")
+PROMPT = [17 * index % 89 + 3 for index in range(37)]
+NUM_TOKENS = 8
+
+
+@functools.cache
+def _folder(base: pathlib.Path, name: str) -> ModelFolder:
+    path = base / name
+    write_checkpoint(path, name)
+    return ModelFolder.open(path)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> functools.partial[ModelFolder]:
+    torch.set_num_threads(1)
+    return functools.partial(_folder, tmp_path_factory.mktemp("sharded"))
+
+
+def load(folder: ModelFolder, shard: Shard = ALONE, scheme: Scheme | None = None) -> CausalLM:
+    return load_model(
+        folder, folder.config, torch.float32, CPU, "folder", 0, ignore_progress, scheme=scheme, shard=shard
+    )
+
+
+class Run(NamedTuple):
+    tokens: list[int]
+    results: list[StepResult]
+    # Of the first step.
+    logits: torch.Tensor
+
+
+def plans(**wishes: object) -> list[StepPlan]:
+    """A prompt in two chunks, then tokens one by one; a second row beside it that starts later, on the prompt's first blocks (a prefix hit)."""
+    row = [admission(0, **wishes)]
+    first = step([Entry(0, 0, PROMPT[:20])], row, {0: list(range(6))})
+    second = step([Entry(0, 20, PROMPT[20:], (0,))])
+    shared = step(
+        [Entry(0, len(PROMPT), None, (0,), 1), Entry(1, BLOCK_SIZE, PROMPT[BLOCK_SIZE:], (1,))],
+        [admission(1, **wishes)],
+        {1: [0, 10, 11, 12, 13, 14]},
+    )
+    later = [
+        step([Entry(0, len(PROMPT) + i, None, (0,), i + 1), Entry(1, len(PROMPT) + i - 1, None, (1,), i)])
+        for i in range(1, NUM_TOKENS)
+    ]
+    return [first, second, shared, *later]
+
+
+def run(folder: ModelFolder, scheme: Scheme | None, wishes: dict[str, object], shard: Shard = ALONE) -> Run:
+    model = load(folder, shard, scheme)
+    runner = make_runner(model, model.num_layers, model.num_kv_heads, model.head_dim)
+    hidden = runner.forward(step([Entry(7, 0, PROMPT[:5], (7,))], [admission(7)], {7: [20]}))
+    with torch.inference_mode():
+        logits = model.logits(hidden)
+    results = [execute(runner, plan) for plan in plans(**wishes)]
+    return Run([token for result in results for token in result.tokens.tolist()], results, logits)
+
+
+def on_all_ranks(folder: ModelFolder, world_size: int, scheme: Scheme | None = None, **wishes: object) -> list[Run]:
+    return on_ranks(world_size, lambda shard: run(folder, scheme, wishes, shard))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_draw_the_tokens_of_one(folders: functools.partial[ModelFolder], name: str, world_size: int) -> None:
+    folder = folders(name)
+    alone, ranks = run(folder, None, {}), on_all_ranks(folder, world_size)
+    for rank in ranks:
+        assert rank.tokens == alone.tokens
+        # fp32, sums in another order.
+        torch.testing.assert_close(rank.logits, alone.logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(rank.logits, ranks[0].logits, rtol=0, atol=0)
+
+
+def test_a_shared_prefix_gives_the_same_tokens(folders: functools.partial[ModelFolder]) -> None:
+    rank, _ = on_all_ranks(folders("llama-biases"), 2)
+    tokens = [result.tokens.tolist() for result in rank.results]
+    first = [step_tokens[0] for step_tokens in tokens[1:]]
+    second = [step_tokens[1] for step_tokens in tokens[2:]]
+    assert second == first[: len(second)]
+
+
+EVERY_WISH = {
+    "temperature": 0.8,
+    "top_p": 0.9,
+    "top_k": 50,
+    "min_p": 0.01,
+    "seed": 7,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.3,
+    "frequency_penalty": 0.2,
+    "num_logprobs": 3,
+    "min_tokens": 2,
+    "stop_token_ids": id_bytes(5),
+    "logit_bias_ids": id_bytes(9, 70),
+    "logit_bias_values": np.array([2.0, -3.0], np.float32).tobytes(),
+    "bad_words": [id_bytes(11), id_bytes(12, 13)],
+    "needs_history": True,
+    "prompt_ids": id_bytes(*PROMPT),
+}
+WISHES = {
+    "temperature": {"temperature": 1.0, "seed": 3},
+    "top_p": {"temperature": 1.0, "top_p": 0.8},
+    "every": EVERY_WISH,
+}
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_draws_are_those_of_one_rank(folders: functools.partial[ModelFolder], wish: str) -> None:
+    folder = folders("qwen3-tied-bias")
+    alone, ranks = run(folder, None, WISHES[wish]), on_all_ranks(folder, 2, **WISHES[wish])
+    for rank in ranks:
+        assert rank.tokens == alone.tokens
+        for found, expected in zip(rank.results, alone.results, strict=True):
+            np.testing.assert_array_equal(found.logprob_ranks, expected.logprob_ranks)
+            np.testing.assert_allclose(found.logprob_sampled, expected.logprob_sampled, atol=1e-4)
+            np.testing.assert_array_equal(found.top_token_ids, expected.top_token_ids)
+
+
+def test_prompts_are_told_of_alike(folders: functools.partial[ModelFolder]) -> None:
+    folder = folders("llama-mha")
+    plan = step([Entry(0, 0, PROMPT, told=PROMPT[1:], num_top=2)], [admission(0)], {0: list(range(6))})
+
+    def told(shard: Shard = ALONE) -> StepResult:
+        model = load(folder, shard)
+        return execute(make_runner(model, model.num_layers, model.num_kv_heads, model.head_dim), plan)
+
+    alone = told()
+    for rank in on_ranks(2, told):
+        np.testing.assert_allclose(rank.prompt_sampled, alone.prompt_sampled, atol=1e-4)
+        np.testing.assert_array_equal(rank.prompt_ranks, alone.prompt_ranks)
+
+
+def test_only_candidates_travel_for_greedy_rows(folders: functools.partial[ModelFolder]) -> None:
+    def num_calls(shard: Shard) -> tuple[int, int]:
+        assert isinstance(shard.collectives, ThreadCollectives)
+        model = load(folders("llama-mha"), shard)
+        hidden = torch.ones(3, model.hidden_size)
+        before = shard.collectives.num_calls
+        tokens, sound = model.most_likely(hidden)
+        calls = shard.collectives.num_calls - before
+        assert sound.all() and tokens.tolist() == model.logits(hidden).argmax(dim=1).tolist()
+        return calls, int(tokens[0])
+
+    first, second = on_ranks(2, num_calls)
+    assert first == second and first[0] == 1
+
+
+@pytest.mark.parametrize("unsound", [float("nan"), float("inf")])
+def test_a_rank_with_unsound_logits_spoils_the_row_on_all(
+    folders: functools.partial[ModelFolder], unsound: float
+) -> None:
+    def sound(shard: Shard) -> tuple[list[bool], list[bool]]:
+        model = load(folders("llama-mha"), shard)
+        if shard.rank == 1:
+            model.lm_head.weight[5, 3] = unsound
+        hidden = torch.zeros(2, model.hidden_size)
+        hidden[1, 3] = 1.0
+        hidden[1, 4] = 1.0
+        logits = model.logits(hidden[1:])
+        assert not logits.isfinite().all()
+        return model.most_likely(hidden)[1].tolist(), model.most_likely(hidden[1:])[1].tolist()
+
+    for both, second in on_ranks(2, sound):
+        assert both[1] is False and second == [False]
+
+
+SCHEMES = {"int8": Scheme(QuantKind.INT8), "int4": Scheme(QuantKind.INT4, 32), "fp8": Scheme(QuantKind.FP8)}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_quantized_weights_are_shared_out(folders: functools.partial[ModelFolder], scheme: str) -> None:
+    folder = folders("llama-wide")
+    alone, ranks = run(folder, SCHEMES[scheme], {}), on_all_ranks(folder, 2, SCHEMES[scheme])
+    assert ranks[0].tokens == ranks[1].tokens
+    # Groups of int4 are the same on any number of ranks; int8 and fp8 have a scale per rank where inputs are shared out, so that each weight is rounded anew, fp8's by 2.6%.
+    tolerance = {"int4": 1e-4, "int8": 0.03, "fp8": 0.15}[scheme]
+    error = (ranks[0].logits - alone.logits).norm() / alone.logits.norm()
+    assert error < tolerance
+    if scheme == "int4":
+        assert ranks[0].tokens == alone.tokens
+
+
+@pytest.mark.parametrize("scheme", [None, Scheme(QuantKind.INT4, 32)])
+def test_the_plan_knows_a_ranks_bytes(folders: functools.partial[ModelFolder], scheme: Scheme | None) -> None:
+    folder = folders("llama-wide")
+    for rank in range(2):
+        shard = Shard(rank, 2)
+        planned = weight_memory(folder.config, torch.float32, scheme, CPU, shard).weights
+        assert planned == load(folder, shard, scheme).weight_bytes < 0.6 * load(folder, scheme=scheme).weight_bytes
