@@ -140,6 +140,10 @@ def main() -> int:
     parser.add_argument("--plan-ring", required=True)
     parser.add_argument("--result-ring", required=True)
     parser.add_argument("--rank", type=int, required=True)
+    # What several ranks share; there is nothing to share here.
+    parser.add_argument("--ranks")
+    # This rank says how far it is and then nothing more, while the others wait for it.
+    parser.add_argument("--silent-rank", type=int, default=-1)
     options = parser.parse_args()
     config = json.loads(options.config_json)
     plans = RingReader(*descriptors(options.plan_ring))
@@ -156,7 +160,13 @@ def main() -> int:
         return 2
     block_size = config["block_size"]
     send(MemoryPlan("cpu", 1 << 30, 1 << 20, 1 << 16, 0, 1 << 20, 4096, options.blocks, block_size))
+    if options.rank == options.silent_rank:
+        send(LoadProgress("weights", 3, 40, "MiB"))
+        signal.pause()
     send(LoadProgress("weights", 1, 1, "tensors"))
+    if options.silent_rank >= 0:
+        send(LoadProgress("ranks", 1, config["tp"], "ranks"))
+        signal.pause()
     time.sleep(options.start_s)
     captured = tuple(options.captured)
     phases_s = {"weights": options.start_s}
@@ -179,7 +189,9 @@ def main() -> int:
             time.sleep(random.uniform(0, 0.02))
             with options.random_sleeps.open("a") as noted:
                 noted.write(f"{plan.step_id} {time.monotonic_ns()}\n")
-        results.write(RecordKind.STEP_RESULT, model.run(plan).encode(), timeout_s=30.0)
+        result = model.run(plan).encode()
+        if options.rank == 0:
+            results.write(RecordKind.STEP_RESULT, result, timeout_s=30.0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,144 @@
+"""Ranks as real processes: they draw what one would, only rank 0 answers, and whichever is lost is named and takes the others along."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import resource
+import signal
+import sys
+
+import psutil
+import pytest
+import torch
+from tests.models.checkpoints import write_checkpoint
+from tests.parallel.rank_group import Ranks, ranks
+from tests.worker.driver import Entry, admission, execute, make_runner, step
+
+from headrace_backend.models.registry import load_model
+from headrace_backend.server.worker_group import WorkersLost
+from headrace_backend.step_plan import StepPlan
+from headrace_backend.worker_messages import WorkerReady
+from headrace_model_folder import ModelFolder
+
+FAKE_WORKER = (sys.executable, str(pathlib.Path(__file__).parents[1] / "backend" / "fake_worker.py"))
+PROMPT = [17 * index % 89 + 3 for index in range(30)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("ranks") / "llama"
+    write_checkpoint(path, "llama-biases")
+    return path
+
+
+def plans(count: int) -> list[StepPlan]:
+    """A prompt and the tokens after it, planned ahead: no result needs to be read before the next step is sent."""
+    wish = admission(0, temperature=0.7, seed=5, num_logprobs=2)
+    first = step([Entry(0, 0, PROMPT, (0,))], [wish], {0: list(range(16))})
+    return [first] + [step([Entry(0, len(PROMPT) + i, None, (0,), i + 1)], step_id=i + 2) for i in range(count - 1)]
+
+
+def tokens_of_one(model: pathlib.Path, steps: list[StepPlan]) -> list[list[int]]:
+    folder = ModelFolder.open(model)
+    one = load_model(folder, folder.config, torch.float32, torch.device("cpu"), "folder", 0, lambda *_: None)
+    runner = make_runner(one, one.num_layers, one.num_kv_heads, one.head_dim)
+    return [execute(runner, plan).tokens.tolist() for plan in steps]
+
+
+async def stepping(group: Ranks) -> asyncio.Task[None]:
+    """Has the group compute one step after the other, until it is lost."""
+
+    async def run() -> None:
+        while True:
+            await group.answered([plans(1)[0]])
+
+    await group.answered(plans(2))
+    return asyncio.create_task(run())
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+async def test_rank_0_answers_with_the_tokens_of_one(model: pathlib.Path, tp: int) -> None:
+    async with ranks(model, tp) as group:
+        ready = await group.group.wait_ready()
+        assert len(ready) == tp and all(isinstance(message, WorkerReady) for message in ready)
+        assert len({message.num_blocks for message in ready}) == 1
+        steps = plans(6)
+        found = await group.answered(steps)
+    assert [result.tokens.tolist() for result in found] == tokens_of_one(model, steps)
+    assert [result.step_id for result in found] == list(range(1, 7))
+
+
+async def test_ranks_end_when_they_are_asked_to(model: pathlib.Path) -> None:
+    group = Ranks(model, tp=2)
+    await group.group.wait_ready()
+    await group.answered(plans(2))
+    exits = [worker.exited for worker in group.group._workers]
+    await group.group.close(grace_s=60)
+    assert [exited.result() for exited in exits] == [0, 0]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_killed_rank_is_named_and_takes_the_others_along(model: pathlib.Path, victim: int) -> None:
+    async with ranks(model, 2) as group:
+        await group.group.wait_ready()
+        load = await stepping(group)
+        os.kill(group.processes[victim], signal.SIGKILL)
+        lost = await group.loss()
+        assert str(lost) == f"worker {victim} ended with signal 9"
+        assert lost.failed_step_id == 0
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
+
+
+async def test_a_rank_out_of_memory_is_named(model: pathlib.Path) -> None:
+    async with ranks(model, 2) as group:
+        await group.group.wait_ready()
+        await group.answered(plans(2))
+        process = psutil.Process(group.processes[1])
+        process.rlimit(resource.RLIMIT_AS, (process.memory_info().vms // 2,) * 2)
+        # Larger than anything computed before, so that memory is asked for.
+        long = step(
+            [Entry(row, 0, PROMPT * 8, (row,)) for row in range(8)],
+            [admission(row, num_logprobs=2) for row in range(8)],
+            {row: list(range(16)) for row in range(8)},
+            step_id=9,
+        )
+        for _ in range(40):
+            assert group.group.send_plan(long.encode())
+        lost = await group.loss()
+        assert str(lost).startswith("worker 1") and "another rank" not in str(lost)
+
+
+async def test_a_stopped_rank_is_who_the_others_wait_for(model: pathlib.Path) -> None:
+    async with ranks(model, 2) as group:
+        await group.group.wait_ready()
+        await group.answered(plans(2))
+        os.kill(group.processes[1], signal.SIGSTOP)
+        await group.until(lambda: psutil.Process(group.processes[1]).status() == psutil.STATUS_STOPPED)
+        assert group.group.send_plan(plans(1)[0].encode())
+        await group.until(lambda: "worker 0" in group.group.late_ranks())
+        said = group.group.late_ranks()
+        assert said.startswith(": the others wait for rank 1: worker 0 (process ")
+        assert f"worker 1 (process {group.processes[1]}, stopped) at step 2" in said
+        # The watchdog has it write its stacks, which wakes it up: the step is computed after all, and nothing of the group is broken.
+        await group.group.dump_stacks()
+        await group.until(lambda: len(group.results) == 3)
+
+
+async def test_a_start_that_does_not_go_on_tells_where_each_rank_is(model: pathlib.Path) -> None:
+    command = (*FAKE_WORKER, "--silent-rank", "1")
+    async with ranks(model, 2, command=command, start_timeout_s=2.0) as group:
+        with pytest.raises(WorkersLost) as lost:
+            await group.group.wait_ready()
+    said = str(lost.value)
+    assert said.startswith("no start-up progress for 2 s: worker 0 (process ") and lost.value.hung
+    assert "is in 'ranks', 1 of 2 ranks; worker 1 (process " in said and said.endswith("is in 'weights', 3 of 40 MiB")
+
+
+async def test_a_rank_that_is_lost_while_others_wait_for_it_ends_the_start(model: pathlib.Path) -> None:
+    async with ranks(model, 2) as group:
+        os.kill(group.processes[1], signal.SIGKILL)
+        with pytest.raises(WorkersLost, match="worker 1 ended with signal 9"):
+            await group.group.wait_ready()
