@@ -26,12 +26,19 @@ class Claim(NamedTuple):
         device: "cpu" or "cuda:<index>".
         budget_bytes: its memory budget; 0: none is stated.
         device_bytes: all of the device's memory, as its worker found it; 0: not known (yet).
+        further_devices: of a model with several ranks, the other GPUs, each of which it takes as much of.
     """
 
     name: str
     device: str
     budget_bytes: int
     device_bytes: int = 0
+    further_devices: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices that the model lies on."""
+        return (self.device, *self.further_devices)
 
 
 def check(new: Claim, loaded: Sequence[Claim], cpu_bytes: int) -> None:
@@ -45,13 +52,19 @@ def check(new: Claim, loaded: Sequence[Claim], cpu_bytes: int) -> None:
     Raises:
         Refused: FAILED_PRECONDITION where a GPU is to be shared and somebody states no budget; RESOURCE_EXHAUSTED with the arithmetic.
     """
-    sharing = [claim for claim in loaded if claim.device == new.device]
-    if new.device != _CPU and sharing:
-        _check_stated([new, *sharing])
-    available = cpu_bytes if new.device == _CPU else max((claim.device_bytes for claim in sharing), default=0)
+    for device in new.devices:
+        _check_device(device, new, [claim for claim in loaded if device in claim.devices], cpu_bytes)
+
+
+def _check_device(device: str, new: Claim, sharing: Sequence[Claim], cpu_bytes: int) -> None:
+    if device != _CPU and sharing:
+        _check_stated(device, [new, *sharing])
+    available = cpu_bytes if device == _CPU else max((claim.device_bytes for claim in sharing), default=0)
     total = sum(claim.budget_bytes for claim in (new, *sharing))
     if new.budget_bytes and available and total > available:
-        raise refusals.exhausted(f"model {new.name} does not fit: {_arithmetic(new, sharing, total, available)}")
+        raise refusals.exhausted(
+            f"model {new.name} does not fit: {_arithmetic(device, new, sharing, total, available)}"
+        )
 
 
 def machine_bytes() -> int:
@@ -63,19 +76,19 @@ def machine_bytes() -> int:
         return total
 
 
-def _check_stated(claims: Sequence[Claim]) -> None:
+def _check_stated(device: str, claims: Sequence[Claim]) -> None:
     silent = [claim.name for claim in claims if not claim.budget_bytes]
     if silent:
         raise refusals.failed_precondition(
-            f"models that share {claims[0].device} need a memory budget each, and {', '.join(silent)} has none: give memory_bytes,"
+            f"models that share {device} need a memory budget each, and {', '.join(silent)} has none: give memory_bytes,"
             " --memory-budget, or memory_budget in the model's headrace.toml"
         )
 
 
-def _arithmetic(new: Claim, sharing: Sequence[Claim], total: int, available: int) -> str:
+def _arithmetic(device: str, new: Claim, sharing: Sequence[Claim], total: int, available: int) -> str:
     summands = " + ".join(f"{claim.name} {_gib(claim.budget_bytes)}" for claim in (new, *sharing) if claim.budget_bytes)
     left = max(0, available - (total - new.budget_bytes))
-    return f"{summands} = {_gib(total)}; {new.device} has {_gib(available)}; a budget of at most {left} bytes fits"
+    return f"{summands} = {_gib(total)}; {device} has {_gib(available)}; a budget of at most {left} bytes fits"
 
 
 def _gib(num_bytes: int) -> str:

@@ -96,7 +96,8 @@ class ModelLaunches:
                 raise InvalidModelFolder("has no tokenizer.json, which a service needs")
         except InvalidModelFolder as error:
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {error}") from None
-        return Claim(name, engine.expected_device(), int(engine.memory_budget))
+        first, *further = engine.expected_devices()
+        return Claim(name, first, int(engine.memory_budget), further_devices=tuple(further))
 
     def prepare(self, name: str, memory_bytes: int) -> Launch:
         """Checks a model and writes the configuration of a backend for it. Raises Refused, as `check`."""

@@ -59,7 +59,7 @@ class ModelFacts:
             end_of_text_token_ids=self._limits.eos_token_ids,
             kv_block_tokens=config.block_size,
             kv_blocks=ready.num_blocks if ready else 0,
-            device=ready.device if ready else config.device,
+            device=self._device(),
             folder=str(self._folder.path),
             max_waiting_requests=config.max_waiting_requests,
             memory=_memory(ready.memory) if ready and ready.memory else None,
@@ -70,6 +70,12 @@ class ModelFacts:
         """What its steps compute and read."""
         layer_bits = ready.quantization.bits_per_weight if ready.quantization else None
         return model_cost(self._folder.config, self._dtype(), layer_bits)
+
+    def _device(self) -> str:
+        """Rank 0's device; of several ranks, with their number."""
+        if self.ready is None:
+            return self._config.device
+        return self.ready.device if self._config.tp == 1 else f"{self.ready.device} x{self._config.tp}"
 
     def _dtype(self) -> str:
         if self._config.dtype != "auto":

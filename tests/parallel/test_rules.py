@@ -1,0 +1,143 @@
+"""Which numbers of ranks suit a model, a machine and each other: refused with the reason and the sizes that work."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.running_server import DEMO
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.models.registry import weight_memory
+from headrace_backend.parallel.rendezvous import MixedRanks, Seat, join
+from headrace_backend.rank_board import RankBoard, RankMark, create_board
+from headrace_backend.server.late_ranks import behind
+from headrace_backend.tp_rules import rank_part, unsuitable_tp
+from headrace_backend.weights.placement import Shard
+from headrace_backend.weights.scheme import QuantizationRefused, Scheme
+from headrace_backend.worker.device import too_few_cards
+from headrace_model_folder import ModelConfig, ModelFolder
+
+# 8 heads, 4 key/value heads, 704 inner, 4,096 tokens.
+MODEL = ModelFolder.open(DEMO, require_weights=False).config
+CPU = torch.device("cpu")
+
+
+def config(tp: int, **settings: object) -> EngineConfig:
+    return EngineConfig(model=pathlib.Path("m"), device="cpu", tp=tp, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tp", "changes", "reason"),
+    [
+        (3, {}, "tp is 3, which does not divide num_attention_heads 8; tp 1, 2, 4, 8 work"),
+        (4, {"intermediate_size": 702}, "tp is 4, which does not divide intermediate_size 702; tp 1, 2 work"),
+        (2, {"vocab_size": 4097}, "tp is 2, which does not divide vocab_size 4097; tp 1 works"),
+        (
+            4,
+            {"num_heads": 12, "num_kv_heads": 6},
+            "tp is 4, which neither divides num_key_value_heads 6 nor is a multiple of it; tp 1, 2 work",
+        ),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(tp: int, changes: dict[str, int], reason: str) -> None:
+    assert unsuitable_tp(config(tp), dataclasses.replace(MODEL, **changes)) == reason
+
+
+def test_key_value_heads_may_be_fewer_than_ranks() -> None:
+    assert unsuitable_tp(config(8), MODEL) is None
+    part = rank_part(MODEL, 8)
+    assert (part.num_heads, part.num_kv_heads, part.intermediate_size, part.vocab_size) == (1, 1, 88, 4096)
+
+
+def test_groups_that_straddle_ranks_are_refused_with_what_works() -> None:
+    said = unsuitable_tp(config(2, quantize="int4", quantize_group=64), MODEL)
+    assert said is not None
+    assert "which leaves each rank 352 of down_proj's 704 inputs, and quantize_group 64 does not divide those" in said
+    assert said.endswith("; tp 1 works, quantize_group 32 works with tp 2")
+    assert unsuitable_tp(config(2, quantize="int4", quantize_group=32), MODEL) is None
+    assert unsuitable_tp(config(2, quantize="int8"), MODEL) is None
+
+
+@given(
+    tp=st.integers(1, 8),
+    heads=st.integers(1, 12),
+    kv=st.integers(1, 12),
+    inner=st.integers(1, 12).map(lambda n: 16 * n),
+    vocabulary=st.integers(1, 64),
+    scheme=st.sampled_from(["off", "int4"]),
+)
+def test_what_is_not_refused_can_be_built_and_the_rest_can_not(
+    tp: int, heads: int, kv: int, inner: int, vocabulary: int, scheme: str
+) -> None:
+    model = dataclasses.replace(
+        MODEL, num_layers=1, layer_windows=(None,), num_heads=heads * kv, num_kv_heads=kv, intermediate_size=inner
+    )
+    model = dataclasses.replace(model, vocab_size=vocabulary, hidden_size=64, head_dim=16)
+    settings = config(tp, quantize=scheme, **({"quantize_group": 32} if scheme == "int4" else {}))
+    assert (unsuitable_tp(settings, model) is None) == (tp == 1 or can_be_built(model, tp, settings))
+
+
+def can_be_built(model: ModelConfig, tp: int, settings: EngineConfig) -> bool:
+    try:
+        for rank in range(tp):
+            scheme = Scheme.named(settings.quantize, settings.quantize_group)
+            weight_memory(model, torch.float32, scheme, CPU, Shard(rank, tp))
+    except (ValueError, QuantizationRefused):
+        return False
+    return True
+
+
+def test_more_ranks_than_cards_are_refused() -> None:
+    assert too_few_cards(0, 4, 4) is None
+    assert too_few_cards(2, 2, 4) is None
+    reason = "tp is 4, one GPU for each rank from cuda:2 on, and torch sees 4; tp of at most 2 works"
+    assert too_few_cards(2, 4, 4) == reason
+
+
+def test_ranks_take_the_devices_from_the_first_on() -> None:
+    assert config(2).expected_devices() == ("cpu",)
+    settings = EngineConfig(model=pathlib.Path("m"), device="cuda:2", tp=2)
+    assert settings.expected_devices() == ("cuda:2", "cuda:3")
+
+
+def test_devices_of_different_kinds_are_refused_by_every_rank() -> None:
+    store = os.memfd_create("store")
+    said: list[str] = []
+
+    def come(rank: int, kind: str) -> None:
+        with pytest.raises(MixedRanks) as refused:
+            join(Seat(rank, 2, store), CPU, kind, lambda *_: None, lambda: None, lambda: None)
+        said.append(str(refused.value))
+
+    ranks = [threading.Thread(target=come, args=place) for place in enumerate(("NVIDIA H100", "NVIDIA H200"))]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    os.close(store)
+    expected = "ranks need devices of one kind, and have rank 0: NVIDIA H100; rank 1: NVIDIA H200"
+    assert said == [expected, expected]
+
+
+def test_the_board_shows_who_is_behind() -> None:
+    descriptor = create_board(3)
+    board = RankBoard(descriptor, 3)
+    lines = [RankBoard(descriptor, 3).line(rank) for rank in range(3)]
+    os.close(descriptor)
+    assert board.marks() == [RankMark(0, 0)] * 3 and behind(board.marks()) == []
+    for line in (lines[0], lines[2]):
+        line.begin_step(7)
+        line.enter_collective()
+        line.enter_collective()
+    lines[1].begin_step(7)
+    lines[1].enter_collective()
+    assert board.marks() == [RankMark(7, 2), RankMark(7, 1), RankMark(7, 2)]
+    assert behind(board.marks()) == [1]
+    board.close()
