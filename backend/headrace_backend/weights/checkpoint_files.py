@@ -10,6 +10,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,42 @@ from headrace_model_folder import InvalidModelFolder
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _UNIT = 1 << 20
+
+
+# Below, a read for each row costs more than reading what lies between: a call takes about as long as copying so much. Not measured on disks.
+_LEAST_SPAN_BYTES = 4096
+
+
+class RowSpan(NamedTuple):
+    """Which bytes of each row of a checkpoint tensor are read."""
+
+    # From one row to the next.
+    row_bytes: int
+    # The first byte that is read, counted in the row.
+    first: int
+    num_bytes: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether rows are read whole, and therefore in one piece."""
+        return self.num_bytes == self.row_bytes
+
+    @classmethod
+    def of(
+        cls, columns: range | None, shape: tuple[int, ...], itemsize: int, least: int = _LEAST_SPAN_BYTES
+    ) -> RowSpan:
+        """What is read where a rank keeps some columns: those alone if they are worth a read for each row, else whole rows.
+
+        Args:
+            columns: Along dimension 1; None: all there is.
+            shape: Of the checkpoint tensor.
+            itemsize: Bytes of a number.
+            least: Of a span that is read by itself.
+        """
+        row_bytes = math.prod(shape[1:]) * itemsize
+        if columns is None or len(columns) * itemsize < least:
+            return cls(row_bytes, 0, row_bytes)
+        return cls(row_bytes, columns.start * itemsize, len(columns) * itemsize)
 
 
 class CheckpointFiles:
@@ -46,6 +83,26 @@ class CheckpointFiles:
             if count == 0:
                 raise InvalidModelFolder(f"{file}: is truncated: tensor {name!r} ends before byte {offset + len(view)}")
             done += count
+
+    def read_rows(self, into: Tensor, offset: int, span: RowSpan, file: str, name: str) -> None:
+        """Fills a contiguous tensor in host memory with the span of as many rows as it has place for.
+
+        Args:
+            into: [num_rows * span.num_bytes] bytes, of any type.
+            offset: Of the first row.
+            span: What is read of each.
+            file: Its name.
+            name: The tensor's.
+
+        Raises:
+            InvalidModelFolder: As `read`.
+        """
+        if span.is_whole:
+            self.read(into, offset, file, name)
+            return
+        rows = into.view(torch.uint8).view(-1, span.num_bytes)
+        for index, row in enumerate(rows.unbind()):
+            self.read(row, offset + index * span.row_bytes + span.first, file, name)
 
     def close(self) -> None:
         """Closes all files."""

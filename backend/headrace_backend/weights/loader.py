@@ -16,6 +16,7 @@ from headrace_backend.weights.checkpoint_files import (
     DTYPES,
     ByteCounter,
     CheckpointFiles,
+    RowSpan,
     not_finite,
     row_pieces,
 )
@@ -79,16 +80,16 @@ def _load_directly(
 def _read_tensor(
     files: CheckpointFiles, name: str, record: TensorRecord, target: WeightTarget, counter: ByteCounter
 ) -> None:
-    """Reads the target's rows piece by piece; columns are cut after reading, since a row's bytes lie together."""
+    """Reads the target's rows piece by piece, of each row what the target keeps if that is worth it, else all, to be cut afterwards."""
     dtype = DTYPES[record.dtype]
-    row_length = math.prod(record.shape[1:])
-    rows_per_piece = max(_PIECE_BYTES // max(row_length * dtype.itemsize, 1), 1)
+    span = RowSpan.of(target.columns, record.shape, dtype.itemsize)
+    rows_per_piece = max(_PIECE_BYTES // max(span.num_bytes, 1), 1)
     for first, last in row_pieces(target.rows, rows_per_piece):
-        piece = torch.empty((last - first) * row_length, dtype=dtype)
-        files.read(piece, record.offset + first * row_length * dtype.itemsize, record.file, name)
+        piece = torch.empty((last - first) * span.num_bytes // dtype.itemsize, dtype=dtype)
+        files.read_rows(piece, record.offset + first * span.row_bytes, span, record.file, name)
         if piece.numel() and not all(math.isfinite(bound) for bound in piece.aminmax()):
             raise not_finite(record.file, name)
         target.put(piece, first, last)
         counter.add(piece.nbytes)
-    # Bytes of rows that other ranks keep count as done, so that the total is the checkpoint's.
-    counter.add(record.num_bytes - len(target.rows) * row_length * dtype.itemsize)
+    # Bytes that other ranks keep count as done, so that the total is the checkpoint's.
+    counter.add(record.num_bytes - len(target.rows) * span.num_bytes)

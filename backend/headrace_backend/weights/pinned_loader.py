@@ -12,7 +12,6 @@ The calls into CUDA are those of `CudaTransfer`, and the rest is tested without 
 from __future__ import annotations
 
 import concurrent.futures
-import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from headrace_backend.weights.checkpoint_files import DTYPES, ByteCounter, CheckpointFiles, not_finite, row_pieces
+from headrace_backend.weights.checkpoint_files import (
+    DTYPES,
+    ByteCounter,
+    CheckpointFiles,
+    RowSpan,
+    not_finite,
+    row_pieces,
+)
 from headrace_backend.weights.placement import WeightTarget
 from headrace_model_folder import TensorRecord
 
@@ -143,15 +149,16 @@ def load_through_buffers(
     Raises:
         InvalidModelFolder: As for `load_weights`.
     """
-    kept = sum(len(target.rows) * _row_bytes(records[name]) for name, target in targets.items())
-    # Bytes of rows that other ranks keep count as done, so that the total is the checkpoint's.
+    spans = {name: _span(records[name], target) for name, target in targets.items()}
+    kept = sum(len(target.rows) * spans[name].num_bytes for name, target in targets.items())
+    # Bytes that other ranks keep count as done, so that the total is the checkpoint's.
     counter.add(sum(records[name].num_bytes for name in targets) - kept)
-    longest = max(_row_bytes(records[name]) for name in targets)
+    longest = max(span.num_bytes for span in spans.values())
     buffers = [transfer.buffer(max(piece_bytes, longest)) for _ in range(2 * num_readers)]
-    loader = _Loader(files, records, targets, counter, transfer, _BufferPool(buffers))
+    loader = _Loader(files, records, targets, spans, counter, transfer, _BufferPool(buffers))
     pool = concurrent.futures.ThreadPoolExecutor(num_readers, thread_name_prefix="weights")
     try:
-        pieces = _Shared(_pieces(records, targets, piece_bytes))
+        pieces = _Shared(_pieces(records, targets, spans, piece_bytes))
         for reader in [pool.submit(loader.run, pieces) for _ in range(num_readers)]:
             reader.result()
     finally:
@@ -170,10 +177,12 @@ class _Loader:
         files: CheckpointFiles,
         records: Mapping[str, TensorRecord],
         targets: Mapping[str, WeightTarget],
+        spans: Mapping[str, RowSpan],
         counter: ByteCounter,
         transfer: Transfer,
         buffers: _BufferPool,
     ) -> None:
+        self._spans = spans
         self._files = files
         self._records = records
         self._targets = targets
@@ -204,13 +213,13 @@ class _Loader:
 
     def _load(self, piece: _Piece) -> None:
         record = self._records[piece.name]
-        row_bytes = _row_bytes(record)
-        num_bytes = (piece.end - piece.first) * row_bytes
+        span = self._spans[piece.name]
+        num_bytes = (piece.end - piece.first) * span.num_bytes
         whole = self._buffers.take()
         last_use: Event | None = None
         try:
             buffer = whole[:num_bytes]
-            self._files.read(buffer, record.offset + piece.first * row_bytes, record.file, piece.name)
+            self._files.read_rows(buffer, record.offset + piece.first * span.row_bytes, span, record.file, piece.name)
             last_use = self._transfer.submit(lambda: self._copy(piece, buffer.view(DTYPES[record.dtype])))
         finally:
             # Also after a failure: other readers may be waiting for a buffer.
@@ -227,17 +236,20 @@ class _Loader:
         target.put(values, piece.first, piece.end)
 
 
-def _row_bytes(record: TensorRecord) -> int:
-    return math.prod(record.shape[1:]) * DTYPES[record.dtype].itemsize
+def _span(record: TensorRecord, target: WeightTarget) -> RowSpan:
+    return RowSpan.of(target.columns, record.shape, DTYPES[record.dtype].itemsize)
 
 
 def _pieces(
-    records: Mapping[str, TensorRecord], targets: Mapping[str, WeightTarget], piece_bytes: int
+    records: Mapping[str, TensorRecord],
+    targets: Mapping[str, WeightTarget],
+    spans: Mapping[str, RowSpan],
+    piece_bytes: int,
 ) -> Iterator[_Piece]:
     """All pieces, in the order in which they lie in the files: reads of several readers then follow each other on the disk."""
     indices = {name: index for index, name in enumerate(targets)}
     for name in sorted(targets, key=lambda name: (records[name].file, records[name].offset)):
-        rows_per_piece = max(piece_bytes // max(_row_bytes(records[name]), 1), 1)
+        rows_per_piece = max(piece_bytes // max(spans[name].num_bytes, 1), 1)
         for first, end in row_pieces(targets[name].rows, rows_per_piece):
             yield _Piece(name, indices[name], first, end)
 

@@ -107,10 +107,12 @@ class WeightTarget:
         """Hands rows over, cut to the columns.
 
         Args:
-            values: All columns of the rows, flat.
+            values: All columns of the rows, or those that are kept, flat.
             first: The first row, counted in the checkpoint tensor.
             end: The row after the last.
         """
         if self.columns is not None:
-            values = values.view(end - first, -1)[:, self.columns.start : self.columns.stop]
+            values = values.view(end - first, -1)
+            if values.shape[1] != len(self.columns):
+                values = values[:, self.columns.start : self.columns.stop]
         self.destination.put(first - self.rows.start, values)
