@@ -49,8 +49,11 @@ def run() -> dict[str, Any]:
 async def _run() -> dict[str, Any]:
     return {
         "us_per_token": {
-            "generate, 1 token a message": _compared(lambda mode: _generate_turn(mode, 1)),
-            "generate, 16 tokens a message": _compared(lambda mode: _generate_turn(mode, 16)),
+            "generate, 1 token a message": _compared(lambda mode: _generate_turn(mode, 1, lags=False)),
+            "generate, 1 token a message, more always waits": _compared(
+                lambda mode: _generate_turn(mode, 1, lags=True)
+            ),
+            "generate, 16 tokens a message": _compared(lambda mode: _generate_turn(mode, 16, lags=False)),
             "session, 64 generations a message": _compared(_session_turn),
         },
         "us_per_generation": _compared(_generation_turn),
@@ -91,16 +94,36 @@ def _interval(differences: list[float], resamples: int = 1000) -> dict[str, floa
     return {"median": round(statistics.median(differences), 3), "low": round(low, 3), "high": round(high, 3)}
 
 
-def _generate_turn(mode: str, per_message: int) -> float:
+def _generate_turn(mode: str, per_message: int, lags: bool) -> float:
     stream = _stream(mode)
     num_messages = _TOKENS_PER_TURN // per_message
+    deliver = _deliver_lagging if lags else _deliver
     began_ns = time.thread_time_ns()
-    _deliver(stream, num_messages, per_message)
+    deliver(stream, num_messages, per_message)
     return (time.thread_time_ns() - began_ns) / (num_messages * per_message) / 1e3
 
 
 def _deliver(stream: GenerationStream, num_messages: int, per_message: int = 1) -> None:
-    """The writer's loop over so many messages; the transport takes each at once, and the next tokens are there by then."""
+    """The writer's loop over so many messages; the transport takes each at once, and the next tokens come when the writer waits for them."""
+
+    async def write(message: bytes) -> None:
+        pass
+
+    writer = delivery.deliver(stream, write)
+    for number in range(num_messages):
+        for _ in range(per_message):
+            stream.push(0, number & 511)
+        writer.send(None)
+    stream.failure = _ENOUGH
+    try:
+        writer.send(None)
+    except errors.ServiceError as end:
+        assert end is _ENOUGH
+        stream.failure = None
+
+
+def _deliver_lagging(stream: GenerationStream, num_messages: int, per_message: int = 1) -> None:
+    """As `_deliver`, and the next tokens are there by the time that the transport has taken a message."""
     left = num_messages
 
     async def write(message: bytes) -> None:

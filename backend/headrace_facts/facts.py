@@ -120,7 +120,7 @@ class EngineTrace(msgspec.Struct, frozen=True):
 
 
 class Emission(msgspec.Struct, frozen=True, array_like=True):
-    """How one output left the service: per message the number of its tokens (uint32), when it was made and when the transport had taken it (uint64 each)."""
+    """How one output left the service: per message the number of its tokens (uint32), when it was made, and when the transport had taken it (uint64 each); the same if nothing else was waiting for that."""
 
     counts: bytes
     made_at_ns: bytes

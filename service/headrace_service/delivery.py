@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 
 from headrace_service import errors
 from headrace_service.generation_stream import GenerationStream
-from headrace_service.tracing.recording import Recording
 
 # Takes one message to the caller; returns when the transport has room for the next.
 Write = Callable[[bytes], Awaitable[None]]
@@ -27,17 +26,14 @@ async def deliver(stream: GenerationStream, write: Write) -> None:
     """
     stream.writer = asyncio.current_task()
     try:
-        if stream.recording is None:
-            await _write_until_ended(stream, write)
-        else:
-            await _write_recorded(stream, stream.recording, write)
+        await _write_until_ended(stream, write)
         if stream.failure is not None:
             raise stream.failure
         if stream.hit_deadline and stream.deadline_is_status:
             raise errors.deadline_exceeded()
         last = stream.take_done()
         if last is not None:
-            await _write(stream, write, last)
+            await _write_last(stream, write, last)
     except BaseException:
         # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason is the stream's.
         if stream.failure is not None:
@@ -48,40 +44,29 @@ async def deliver(stream: GenerationStream, write: Write) -> None:
 
 
 async def _write_until_ended(stream: GenerationStream, write: Write) -> None:
+    """Flat, because every message passes here."""
+    clock_ns, waited = time.monotonic_ns, True
+    recorded_ns = stream.recording.began_ns if stream.recording is not None else None
     while True:
         if stream.has_news:
             for message in stream.take():
-                await _write(stream, write, message)
+                began_ns = stream.writing_since_ns = clock_ns()
+                await write(message)
+                stream.writing_since_ns = 0
+                if recorded_ns is not None:
+                    recorded_ns.append(began_ns if waited else -began_ns)
+                    waited = False
+                if stream.done is not None:
+                    stream.clock.wrote(began_ns, clock_ns())
         elif stream.done is None and stream.failure is None:
             await stream.news()
+            waited = True
         else:
             return
 
 
-async def _write(stream: GenerationStream, write: Write, message: bytes) -> None:
+async def _write_last(stream: GenerationStream, write: Write, message: bytes) -> None:
     began_ns = stream.writing_since_ns = time.monotonic_ns()
     await write(message)
     stream.writing_since_ns = 0
-    if stream.done is not None:
-        stream.clock.wrote(began_ns, time.monotonic_ns())
-
-
-async def _write_recorded(stream: GenerationStream, recording: Recording, write: Write) -> None:
-    """As `_write_until_ended`, and notes when messages left: entries of the recording and messages come in step. Flat, which pays for the notes."""
-    made_at, written_at, clock_ns = recording.made_at_ns.append, recording.written_at_ns.append, time.monotonic_ns
-    while True:
-        if stream.has_news:
-            made_ns = began_ns = stream.writing_since_ns = clock_ns()
-            for message in stream.take():
-                await write(message)
-                now_ns = clock_ns()
-                made_at(made_ns)
-                written_at(now_ns)
-                if stream.done is not None:
-                    stream.clock.wrote(began_ns, now_ns)
-                began_ns = stream.writing_since_ns = now_ns
-            stream.writing_since_ns = 0
-        elif stream.done is None and stream.failure is None:
-            await stream.news()
-        else:
-            return
+    stream.clock.wrote(began_ns, time.monotonic_ns())

@@ -14,7 +14,7 @@ from google.rpc import status_pb2
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import event_wire
-from headrace_service.tracing.recording import Recording, SharedWrite
+from headrace_service.tracing.recording import OUTPUT_SHIFT, Recording, SharedWrite
 from headrace_service.wires import TokenLogprobs
 
 # Of events that precede tokens; well under a client's default limit of 4 MiB.
@@ -135,9 +135,7 @@ class SessionWire:
             if write is None:
                 write = self._batch.write = SharedWrite()
             recording.shared.append(write)
-            recording.counts.append(len(token_ids))
-            if recording.outputs is not None:
-                recording.outputs.append(output_index)
+            recording.entries.append((output_index << OUTPUT_SHIFT) + len(token_ids))
         if self._deltas_are_events or logprobs is not None:
             self._add(event_wire.delta(output_index, first_token_index, token_ids, text, logprobs))
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import numpy as np
 
 from headrace_backend.engine.admission import Admission
@@ -99,7 +100,7 @@ class Endings:
         if request.spec.detached or request.given_up:
             steps.note_ended(request, trace)
         elif trace is not None and request.readers:
-            traced = _done(request, facts.encode_trace(trace))
+            traced = msgspec.structs.replace(done, engine_trace=facts.encode_trace(trace))
             for stream, handle in request.readers:
                 is_owner = (stream.stream_id, handle) == request.owner
                 stream.outbox.events.append((handle, traced if is_owner else done))
@@ -107,7 +108,7 @@ class Endings:
         request.publish(done)
 
 
-def _done(request: LiveRequest, engine_trace: bytes = b"") -> RequestDone:
+def _done(request: LiveRequest) -> RequestDone:
     ledger = request.ledger
     parts = ledger.parts_ns
     return RequestDone(
@@ -125,5 +126,4 @@ def _done(request: LiveRequest, engine_trace: bytes = b"") -> RequestDone:
         draft_tokens=0,
         accepted_tokens=0,
         ended_at_ns=ledger.ended_at_ns,
-        engine_trace=engine_trace,
     )

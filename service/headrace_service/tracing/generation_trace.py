@@ -50,7 +50,7 @@ class GenerationTrace:
 
     def recording(self) -> Recording | None:
         """Returns the columns for the messages of this generation; None if its tokens are not traced."""
-        return Recording(self.num_outputs) if self.span is not None and self.detail is not Detail.OFF else None
+        return Recording() if self.span is not None and self.detail is not Detail.OFF else None
 
     def ask(self, add: engine_pb2.AddRequest) -> None:
         """Has the engine note what it does for this generation, if it is recorded; of others it learns what they are, for the fact that it tells of detached ones."""

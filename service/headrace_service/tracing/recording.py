@@ -1,18 +1,27 @@
 """When the tokens of a recorded generation left: per message their number, when it was made, and when the transport had taken it.
 
-Owns the columns, and nothing else happens while a generation runs: two or three appends per message. `OutputText` notes numbers of tokens as it cuts messages; whoever writes them notes the times. Times follow
-the numbers entry by entry, so that a message which was made and never written has a number alone, and is not told. Where one message carries many generations, its wire notes number and message together, and the times
-are the message's (`SharedWrite`).
+Owns the columns, and nothing else happens while a generation runs: two appends per message, of numbers that are there anyhow. `OutputText` notes numbers of tokens as it cuts messages; whoever writes them notes the times. Times
+follow the numbers entry by entry, so that a message which was made and never written has a number alone, and is not told.
+
+The writer of one generation reads the clock once per message, recorded or not. If it did not wait before a message, the transport took the one before only then; if it did, that one had left before there was more to be written,
+and counts as taken at once. Where one message carries many generations, or is all that its caller gets, its wire notes number and message together, and the times are the message's (`SharedWrite`).
+
+Columns are lists until the end: appending to one costs a third of appending to an `array`, which unpacks the number and makes a new one when it is read.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace_facts.facts import Emission
+
+# Of an output's index above the number of tokens, in one entry.
+OUTPUT_SHIFT: Final = 32
+_COUNT_MASK = (1 << OUTPUT_SHIFT) - 1
+_Times = npt.NDArray[np.int64]
 
 
 class SharedWrite:
@@ -20,73 +29,62 @@ class SharedWrite:
 
     __slots__ = ("made_ns", "written_ns")
 
-    def __init__(self) -> None:
-        self.made_ns = self.written_ns = 0
+    def __init__(self, made_ns: int = 0, written_ns: int = 0) -> None:
+        self.made_ns = made_ns
+        self.written_ns = written_ns
 
 
 class Recording:
     """The columns of one generation.
 
     Attributes:
-        counts: tokens per message; 0: it is no output's delta.
-        made_at_ns: CLOCK_MONOTONIC when the message was made.
-        written_at_ns: CLOCK_MONOTONIC when grpc's write returned.
-        outputs: which output each entry is of; None: there is but one.
-        shared: the messages, instead of their times, where other generations are in them too.
+        entries: per message, whose tokens it has and how many: (output's index << OUTPUT_SHIFT) + tokens; no tokens: it is no output's delta.
+        began_ns: CLOCK_MONOTONIC when the writing of each began; negative: the writer did not wait before it.
+        shared: the messages, instead of their times, where the generation has no writer of its own.
     """
 
-    __slots__ = ("counts", "made_at_ns", "outputs", "shared", "written_at_ns")
+    __slots__ = ("began_ns", "entries", "shared")
 
-    def __init__(self, num_outputs: int) -> None:
-        self.counts = array("I")
-        self.made_at_ns = array("Q")
-        self.written_at_ns = array("Q")
+    def __init__(self) -> None:
+        self.entries: list[int] = []
+        self.began_ns: list[int] = []
         self.shared: list[SharedWrite] = []
-        self.outputs = array("H") if num_outputs > 1 else None
-
-    def counter_of(self, output_index: int) -> Callable[[int], None]:
-        """Returns what takes the number of tokens in each new message of an output."""
-        outputs, counts = self.outputs, self.counts
-        if outputs is None:
-            return counts.append
-
-        def count(num_tokens: int) -> None:
-            outputs.append(output_index)
-            counts.append(num_tokens)
-
-        return count
 
     def skip(self, num_messages: int) -> None:
         """Notes messages that hold no tokens, so that entries and messages keep step."""
-        self.counts.extend([0] * num_messages)
-        if self.outputs is not None:
-            self.outputs.extend([0] * num_messages)
+        self.entries.extend([0] * num_messages)
 
     def wrote_all(self, made_ns: int, written_ns: int) -> None:
         """Notes that one write took everything that was noted and not written yet."""
-        num_messages = len(self.counts) - len(self.made_at_ns)
-        if num_messages == 1:
-            self.made_at_ns.append(made_ns)
-            self.written_at_ns.append(written_ns)
-        elif num_messages:
-            self.made_at_ns.extend([made_ns] * num_messages)
-            self.written_at_ns.extend([written_ns] * num_messages)
+        self.shared.extend([SharedWrite(made_ns, written_ns)] * (len(self.entries) - len(self.shared)))
 
     def emissions(self, num_outputs: int) -> list[Emission]:
         """Returns what was written, per output; nothing if nobody read anything."""
-        self._settle_shared()
-        num_written = len(self.written_at_ns)
-        counts = np.array(self.counts[:num_written], "<u4")
-        made, written = np.array(self.made_at_ns[:num_written], "<u8"), np.array(self.written_at_ns, "<u8")
-        outputs = np.zeros(num_written, "<u2") if self.outputs is None else np.array(self.outputs[:num_written], "<u2")
-        if not counts.any():
+        made, written = self._shared_times() if self.shared else self._own_times()
+        entries = np.fromiter(self.entries, np.int64, len(made))
+        counts = entries & _COUNT_MASK
+        told = counts > 0
+        if not told.any():
             return []
-        chosen = [(counts > 0) & (outputs == index) for index in range(num_outputs)]
-        return [Emission(counts[mask].tobytes(), made[mask].tobytes(), written[mask].tobytes()) for mask in chosen]
+        if num_outputs == 1:
+            return [_emission(counts[told], made[told], written[told])]
+        chosen = [told & (entries >> OUTPUT_SHIFT == index) for index in range(num_outputs)]
+        return [_emission(counts[mask], made[mask], written[mask]) for mask in chosen]
 
-    def _settle_shared(self) -> None:
-        """Takes the times of shared messages over; those that have not left come last."""
-        written = [write for write in self.shared if write.written_ns]
-        self.shared = []
-        self.made_at_ns.extend(write.made_ns for write in written)
-        self.written_at_ns.extend(write.written_ns for write in written)
+    def _own_times(self) -> tuple[_Times, _Times]:
+        signed = np.fromiter(self.began_ns, np.int64, len(self.began_ns))
+        made = np.abs(signed)
+        written = made.copy()
+        (at_once,) = np.nonzero(signed[1:] < 0)
+        written[at_once] = made[at_once + 1]
+        return made, written
+
+    def _shared_times(self) -> tuple[_Times, _Times]:
+        """Returns those of the messages; the ones that have not left come last."""
+        times = [(write.made_ns, write.written_ns) for write in self.shared if write.written_ns]
+        made, written = np.array(times, np.int64).reshape(-1, 2).T
+        return made, written
+
+
+def _emission(counts: _Times, made: _Times, written: _Times) -> Emission:
+    return Emission(counts.astype("<u4").tobytes(), made.astype("<u8").tobytes(), written.astype("<u8").tobytes())

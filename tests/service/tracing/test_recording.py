@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_service.tracing.recording import Recording
+from headrace_facts.facts import Detail, Emission, SpanContext
+from headrace_service import delivery, errors, event_wire
+from headrace_service.detokenizer import PieceTable
+from headrace_service.generation_stream import GenerationStream
+from headrace_service.ledger import DeliveryClock
+from headrace_service.render_state import RenderState
+from headrace_service.tracing.generation_trace import GenerationTrace
+from headrace_service.tracing.recording import OUTPUT_SHIFT, Recording
 
 Message = tuple[int, int]
+# Tokens, when made, when written.
+Row = tuple[int, int, int]
+
+_PIECES = PieceTable([f"w{index} ".encode() for index in range(16)], frozenset(), False, 16)
+
+
+def rows_of(emission: Emission) -> list[Row]:
+    columns = ((emission.counts, "<u4"), (emission.made_at_ns, "<u8"), (emission.written_at_ns, "<u8"))
+    return list(zip(*(np.frombuffer(data, dtype).tolist() for data, dtype in columns), strict=True))
 
 
 @given(
@@ -23,13 +42,12 @@ def test_what_was_written_is_told_per_output_and_nothing_else(
     case: tuple[int, list[list[Message]]], last_is_written: bool
 ) -> None:
     num_outputs, writes = case
-    recording = Recording(num_outputs)
-    count = [recording.counter_of(index) for index in range(num_outputs)]
-    expected: dict[int, list[tuple[int, int, int]]] = {index: [] for index in range(num_outputs)}
+    recording = Recording()
+    expected: dict[int, list[Row]] = {index: [] for index in range(num_outputs)}
     for number, messages in enumerate(writes, 1):
         for output, num_tokens in messages:
             if num_tokens:
-                count[output](num_tokens)
+                recording.entries.append((output << OUTPUT_SHIFT) + num_tokens)
             else:
                 recording.skip(1)
         if number < len(writes) or last_is_written:
@@ -38,14 +56,59 @@ def test_what_was_written_is_told_per_output_and_nothing_else(
                 if num_tokens:
                     expected[output].append((num_tokens, 10 * number, 10 * number + 5))
     emissions = recording.emissions(num_outputs)
-    if not any(expected.values()):
-        assert emissions == []
-        return
-    for index, emission in enumerate(emissions):
-        rows = zip(
-            np.frombuffer(emission.counts, "<u4").tolist(),
-            np.frombuffer(emission.made_at_ns, "<u8").tolist(),
-            np.frombuffer(emission.written_at_ns, "<u8").tolist(),
-            strict=True,
-        )
-        assert list(rows) == expected[index]
+    assert (
+        emissions == [] if not any(expected.values()) else [rows_of(each) for each in emissions] == [*expected.values()]
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1), st.integers(0, 2))
+def test_a_message_that_more_waited_behind_was_written_when_the_next_one_began(
+    messages: list[tuple[int, bool]], num_unwritten: int
+) -> None:
+    recording = Recording()
+    recording.entries = [num_tokens for num_tokens, _ in messages] + [1] * num_unwritten
+    recording.began_ns = [time if waited else -time for time, (_, waited) in enumerate(messages, 100)]
+    expected = [
+        (num_tokens, time, time + 1 if after is not None and not after[1] else time)
+        for time, ((num_tokens, _), after) in enumerate(zip(messages, [*messages[1:], None], strict=True), 100)
+        if num_tokens
+    ]
+    assert [row for emission in recording.emissions(1) for row in rows_of(emission)] == expected
+
+
+@pytest.mark.parametrize("num_outputs", [1, 2])
+async def test_a_writer_notes_each_message_and_how_long_a_reader_held_it_up(
+    monkeypatch: pytest.MonkeyPatch, num_outputs: int
+) -> None:
+    clock_ns = 1000
+    monkeypatch.setattr("time.monotonic_ns", lambda: clock_ns)
+    span = SpanContext("ab" * 16, "cd" * 8, sampled=True)
+    trace = GenerationTrace("m", "r", "chat", "generate", {}, num_outputs, 1, span, Detail.SPAN)
+    render = RenderState(skip_special=True, with_logprobs=False)
+    clock = DeliveryClock(clock_ns, subscribed=False)
+    stream = GenerationStream(1, "0" * 26, _PIECES, render, clock, event_wire, trace=trace)
+    stream.announce("r", 1)
+    num_written = 0
+
+    async def write(message: bytes) -> None:
+        nonlocal clock_ns, num_written
+        num_written += 1
+        # The transport takes the third message 500 ns later; by then more has come.
+        if num_written == 3:
+            clock_ns += 500
+            stream.push(0, 3)
+
+    writer = asyncio.create_task(delivery.deliver(stream, write))
+    for token in (1, 2):
+        await asyncio.sleep(0)
+        clock_ns += 10
+        stream.push(num_outputs - 1, token)
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    stream.fail(errors.cancelled())
+    with pytest.raises(errors.ServiceError):
+        await writer
+    assert stream.recording is not None
+    emissions = [rows_of(emission) for emission in stream.recording.emissions(num_outputs)]
+    first, second, third = (1, 1010, 1010), (1, 1020, 1520), (1, 1520, 1520)
+    assert emissions == ([[first, second, third]] if num_outputs == 1 else [[third], [first, second]])
