@@ -63,6 +63,7 @@ def which_engine(parser: argparse.ArgumentParser) -> None:
         help="default: dummy for a shape, folder for --model; a shape with folder gets files of made-up weights",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:INDEX")
+    parser.add_argument("--tp", type=int, default=1, help="ranks that share the model, one GPU each")
     parser.add_argument("--rows", type=int, default=0, help="sequences of a batch (max_num_seqs); 0: the default")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads of the worker")
     parser.add_argument(
@@ -112,6 +113,7 @@ def engine_settings(options: argparse.Namespace, folder: pathlib.Path) -> dict[s
     settings: dict[str, Any] = {
         "model": str(folder),
         "device": options.device,
+        "tp": options.tp,
         "dtype": options.dtype,
         "load": load,
         "worker_threads": options.threads,

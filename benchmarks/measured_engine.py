@@ -64,7 +64,9 @@ async def _start(session: EngineSession, plan: Plan, workloads: list[Workload], 
 
 def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, model: engine_pb2.EngineModel) -> dict[str, Any]:
     """The same figures of a perfect engine."""
-    time_of_step = StepTime(plan.shape, ceilings, BYTES[model.dtype], model.quantization.bits_per_weight)
+    # Ranks on a CPU share what was measured of it.
+    ranks = plan.engine.tp if ceilings.device == "cuda" else 1
+    time_of_step = StepTime(plan.shape, ceilings, BYTES[model.dtype], model.quantization.bits_per_weight, ranks)
     perfect = PerfectEngine(time_of_step, plan.engine.max_num_seqs, plan.engine.max_num_batched_tokens)
     requests = perfect.serve(workload)
     return summary([request for index, request in enumerate(requests) if index not in workload.apart], 0.0)

@@ -2,7 +2,7 @@
 
 Owns the time of a step and a schedule: in-flight batching with a token budget, prompts after running rows, first come first served. A step reads all matrices at copy bandwidth or multiplies at the matrix rate,
 whichever takes longer; so does the output layer for sampled tokens; then the KV cache of the rows that decode is read, and the prompt tokens' attention is computed. Launches, sampling,
-norms and the host cost nothing. The matrix rate is that of the plain types, also where weights are in FP8. (A small model's weights may lie in caches that beat the copy bandwidth; then the floor is none.)
+norms and the host cost nothing. Ranks that share a model have an even part of all of it, and what they tell each other costs nothing. The matrix rate is that of the plain types, also where weights are in FP8. (A small model's weights may lie in caches that beat the copy bandwidth; then the floor is none.)
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class StepTime:
     bytes_per_element: int
     # Of the layers' matrices, scales and zero points included; 0: as all else.
     bits_per_weight: float = 0.0
+    # GPUs that share the model.
+    ranks: int = 1
 
     def seconds(self, tokens: int, samples: int, decode_context: int, prefill_pairs: float) -> float:
         """Of one step.
@@ -46,7 +48,7 @@ class StepTime:
         head = max(shape.head_parameters * width / bandwidth, 2 * shape.head_parameters * samples / rate)
         cache = decode_context * shape.kv_elements * width / bandwidth
         attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim * prefill_pairs / rate
-        return layers + (head if samples else 0.0) + cache + attention
+        return (layers + (head if samples else 0.0) + cache + attention) / self.ranks
 
 
 @dataclasses.dataclass(slots=True)

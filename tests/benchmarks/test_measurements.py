@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from benchmarks.ceilings import Ceilings
@@ -99,3 +101,8 @@ def test_single_requests_do_not_overlap() -> None:
 def test_shares_of_the_floor_are_one_at_the_floor(better: bool, share: float) -> None:
     assert share_of_floor(1.0, 2.0, better) == share
     assert share_of_floor(None, 2.0, better) is None
+
+
+def test_ranks_share_a_step_evenly() -> None:
+    shared = dataclasses.replace(LLAMA_8B, ranks=4)
+    assert shared.seconds(8, 8, 4000, 0.0) == pytest.approx(LLAMA_8B.seconds(8, 8, 4000, 0.0) / 4)

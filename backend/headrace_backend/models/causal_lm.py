@@ -85,6 +85,7 @@ class CausalLM(nn.Module, abc.ABC):
         tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = OutputHead(config.vocab_size, config.hidden_size, placement, tied_to)
         self.num_layers = config.num_layers
+        self.shard = placement.shard
         # Of this rank: what attention and the KV cache need.
         self.num_heads = layers[0].self_attn.num_heads
         self.num_kv_heads = layers[0].self_attn.num_kv_heads

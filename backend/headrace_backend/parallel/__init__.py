@@ -1,8 +1,9 @@
 """Ranks of one model that compute together: how they find each other, and what they compute with one another.
 
     collectives    the interface that layers see: sums and gathers over ranks
-    gloo           its form on a CPU; the specification of the others
+    gloo           its form on a CPU; what the others do is what it does
     nccl           its form on GPUs
+    symmetric      its form on GPUs that reach each other's memory: our kernels, and NCCL for what is large
     rendezvous     the way of a rank into its group, and the check that all ranks are of one kind
     errors         how the loss of another rank shows (without torch)
 

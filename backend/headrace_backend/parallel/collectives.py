@@ -14,6 +14,9 @@ from torch import Tensor
 
 from headrace_kernels.rms_norm import add_rms_norm
 
+# Times travel as whole numbers of a millionth.
+_TIME_UNITS = 1_000_000
+
 
 class Collectives(abc.ABC):
     """The operations of one rank's group of at least two."""
@@ -54,6 +57,14 @@ def agreed_least(collectives: Collectives | None, value: int) -> int:
 def agreed_most(collectives: Collectives | None, value: int) -> int:
     """The greatest of the ranks' values; the value itself where there is one rank."""
     return value if collectives is None else max(_only(collectives.all_values(value)))
+
+
+def slowest_times(collectives: Collectives | None, times: list[float]) -> list[float]:
+    """For each of some times the longest that any rank took, exactly alike on all ranks; the times themselves where there is one rank."""
+    if collectives is None or not times:
+        return times
+    by_rank = collectives.all_values(*(round(time * _TIME_UNITS) for time in times))
+    return [max(column) / _TIME_UNITS for column in zip(*by_rank, strict=True)]
 
 
 def _only(values: Sequence[Sequence[int]]) -> list[int]:

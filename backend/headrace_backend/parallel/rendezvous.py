@@ -15,9 +15,10 @@ from typing import NamedTuple
 import torch
 from torch._C._distributed_c10d import FileStore, Store
 
-from headrace_backend.parallel.collectives import Collectives
+from headrace_backend.parallel.collectives import Collectives, agreed_least
 from headrace_backend.parallel.gloo import GlooCollectives
 from headrace_backend.parallel.nccl import NcclCollectives
+from headrace_backend.parallel.symmetric import SymmetricCollectives, reaches_peers
 
 _LOOK_INTERVAL_S = 0.01
 # Ranks that compute wait for each other as long as it takes; a rank that hangs is found by the watchdog.
@@ -64,9 +65,16 @@ def join(
     store.set(_key(seat.rank), kind)
     _wait_for_all(store, seat, progress, check_parent)
     _check_alike([store.get(_key(rank)).decode() for rank in range(seat.world_size)])
-    if device.type == "cuda":
-        return NcclCollectives(store, seat.rank, seat.world_size, device, _GROUP_TIMEOUT_S, on_enter)
-    return GlooCollectives(store, seat.rank, seat.world_size, _GROUP_TIMEOUT_S, on_enter)
+    if device.type == "cpu":
+        return GlooCollectives(store, seat.rank, seat.world_size, _GROUP_TIMEOUT_S, on_enter)
+    return _on_gpus(store, seat, device, on_enter)
+
+
+def _on_gpus(store: Store, seat: Seat, device: torch.device, on_enter: Callable[[], None]) -> Collectives:
+    """Our kernels where every card reaches every other's memory, as all ranks then know; else NCCL alone."""
+    nccl = NcclCollectives(store, seat.rank, seat.world_size, device, _GROUP_TIMEOUT_S, on_enter)
+    reach = int(reaches_peers(device, seat.rank, seat.world_size))
+    return SymmetricCollectives(nccl, on_enter) if agreed_least(nccl, reach) else nccl
 
 
 def _wait_for_all(

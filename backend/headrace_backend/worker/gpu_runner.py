@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class GpuRunner:
         limits: StepLimits,
         sizes: AttentionSizes,
         shapes: Sequence[StepShape] = (),
+        agreed_times: Callable[[list[float]], list[float]] = list,
     ) -> None:
         """Allocates what is shared by all steps.
 
@@ -64,6 +65,7 @@ class GpuRunner:
             limits: Of a step.
             sizes: Of a layer's attention.
             shapes: What `capture` captures, smallest first. It keeps those that no larger one makes useless.
+            agreed_times: Makes of this rank's times those by which all ranks decide, so that all keep the same shapes.
         """
         self._model = model
         self._sampler = sampler
@@ -74,6 +76,7 @@ class GpuRunner:
         self._rows = DeviceRows(limits.max_num_seqs, -(-limits.max_model_len // block_size), num_blocks, self._device)
         self._buffers = StepBuffers(limits, sizes, kv_caches[0], model.hidden_size, _GATHER_BYTES)
         self._shapes = tuple(shapes)
+        self._agreed_times = agreed_times
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
         # Of the step launched last, between `forward` and `sample`.
         self._shape: StepShape | None = None
@@ -158,7 +161,8 @@ class GpuRunner:
         # Padding gives attention nothing to do: what is timed depends on these sizes alone, and shapes that share them are timed once.
         sizes = {shape: (shape.num_tokens, shape.num_samples) for shape in self._shapes}
         timed = {size: shape for shape, size in sizes.items() if shape.num_tokens >= _TIMED_FROM_TOKENS}
-        times = graphs.times_ms({size: functools.partial(self._replay_padding, shape) for size, shape in timed.items()})
+        found = graphs.times_ms({size: functools.partial(self._replay_padding, shape) for size, shape in timed.items()})
+        times = dict(zip(found, self._agreed_times(list(found.values())), strict=True))
         kept = undominated(self._shapes, {shape: times[size] for shape, size in sizes.items() if size in times})
         for shape in set(self._shapes) - set(kept):
             for piece in _Piece:

@@ -22,7 +22,7 @@ import torch
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model, weight_memory
-from headrace_backend.parallel.collectives import agreed_least, agreed_most
+from headrace_backend.parallel.collectives import agreed_least, agreed_most, slowest_times
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.loader import pinned_bytes
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
@@ -103,7 +103,8 @@ def make_runner(
     limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
     sizes = AttentionSizes.of(model.num_heads, kv_caches[0])
     shapes = captured_shapes(config.captured_batch_sizes(), config.captured_mixed_sizes(), limits.max_num_seqs, sizes)
-    return GpuRunner(model, sampler, kv_caches, limits, sizes, shapes)
+    agreed_times = functools.partial(slowest_times, model.shard.collectives)
+    return GpuRunner(model, sampler, kv_caches, limits, sizes, shapes, agreed_times)
 
 
 class _Phases:

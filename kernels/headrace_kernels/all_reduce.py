@@ -1,0 +1,136 @@
+"""Adding tensors of several GPUs up, alone or fused with the residual addition and the norm behind it.
+
+Owns the memory that ranks read of each other, as addresses, and the choice of the way; who makes that memory (`torch.distributed._symmetric_memory`) and what else there is (NCCL) is the caller's business.
+
+Launch rule: not measured yet on these kernels. By what torch's own kernels of this kind take on H200s without multicast (two GPUs: two shots are as fast at 64 KiB and faster from 256 KiB on; four: faster from 128 KiB on, and
+NCCL no faster at 16 MiB), one shot up to 128 KiB, two up to `Peers.capacity_bytes`. Fused with the norm where one shot would be taken. 32 programs for all, of 16 warps where rows are long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+from headrace_kernels.all_reduce_kernels import one_shot_kernel, one_shot_norm_kernel, two_shot_kernel
+from headrace_kernels.rms_norm import add_rms_norm_reference
+
+# Programs of every launch, whatever its size: they count calls in step. All run at once on any card.
+PROGRAMS = 32
+ONE_SHOT_BYTES = 128 << 10
+# Loads and stores of 16 bytes.
+_VECTOR_BYTES = 16
+# Numbers of a program's turn.
+_BLOCK = 4096
+_LONGEST_ROW = 32_768
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Peers:
+    """Memory that all ranks of a group read, of which each has its own. `capacity_bytes` bound the tensors."""
+
+    rank: int
+    world_size: int
+    # int64 [world_size] on this rank's card: addresses, as it sees them, of the ranks' `data_bytes(capacity)`.
+    data: Tensor
+    # int64 [world_size]: addresses of the ranks' flags, int32 [world_size, PROGRAMS], zero at first.
+    flags: Tensor
+    # int32 [PROGRAMS] on this rank's card alone, zero at first.
+    calls: Tensor
+    capacity_bytes: int
+
+    def capacity(self, dtype: torch.dtype) -> int:
+        """Numbers that a tensor may have."""
+        return self.capacity_bytes // dtype.itemsize
+
+
+def data_bytes(capacity_bytes: int) -> int:
+    """Memory of a rank: two halves for tensors, two for sums."""
+    return 4 * capacity_bytes
+
+
+def flag_shape(world_size: int) -> tuple[int, int]:
+    """Of a rank's flags."""
+    return world_size, PROGRAMS
+
+
+def all_reduce_reference(parts: Sequence[Tensor]) -> Tensor:
+    """Sum of the ranks' tensors in their order, in fp32, rounded once."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    return total.to(parts[0].dtype)
+
+
+def all_reduce_add_rms_norm_reference(parts: Sequence[Tensor], residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`residual += sum of the ranks' tensors` in place, then the norm of that."""
+    return add_rms_norm_reference(all_reduce_reference(parts), residual, weight, eps)
+
+
+def takes(x: Tensor, peers: Peers) -> bool:
+    """Whether `all_reduce` can take a tensor: it fits, lies in one piece and is whole vectors."""
+    fits = x.nbytes <= peers.capacity_bytes and x.nbytes % _VECTOR_BYTES == 0
+    return fits and x.is_contiguous() and x.data_ptr() % _VECTOR_BYTES == 0
+
+
+def takes_norm(x: Tensor, peers: Peers) -> bool:
+    """Whether a tensor [num_rows, size] is added up together with the norm; by its size alone, so alike on all ranks."""
+    return x.nbytes <= ONE_SHOT_BYTES and x.shape[-1] <= _LONGEST_ROW and takes(x, peers)
+
+
+def all_reduce(x: Tensor, peers: Peers) -> Tensor:
+    """Sum of the ranks' tensors, for `takes` ones. All ranks call it alike. Can be captured in a graph.
+
+    Args:
+        x: This rank's, fp32, bf16 or fp16.
+        peers: The group.
+
+    Returns:
+        The sum, in x's shape and type, the same bits on all ranks.
+    """
+    return _launch(one_shot_kernel if x.nbytes <= ONE_SHOT_BYTES else two_shot_kernel, x, peers)
+
+
+def one_shot(x: Tensor, peers: Peers) -> Tensor:
+    """`all_reduce` by that way, whatever the size."""
+    return _launch(one_shot_kernel, x, peers)
+
+
+def two_shot(x: Tensor, peers: Peers) -> Tensor:
+    """`all_reduce` by that way, whatever the size."""
+    return _launch(two_shot_kernel, x, peers)
+
+
+def all_reduce_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, peers: Peers) -> Tensor:
+    """Adds the sum of the ranks' tensors to the residual stream in place and gives the norm of that, for `takes_norm` ones.
+
+    Args:
+        x: [num_rows, size], this rank's.
+        residual: [num_rows, size] contiguous, in x's type; the same on all ranks.
+        weight: [size].
+        eps: Added to the mean square.
+        peers: The group.
+
+    Returns:
+        [num_rows, size] in x's type.
+    """
+    out = torch.empty_like(residual)
+    num_rows, size = x.shape
+    block = triton.next_power_of_2(size)
+    arguments = (x, residual, weight, out, peers.data, peers.flags, peers.calls, peers.rank, num_rows, eps)
+    constants = (peers.capacity(x.dtype), size, peers.world_size, PROGRAMS, block)
+    one_shot_norm_kernel[(PROGRAMS,)](*arguments, *constants, num_warps=min(16, max(4, block // 512)))
+    return out
+
+
+def _launch(kernel: triton.runtime.JITFunction, x: Tensor, peers: Peers) -> Tensor:
+    assert takes(x, peers), "neither vectors nor within the capacity"
+    out = torch.empty_like(x)
+    vector = _VECTOR_BYTES // x.dtype.itemsize
+    arguments = (x, out, peers.data, peers.flags, peers.calls, peers.rank, x.numel() // vector)
+    constants = (peers.capacity(x.dtype), vector, peers.world_size, PROGRAMS, _BLOCK)
+    kernel[(PROGRAMS,)](*arguments, *constants, num_warps=16)
+    return out

@@ -1,0 +1,48 @@
+"""Collectives between processes: gloo's on a CPU; on cards every way of adding up, checked and timed by the benchmark itself, and models shared by cards against one card."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import torch
+from benchmarks.bench_collectives import results
+from tests.models.checkpoints import write_checkpoint
+from tests.parallel.rank_group import ranks
+from tests.worker.driver import Entry, admission, step
+
+needs_cards = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs several CUDA GPUs")
+
+
+def test_ranks_on_a_cpu_add_up() -> None:
+    found = list(results(2, "cpu", [8192, 1 << 16]))
+    assert [(result["bytes"], result["way"]) for result in found] == [
+        (num_bytes, way) for num_bytes in (8192, 1 << 16) for way in ("all_reduce", "norm", "norm_apart")
+    ]
+
+
+@pytest.mark.multi_gpu
+@needs_cards
+def test_cards_add_up_in_every_way() -> None:
+    sizes = [8192, 1 << 17, 1 << 20, 1 << 24, 1 << 26]
+    found = list(results(torch.cuda.device_count(), "cuda", sizes))
+    assert {result["way"] for result in found} >= {"nccl", "one_shot", "two_shot", "norm", "norm_apart"}
+    assert {result["bytes"] for result in found} == set(sizes)
+
+
+@pytest.mark.multi_gpu
+@needs_cards
+@pytest.mark.parametrize("graph_sizes", ["off", "1,2,4,8"])
+async def test_two_cards_draw_the_tokens_of_one(tmp_path: pathlib.Path, graph_sizes: str) -> None:
+    write_checkpoint(tmp_path / "llama", "llama-wide")
+    prompt = [17 * index % 89 + 3 for index in range(30)]
+    steps = [step([Entry(0, 0, prompt, (0,))], [admission(0)], {0: list(range(16))})]
+    steps += [step([Entry(0, 30 + i, None, (0,), i + 1)], step_id=i + 2) for i in range(12)]
+    tokens = {}
+    for tp in (1, 2):
+        async with ranks(tmp_path / "llama", tp, device="cuda", graph_sizes=graph_sizes, num_blocks=64) as group:
+            await group.group.wait_ready()
+            found = await group.answered(steps)
+            tokens[tp] = [result.tokens.tolist() for result in found]
+            assert not any(result.late_work for result in found)
+    assert tokens[1] == tokens[2]
