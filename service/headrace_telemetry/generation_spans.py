@@ -6,6 +6,7 @@ Owns names, attributes, times and parents. Times come from two clocks (service a
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -225,18 +226,50 @@ def _inference(kept: Kept, arrays: bytes, incomplete: bool, limits: Limits) -> S
         frame.end_ns,
         tracestate=span.tracestate,
     )
-    parts = [_request_attributes(generation, limits), _response_attributes(generation), _own_attributes(generation)]
-    parts += [_KEPT.text(kept.why), _INCOMPLETE.flag(True) if incomplete else b"", arrays]
+    parts = [_often(generation, kept.why, limits.text_bytes), _numbers(generation)]
+    parts += [_INCOMPLETE.flag(True) if incomplete else b"", arrays]
     return SpanBlock(otlp_bytes.span(head, b"".join(parts), failed=generation.error_type in SERVER_FAULTS), 1)
 
 
-def _request_attributes(generation: facts.Generation, limits: Limits) -> bytes:
+def _often(generation: facts.Generation, why: str, text_bytes: int) -> bytes:
+    """What many generations have in common."""
+    engine = generation.trace.engine if generation.trace is not None else ""
+    texts = (generation.operation, generation.model, generation.model_revision, generation.wire, engine, why)
+    return _texts(texts, tuple(generation.finish_reasons), generation.streamed, text_bytes)
+
+
+@functools.lru_cache(maxsize=256)
+def _texts(texts: tuple[str, ...], finish_reasons: tuple[str, ...], streamed: bool, text_bytes: int) -> bytes:
+    operation, model, revision, wire, engine, why = texts
     parts = [
-        _OPERATION.text(generation.operation),
+        _OPERATION.text(operation),
         _PROVIDER.text(PROVIDER),
-        _REQUEST_MODEL.text(generation.model, limits.text_bytes),
-        _STREAM.flag(True) if generation.streamed else b"",
+        _REQUEST_MODEL.text(model, text_bytes),
+        _STREAM.flag(True) if streamed else b"",
+        _RESPONSE_MODEL.text(model, 256),
+        _FINISH_REASONS.texts(finish_reasons, 64),
+        _REVISION.text(revision, 256),
+        _WIRE.text(wire, 64),
+        _ENGINE.text(engine, 64) if engine else b"",
+        _KEPT.text(why),
     ]
+    return b"".join(parts)
+
+
+def _numbers(generation: facts.Generation) -> bytes:
+    """What each generation has of its own."""
+    parts = [
+        _RESPONSE_ID.text(generation.request_id, 256),
+        _REQUEST_ID.text(generation.request_id, 256),
+        _INPUT.integer(generation.prompt_tokens),
+        _OUTPUT.integer(generation.output_tokens),
+        _CACHED.integer(generation.cached_tokens),
+        _STEP_COUNT.integer(generation.step_count),
+        _PREEMPTIONS.integer(generation.preemptions),
+        _DRAFTS.integer(generation.draft_tokens),
+        _ACCEPTED.integer(generation.accepted_tokens),
+    ]
+    parts += [_LEDGER[name].integer(value) for name, value in generation.ledger.items() if name in _LEDGER]
     for name, value in generation.parameters.items():
         if name in _INTEGERS:
             parts.append(_INTEGERS[name].integer(int(value)))
@@ -244,38 +277,10 @@ def _request_attributes(generation: facts.Generation, limits: Limits) -> bytes:
             parts.append(_NUMBERS[name].number(float(value)))
         elif name == "stop_sequences":
             parts.append(_STOP_SEQUENCES.integer(int(value)))
-    return b"".join(parts)
-
-
-def _response_attributes(generation: facts.Generation) -> bytes:
-    parts = [
-        _RESPONSE_ID.text(generation.request_id, 256),
-        _RESPONSE_MODEL.text(generation.model, 256),
-        _FINISH_REASONS.texts(generation.finish_reasons, 64),
-        _INPUT.integer(generation.prompt_tokens),
-        _OUTPUT.integer(generation.output_tokens),
-        _CACHED.integer(generation.cached_tokens),
-    ]
     if generation.ttft_ns:
         parts.append(_FIRST_CHUNK.number(generation.ttft_ns / 1e9))
     if generation.error_type:
         parts.append(_ERROR.text(generation.error_type, 64))
-    return b"".join(parts)
-
-
-def _own_attributes(generation: facts.Generation) -> bytes:
-    parts = [
-        _REQUEST_ID.text(generation.request_id, 256),
-        _REVISION.text(generation.model_revision, 256),
-        _WIRE.text(generation.wire, 64),
-        _STEP_COUNT.integer(generation.step_count),
-        _PREEMPTIONS.integer(generation.preemptions),
-        _DRAFTS.integer(generation.draft_tokens),
-        _ACCEPTED.integer(generation.accepted_tokens),
-    ]
-    parts += [_LEDGER[name].integer(value) for name, value in generation.ledger.items() if name in _LEDGER]
-    if generation.trace is not None:
-        parts.append(_ENGINE.text(generation.trace.engine, 64))
     return b"".join(parts)
 
 

@@ -30,6 +30,7 @@ Outlet = Callable[[bytes, SpanBlock], None]
 # How long a generation waits for steps that nobody has told yet.
 _STEPS_WAIT_NS: Final = 2_000_000_000
 _MOST_WAITING: Final = 4096
+_NEVER_NS: Final = 1 << 63
 # What is encoded at once: more costs more memory and misses caches, fewer cost what numpy costs per call.
 _TOKENS_AT_ONCE: Final = 2048
 _GENERATIONS_AT_ONCE: Final = 64
@@ -102,7 +103,7 @@ class SpanSink:
 
     def find(self, key: str) -> bytes:
         """A recent trace as serialized TracesData; empty: it is not known."""
-        self._export_ready()
+        self._export_ready(time.time_ns())
         found = self._ring.find(key)
         if found is None:
             return b""
@@ -149,12 +150,10 @@ class SpanSink:
         if kept is not None:
             self._note_bounds(generation, span)
             waiting = _Waiting(time.time_ns() + _STEPS_WAIT_NS, source, generation_spans.read(generation, kept))
-            if self._has_steps(waiting):
-                self._export(waiting)
-            else:
-                self._waiting.append(waiting)
-            if len(self._waiting) > _MOST_WAITING:
-                self._export(self._waiting.popleft())
+            self._ready.append(waiting)
+            self._num_ready_tokens += generation.output_tokens
+            if self._num_ready_tokens >= _TOKENS_AT_ONCE or len(self._ready) >= _GENERATIONS_AT_ONCE:
+                self._export_ready(time.time_ns())
         held = self._calls.pop(span.trace_id)
         if held is not None and kept is not None:
             self._export_call(*held)
@@ -170,8 +169,8 @@ class SpanSink:
     def tick(self, now_unix_ns: int) -> None:
         """Lets go of what has waited long enough."""
         while self._waiting and (self._waiting[0].until_ns <= now_unix_ns or self._has_steps(self._waiting[0])):
-            self._export(self._waiting.popleft())
-        self._export_ready()
+            self._ready.append(self._waiting.popleft())
+        self._export_ready(now_unix_ns)
         for span_id in [span_id for span_id, (until_ns, *_) in self._early.items() if until_ns <= now_unix_ns]:
             self._export_early(span_id)
         self._steps.tick(now_unix_ns)
@@ -180,9 +179,9 @@ class SpanSink:
 
     def finish(self) -> None:
         """Nothing will be told any more: exports all that waits."""
-        while self._waiting:
-            self._export(self._waiting.popleft())
-        self._export_ready()
+        self._ready += self._waiting
+        self._waiting.clear()
+        self._export_ready(_NEVER_NS)
         for span_id in list(self._early):
             self._export_early(span_id)
         self._steps.finish()
@@ -197,30 +196,36 @@ class SpanSink:
         book = self._books.get(trace.engine)
         return book is not None and bool(book.has(waiting.kept.steps).all())
 
-    def _export_late(self, waiting: _Waiting) -> None:
-        """Exports a generation that has waited; whoever told it can't be blamed any more if it makes no sense."""
-        try:
-            self._export(waiting)
-        except ValueError:
-            self._counts.bad_frames += 1
-
-    def _export(self, waiting: _Waiting) -> None:
-        """Exports a generation soon: with others, or at the next tick."""
-        self._ready.append(waiting)
-        self._num_ready_tokens += waiting.kept.generation.output_tokens
-        if self._num_ready_tokens >= _TOKENS_AT_ONCE or len(self._ready) >= _GENERATIONS_AT_ONCE:
-            self._export_ready()
-
-    def _export_ready(self) -> None:
+    def _export_ready(self, now_ns: int) -> None:
+        """Exports the generations that came, but for those that lack steps and may wait for them."""
         ready, self._ready, self._num_ready_tokens = self._ready, [], 0
         by_engine: dict[str, list[_Waiting]] = {}
         for waiting in ready:
             trace = waiting.kept.generation.trace
             by_engine.setdefault(trace.engine if trace is not None else "", []).append(waiting)
         for engine, some in by_engine.items():
-            self._export_of(engine, some)
+            due = some if self._have_steps(engine, some) else self._due(some, now_ns)
+            if due:
+                self._export(engine, due)
 
-    def _export_of(self, engine: str, some: list[_Waiting]) -> None:
+    def _have_steps(self, engine: str, some: list[_Waiting]) -> bool:
+        """Whether all of them have all their steps."""
+        book = self._books.get(engine)
+        return book is not None and bool(book.has(np.concatenate([waiting.kept.steps for waiting in some])).all())
+
+    def _due(self, some: list[_Waiting], now_ns: int) -> list[_Waiting]:
+        """Those that have their steps or have waited for them; the others wait on, so many at most."""
+        due = []
+        for waiting in some:
+            if waiting.until_ns <= now_ns or self._has_steps(waiting):
+                due.append(waiting)
+            else:
+                self._waiting.append(waiting)
+        while len(self._waiting) > _MOST_WAITING:
+            due.append(self._waiting.popleft())
+        return due
+
+    def _export(self, engine: str, some: list[_Waiting]) -> None:
         """Exports generations of one engine."""
         book = self._books.get(engine)
         kept = [waiting.kept for waiting in some]
