@@ -6,22 +6,22 @@ Owns names, attributes, times and parents. Times come from two clocks (service a
 
 from __future__ import annotations
 
-import os
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace_facts import facts
 from headrace_telemetry import otlp_bytes, token_columns
 from headrace_telemetry.call_spans import SERVER_FAULTS
 from headrace_telemetry.engine_book import U64, EngineBook
 from headrace_telemetry.otlp_bytes import Key, SpanHead
-from headrace_telemetry.token_columns import TokenColumns
+from headrace_telemetry.span_frame import Frame, frame_of
+from headrace_telemetry.token_columns import OwnColumns
 
 PROVIDER: Final = "headrace"
-# Offsets of two processes on one machine differ by less; those of two machines by the difference of their boot times.
-_SAME_CLOCK_NS: Final = 50_000_000
 _PHASE_NAMES: Final = {
     "queued": "queue",
     "prefill": "prefill",
@@ -96,7 +96,7 @@ class GenerationTrace(NamedTuple):
 
     Attributes:
         blocks: its spans; the first has the inference span.
-        steps: ids of the known steps that it was in, each once.
+        steps: ids of the known steps that it was in.
         incomplete: whether something was not known.
     """
 
@@ -105,18 +105,33 @@ class GenerationTrace(NamedTuple):
     incomplete: bool
 
 
-class _Frame(NamedTuple):
-    """The inference span that all others lie in, and what takes the engine's clock to UNIX time."""
+class Kept(NamedTuple):
+    """A generation that is exported, its columns read.
 
-    trace_id: bytes
-    span_id: bytes
-    start_ns: int
-    end_ns: int
-    engine_offset_ns: int
+    Attributes:
+        generation: the fact.
+        why: it is exported.
+        frame: its inference span.
+        tokens: what was told of them; None: nothing.
+        chunks: of its prompt, as (step id, first token, tokens), [n, 3].
+        steps: ids of those that it was in.
+    """
 
-    def clamped(self, time_ns: int) -> int:
-        """A UNIX time, moved into the frame."""
-        return min(max(time_ns, self.start_ns), self.end_ns)
+    generation: facts.Generation
+    why: str
+    frame: Frame
+    tokens: OwnColumns | None
+    chunks: U64
+    steps: U64
+
+
+class _ChunkStep(NamedTuple):
+    """The step of a prompt chunk: whether it is known, the engine's times, trace id and span id."""
+
+    known: bool
+    started_at_ns: int
+    finished_at_ns: int
+    link_ids: bytes
 
 
 class _Phase(NamedTuple):
@@ -128,81 +143,78 @@ class _Phase(NamedTuple):
     span_id: bytes
 
 
-def steps_of(trace: facts.EngineTrace | None) -> U64:
-    """Ids of the steps that a generation was in, each once, rising. Raises ValueError on columns that are none."""
+def read(generation: facts.Generation, why: str) -> Kept:
+    """Reads a generation that has a span context. Raises ValueError on columns that do not fit together, and times that are none."""
+    frame, trace = frame_of(generation), generation.trace
     if trace is None:
-        return _NO_STEPS
-    columns = [_chunks(trace)[:, 0], *(np.frombuffer(steps, "<u8") for steps in trace.token_steps)]
-    ids = np.concatenate(columns)
-    ids.sort()
-    # The first of equal ones; 0 is no step.
-    first = ids > 0
-    first[1:] &= ids[1:] != ids[:-1]
-    return ids[first]
+        return Kept(generation, why, frame, None, _NO_CHUNKS, _NO_STEPS)
+    chunks = np.frombuffer(trace.chunks, "<u8").reshape(-1, 3)
+    tokens = token_columns.read(generation, trace)
+    steps = np.concatenate((chunks[:, 0], tokens.step_ids))
+    return Kept(generation, why, frame, tokens, chunks, steps if steps.all() else steps[steps > 0])
 
 
-def encode(
-    generation: facts.Generation,
-    kept: str,
-    detail: facts.Detail,
-    book: EngineBook | None,
-    steps: U64,
-    limits: Limits,
-) -> GenerationTrace:
-    """The spans of a generation that has a span context.
+def encode(kept: Sequence[Kept], detail: facts.Detail, book: EngineBook, limits: Limits) -> Iterator[GenerationTrace]:
+    """The spans of generations of one engine, one after the other; one at least.
 
     Args:
-        generation: the fact.
-        kept: why it is exported.
-        detail: what it has per token, if it does not say so itself.
-        book: knows its steps; None: nobody told of its engine.
-        steps: `steps_of` its trace.
+        kept: they.
+        detail: what they have per token where they do not say so themselves.
+        book: knows their steps.
         limits: of attributes.
-
-    Raises:
-        ValueError: columns that do not fit together.
     """
-    frame = _frame(generation)
-    trace = generation.trace
-    if trace is None:
-        incomplete = generation.output_tokens > 0
-        return GenerationTrace([_inference(generation, kept, frame, b"", incomplete, limits)], _NO_STEPS, incomplete)
-    detail = generation.detail or detail
-    known = book.has(steps) if book is not None else np.zeros(len(steps), np.bool_)
-    incomplete = not bool(known.all())
-    columns = token_columns.read(generation, trace, book, frame.engine_offset_ns) if detail > facts.Detail.OFF else None
-    arrays = b""
-    if columns is not None and detail is facts.Detail.ARRAY:
-        arrays = _arrays(columns, frame, limits)
-    blocks = [
-        _inference(generation, kept, frame, arrays, incomplete, limits),
-        _children(generation, trace, book, frame),
-    ]
-    if columns is not None and detail is facts.Detail.SPAN:
-        blocks += _token_blocks(columns, frame)
-    return GenerationTrace(blocks, steps[known], incomplete)
+    known = book.has(np.concatenate([each.steps for each in kept]))
+    ends = itertools.accumulate([len(each.steps) for each in kept])
+    chunk_steps = _chunk_steps(kept, book)
+    arrays, token_blocks = _tokens(kept, detail, book, limits)
+    begin = 0
+    for index, (each, end) in enumerate(zip(kept, ends, strict=True)):
+        its_known, begin = known[begin:end], end
+        missing = not its_known.all() if each.tokens is not None else each.generation.output_tokens > 0
+        whole = _inference(each, arrays.get(index, b""), bool(missing), limits)
+        if each.generation.trace is not None:
+            whole = _joined([whole, _children(each, each.generation.trace, chunk_steps)])
+        blocks = [whole, *token_blocks.get(index, ())]
+        if len(blocks) == 2:
+            # As few parts as possible: each of them is queued and remembered by itself.
+            blocks = [_joined(blocks)]
+        yield GenerationTrace(blocks, each.steps[its_known] if missing else each.steps, bool(missing))
+
+
+def _joined(blocks: list[SpanBlock]) -> SpanBlock:
+    return SpanBlock(b"".join([block.spans for block in blocks]), sum([block.num_spans for block in blocks]))
 
 
 _NO_STEPS: Final = np.zeros(0, np.uint64)
+_NO_CHUNKS: Final = np.zeros((0, 3), np.uint64)
 
 
-def _frame(generation: facts.Generation) -> _Frame:
-    span = generation.span
-    assert span is not None
-    offset_ns = generation.unix_offset_ns
-    start_ns = generation.arrival_ns + offset_ns
-    end_ns = max(start_ns, generation.end_ns + offset_ns)
-    trace = generation.trace
-    # On one machine the clock is the same; two processes that asked for its offset at two moments would move times by what lay between them.
-    engine_offset_ns = offset_ns
-    if trace is not None and abs(trace.unix_offset_ns - offset_ns) > _SAME_CLOCK_NS:
-        engine_offset_ns = trace.unix_offset_ns
-    return _Frame(bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id), start_ns, end_ns, engine_offset_ns)
+def _tokens(
+    kept: Sequence[Kept], detail: facts.Detail, book: EngineBook, limits: Limits
+) -> tuple[dict[int, bytes], dict[int, list[SpanBlock]]]:
+    """What generations have per token, by their places: as arrays, or as spans."""
+    arrays: dict[int, bytes] = {}
+    blocks: dict[int, list[SpanBlock]] = {}
+    by_detail: dict[facts.Detail, dict[int, OwnColumns]] = {}
+    for index, each in enumerate(kept):
+        if each.tokens is not None:
+            by_detail.setdefault(each.generation.detail or detail, {})[index] = each.tokens
+    for chosen, own in by_detail.items():
+        if chosen is facts.Detail.OFF:
+            continue
+        joined = token_columns.join(list(own.values()), [kept[index].frame for index in own], book)
+        if chosen is facts.Detail.SPAN:
+            for index, spans in zip(own, token_columns.spans(joined), strict=True):
+                blocks[index] = [SpanBlock(*block) for block in spans]
+        else:
+            for index, told in zip(own, token_columns.arrays(joined, limits.array_tokens), strict=True):
+                missing = len(own[index].step_ids) - limits.array_tokens
+                arrays[index] = told + (_TRUNCATED.integer(missing) if missing > 0 else b"")
+    return arrays, blocks
 
 
-def _inference(
-    generation: facts.Generation, kept: str, frame: _Frame, arrays: bytes, incomplete: bool, limits: Limits
-) -> SpanBlock:
+def _inference(kept: Kept, arrays: bytes, incomplete: bool, limits: Limits) -> SpanBlock:
+    generation, frame = kept.generation, kept.frame
     span = generation.span
     assert span is not None
     head = SpanHead(
@@ -214,18 +226,50 @@ def _inference(
         frame.end_ns,
         tracestate=span.tracestate,
     )
-    parts = [_request_attributes(generation, limits), _response_attributes(generation), _own_attributes(generation)]
-    parts += [_KEPT.text(kept), _INCOMPLETE.flag(True) if incomplete else b"", arrays]
+    parts = [_often(generation, kept.why, limits.text_bytes), _numbers(generation)]
+    parts += [_INCOMPLETE.flag(True) if incomplete else b"", arrays]
     return SpanBlock(otlp_bytes.span(head, b"".join(parts), failed=generation.error_type in SERVER_FAULTS), 1)
 
 
-def _request_attributes(generation: facts.Generation, limits: Limits) -> bytes:
+def _often(generation: facts.Generation, why: str, text_bytes: int) -> bytes:
+    """What many generations have in common."""
+    engine = generation.trace.engine if generation.trace is not None else ""
+    texts = (generation.operation, generation.model, generation.model_revision, generation.wire, engine, why)
+    return _texts(texts, tuple(generation.finish_reasons), generation.streamed, text_bytes)
+
+
+@functools.lru_cache(maxsize=256)
+def _texts(texts: tuple[str, ...], finish_reasons: tuple[str, ...], streamed: bool, text_bytes: int) -> bytes:
+    operation, model, revision, wire, engine, why = texts
     parts = [
-        _OPERATION.text(generation.operation),
+        _OPERATION.text(operation),
         _PROVIDER.text(PROVIDER),
-        _REQUEST_MODEL.text(generation.model, limits.text_bytes),
-        _STREAM.flag(True) if generation.streamed else b"",
+        _REQUEST_MODEL.text(model, text_bytes),
+        _STREAM.flag(True) if streamed else b"",
+        _RESPONSE_MODEL.text(model, 256),
+        _FINISH_REASONS.texts(finish_reasons, 64),
+        _REVISION.text(revision, 256),
+        _WIRE.text(wire, 64),
+        _ENGINE.text(engine, 64) if engine else b"",
+        _KEPT.text(why),
     ]
+    return b"".join(parts)
+
+
+def _numbers(generation: facts.Generation) -> bytes:
+    """What each generation has of its own."""
+    parts = [
+        _RESPONSE_ID.text(generation.request_id, 256),
+        _REQUEST_ID.text(generation.request_id, 256),
+        _INPUT.integer(generation.prompt_tokens),
+        _OUTPUT.integer(generation.output_tokens),
+        _CACHED.integer(generation.cached_tokens),
+        _STEP_COUNT.integer(generation.step_count),
+        _PREEMPTIONS.integer(generation.preemptions),
+        _DRAFTS.integer(generation.draft_tokens),
+        _ACCEPTED.integer(generation.accepted_tokens),
+    ]
+    parts += [_LEDGER[name].integer(value) for name, value in generation.ledger.items() if name in _LEDGER]
     for name, value in generation.parameters.items():
         if name in _INTEGERS:
             parts.append(_INTEGERS[name].integer(int(value)))
@@ -233,18 +277,6 @@ def _request_attributes(generation: facts.Generation, limits: Limits) -> bytes:
             parts.append(_NUMBERS[name].number(float(value)))
         elif name == "stop_sequences":
             parts.append(_STOP_SEQUENCES.integer(int(value)))
-    return b"".join(parts)
-
-
-def _response_attributes(generation: facts.Generation) -> bytes:
-    parts = [
-        _RESPONSE_ID.text(generation.request_id, 256),
-        _RESPONSE_MODEL.text(generation.model, 256),
-        _FINISH_REASONS.texts(generation.finish_reasons, 64),
-        _INPUT.integer(generation.prompt_tokens),
-        _OUTPUT.integer(generation.output_tokens),
-        _CACHED.integer(generation.cached_tokens),
-    ]
     if generation.ttft_ns:
         parts.append(_FIRST_CHUNK.number(generation.ttft_ns / 1e9))
     if generation.error_type:
@@ -252,40 +284,26 @@ def _response_attributes(generation: facts.Generation) -> bytes:
     return b"".join(parts)
 
 
-def _own_attributes(generation: facts.Generation) -> bytes:
-    parts = [
-        _REQUEST_ID.text(generation.request_id, 256),
-        _REVISION.text(generation.model_revision, 256),
-        _WIRE.text(generation.wire, 64),
-        _STEP_COUNT.integer(generation.step_count),
-        _PREEMPTIONS.integer(generation.preemptions),
-        _DRAFTS.integer(generation.draft_tokens),
-        _ACCEPTED.integer(generation.accepted_tokens),
-    ]
-    parts += [_LEDGER[name].integer(value) for name, value in generation.ledger.items() if name in _LEDGER]
-    if generation.trace is not None:
-        parts.append(_ENGINE.text(generation.trace.engine, 64))
-    return b"".join(parts)
-
-
-def _children(
-    generation: facts.Generation, trace: facts.EngineTrace, book: EngineBook | None, frame: _Frame
-) -> SpanBlock:
+def _children(kept: Kept, trace: facts.EngineTrace, steps: Mapping[int, _ChunkStep]) -> SpanBlock:
     """Phases and prompt chunks."""
-    phases = _phases(generation, trace, frame)
+    frame = kept.frame
+    phases = _phases(kept.generation, trace, frame)
     spans = [
         otlp_bytes.span(
             SpanHead(frame.trace_id, phase.span_id, frame.span_id, phase.name, phase.start_ns, phase.end_ns)
         )
         for phase in phases
     ]
-    chunks = _chunks(trace)
-    if len(chunks):
-        spans += _chunk_spans(trace.engine, chunks, book, frame, [phase for phase in phases if phase.name == "prefill"])
+    if len(kept.chunks):
+        prefills = [phase for phase in phases if phase.name == "prefill"]
+        spans += [
+            _chunk_span(step_id, first, tokens, steps[step_id], frame, prefills)
+            for step_id, first, tokens in kept.chunks.tolist()
+        ]
     return SpanBlock(b"".join(spans), len(spans))
 
 
-def _phases(generation: facts.Generation, trace: facts.EngineTrace, frame: _Frame) -> list[_Phase]:
+def _phases(generation: facts.Generation, trace: facts.EngineTrace, frame: Frame) -> list[_Phase]:
     """Stays in order, their sums those of the ledger. The first wait begins before the engine knew of the request, by what the service had it for; the way between them is in no stay."""
     offset_ns = frame.engine_offset_ns
     stays = [(stay.phase, stay.begin_ns + offset_ns, stay.end_ns + offset_ns) for stay in trace.phases]
@@ -297,7 +315,7 @@ def _phases(generation: facts.Generation, trace: facts.EngineTrace, frame: _Fram
             begin_ns = end_ns - _first_wait_ns(generation, trace, begin_ns, end_ns)
         begin_ns, end_ns = frame.clamped(begin_ns), frame.clamped(end_ns)
         if end_ns > begin_ns:
-            phases.append(_Phase(_PHASE_NAMES.get(phase, phase), begin_ns, end_ns, os.urandom(8)))
+            phases.append(_Phase(_PHASE_NAMES.get(phase, phase), begin_ns, end_ns, otlp_bytes.new_span_id()))
     return phases
 
 
@@ -310,35 +328,35 @@ def _first_wait_ns(generation: facts.Generation, trace: facts.EngineTrace, begin
     return max(0, queued_ns - later_ns)
 
 
-def _chunks(trace: facts.EngineTrace) -> npt.NDArray[np.uint64]:
-    """Prompt chunks as (step id, first token, tokens), [n, 3]."""
-    return np.frombuffer(trace.chunks, "<u8").reshape(-1, 3)
-
-
-def _chunk_spans(
-    engine: str, chunks: U64, book: EngineBook | None, frame: _Frame, prefills: list[_Phase]
-) -> list[bytes]:
-    """Spans of prompt chunks, each in the prefill that its step began in."""
-    book = book if book is not None else EngineBook(engine, num_steps=1)
-    ids = np.ascontiguousarray(chunks[:, 0])
+def _chunk_steps(kept: Sequence[Kept], book: EngineBook) -> dict[int, _ChunkStep]:
+    """The steps of all prompt chunks, by id."""
+    ids = np.unique(np.concatenate([each.chunks[:, 0] for each in kept]))
     known, records, link_ids = book.find(ids)
-    spans = []
-    for row, (step_id, first, tokens) in enumerate(chunks.tolist()):
-        start_ns = int(records["started_at_ns"][row]) + frame.engine_offset_ns if known[row] else frame.start_ns
-        end_ns = int(records["finished_at_ns"][row]) + frame.engine_offset_ns if known[row] else start_ns
-        parent = _parent(prefills, start_ns, end_ns, frame) if known[row] else _whole(frame)
-        start_ns = min(max(start_ns, parent.start_ns), parent.end_ns)
-        end_ns = min(max(end_ns, start_ns), parent.end_ns)
-        attributes = _FIRST_TOKEN.integer(first) + _CHUNK_TOKENS.integer(tokens) + _STEP_ID.integer(step_id)
-        if not known[row]:
-            attributes += _INCOMPLETE.flag(True)
-        link = link_ids[row].tobytes()
-        head = SpanHead(frame.trace_id, os.urandom(8), parent.span_id, "prefill.chunk", start_ns, end_ns)
-        spans.append(otlp_bytes.span(head, attributes, otlp_bytes.link(link[:16], link[16:]) if step_id else b""))
-    return spans
+    columns = (
+        known.tolist(),
+        records["started_at_ns"].tolist(),
+        records["finished_at_ns"].tolist(),
+        map(bytes, link_ids),
+    )
+    return {step_id: _ChunkStep(*each) for step_id, *each in zip(ids.tolist(), *columns, strict=True)}
 
 
-def _parent(prefills: list[_Phase], start_ns: int, end_ns: int, frame: _Frame) -> _Phase:
+def _chunk_span(step_id: int, first: int, tokens: int, step: _ChunkStep, frame: Frame, prefills: list[_Phase]) -> bytes:
+    """The span of a prompt chunk, in the prefill that its step began in."""
+    start_ns = step.started_at_ns + frame.engine_offset_ns if step.known else frame.start_ns
+    end_ns = step.finished_at_ns + frame.engine_offset_ns if step.known else start_ns
+    parent = _parent(prefills, start_ns, end_ns, frame) if step.known else _whole(frame)
+    start_ns = min(max(start_ns, parent.start_ns), parent.end_ns)
+    end_ns = min(max(end_ns, start_ns), parent.end_ns)
+    attributes = _FIRST_TOKEN.integer(first) + _CHUNK_TOKENS.integer(tokens) + _STEP_ID.integer(step_id)
+    if not step.known:
+        attributes += _INCOMPLETE.flag(True)
+    head = SpanHead(frame.trace_id, otlp_bytes.new_span_id(), parent.span_id, "prefill.chunk", start_ns, end_ns)
+    links = otlp_bytes.link(step.link_ids[:16], step.link_ids[16:]) if step_id else b""
+    return otlp_bytes.span(head, attributes, links)
+
+
+def _parent(prefills: list[_Phase], start_ns: int, end_ns: int, frame: Frame) -> _Phase:
     """The prefill that overlaps a chunk's step; the whole generation if none does."""
     for phase in prefills:
         if start_ns <= phase.end_ns and end_ns >= phase.start_ns:
@@ -346,17 +364,5 @@ def _parent(prefills: list[_Phase], start_ns: int, end_ns: int, frame: _Frame) -
     return _whole(frame)
 
 
-def _whole(frame: _Frame) -> _Phase:
+def _whole(frame: Frame) -> _Phase:
     return _Phase("", frame.start_ns, frame.end_ns, frame.span_id)
-
-
-def _arrays(columns: TokenColumns, frame: _Frame, limits: Limits) -> bytes:
-    """Array attributes, and how many tokens they had no room for."""
-    kept = columns.first(limits.array_tokens)
-    missing = len(columns.indices) - len(kept.indices)
-    return token_columns.arrays(kept, frame.start_ns) + (_TRUNCATED.integer(missing) if missing else b"")
-
-
-def _token_blocks(columns: TokenColumns, frame: _Frame) -> list[SpanBlock]:
-    blocks = token_columns.spans(columns, frame.trace_id, frame.span_id, frame.start_ns, frame.end_ns)
-    return [SpanBlock(spans, count) for spans, count in blocks]

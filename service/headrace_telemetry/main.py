@@ -6,8 +6,10 @@ Owns the process's entry: configuration, logs, event loop, exit codes. 0: shut d
 from __future__ import annotations
 
 import argparse
+import ctypes
 import pathlib
 import sys
+from typing import Final
 
 import pydantic
 import uvloop
@@ -15,6 +17,12 @@ import uvloop
 from headrace_telemetry import logs, process
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.metrics import CannotListen
+
+# Of glibc's <malloc.h>.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_LARGEST_KEPT_BYTES: Final = 16 << 20
+_MOST_KEPT_BYTES: Final = 32 << 20
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         config = TelemetryConfig.model_validate_json(text)
         logs.configure(config.log_format, config.log_level)
         config.check_files()
+        _keep_freed_memory()
         uvloop.run(process.run(config))
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
@@ -38,6 +47,14 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         return _refuse(f"{error.filename or path}: {error.strerror}")
     return 0
+
+
+def _keep_freed_memory() -> None:
+    """Has glibc's allocator keep the memory of one batch for the next: giving it back and touching fresh pages was a sixth of the process's time. Other C libraries have no such knob."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT_BYTES)
 
 
 def _refuse(why: str) -> int:

@@ -20,7 +20,7 @@ from headrace_telemetry import call_spans, generation_spans, keeping, otlp_bytes
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
 from headrace_telemetry.engine_book import U64, EngineBook, Request
-from headrace_telemetry.generation_spans import Limits, SpanBlock
+from headrace_telemetry.generation_spans import GenerationTrace, Kept, Limits, SpanBlock
 from headrace_telemetry.newest_table import NewestTable
 from headrace_telemetry.step_export import StepExport
 from headrace_telemetry.trace_ring import RingPart, TraceRing
@@ -30,6 +30,10 @@ Outlet = Callable[[bytes, SpanBlock], None]
 # How long a generation waits for steps that nobody has told yet.
 _STEPS_WAIT_NS: Final = 2_000_000_000
 _MOST_WAITING: Final = 4096
+_NEVER_NS: Final = 1 << 63
+# What is encoded at once: more costs more memory and misses caches, fewer cost what numpy costs per call.
+_TOKENS_AT_ONCE: Final = 2048
+_GENERATIONS_AT_ONCE: Final = 64
 # A step in a large batch takes some 50 KB.
 _STEPS_PER_BLOCK: Final = 32
 _MOST_TRACES: Final = 131_072
@@ -41,13 +45,11 @@ _SPAN_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class _Waiting(NamedTuple):
-    """A kept generation whose steps are not all known."""
+    """A kept generation, and until when it waits for steps that are not known."""
 
     until_ns: int
     source: facts.Hello
-    generation: facts.Generation
-    kept: str
-    steps: U64
+    kept: Kept
 
 
 class SpanSink:
@@ -73,6 +75,9 @@ class SpanSink:
         self._gone: dict[str, int] = {}
         self._requests: NewestTable[Request] = NewestTable(_MOST_TRACES)
         self._waiting: collections.deque[_Waiting] = collections.deque()
+        # Generations that nothing is missing of: they are encoded many at once.
+        self._ready: list[_Waiting] = []
+        self._num_ready_tokens = 0
         # By trace id: whether it is kept, and calls that wait to know; by id of the server span: when its generations were.
         self._decided: NewestTable[bool] = NewestTable(_MOST_TRACES)
         self._calls: NewestTable[tuple[facts.Hello, facts.CallEnded]] = NewestTable(_MOST_WAITING)
@@ -98,6 +103,7 @@ class SpanSink:
 
     def find(self, key: str) -> bytes:
         """A recent trace as serialized TracesData; empty: it is not known."""
+        self._export_ready(time.time_ns())
         found = self._ring.find(key)
         if found is None:
             return b""
@@ -143,14 +149,11 @@ class SpanSink:
             return
         if kept is not None:
             self._note_bounds(generation, span)
-            steps = generation_spans.steps_of(generation.trace)
-            waiting = _Waiting(time.time_ns() + _STEPS_WAIT_NS, source, generation, kept, steps)
-            if self._has_steps(waiting):
-                self._export(waiting)
-            else:
-                self._waiting.append(waiting)
-            if len(self._waiting) > _MOST_WAITING:
-                self._export_late(self._waiting.popleft())
+            waiting = _Waiting(time.time_ns() + _STEPS_WAIT_NS, source, generation_spans.read(generation, kept))
+            self._ready.append(waiting)
+            self._num_ready_tokens += generation.output_tokens
+            if self._num_ready_tokens >= _TOKENS_AT_ONCE or len(self._ready) >= _GENERATIONS_AT_ONCE:
+                self._export_ready(time.time_ns())
         held = self._calls.pop(span.trace_id)
         if held is not None and kept is not None:
             self._export_call(*held)
@@ -166,7 +169,8 @@ class SpanSink:
     def tick(self, now_unix_ns: int) -> None:
         """Lets go of what has waited long enough."""
         while self._waiting and (self._waiting[0].until_ns <= now_unix_ns or self._has_steps(self._waiting[0])):
-            self._export_late(self._waiting.popleft())
+            self._ready.append(self._waiting.popleft())
+        self._export_ready(now_unix_ns)
         for span_id in [span_id for span_id, (until_ns, *_) in self._early.items() if until_ns <= now_unix_ns]:
             self._export_early(span_id)
         self._steps.tick(now_unix_ns)
@@ -175,8 +179,9 @@ class SpanSink:
 
     def finish(self) -> None:
         """Nothing will be told any more: exports all that waits."""
-        while self._waiting:
-            self._export_late(self._waiting.popleft())
+        self._ready += self._waiting
+        self._waiting.clear()
+        self._export_ready(_NEVER_NS)
         for span_id in list(self._early):
             self._export_early(span_id)
         self._steps.finish()
@@ -185,34 +190,64 @@ class SpanSink:
 
     def _has_steps(self, waiting: _Waiting) -> bool:
         """Whether all its steps are known, or none ever will be."""
-        trace = waiting.generation.trace
+        trace = waiting.kept.generation.trace
         if trace is None:
             return True
         book = self._books.get(trace.engine)
-        return book is not None and bool(book.has(waiting.steps).all())
+        return book is not None and bool(book.has(waiting.kept.steps).all())
 
-    def _export_late(self, waiting: _Waiting) -> None:
-        """Exports a generation that has waited; whoever told it can't be blamed any more if it makes no sense."""
-        try:
-            self._export(waiting)
-        except ValueError:
-            self._counts.bad_frames += 1
+    def _export_ready(self, now_ns: int) -> None:
+        """Exports the generations that came, but for those that lack steps and may wait for them."""
+        ready, self._ready, self._num_ready_tokens = self._ready, [], 0
+        by_engine: dict[str, list[_Waiting]] = {}
+        for waiting in ready:
+            trace = waiting.kept.generation.trace
+            by_engine.setdefault(trace.engine if trace is not None else "", []).append(waiting)
+        for engine, some in by_engine.items():
+            due = some if self._have_steps(engine, some) else self._due(some, now_ns)
+            if due:
+                self._export(engine, due)
 
-    def _export(self, waiting: _Waiting) -> None:
-        generation = waiting.generation
-        span, trace = generation.span, generation.trace
-        assert span is not None
-        book = self._books.get(trace.engine) if trace is not None else None
-        encoded = generation_spans.encode(generation, waiting.kept, self._detail, book, waiting.steps, self._limits)
-        self._counts.incomplete += encoded.incomplete
-        resource = self._resource(waiting.source)
-        for index, block in enumerate(encoded.blocks):
-            steps = encoded.steps if index == 0 and trace is not None else None
-            engine = trace.engine if steps is not None and trace is not None else ""
-            self._ring.add(span.trace_id, RingPart(resource, block.spans, generation.request_id, engine, steps))
-            self._send(resource, block)
+    def _have_steps(self, engine: str, some: list[_Waiting]) -> bool:
+        """Whether all of them have all their steps."""
+        book = self._books.get(engine)
+        return book is not None and bool(book.has(np.concatenate([waiting.kept.steps for waiting in some])).all())
+
+    def _due(self, some: list[_Waiting], now_ns: int) -> list[_Waiting]:
+        """Those that have their steps or have waited for them; the others wait on, so many at most."""
+        due = []
+        for waiting in some:
+            if waiting.until_ns <= now_ns or self._has_steps(waiting):
+                due.append(waiting)
+            else:
+                self._waiting.append(waiting)
+        while len(self._waiting) > _MOST_WAITING:
+            due.append(self._waiting.popleft())
+        return due
+
+    def _export(self, engine: str, some: list[_Waiting]) -> None:
+        """Exports generations of one engine."""
+        book = self._books.get(engine)
+        kept = [waiting.kept for waiting in some]
+        traces = generation_spans.encode(kept, self._detail, book or EngineBook(engine, num_steps=1), self._limits)
+        steps = []
+        for waiting, encoded in zip(some, traces, strict=True):
+            span = waiting.kept.generation.span
+            assert span is not None
+            self._counts.incomplete += encoded.incomplete
+            self._send_trace(waiting, span.trace_id, engine, encoded)
+            steps.append(encoded.steps)
         if book is not None:
-            self._steps.wanted(book, encoded.steps, time.time_ns())
+            self._steps.wanted(book, np.unique(np.concatenate(steps)), time.time_ns())
+
+    def _send_trace(self, waiting: _Waiting, trace_id: str, engine: str, encoded: GenerationTrace) -> None:
+        resource, request_id = self._resource(waiting.source), waiting.kept.generation.request_id
+        for index, block in enumerate(encoded.blocks):
+            part = RingPart(resource, block.spans, request_id)
+            if index == 0 and engine:
+                part = RingPart(resource, block.spans, request_id, engine, encoded.steps)
+            self._ring.add(trace_id, part)
+            self._send(resource, block)
 
     # Calls.
 

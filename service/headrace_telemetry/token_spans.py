@@ -28,7 +28,6 @@ ATTRIBUTES: Final = (
     "headrace.token.emitted_ns",
 )
 _INCOMPLETE: Final = field(b"\x4a", field(b"\x0a", b"headrace.trace.incomplete") + b"\x12\x02\x10\x01")
-_MOST_ROWS: Final = 4096
 
 
 class Tokens(NamedTuple):
@@ -39,6 +38,7 @@ class Tokens(NamedTuple):
         end_ns: UNIX times, not before the starts, [n].
         attributes: one column for each of `names`, [n] each.
         names: indices into ATTRIBUTES, rising.
+        parent_ids: trace id and span id of each token's parent, [n, 24].
         link_ids: trace id and span id of each token's step, [n, 24]; None: their steps are not known.
     """
 
@@ -46,6 +46,7 @@ class Tokens(NamedTuple):
     end_ns: U64
     attributes: tuple[U64, ...]
     names: tuple[int, ...]
+    parent_ids: Bytes
     link_ids: Bytes | None
 
 
@@ -66,48 +67,39 @@ class _Layout(NamedTuple):
     more: Bytes
 
 
-def encode(trace_id: bytes, parent_span_id: bytes, tokens: Tokens, incomplete: bool = False) -> list[tuple[bytes, int]]:
-    """Spans named "token" as fields of ScopeSpans: blocks of at most 4,096 side by side, and how many.
+def encode(tokens: Tokens, incomplete: bool = False) -> Bytes:
+    """Spans named "token" as fields of ScopeSpans, a row each, [n, bytes].
 
     Args:
-        trace_id: 16 bytes.
-        parent_span_id: 8 bytes.
-        tokens: what they say.
+        tokens: what they say; some thousands at most, because all are in memory at once.
         incomplete: whether to mark them as lacking something.
     """
     widths = tuple(_width(column) for column in tokens.attributes)
     layout = _layout(tokens.names, widths, tokens.link_ids is not None, incomplete)
-    template = layout.template.copy()
-    template[layout.trace_at : layout.trace_at + 16] = np.frombuffer(trace_id, np.uint8)
-    template[layout.parent_at : layout.parent_at + 8] = np.frombuffer(parent_span_id, np.uint8)
-    values = np.stack(tokens.attributes, axis=1)
     count = len(tokens.start_ns)
-    ranges = [slice(begin, min(begin + _MOST_ROWS, count)) for begin in range(0, count, _MOST_ROWS)]
-    return [(_rows(layout, template, tokens, values, rows).tobytes(), rows.stop - rows.start) for rows in ranges]
-
-
-def _rows(layout: _Layout, template: Bytes, tokens: Tokens, values: U64, rows: slice) -> Bytes:
-    count = rows.stop - rows.start
-    out = np.empty((count, len(template)), np.uint8)
-    out[:] = template
+    out = np.empty((count, len(layout.template)), np.uint8)
+    out[:] = layout.template
+    out[:, layout.trace_at : layout.trace_at + 16] = tokens.parent_ids[:, :16]
+    out[:, layout.parent_at : layout.parent_at + 8] = tokens.parent_ids[:, 16:]
     out[:, layout.span_at : layout.span_at + 8] = np.frombuffer(os.urandom(8 * count), np.uint8).reshape(count, 8)
-    out[:, layout.start_at : layout.start_at + 8] = _as_bytes(tokens.start_ns[rows])
-    out[:, layout.end_at : layout.end_at + 8] = _as_bytes(tokens.end_ns[rows])
+    out[:, layout.start_at : layout.start_at + 8] = _as_bytes(tokens.start_ns)
+    out[:, layout.end_at : layout.end_at + 8] = _as_bytes(tokens.end_ns)
     if tokens.link_ids is not None:
-        out[:, layout.link_at : layout.link_at + 16] = tokens.link_ids[rows, :16]
-        out[:, layout.link_at + 18 : layout.link_at + 26] = tokens.link_ids[rows, 16:]
-    out[:, layout.places] = _varint_bytes(values[rows], layout.columns, layout.shifts, layout.more)
+        out[:, layout.link_at : layout.link_at + 16] = tokens.link_ids[:, :16]
+        out[:, layout.link_at + 18 : layout.link_at + 26] = tokens.link_ids[:, 16:]
+    values = np.stack(tokens.attributes, axis=1)
+    out[:, layout.places] = _varint_bytes(values, layout.columns, layout.shifts, layout.more)
     return out
 
 
-def int_elements(values: U64) -> bytes:
-    """Elements of an array attribute, one for each value, [n] (int64 in two's complement)."""
+def int_elements(values: U64) -> Bytes:
+    """Elements of an array attribute, one for each value, [n] (int64 in two's complement): a row each, [n, bytes]."""
     width = _width(values)
     out = np.empty((len(values), 3 + width), np.uint8)
     out[:, 0], out[:, 1], out[:, 2] = 0x0A, 1 + width, 0x18
     shifts, more = _groups(width)
     out[:, 3:] = _varint_bytes(values[:, None], np.zeros(width, np.intp), shifts, more)
-    return out.tobytes()
+    return out
 
 
 def _varint_bytes(values: U64, columns: npt.NDArray[np.intp], shifts: U64, more: Bytes) -> Bytes:

@@ -201,13 +201,18 @@ def test_the_span_of_a_call_whose_caller_left_encloses_its_generation() -> None:
     assert len(alone.named("headrace.v1.InferenceService/Generate")) == 1
 
 
-def test_a_late_generation_that_makes_no_sense_does_not_stop_the_others() -> None:
+def test_a_generation_that_makes_no_sense_is_refused_at_once_and_alone() -> None:
     story = tell(9, 2, calls=False)
-    steps = [entry for entry in story.told if isinstance(entry[1], facts.Steps)]
     first, second = story.told[-2:]
     assert isinstance(first[1], facts.Generation)
-    broken = msgspec.structs.replace(first[1], emissions=[facts.Emission(b"\1\0\0\0", b"", b"")])
-    listener = Listener().hear([*(entry for entry in story.told[:-2] if entry not in steps), (SERVICE, broken), second])
-    listener.hear(steps).wait(0)
+    listener = Listener().hear(story.told[:-2])
+    for broken in (
+        {"emissions": [facts.Emission(b"\1\0\0\0", b"", b"")]},
+        {"emissions": [facts.Emission(b"\xff\xff\xff\xff", bytes(8), bytes(8))]},
+        {"arrival_ns": -UNIX_OFFSET_NS - 1},
+        {"end_ns": 1 << 63},
+    ):
+        with pytest.raises(ValueError):
+            listener.hear([(SERVICE, msgspec.structs.replace(first[1], **broken))])
+    listener.hear([second])
     assert [span.trace_id.hex() for span in listener.named("text_completion demo")] == [f"{2:032x}"]
-    assert listener.counts.bad_frames == 1

@@ -259,6 +259,46 @@ def test_tokens_of_an_earlier_attempt_have_no_step() -> None:
     assert all(not span.links and "headrace.step.id" not in attributes(span) for span in earlier)
 
 
+@hypothesis.settings(max_examples=15)
+@hypothesis.given(seeds, st.integers(2, 5), st.sampled_from([facts.Detail.SPAN, facts.Detail.ARRAY]))
+def test_generations_that_are_encoded_together_say_what_they_say_alone(
+    seed: int, number: int, detail: facts.Detail
+) -> None:
+    story = tell(seed, number, calls=False)
+    told = [
+        (source, msgspec.structs.replace(fact, detail=detail) if isinstance(fact, facts.Generation) else fact)
+        for source, fact in story.told
+    ]
+    together = Listener().hear(told)
+    alone = Listener()
+    for entry in told:
+        alone.hear([entry])
+
+    def said(listener: Listener) -> list[trace_pb2.Span]:
+        spans = [span for span in listener.spans if span.name != "engine.step"]
+        names = {span.span_id: span.name for span in spans}
+        for span in spans:
+            if span.name not in ("text_completion demo", "chat demo"):
+                span.span_id = b""
+            span.parent_span_id = names.get(span.parent_span_id, "").encode()
+        return sorted(spans, key=lambda span: span.SerializeToString(deterministic=True))
+
+    assert said(together) == said(alone)
+
+
+def test_many_tokens_come_in_blocks() -> None:
+    count = 10_000
+    records = tell(1, 1).records[:1]
+    trace = facts.EngineTrace(ENGINE, 0, UNIX_OFFSET_NS, [], b"", [np.ones(count, "<u8").tobytes()])
+    generation = msgspec.structs.replace(
+        tell(1, 1).generations[0], trace=trace, detail=facts.Detail.SPAN, output_tokens=count, emissions=[]
+    )
+    told = [(SERVICE, facts.Steps(ENGINE, UNIX_OFFSET_NS, records.tobytes())), (SERVICE, generation)]
+    listener = Listener().hear(told)
+    assert [attributes(span)["headrace.token.index"] for span in listener.named("token")] == list(range(count))
+    assert max(block.num_spans for _, block in listener.blocks) == 4096
+
+
 def test_long_arrays_are_cut_and_say_so() -> None:
     count = 1000
     records = tell(1, 1).records[:1]

@@ -32,12 +32,13 @@ class Listener:
         )
 
     def hear(self, told: Iterable[tuple[facts.Hello, facts.Fact]]) -> Listener:
-        """Tells facts."""
+        """Tells facts, and lets the hub's next tick come."""
         for source, fact in told:
             if isinstance(fact, facts.Generation):
                 self.sink.generation(source, fact, self.sink.decide(fact))
             else:
                 self.sink.take(source, fact)
+        self.sink.tick(time.time_ns())
         return self
 
     def wait(self, seconds: float) -> Listener:

@@ -62,6 +62,7 @@ class RequestMetrics:
         )
         self._methods, self._models, self._errors = _Few(_MOST_METHODS), _Few(_MOST_MODELS), _Few(_MOST_ERRORS)
         self._series: dict[tuple[str, str, str], _Series] = {}
+        self._requests: dict[tuple[str, str, str], Counter] = {}
         self._exported: collections.OrderedDict[str, None] = collections.OrderedDict()
         self.input_tokens = 0
         self.output_tokens = 0
@@ -79,12 +80,7 @@ class RequestMetrics:
             series.per_token.observe(per_token_s, exported)
         if "queued" in generation.ledger:
             series.queue.observe(_seconds(generation.ledger["queued"]), exported)
-        ended = {
-            catalogue.MODEL: model,
-            catalogue.FINISH_REASON: finish_reason(generation),
-            catalogue.WIRE: generation.wire,
-        }
-        self._aggregates.counter(catalogue.REQUESTS, ended).add(1)
+        self._ended(model, finish_reason(generation), generation.wire).add(1)
         self._count_tokens(series, generation)
 
     def call(self, call: facts.CallEnded) -> None:
@@ -101,6 +97,13 @@ class RequestMetrics:
     def metrics(self, now_unix_ns: int) -> Iterator[Metric]:
         """All metrics of requests with their data points."""
         return self._aggregates.metrics(now_unix_ns)
+
+    def _ended(self, model: str, reason: str, wire: str) -> Counter:
+        counter = self._requests.get((model, reason, wire))
+        if counter is None:
+            attributes = {catalogue.MODEL: model, catalogue.FINISH_REASON: reason, catalogue.WIRE: wire}
+            counter = self._requests[model, reason, wire] = self._aggregates.counter(catalogue.REQUESTS, attributes)
+        return counter
 
     def _series_of(self, operation: str, model: str, error: str) -> _Series:
         series = self._series.get((operation, model, error))
