@@ -21,7 +21,15 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from headrace_backend.weights.checkpoint_files import DTYPES, ByteCounter, CheckpointFiles, not_finite, row_pieces
+from headrace_backend.weights.checkpoint_files import (
+    DTYPES,
+    ByteCounter,
+    CheckpointFiles,
+    all_finite,
+    not_finite,
+    reading_order,
+    row_pieces,
+)
 from headrace_backend.weights.placement import WeightTarget
 from headrace_model_folder import TensorRecord
 
@@ -222,8 +230,7 @@ class _Loader:
         target = self._targets[piece.name]
         values = buffer.to(self._transfer.device, non_blocking=True)
         if values.numel():
-            least, most = values.aminmax()
-            self._flags[piece.flag].logical_or_(~(least.isfinite() & most.isfinite()))
+            self._flags[piece.flag].logical_or_(~all_finite(values))
         target.put(values, piece.first, piece.end)
 
 
@@ -234,9 +241,9 @@ def _row_bytes(record: TensorRecord) -> int:
 def _pieces(
     records: Mapping[str, TensorRecord], targets: Mapping[str, WeightTarget], piece_bytes: int
 ) -> Iterator[_Piece]:
-    """All pieces, in the order in which they lie in the files: reads of several readers then follow each other on the disk."""
+    """All pieces, in reading order."""
     indices = {name: index for index, name in enumerate(targets)}
-    for name in sorted(targets, key=lambda name: (records[name].file, records[name].offset)):
+    for name in reading_order(records, targets):
         rows_per_piece = max(piece_bytes // max(_row_bytes(records[name]), 1), 1)
         for first, end in row_pieces(targets[name].rows, rows_per_piece):
             yield _Piece(name, indices[name], first, end)
