@@ -100,7 +100,8 @@ def _load_quantized(
     staged = stage_layers(folder.config, targets, expected_tensors(folder.config), folder.tensors)
     load_weights(folder, staged.targets, progress)
     staged.check(folder.tensors)
-    model.quantization = summarize_folder(quantization, staged.layers, model.low_bit_weights)
+    norms = {name: value for name, value in model.named_parameters() if name.endswith("norm.weight")}
+    model.quantization = summarize_folder(quantization, staged.layers, model.low_bit_weights, norms)
 
 
 def weight_memory(config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None, device: torch.device) -> WeightMemory:

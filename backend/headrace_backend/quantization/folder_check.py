@@ -1,10 +1,7 @@
 """What is looked at once the weights of a folder that another tool quantized are there, before any request is.
 
-Owns the limits and the answer that operators see. There is no original to compare with, so what can be seen is whether the numbers look like those of a weight at all, and whether each product is the one that the numbers
+Owns the answer that operators see. There is no original to compare with, so what can be seen is whether the layers look packed as the folder says (`packing_check`), and whether each product is the one that the numbers
 stand for.
-
-A zero point that is one off, and bits that are read in another order than they were written in, show in int4 (`layer_statistics`). What does not show: scales of another layer of the same shape, inputs or
-outputs in another order within a layer, and 8-bit zero points that are a step off.
 """
 
 from __future__ import annotations
@@ -13,14 +10,13 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
+from headrace_backend.quantization.packing_check import check_packing
 from headrace_backend.quantization.self_check import check_product
 from headrace_backend.quantization.staged_layer import StagedLayer
-from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_model_folder import FolderQuantization
-
-# Steps of int4 by which the middle of a layer's numbers may be off 0.
-_MOST_MEAN = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +32,10 @@ class FolderSummary:
 
 
 def summarize_folder(
-    quantization: FolderQuantization, layers: Sequence[StagedLayer], weights: Mapping[str, LowBitWeight]
+    quantization: FolderQuantization,
+    layers: Sequence[StagedLayer],
+    weights: Mapping[str, LowBitWeight],
+    norms: Mapping[str, Tensor],
 ) -> FolderSummary:
     """Checks all quantized weights of a model.
 
@@ -44,12 +43,13 @@ def summarize_folder(
         quantization: What config.json says.
         layers: All of them, loaded.
         weights: Path in the model -> weight.
+        norms: Norm weights of the model, by name.
 
     Raises:
-        QuantizationRefused: A layer's numbers are not those of a weight, or a product differs from its reference. The layer is named.
+        QuantizationRefused: A layer is packed in another way than the folder says, or a product differs from its reference. The layer is named.
     """
-    for layer in layers:
-        _check_middle(layer)
+    findings = {layer.layer: layer.statistics.read() for layer in layers}
+    check_packing({name: found for name, found in findings.items() if found is not None}, norms)
     for path, weight in weights.items():
         check_product(path, weight)
     numbers = Counter(form.number for form in quantization.layers.values())
@@ -61,14 +61,3 @@ def summarize_folder(
         groups.pop() if len(groups) == 1 else 0,
         8 * num_bytes / num_weights,
     )
-
-
-def _check_middle(layer: StagedLayer) -> None:
-    found = layer.statistics.mean_and_spread()
-    if layer.bits != 4 or found is None:
-        return
-    mean, spread = found
-    if abs(mean) > _MOST_MEAN:
-        raise QuantizationRefused(
-            f"layer {layer.layer!r}: its numbers are {mean:+.2f} steps off their zero points on average, at a spread of {spread:.2f}; more than {_MOST_MEAN} is what a zero point that is one off, or another way of storing it, makes"
-        )

@@ -80,7 +80,7 @@ class StagedLayer:
         self._missing = len(self._tensors)
         self._staged: dict[Role, Tensor] = {}
         self._faults: Tensor | None = None
-        self.statistics = LayerStatistics()
+        self.statistics = LayerStatistics(form.bits, form.is_symmetric)
         self._check_cuts()
 
     def targets(self) -> dict[str, WeightTarget]:
@@ -138,9 +138,9 @@ class StagedLayer:
             self._staged.clear()
 
     @property
-    def bits(self) -> int:
-        """Of its numbers."""
-        return self._form.bits
+    def form(self) -> LayerFormat:
+        """How it is stored."""
+        return self._form
 
     @property
     def device(self) -> torch.device:
@@ -162,6 +162,7 @@ class StagedLayer:
             # Symmetric INT8 needs no zero points.
             kept = rows if weight.zeros is not None else rows._replace(zeros=None)
             store_rows(kept, weight, first + begin - self._outputs.start)
+        self.statistics.finish(order)
         if self._form.scales == "block":
             self._store_blocks()
 
@@ -221,7 +222,7 @@ class StagedLayer:
             middle = 8 if weight.kind is QuantKind.INT4 else 0
             if self._form.is_symmetric:
                 self._note(_ODD_ZERO, (rows.zeros != middle).any())
-            self.statistics.add(groups, rows.zeros)
+            self.statistics.add(groups, rows.zeros, rows.scales)
         self._note(_BAD_SCALE, (rows.scales < 0).any() | ((rows.scales == 0) & used).any())
         stored = rows.scales.to(weight.scales.dtype)
         self._note(_UNFIT_SCALE, (~stored.isfinite()).any() | ((stored == 0) & (rows.scales > 0) & used).any())
