@@ -16,6 +16,11 @@ def unsuitable_quantization(config: EngineConfig, model: ModelConfig) -> str | N
         config: The engine's.
         model: Sizes of its layers.
     """
+    if model.quantization is not None:
+        if config.quantize != "off":
+            return f"quantize is {config.quantize}, and the folder is quantized already ({model.quantization.method}); quantize off works"
+        if config.load == "dummy":
+            return f"load is dummy, and config.json says that the folder is quantized ({model.quantization.method}): made-up weights of few bits are made by quantize, from a config.json without quantization_config"
     if config.quantize != "int4":
         return None
     layers = {name: shape for name, shape in expected_tensors(model).items() if ".layers." in name and len(shape) == 2}

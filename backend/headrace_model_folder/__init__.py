@@ -1,30 +1,38 @@
 """Reads and validates a Hugging Face model folder without torch: what is in it, whether it is sound, and nothing of the weights themselves.
 
 Path through the room: `folder.ModelFolder.open` calls `config` and `generation_defaults` (settings), `tensor_index` over `safetensors_header` (where
-each tensor lies), `expected_tensors` (which tensors the architecture needs), `token_table` and `chat_template` (text). Every file is read through
+each tensor lies), `expected_tensors` (which tensors the architecture needs, by `quantization_config` and `layer_format` where another tool made the weights), `token_table` and `chat_template` (text). Every file is read through
 `bounded_files`, which knows the size limits and keeps reads inside the folder. Whatever is wrong ends as one `InvalidModelFolder`.
 """
 
 from headrace_model_folder.chat_template import ChatTemplate
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.errors import InvalidModelFolder
-from headrace_model_folder.expected_tensors import expected_tensors
+from headrace_model_folder.expected_tensors import expected_tensors, needless_biases
 from headrace_model_folder.folder import ModelFolder
 from headrace_model_folder.generation_defaults import GenerationDefaults
+from headrace_model_folder.layer_format import LayerFormat, Layout, Role, SourceTensor
+from headrace_model_folder.quantization_config import FolderQuantization
 from headrace_model_folder.rope_config import RopeConfig
 from headrace_model_folder.safetensors_header import TensorRecord
 from headrace_model_folder.token_table import TokenTable, read_token_table, token_bytes
 
 __all__ = [
     "ChatTemplate",
+    "FolderQuantization",
     "GenerationDefaults",
     "InvalidModelFolder",
+    "LayerFormat",
+    "Layout",
     "ModelConfig",
     "ModelFolder",
+    "Role",
     "RopeConfig",
+    "SourceTensor",
     "TensorRecord",
     "TokenTable",
     "expected_tensors",
+    "needless_biases",
     "read_token_table",
     "token_bytes",
 ]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from headrace_model_folder.bounded_files import MIB, read_json_object
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
+from headrace_model_folder.quantization_config import FolderQuantization, read_quantization
 from headrace_model_folder.rope_config import RopeConfig, read_rope
 
 CONFIG_FILE = "config.json"
@@ -75,6 +76,8 @@ class ModelConfig:
     torch_dtype: DType
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    # What another tool made of the layers' weights; None: they are plain.
+    quantization: FolderQuantization | None = None
 
 
 def read_config(folder: pathlib.Path) -> ModelConfig:
@@ -121,6 +124,7 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
         torch_dtype=_dtype(fields),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
+        quantization=read_quantization(fields.get("quantization_config"), num_layers),
     )
 
 
@@ -134,11 +138,6 @@ def _architecture(values: dict[str, Any]) -> str:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    if fields.get("quantization_config") is not None:
-        raise fields.error(
-            "quantization_config",
-            "is set: folders whose weights are quantized are not supported, only those in bf16, fp16 or fp32",
-        )
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.error("hidden_act", f"must be 'silu', is {shown(fields.get('hidden_act'))}")
 

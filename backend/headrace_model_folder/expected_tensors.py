@@ -1,6 +1,7 @@
 """Which tensors an architecture needs, by Hugging Face name and shape, and the comparison with what a folder has.
 
-All four families share one skeleton; biases, query/key norms and tied embeddings are the config's switches.
+All four families share one skeleton; biases, query/key norms and tied embeddings are the config's switches. Where another tool quantized a layer, the tensors of its format stand in the folder in place of
+its weight (`layer_format`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.errors import InvalidModelFolder, shown
@@ -38,37 +40,77 @@ def parameter_count(config: ModelConfig) -> int:
     return sum(math.prod(shape) for shape in expected_tensors(config).values())
 
 
+class _Expected(NamedTuple):
+    """A tensor of a folder: any of these shapes and types."""
+
+    shapes: tuple[Shape, ...]
+    dtypes: tuple[str, ...] = WEIGHT_DTYPES
+    is_required: bool = True
+
+
 def check_tensors(config: ModelConfig, found: Mapping[str, TensorRecord]) -> None:
     """Compares a folder's tensors with the expected ones.
 
     Raises:
-        InvalidModelFolder: a tensor is missing, misshapen, of a dtype that can't be loaded, or surplus.
+        InvalidModelFolder: a tensor is missing, misshapen, of a dtype that can't be loaded, or surplus; or a layer's sizes do not suit its format.
     """
-    expected = expected_tensors(config)
-    tolerated_head = {LM_HEAD: (config.vocab_size, config.hidden_size)} if config.tie_word_embeddings else {}
-    for name, shape in expected.items():
-        if name not in found:
-            raise InvalidModelFolder(f"{_likely_file(name, found)}: tensor {shown(name)} is missing")
-        _check_record(name, shape, found[name])
+    expected = _folder_tensors(config)
+    for name, wanted in expected.items():
+        if name in found:
+            _check_record(name, wanted, found[name])
+        elif wanted.is_required:
+            raise InvalidModelFolder(f"{_likely_file(name, found)}: tensor {shown(name)} is missing{_why(config)}")
     for name, record in found.items():
-        if name in expected or _TOLERATED.fullmatch(name):
-            continue
-        if name not in tolerated_head:
+        if name not in expected and not _TOLERATED.fullmatch(name):
             raise InvalidModelFolder(
                 f"{record.file}: tensor {shown(name)} is surplus: {config.architecture} with this config.json has none"
             )
-        _check_record(name, tolerated_head[name], record)
 
 
-def _check_record(name: str, shape: Shape, record: TensorRecord) -> None:
-    if record.shape != shape:
+def _folder_tensors(config: ModelConfig) -> dict[str, _Expected]:
+    """What a folder holds, with what it may hold."""
+    tensors = expected_tensors(config)
+    layers = config.quantization.layers if config.quantization else {}
+    expected: dict[str, _Expected] = {}
+    for name, shape in tensors.items():
+        form = layers.get(name.removesuffix(".weight"))
+        if form is None or not name.endswith(".weight"):
+            expected[name] = _Expected((shape,))
+            continue
+        layer = name.removesuffix(".weight")
+        form.check_sizes(layer, *shape)
+        for tensor in form.tensors(*shape):
+            expected[f"{layer}.{tensor.suffix}"] = _Expected(tensor.shapes, tensor.dtypes, tensor.is_required)
+    expected.update((name, _Expected((shape,), is_required=False)) for name, shape in needless_biases(config).items())
+    if config.tie_word_embeddings:
+        expected[LM_HEAD] = _Expected(((config.vocab_size, config.hidden_size),), is_required=False)
+    return expected
+
+
+def needless_biases(config: ModelConfig) -> dict[str, Shape]:
+    """Biases that a folder may have though the architecture has none: tools for GPTQ and AWQ write zeros for each layer that they quantize."""
+    if config.quantization is None or config.quantization.method not in ("gptq", "awq"):
+        return {}
+    tensors = expected_tensors(config)
+    biases = {f"{layer}.bias": tensors[f"{layer}.weight"][:1] for layer in config.quantization.layers}
+    return {name: shape for name, shape in biases.items() if name not in tensors}
+
+
+def _check_record(name: str, wanted: _Expected, record: TensorRecord) -> None:
+    if record.shape not in wanted.shapes:
+        shapes = " or ".join(str(list(shape)) for shape in wanted.shapes)
         raise InvalidModelFolder(
-            f"{record.file}: tensor {shown(name)} has shape {list(record.shape)}, {list(shape)} expected from config.json"
+            f"{record.file}: tensor {shown(name)} has shape {list(record.shape)}, {shapes} expected from config.json"
         )
-    if record.dtype not in WEIGHT_DTYPES:
+    if record.dtype not in wanted.dtypes:
         raise InvalidModelFolder(
-            f"{record.file}: tensor {shown(name)} has dtype {record.dtype}, one of {', '.join(WEIGHT_DTYPES)} expected"
+            f"{record.file}: tensor {shown(name)} has dtype {record.dtype}, one of {', '.join(wanted.dtypes)} expected"
         )
+
+
+def _why(config: ModelConfig) -> str:
+    method = config.quantization and config.quantization.method
+    return f", which quantization_config ({method}) in config.json asks for" if method else ""
 
 
 def _likely_file(name: str, found: Mapping[str, TensorRecord]) -> str:

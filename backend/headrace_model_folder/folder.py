@@ -1,6 +1,6 @@
 """A model folder, opened: everything that can be known and refused before torch is imported.
 
-Owns the order of checks, the revision and the sums. Reads headers and small files only, so that opening takes milliseconds whatever the weights' size.
+Owns the order of checks, the revision and the sums. Reads headers and small files only (and the order of inputs where a quantization has one), so that opening takes milliseconds whatever the weights' size.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from headrace_model_folder.config import CONFIG_FILE, ModelConfig, read_config
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.expected_tensors import check_tensors, parameter_count
 from headrace_model_folder.generation_defaults import GenerationDefaults, read_generation_defaults
+from headrace_model_folder.input_orders import with_input_orders
 from headrace_model_folder.safetensors_header import TensorRecord
 from headrace_model_folder.tensor_index import TensorIndex, read_tensor_index
 from headrace_model_folder.token_table import TOKENIZER_FILE, TOKENIZER_LIMIT, TokenTable, parse_token_table
@@ -58,6 +59,7 @@ class ModelFolder:
         index = read_tensor_index(folder) if require_weights else TensorIndex({}, {})
         if require_weights:
             check_tensors(config, index.tensors)
+            config = with_input_orders(folder, config, index.tensors)
         tokenizer = (
             read_bytes(folder, TOKENIZER_FILE, TOKENIZER_LIMIT) if exists_inside(folder, TOKENIZER_FILE) else None
         )

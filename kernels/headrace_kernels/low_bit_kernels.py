@@ -4,7 +4,7 @@ Owns the kernels, their launch, and the lists of tiles that are worth trying; wh
 PLANE: a word of INT4 holds PARTS = 4 of them, one of the others 1. Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 
 `_small_kernel`: up to 16 rows. Each warp sums pieces of its own (slices), so that a program needs few outputs and no second program for the same ones. INT4: y = s (sum (q + c) x - (z + c) sum x) per
-    group, where the second sum is a product with ones, which puts it where the first one is. Numbers restored whole would pass through shared memory on their way to these tensor cores. With norm, SwiGLU, residual stream in the same launch.
+    group, where the second sum is a product with ones, which puts it where the first one is; INT8 and FP8 with scales of groups likewise. Numbers restored whole would pass through shared memory on their way to these tensor cores. With norm, SwiGLU, residual stream in the same launch.
 `_wide_kernel`: more rows. Numbers are restored whole, rounded to the activations' type as `dequantize` does, before they are multiplied; long inputs may be split among programs, whose sums
     `_add_splits_kernel` adds.
 """
@@ -22,8 +22,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
-from headrace_kernels.low_bit_numbers import OFFSETS, numbers_of, restored_nibbles
-from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, plane_inputs
+from headrace_kernels.low_bit_numbers import OFFSETS, numbers_of, restored_bytes, restored_nibbles
+from headrace_kernels.quantized_weight import GROUP_SIZES, QuantizedWeight, QuantKind, plane_inputs
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.small_linear_kernels import finish
 from headrace_kernels.triton_runtime import INTERPRETED
@@ -71,11 +71,30 @@ def _dot(w, x, total, PLAIN: tl.constexpr):
     return tl.dot(w, x, total)
 
 
+@triton.jit
+def _restored_group(
+    words, scale_ptr, zero_ptr, group, n, N,
+    PART: tl.constexpr, KIND: tl.constexpr, SCALE_OUTPUTS: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Words [outputs, inputs of one group] of outputs n as the numbers that they stand for, rounded once to DTYPE."""
+    places = (group * N + n)[:, None]
+    if KIND == "int4":
+        numbers = restored_nibbles(words, tl.load(zero_ptr + places), tl.load(scale_ptr + places), PART, DTYPE, PLAIN)
+    else:
+        scales = tl.load(scale_ptr + (group * ((N + SCALE_OUTPUTS - 1) // SCALE_OUTPUTS) + n // SCALE_OUTPUTS)[:, None])
+        if zero_ptr is not None:
+            numbers = restored_bytes(words, tl.load(zero_ptr + places), scales, KIND, DTYPE, PLAIN, True)
+        else:
+            numbers = restored_bytes(words, words, scales, KIND, DTYPE, PLAIN, False)
+    return numbers
+
+
 @triton.jit(do_not_specialize=["M", "N"])
 def _small_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     M, N, eps,
     K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr,
+    GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr, SLICES: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Y^T = W X^T for BLOCK_N outputs and ROWS rows; with norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums."""
@@ -93,15 +112,15 @@ def _small_kernel(
     up_total = tl.zeros([SLICES, BLOCK_N, ROWS], tl.float32)
     squares = tl.zeros([SLICES, BLOCK_WORDS, ROWS], tl.float32)
     ones = tl.full([SLICES, BLOCK_N, BLOCK_WORDS], 1.0, tl.float32 if PLAIN else DTYPE)
-    # Scales of one group: where outputs of gate and up follow each other.
-    scale_stride = N * (2 if GATED else 1)
+    # Zero points of one group, where outputs of gate and up follow each other; and its scales.
+    zero_stride = N * (2 if GATED else 1)
+    scale_stride = (zero_stride + SCALE_OUTPUTS - 1) // SCALE_OUTPUTS
     BLOCKS: tl.constexpr = PLANE // BLOCK_WORDS
     for step in tl.range(0, (WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS, SLICES):
         word = (step + s) * BLOCK_WORDS + j[None, None, :]  # [SLICES, 1, BLOCK_WORDS]
         words = tl.load(word_places + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
         if GATED:
-            up_places = word_places + up_words + word
-            words_up = tl.load(up_places, mask=word < WORDS, other=0, eviction_policy="evict_first")
+            words_up = tl.load(word_places + up_words + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
         tile, inner = (step + s) // BLOCKS, (step + s) % BLOCKS * BLOCK_WORDS
         for i in tl.static_range(PARTS):
             piece = (tile * PARTS + i) * PLANE  # first input, [SLICES, 1, 1]
@@ -112,23 +131,31 @@ def _small_kernel(
                 wide = x.to(tl.float32)
                 squares += wide * wide
                 x = (wide * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)).to(DTYPE)
-            places = tl.minimum(piece, K - 1) // GROUP * scale_stride + n_read
-            if KIND == "int4":
+            if GROUPED:
                 zero = tl.zeros([SLICES, BLOCK_N, ROWS], tl.float32)
-                inputs = _dot(ones, x, zero, PLAIN)
-                shift = tl.load(zero_ptr + places).to(tl.float32) + OFFSET
-                part = _dot(numbers_of(words, i, KIND, DTYPE, PLAIN), x, zero, PLAIN) - shift * inputs
-                total += part * tl.load(scale_ptr + places).to(tl.float32)
+                group = tl.minimum(piece, K - 1) // GROUP
+                places = group * zero_stride + n_read
+                scale_places = group * scale_stride + n_read // SCALE_OUTPUTS
+                if zero_ptr is not None:
+                    inputs = _dot(ones, x, zero, PLAIN)
+                    shift = tl.load(zero_ptr + places).to(tl.float32) + OFFSET
+                    part = _dot(numbers_of(words, i, KIND, DTYPE, PLAIN), x, zero, PLAIN) - shift * inputs
+                else:
+                    part = _dot(numbers_of(words, i, KIND, DTYPE, PLAIN), x, zero, PLAIN)
+                total += part * tl.load(scale_ptr + scale_places).to(tl.float32)
                 if GATED:
-                    shift_up = tl.load(zero_ptr + places + N).to(tl.float32) + OFFSET
-                    part_up = _dot(numbers_of(words_up, i, KIND, DTYPE, PLAIN), x, zero, PLAIN) - shift_up * inputs
-                    up_total += part_up * tl.load(scale_ptr + places + N).to(tl.float32)
+                    part_up = _dot(numbers_of(words_up, i, KIND, DTYPE, PLAIN), x, zero, PLAIN)
+                    if zero_ptr is not None:
+                        shift_up = tl.load(zero_ptr + places + N).to(tl.float32) + OFFSET
+                        part_up = part_up - shift_up * inputs
+                    up_places = group * scale_stride + (n_read + N) // SCALE_OUTPUTS
+                    up_total += part_up * tl.load(scale_ptr + up_places).to(tl.float32)
             else:
                 total = _dot(numbers_of(words, i, KIND, DTYPE, PLAIN), x, total, PLAIN)
                 if GATED:
                     up_total = _dot(numbers_of(words_up, i, KIND, DTYPE, PLAIN), x, up_total, PLAIN)
     y, up = tl.sum(total, 0), tl.sum(up_total, 0)
-    if KIND != "int4":
+    if not GROUPED:
         n_read = tl.minimum(n, N - 1)[:, None]
         y *= tl.load(scale_ptr + n_read)
         if GATED:
@@ -144,6 +171,7 @@ def _wide_kernel(
     x_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     M, N,
     K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr,
+    GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLITS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Y^T = W X^T for BLOCK_N outputs, BLOCK_M rows and one split of the inputs. With several splits `out` is fp32 [SPLITS, M, N] of sums."""
@@ -170,13 +198,12 @@ def _wide_kernel(
             piece = (tile * PARTS + i) * PLANE
             k = piece + inner + j[:, None]
             x = tl.load(x_rows + k, mask=k < K, other=0.0)
-            if KIND == "int4":
-                places = (tl.minimum(piece, K - 1) // GROUP * N + n_read)[:, None]
-                w = restored_nibbles(words, tl.load(zero_ptr + places), tl.load(scale_ptr + places), i, DTYPE, PLAIN)
+            if GROUPED:
+                w = _restored_group(words, scale_ptr, zero_ptr, tl.minimum(piece, K - 1) // GROUP, n_read, N, i, KIND, SCALE_OUTPUTS, DTYPE, PLAIN)  # fmt: skip
             else:
                 w = numbers_of(words, i, KIND, DTYPE, PLAIN)
             total = _dot(w, x, total, PLAIN)
-    if KIND != "int4":
+    if not GROUPED:
         total *= tl.load(scale_ptr + n_read)[:, None]
     first_row = split.to(tl.int64) * M
     if SPLITS > 1:
@@ -202,6 +229,7 @@ def _restore_kernel(
     word_ptr, scale_ptr, zero_ptr, out_ptr,
     N, first_row, num_rows,
     K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr,
+    GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
     BLOCK_N: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Rows first_row and on of W, rounded to the type of `out` [num_rows, K]."""
@@ -214,9 +242,8 @@ def _restore_kernel(
     words = tl.load(word_ptr + n.to(tl.int64)[:, None] * WORDS + word, mask=word < WORDS, other=0)
     for i in tl.static_range(PARTS):
         piece = (tl.program_id(0) * PARTS + i) * PLANE
-        if KIND == "int4":
-            places = (tl.minimum(piece, K - 1) // GROUP * N + n)[:, None]
-            numbers = restored_nibbles(words, tl.load(zero_ptr + places), tl.load(scale_ptr + places), i, DTYPE, PLAIN)
+        if GROUPED:
+            numbers = _restored_group(words, scale_ptr, zero_ptr, tl.minimum(piece, K - 1) // GROUP, n, N, i, KIND, SCALE_OUTPUTS, DTYPE, PLAIN)  # fmt: skip
         else:
             numbers = numbers_of(words, i, KIND, DTYPE, PLAIN).to(tl.float32) * tl.load(scale_ptr + n)[:, None]
         k = piece + j
@@ -244,15 +271,21 @@ def _bits(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def _layout(weight: QuantizedWeight, dtype: torch.dtype) -> dict[str, Any]:
     """The constants of a weight."""
-    is_int4 = weight.kind is QuantKind.INT4
-    plane = plane_inputs(weight.num_inputs, weight.group_size) if is_int4 else _PLANE_8_BITS
+    plane = _PLANE_8_BITS
+    if weight.kind is QuantKind.INT4:
+        plane = plane_inputs(weight.num_inputs, weight.group_size)
+    elif weight.is_grouped and weight.group_size in GROUP_SIZES:
+        # What is loaded at a time lies within one group.
+        plane = weight.group_size
     return {
         "K": weight.num_inputs,
         "WORDS": weight.packed.shape[1],
         "GROUP": weight.group_size,
         "PLANE": plane,
         "KIND": weight.kind.value,
-        "OFFSET": OFFSETS[dtype],
+        "OFFSET": OFFSETS[dtype] if weight.kind is QuantKind.INT4 else 0,
+        "GROUPED": weight.is_grouped,
+        "SCALE_OUTPUTS": weight.scale_outputs,
         "PLAIN": INTERPRETED,
     }
 

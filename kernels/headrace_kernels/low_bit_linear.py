@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from headrace_kernels import restored_weights
-from headrace_kernels.fp8_activations import can_scale, scaled_linear
+from headrace_kernels import fp8_activations, int8_activations, restored_weights
+from headrace_kernels.input_order import take_inputs
 from headrace_kernels.linear import linear as plain_linear
 from headrace_kernels.linear import linear_reference as plain_linear_reference
 from headrace_kernels.low_bit_kernels import (
@@ -25,7 +25,7 @@ from headrace_kernels.low_bit_kernels import (
     restore,
     takes,
 )
-from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, dequantize, dequantize_rows
+from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, dequantize, restore_rows
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
 from headrace_kernels.swiglu import swiglu, swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton
@@ -34,7 +34,7 @@ from headrace_kernels.triton_runtime import uses_triton
 _BLOCK_NUMBERS = 1 << 20
 # Up to so many rows the wide kernel multiplies; beyond, weights are restored for cuBLAS. Not measured yet.
 _MOST_WIDE_ROWS = {QuantKind.INT8: 256, QuantKind.INT4: 256, QuantKind.FP8: 256}
-# From so many rows on FP8 weights take activations of 8 bits too, where the card can. Not measured yet.
+# From so many rows on FP8 weights, and INT8 ones whose scheme says so, take activations of 8 bits too, where the card can. Not measured yet.
 _FEWEST_SCALED_ROWS = 65
 
 
@@ -61,7 +61,7 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
         return Path.BLOCKS
     if takes(weight) and 1 <= num_rows <= MAX_SMALL_ROWS:
         return Path.SMALL
-    if num_rows >= _FEWEST_SCALED_ROWS and can_scale(weight):
+    if num_rows >= _FEWEST_SCALED_ROWS and (fp8_activations.can_scale(weight) or int8_activations.can_scale(weight)):
         return Path.SCALED
     return Path.WIDE if takes(weight) and num_rows <= _MOST_WIDE_ROWS[weight.kind] else Path.RESTORED
 
@@ -130,12 +130,21 @@ def linear(
     Returns:
         [num_tokens, out], summed in fp32.
     """
+    return _ordered_linear(take_inputs(x, weight.order), weight, bias, out_dtype)
+
+
+def _ordered_linear(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """`linear` of inputs that are in the weight's order already."""
     path = path_rule(x.shape[0], weight)
     if path is Path.BLOCKS:
         return _linear_in_blocks(x, weight, bias, out_dtype)
     if path is Path.RESTORED:
         return restored_linear(x, weight, bias, out_dtype)
     if path is Path.SCALED:
+        is_fp8 = weight.kind is QuantKind.FP8
+        scaled_linear = fp8_activations.scaled_linear if is_fp8 else int8_activations.scaled_linear
         return scaled_linear(x, weight, bias).to(out_dtype or x.dtype)
     out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype)
     if path is Path.SMALL:
@@ -148,7 +157,7 @@ def linear(
 def restored_linear(
     x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """`linear` by way of the card's buffer for restored weights."""
+    """`linear` by way of the card's buffer for restored weights, of inputs in the weight's order."""
     step = restored_weights.rows_at_a_time(weight.num_outputs, weight.num_inputs, x.dtype)
     numbers = restored_weights.room(step, weight.num_inputs, x.dtype, x.device)
     if step == weight.num_outputs:
@@ -170,7 +179,7 @@ def _linear_in_blocks(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, o
     for first in range(0, weight.num_outputs, step):
         rows = slice(first, min(first + step, weight.num_outputs))
         numbers = block[: rows.stop - first]
-        dequantize_rows(weight, rows, numbers)
+        restore_rows(weight, rows, numbers)
         out[:, rows] = plain_linear(x, numbers, None if bias is None else bias[rows], out_dtype)
     return out
 
@@ -195,7 +204,7 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: QuantizedWei
     Returns:
         [num_rows, out] in the type of x.
     """
-    if not fuses(x.shape[0], weight):
+    if weight.order is not None or not fuses(x.shape[0], weight):
         return linear(rms_norm(x, norm_weight, eps), weight, bias)
     out = x.new_empty(x.shape[0], weight.num_outputs)
     multiply_small(x, weight, bias, out, small_rule(x.shape[0], weight), norm=(norm_weight, eps))
@@ -219,6 +228,7 @@ def linear_add(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, residual
     if not fuses(x.shape[0], weight):
         residual.add_(linear(x, weight, bias))
     else:
+        x = take_inputs(x, weight.order)
         multiply_small(x, weight, bias, residual, small_rule(x.shape[0], weight), add=True)
 
 
@@ -247,6 +257,10 @@ def norm_swiglu(
     if not fuses(x.shape[0], gate_up_weight):
         return swiglu(norm_linear(x, norm_weight, eps, gate_up_weight, bias))
     out = x.new_empty(x.shape[0], gate_up_weight.num_outputs // 2)
-    tile = small_rule(x.shape[0], gate_up_weight, gated=True)
-    multiply_small(x, gate_up_weight, bias, out, tile, norm=(norm_weight, eps), gated=True)
+    tile, norm = small_rule(x.shape[0], gate_up_weight, gated=True), (norm_weight, eps)
+    if gate_up_weight.order is None:
+        multiply_small(x, gate_up_weight, bias, out, tile, norm=norm, gated=True)
+    else:
+        normed = take_inputs(rms_norm(x, *norm), gate_up_weight.order)
+        multiply_small(normed, gate_up_weight, bias, out, tile, gated=True)
     return out

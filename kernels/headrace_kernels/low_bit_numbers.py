@@ -117,3 +117,15 @@ def restored_nibbles(words, zeros, scales, PART: tl.constexpr, DTYPE: tl.constex
             restoring, "=r,r,r,r", [words, shifts, scales], dtype=DTYPE.value, is_pure=True, pack=2
         )
     return numbers
+
+
+@triton.jit
+def restored_bytes(words, zeros, scales, KIND: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr, HAS_ZEROS: tl.constexpr):  # fmt: skip
+    """Scale times (number - zero) of INT8's or FP8's words, rounded once to DTYPE. Zeros and scales broadcast to the words."""
+    numbers = numbers_of(words, 0, KIND, DTYPE, PLAIN).to(tl.float32)
+    if HAS_ZEROS:
+        numbers -= zeros.to(tl.float32)
+    numbers = (numbers * scales.to(tl.float32)).to(DTYPE)
+    if PLAIN:
+        numbers = numbers.to(tl.float32)
+    return numbers

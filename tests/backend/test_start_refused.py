@@ -71,7 +71,7 @@ def test_model_folder_is_refused_in_one_line(
         (
             quantized,
             {"load": "dummy", "quantize": "int4", "quantize_group": 64},
-            "config.json: quantization_config is set",
+            "quantize is int4, and the folder is quantized already (gptq)",
         ),
     ):
         assert said in refused(config_of(folder, tmp_path, **engine), tmp_path, capsys)

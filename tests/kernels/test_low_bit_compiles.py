@@ -23,3 +23,14 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
     if arch == 90:
         wide = [kernel for kernel in kernels if kernel["name"] == "_wide_kernel"]
         assert all(kernel["warpgroup_products"] and not kernel["stack_bytes"] for kernel in wide)
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_what_folders_of_other_tools_need_fits_the_card(arch: int) -> None:
+    kernels = compiled("compiled_kernels", "arranged", arch)
+    # Three arrangements of 8 bits, two products.
+    expected = {"_small_kernel": 12, "_wide_kernel": 12, "_restore_kernel": 6, "_add_splits_kernel": 6}
+    expected |= {"_quantize_tokens_kernel": 1, "_scaled_kernel": 1, "_take_kernel": 1}
+    assert Counter(kernel["name"] for kernel in kernels) == expected
+    assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
+    assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] != "_wide_kernel")

@@ -152,7 +152,7 @@ def test_bytes_are_those_of_the_scheme() -> None:
         (QuantKind.INT4, (8, 96, 128), torch.bfloat16, "int4 takes 32, 96 here"),
         (QuantKind.INT4, (8, 512, 256), torch.bfloat16, "int4 takes 32, 64, 128, 512 here"),
         (QuantKind.INT4, (8, 101, 32), torch.bfloat16, "int4 takes 101 here"),
-        (QuantKind.INT8, (8, 512, 128), torch.bfloat16, "one scale per output, group size 512"),
+        (QuantKind.INT8, (8, 512, 256), torch.bfloat16, "int8 takes 32, 64, 128, 512 here"),
         (QuantKind.FP8, (8, 512, 0), torch.bfloat16, "one scale per output, group size 512"),
         (QuantKind.INT8, (0, 512, 512), torch.bfloat16, "at least 1"),
         (QuantKind.INT8, (8, 512, 512), torch.float64, "bfloat16, float16 or float32"),

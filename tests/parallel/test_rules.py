@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.quantized_folders import Recipe
 from tests.support.running_server import DEMO
 
 from headrace_backend.config import EngineConfig
@@ -23,6 +24,7 @@ from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_backend.worker.device import too_few_cards
 from headrace_model_folder import ModelConfig, ModelFolder
+from headrace_model_folder.quantization_config import read_quantization
 
 # 8 heads, 4 key/value heads, 704 inner, 4,096 tokens.
 MODEL = ModelFolder.open(DEMO, require_weights=False).config
@@ -48,6 +50,13 @@ def config(tp: int, **settings: object) -> EngineConfig:
 )
 def test_sizes_that_do_not_divide_are_refused(tp: int, changes: dict[str, int], reason: str) -> None:
     assert unsuitable_tp(config(tp), dataclasses.replace(MODEL, **changes)) == reason
+
+
+def test_folders_that_are_quantized_already_are_for_one_rank() -> None:
+    quantized = dataclasses.replace(MODEL, quantization=read_quantization(Recipe("gptq").config(), MODEL.num_layers))
+    assert unsuitable_tp(config(1), quantized) is None
+    said = unsuitable_tp(config(2), quantized)
+    assert said is not None and "tp is 2, but folders that other tools quantized are served by one rank" in said
 
 
 def test_key_value_heads_may_be_fewer_than_ranks() -> None:

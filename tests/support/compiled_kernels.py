@@ -1,6 +1,6 @@
 """Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
 
-    python -m tests.support.compiled_kernels attention|small_linear|low_bits 90
+    python -m tests.support.compiled_kernels attention|small_linear|low_bits|arranged 90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
@@ -30,12 +30,14 @@ from headrace_kernels import (
     attention,
     card,
     fp8_activations,
+    input_order,
+    int8_activations,
     low_bit_kernels,
     low_bit_linear,
     small_linear,
     small_linear_kernels,
 )
-from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate
+from headrace_kernels.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
 
 # Largest shared memory of a program, by architecture.
 _SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
@@ -204,7 +206,43 @@ def compile_low_bits(arch: int) -> list[Any]:
     return compiled
 
 
-_ROOMS = {"attention": compile_attention, "small_linear": compile_small_linear, "low_bits": compile_low_bits}
+# What folders of other tools need beyond: INT8 in groups, with and without zero points, FP8 in blocks.
+_ARRANGED = (
+    (QuantKind.INT8, 128, Arrangement()),
+    (QuantKind.INT8, 32, Arrangement(has_zeros=True)),
+    (QuantKind.FP8, 128, Arrangement(scale_outputs=128)),
+)
+
+
+def compile_arranged(arch: int) -> list[Any]:
+    """Scales of groups for 8 bits, at the longest products of an 8B Llama; inputs in an order; products of rounded activations."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
+        stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
+        for room in (int8_activations, input_order):
+            stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
+        compiled = stack.enter_context(compiling_for(arch))
+        for (kind, group, arrangement), product in itertools.product(_ARRANGED, (_PRODUCTS[2], _PRODUCTS[3])):
+            outputs = product.num_outputs * (1 + product.gated)
+            sizes = (outputs, product.num_inputs, group)
+            weight = allocate(kind, *sizes, torch.bfloat16, torch.device("cpu"), arrangement)
+            for num_rows in (1, 12, 64, 200):
+                launch_low_bits(num_rows, product, weight)
+            low_bit_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=torch.bfloat16))
+        sizes = (4096, 14_336, 14_336)
+        weight = allocate(QuantKind.INT8, *sizes, torch.bfloat16, torch.device("cpu"))
+        x = torch.empty(300, 14_336, dtype=torch.bfloat16)
+        int8_activations.scaled_linear(x, weight, None)
+        input_order.take_inputs(x, torch.empty(14_336, dtype=torch.int32))
+    return compiled
+
+
+_ROOMS = {
+    "attention": compile_attention,
+    "small_linear": compile_small_linear,
+    "low_bits": compile_low_bits,
+    "arranged": compile_arranged,
+}
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.layers.sharded_module import ShardedModule
 from headrace_backend.layers.step_metadata import StepMetadata
+from headrace_backend.quantization.folder_check import FolderSummary
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.quantization.self_check import QuantizationSummary
 from headrace_backend.weights.placement import Placement, WeightTarget
@@ -80,7 +81,10 @@ class CausalLM(nn.Module, abc.ABC):
             max_position: Tokens of context to prepare for.
         """
         super().__init__()
-        layers = [self.make_layer(config, index, placement) for index in range(config.num_layers)]
+        layers = [
+            self.make_layer(config, index, placement.within(f"model.layers.{index}"))
+            for index in range(config.num_layers)
+        ]
         self.model = Decoder(config, layers, placement, max_position)
         tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = OutputHead(config.vocab_size, config.hidden_size, placement, tied_to)
@@ -94,7 +98,7 @@ class CausalLM(nn.Module, abc.ABC):
         self.vocab_size = config.vocab_size
         self.max_position = max_position
         # How the layers were quantized, once they are; None where they were not.
-        self.quantization: QuantizationSummary | None = None
+        self.quantization: QuantizationSummary | FolderSummary | None = None
         self.low_bit_weights = {
             path: weight for path, weight in self.named_modules() if isinstance(weight, LowBitWeight)
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,10 +11,12 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.llama import LlamaForCausalLM, MistralForCausalLM
 from headrace_backend.models.qwen2 import Qwen2ForCausalLM
 from headrace_backend.models.qwen3 import Qwen3ForCausalLM
+from headrace_backend.quantization.folder_check import summarize_folder
+from headrace_backend.quantization.folder_layers import formats_by_path, stage_layers
 from headrace_backend.quantization.self_check import summarize
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
-from headrace_backend.weights.placement import ALONE, Placement, Shard
+from headrace_backend.weights.placement import ALONE, Placement, Shard, WeightTarget
 from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import Scheme
 from headrace_kernels.restored_weights import scratch_bytes
@@ -72,7 +75,8 @@ def load_model(
     limit = config.max_position_embeddings
     if max_position is not None and not 1 <= max_position <= limit:
         raise ValueError(f"max_position must be from 1 to {limit} (the model's context), is {max_position}")
-    model = _model_class(config)(config, Placement(dtype, device, shard, scheme), max_position or limit)
+    placement = Placement(dtype, device, shard, scheme, formats=formats_by_path(config, CausalLM.stacked_params))
+    model = _model_class(config)(config, placement, max_position or limit)
     targets, shapes = model.weight_targets(), expected_tensors(config)
     # Biases that are added once are rank 0's.
     assert targets.keys() == shapes.keys() if shard.rank == 0 else targets.keys() <= shapes.keys()
@@ -81,11 +85,26 @@ def load_model(
             fill_with_noise(targets, shapes, seed, progress)
         elif folder is None:
             raise ValueError("load='folder' needs a folder")
+        elif config.quantization is not None:
+            _load_quantized(model, folder, targets, progress)
         else:
             load_weights(folder, targets, progress)
         if scheme is not None:
             model.quantization = summarize(scheme, targets, model.low_bit_weights)
     return model.eval()
+
+
+def _load_quantized(
+    model: CausalLM, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress
+) -> None:
+    """Fills a model from a folder that another tool quantized."""
+    quantization = folder.config.quantization
+    assert quantization is not None
+    staged = stage_layers(folder.config, targets, expected_tensors(folder.config), folder.tensors)
+    load_weights(folder, staged.targets, progress)
+    staged.check(folder.tensors)
+    norms = {name: value for name, value in model.named_parameters() if name.endswith("norm.weight")}
+    model.quantization = summarize_folder(quantization, staged.layers, model.low_bit_weights, norms)
 
 
 def weight_memory(
@@ -97,7 +116,9 @@ def weight_memory(
         InvalidModelFolder: the architecture is unknown.
         QuantizationRefused: the scheme does not suit the model.
     """
-    model = _model_class(config)(config, Placement(dtype, torch.device("meta"), shard, scheme), 1)
+    formats = formats_by_path(config, CausalLM.stacked_params)
+    placement = Placement(dtype, torch.device("meta"), shard, scheme, formats=formats)
+    model = _model_class(config)(config, placement, 1)
     sizes = {(weight.num_outputs, weight.num_inputs) for weight in model.low_bit_weights.values()}
     # Elsewhere products restore weights in small blocks, which they give up again.
     scratch = [scratch_bytes(*size, dtype) for size in sizes] if device.type == "cuda" else []

@@ -1,10 +1,14 @@
 """What a layer's product multiplies by: a plain weight or one of few bits, behind one interface.
 
     linear_weight   the interface, and the plain weight
-    low_bit_weight  a weight of few bits: filled by rows that are quantized as they come
-    make_weight     which of the two a placement asks for
+    low_bit_weight  weights of few bits; those filled by rows that are quantized as they come
+    stored_weight   those that another tool made, in its formats: which of our layouts holds which
+    parted_weight   projections of different formats side by side
+    make_weight     which of them a placement asks for
     tensor_error    how far each tensor ended from what was read, and how far it may be
     self_check      what is checked and said once all weights are there
+    folder_layers   all layers of a folder of another tool; staged_layer: one, from its tensors to our layout; source_numbers: the bits of each format
+    folder_check    what is checked and said of those; layer_statistics: what their integers tell
 
 Layers hold weights and know no scheme. How numbers of few bits lie in memory and are multiplied is `headrace_kernels`' business.
 """

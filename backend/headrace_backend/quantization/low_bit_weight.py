@@ -1,8 +1,8 @@
-"""A weight of few bits, filled by rows that are quantized on its device as they come.
+"""Weights of few bits: what they have in common, and those that are made of rows which are quantized on their device as they come.
 
     piece of whole rows -quantize_rows-> QuantizedWeight -dequantize_rows-> how far they are from the piece
 
-Owns what a loader sees of such a weight. The original is never held beyond its piece.
+Owns what a loader sees of such a weight. The original is never held beyond its piece. Weights that another tool quantized are `stored_weight`'s.
 """
 
 from __future__ import annotations
@@ -25,16 +25,11 @@ _BLOCK_NUMBERS = 1 << 22
 class LowBitWeight(LinearWeight):
     """Several projections that share an input may lie in one, each filled by a destination of its own."""
 
-    def __init__(self, num_outputs: int, num_inputs: int, scheme: Scheme, placement: Placement) -> None:
-        """Allocates it, empty.
-
-        Raises:
-            QuantizationRefused: The scheme's groups do not divide the inputs.
-        """
+    def __init__(self, quantized: QuantizedWeight) -> None:
+        """Takes an empty one."""
         super().__init__()
-        self.num_outputs, self.num_inputs = num_outputs, num_inputs
-        group = scheme.group(num_inputs)
-        self.quantized = allocate(scheme.kind, num_outputs, num_inputs, group, placement.dtype, placement.device)
+        self.num_outputs, self.num_inputs = quantized.num_outputs, quantized.num_inputs
+        self.quantized = quantized
 
     @property
     def num_bytes(self) -> int:
@@ -60,6 +55,19 @@ class LowBitWeight(LinearWeight):
     def fuses(self, num_tokens: int) -> bool:
         """See LinearWeight."""
         return low_bit_linear.fuses(num_tokens, self.quantized)
+
+
+class RoundedWeight(LowBitWeight):
+    """A weight that is quantized by a scheme of the settings."""
+
+    def __init__(self, num_outputs: int, num_inputs: int, scheme: Scheme, placement: Placement) -> None:
+        """Allocates it, empty.
+
+        Raises:
+            QuantizationRefused: The scheme's groups do not divide the inputs.
+        """
+        group = scheme.group(num_inputs)
+        super().__init__(allocate(scheme.kind, num_outputs, num_inputs, group, placement.dtype, placement.device))
 
     def destination(self, outputs: range) -> Destination:
         """See LinearWeight."""

@@ -23,9 +23,9 @@ _ROW_COUNTS = (1, 8, 32)
 _CARD_ROW_COUNTS = (*_ROW_COUNTS, 96, 300)
 # Relative error of a product, sums in fp32 and the result rounded to its type; on the demo model's weights it is an eighth of that at most.
 _PRODUCT_LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-# Where a card rounds the activations of many rows to e4m3 too: 2.6% of Gaussian ones.
+# Where a card rounds the activations of many rows too: 2.6% of Gaussian ones in e4m3, 1% in 8-bit integers.
 _FEW_ROWS = 32
-_FP8_PRODUCT_LIMIT = 0.05
+_ROUNDED_PRODUCT_LIMIT = 0.05
 _BLOCK_NUMBERS = 1 << 22
 _SEED = 0x10B175
 
@@ -57,7 +57,7 @@ def summarize(
     """
     errors = {name: _checked_error(name, target) for name, target in targets.items() if _is_quantized(target)}
     for path, weight in weights.items():
-        _check_product(path, weight)
+        check_product(path, weight)
     num_weights = sum(weight.num_weights for weight in weights.values())
     num_bytes = sum(weight.num_bytes for weight in weights.values())
     worst = max(errors, key=errors.__getitem__)
@@ -80,8 +80,12 @@ def _checked_error(name: str, target: WeightTarget) -> float:
     return error
 
 
-def _check_product(path: str, weight: LowBitWeight) -> None:
-    """Multiplies random rows by a weight, as steps will."""
+def check_product(path: str, weight: LowBitWeight) -> None:
+    """Multiplies random rows by a weight, as steps will.
+
+    Raises:
+        QuantizationRefused: A product differs from its reference; the layer is named.
+    """
     generator = torch.Generator().manual_seed(_SEED)
     quantized = weight.quantized
     counts = _CARD_ROW_COUNTS if quantized.device.type == "cuda" else _ROW_COUNTS
@@ -99,8 +103,9 @@ def _check_product(path: str, weight: LowBitWeight) -> None:
 
 def _product_limit(weight: QuantizedWeight, num_rows: int) -> float:
     limit = _PRODUCT_LIMITS[weight.dtype]
-    rounds_rows = weight.kind is QuantKind.FP8 and weight.device.type == "cuda" and num_rows > _FEW_ROWS
-    return max(limit, _FP8_PRODUCT_LIMIT) if rounds_rows else limit
+    may_round = weight.kind is QuantKind.FP8 or weight.rounds_activations
+    rounds_rows = may_round and weight.device.type == "cuda" and num_rows > _FEW_ROWS
+    return max(limit, _ROUNDED_PRODUCT_LIMIT) if rounds_rows else limit
 
 
 def _reference(rows: Tensor, weight: QuantizedWeight) -> Tensor:

@@ -9,16 +9,27 @@ import math
 import os
 import pathlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.progress import Progress
-from headrace_model_folder import InvalidModelFolder
+from headrace_model_folder import InvalidModelFolder, TensorRecord
 
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+}
+# e4m3 without its sign: the only code that is not finite.
+_E4M3_NAN = 0x7F
 _UNIT = 1 << 20
 
 
@@ -141,6 +152,31 @@ def row_pieces(rows: range, rows_per_piece: int) -> Iterator[tuple[int, int]]:
     """Consecutive parts of the rows as (first, end)."""
     for first in range(rows.start, rows.stop, rows_per_piece):
         yield first, min(first + rows_per_piece, rows.stop)
+
+
+def all_finite(values: Tensor) -> Tensor:
+    """[] whether no value is a NaN or an infinity, on the device of the values, of which there is at least one."""
+    if values.dtype == torch.float8_e4m3fn:
+        return ((values.view(torch.uint8) & _E4M3_NAN) != _E4M3_NAN).all()
+    if not values.is_floating_point():
+        return torch.ones((), dtype=torch.bool, device=values.device)
+    least, most = values.aminmax()
+    return least.isfinite() & most.isfinite()
+
+
+def reading_order(records: Mapping[str, TensorRecord], targets: Mapping[str, WeightTarget]) -> list[str]:
+    """Names of the targets as they lie in the files, so that reads follow each other on the disk; those of a batch together, where its largest tensor lies."""
+    anchors: dict[str, TensorRecord] = {}
+    for name, target in targets.items():
+        record = records[name]
+        if target.batch and (target.batch not in anchors or anchors[target.batch].num_bytes < record.num_bytes):
+            anchors[target.batch] = record
+
+    def place(name: str) -> tuple[str, int, str, int]:
+        anchor = anchors.get(targets[name].batch, records[name])
+        return anchor.file, anchor.offset, records[name].file, records[name].offset
+
+    return sorted(targets, key=place)
 
 
 def not_finite(file: str, name: str) -> InvalidModelFolder:

@@ -7,7 +7,6 @@ come from validated headers. A tensor that holds a NaN or an infinity is refused
 from __future__ import annotations
 
 import concurrent.futures
-import math
 from collections.abc import Mapping
 
 import torch
@@ -17,7 +16,9 @@ from headrace_backend.weights.checkpoint_files import (
     ByteCounter,
     CheckpointFiles,
     RowSpan,
+    all_finite,
     not_finite,
+    reading_order,
     row_pieces,
 )
 from headrace_backend.weights.pinned_loader import PINNED_BYTES, CudaTransfer, load_through_buffers
@@ -69,7 +70,8 @@ def _load_directly(
     pool = concurrent.futures.ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="weights")
     try:
         readers = [
-            pool.submit(_read_tensor, files, name, records[name], target, counter) for name, target in targets.items()
+            pool.submit(_read_tensor, files, name, records[name], targets[name], counter)
+            for name in reading_order(records, targets)
         ]
         for reader in concurrent.futures.as_completed(readers):
             reader.result()
@@ -87,7 +89,7 @@ def _read_tensor(
     for first, last in row_pieces(target.rows, rows_per_piece):
         piece = torch.empty((last - first) * span.num_bytes // dtype.itemsize, dtype=dtype)
         files.read_rows(piece, record.offset + first * span.row_bytes, span, record.file, name)
-        if piece.numel() and not all(math.isfinite(bound) for bound in piece.aminmax()):
+        if piece.numel() and not all_finite(piece):
             raise not_finite(record.file, name)
         target.put(piece, first, last)
         counter.add(piece.nbytes)

@@ -25,7 +25,9 @@ from headrace_backend.weights.checkpoint_files import (
     ByteCounter,
     CheckpointFiles,
     RowSpan,
+    all_finite,
     not_finite,
+    reading_order,
     row_pieces,
 )
 from headrace_backend.weights.placement import WeightTarget
@@ -231,8 +233,7 @@ class _Loader:
         target = self._targets[piece.name]
         values = buffer.to(self._transfer.device, non_blocking=True)
         if values.numel():
-            least, most = values.aminmax()
-            self._flags[piece.flag].logical_or_(~(least.isfinite() & most.isfinite()))
+            self._flags[piece.flag].logical_or_(~all_finite(values))
         target.put(values, piece.first, piece.end)
 
 
@@ -246,9 +247,9 @@ def _pieces(
     spans: Mapping[str, RowSpan],
     piece_bytes: int,
 ) -> Iterator[_Piece]:
-    """All pieces, in the order in which they lie in the files: reads of several readers then follow each other on the disk."""
+    """All pieces, in reading order."""
     indices = {name: index for index, name in enumerate(targets)}
-    for name in sorted(targets, key=lambda name: (records[name].file, records[name].offset)):
+    for name in reading_order(records, targets):
         rows_per_piece = max(piece_bytes // max(spans[name].num_bytes, 1), 1)
         for first, end in row_pieces(targets[name].rows, rows_per_piece):
             yield _Piece(name, indices[name], first, end)

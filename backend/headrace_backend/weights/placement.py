@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_backend.weights.scheme import Scheme
+from headrace_model_folder import LayerFormat
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,6 +64,14 @@ class Placement:
     shard: Shard = ALONE
     # None: all of `dtype`.
     scheme: Scheme | None = None
+    # Where the module that is being made stands in the model, dots between names.
+    path: str = ""
+    # Path of a module with a weight -> the format of each projection in it, where another tool quantized the folder; None: plain. Modules that are not here are plain.
+    formats: Mapping[str, tuple[LayerFormat | None, ...]] = dataclasses.field(default_factory=dict)
+
+    def within(self, name: str) -> Placement:
+        """The same for a module inside this one."""
+        return dataclasses.replace(self, path=f"{self.path}.{name}" if self.path else name)
 
     def empty(self, *shape: int) -> torch.nn.Parameter:
         """A parameter that is still to be filled."""
@@ -77,6 +87,8 @@ class WeightTarget:
     rows: range
     # Along dimension 1; None if the checkpoint tensor has one dimension.
     columns: range | None = None
+    # Tensors of one batch are read together, because nothing of them is done before all are there.
+    batch: str = ""
 
     def __post_init__(self) -> None:
         shape = (len(self.rows),) if self.columns is None else (len(self.rows), len(self.columns))

@@ -9,6 +9,7 @@ import torch
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.quantization.folder_check import FolderSummary
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.weights.scheme import Scheme
 from headrace_backend.worker.channel import Channel
@@ -50,6 +51,9 @@ def quantization_report(model: CausalLM) -> QuantizationReport | None:
     summary = model.quantization
     if summary is None:
         return None
+    if isinstance(summary, FolderSummary):
+        # How far these are from what they were made of, only who made them knows.
+        return QuantizationReport(summary.scheme, summary.group_size, summary.bits_per_weight, 0.0, 0.0, "")
     return QuantizationReport(
         scheme=summary.scheme.name,
         group_size=summary.scheme.group_size,

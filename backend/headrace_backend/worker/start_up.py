@@ -219,7 +219,8 @@ def _loaded_model(
         about = (dtype, device, config.load, config.seed, channel.send_progress, max_model_len, scheme, place.shard)
         return load_model(source, folder.config, *about)
     except QuantizationRefused as refused:
-        raise StartRefused(f"quantize is {config.quantize}: {refused}") from refused
+        source_of_bits = f"quantize is {config.quantize}" if scheme else f"{folder.name}: quantized by another tool"
+        raise StartRefused(f"{source_of_bits}: {refused}") from refused
 
 
 def _count_late_work(runner: Runner) -> int:

@@ -1,0 +1,63 @@
+"""What is looked at once the weights of a folder that another tool quantized are there, before any request is.
+
+Owns the answer that operators see. There is no original to compare with, so what can be seen is whether the layers look packed as the folder says (`packing_check`), and whether each product is the one that the numbers
+stand for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from headrace_backend.quantization.low_bit_weight import LowBitWeight
+from headrace_backend.quantization.packing_check import check_packing
+from headrace_backend.quantization.self_check import check_product
+from headrace_backend.quantization.staged_layer import StagedLayer
+from headrace_model_folder import FolderQuantization
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FolderSummary:
+    """How a folder's layers are quantized."""
+
+    # Its format and its numbers, the most frequent first, such as "gptq int4" or "compressed-tensors int4+int8".
+    scheme: str
+    # Inputs that share a scale; 0: all of an output's, or not the same for all layers.
+    group_size: int
+    # What the quantized weights take in memory, scales and zero points included, per weight.
+    bits_per_weight: float
+
+
+def summarize_folder(
+    quantization: FolderQuantization,
+    layers: Sequence[StagedLayer],
+    weights: Mapping[str, LowBitWeight],
+    norms: Mapping[str, Tensor],
+) -> FolderSummary:
+    """Checks all quantized weights of a model.
+
+    Args:
+        quantization: What config.json says.
+        layers: All of them, loaded.
+        weights: Path in the model -> weight.
+        norms: Norm weights of the model, by name.
+
+    Raises:
+        QuantizationRefused: A layer is packed in another way than the folder says, or a product differs from its reference. The layer is named.
+    """
+    findings = {layer.layer: layer.statistics.read() for layer in layers}
+    check_packing({name: found for name, found in findings.items() if found is not None}, norms)
+    for path, weight in weights.items():
+        check_product(path, weight)
+    numbers = Counter(form.number for form in quantization.layers.values())
+    groups = {128 if form.scales == "block" else form.group_size for form in quantization.layers.values()}
+    num_bytes = sum(weight.num_bytes for weight in weights.values())
+    num_weights = sum(weight.num_weights for weight in weights.values())
+    return FolderSummary(
+        f"{quantization.method} {'+'.join(number for number, _ in numbers.most_common())}",
+        groups.pop() if len(groups) == 1 else 0,
+        8 * num_bytes / num_weights,
+    )

@@ -1,0 +1,146 @@
+"""What the integers of a layer tell of how it was packed, when there is no original to compare with: where their middle is, whether scales are theirs, and how large outputs and inputs are.
+
+Owns the sums, on the layer's device, each row seen once. `folder_check` judges them; what follows is why they tell anything, of trained layers and of random ones.
+
+*Middle.* Weights scatter around 0, so that number less zero point is 0 on average to a small part of a step. Zero points one off shift it by a step, a third of int4's scatter.
+*Scales.* A scale comes from the largest weight of its group. Where that is large by chance, the scale is large and the group's numbers scatter less. So logarithms of scale and of scatter, without what a row or a column of
+groups has in common, fall against each other (-0.5 to -0.9), as soon as a layer has some hundred groups; scales of other groups do not. For rows in another order within a word it is tried which order falls most.
+*Sizes.* Norms of rows and columns, which layers that feed each other share in trained models.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Ways to confuse the eight numbers of a word, or of two: AWQ's order for the plain one and the other way round, the last first, and neighbours exchanged.
+WORD_ORDERS = {
+    "the order of AWQ": (0, 2, 4, 6, 1, 3, 5, 7),
+    "the inverse of AWQ's order": (0, 4, 1, 5, 2, 6, 3, 7),
+    "highest bits first": (7, 6, 5, 4, 3, 2, 1, 0),
+    "exchanged pairs": (1, 0, 3, 2, 5, 4, 7, 6),
+    "highest bytes first": (3, 2, 1, 0, 7, 6, 5, 4),
+}
+_WORD = 8
+# A group reaches the end of its range if it takes so much of it.
+_REACHED = 0.8
+
+
+class Findings(NamedTuple):
+    """Of one layer, read from the device."""
+
+    bits: int
+    # Of number less zero point: mean, and scatter as a part of the range of numbers.
+    mean: float
+    scatter: float
+    # Of all groups, those that reach the end of their range.
+    reaching: float
+    # Groups that have a scale and scatter, where rows have several; 0: none.
+    num_groups: int
+    # Of logarithms of scale and scatter: as they are, then with rows in each of WORD_ORDERS.
+    correlations: tuple[float, ...]
+    # [N] and [K] sums of squares.
+    rows: Tensor
+    columns: Tensor
+
+
+class LayerStatistics:
+    """Sums over one layer. Rows are added in order, from one thread or stream; `finish` ends them."""
+
+    def __init__(self, bits: int, is_symmetric: bool) -> None:
+        self._bits, self._is_symmetric = bits, is_symmetric
+        # Of each piece of rows.
+        self._scales: list[Tensor] = []
+        self._scatters: list[Tensor] = []
+        self._rows: list[Tensor] = []
+        self._columns: Tensor | None = None
+        # [5]: sum, squares and count of number less zero point; groups that reach the end, and all groups.
+        self._sums: Tensor | None = None
+        self._correlations: Tensor | None = None
+
+    def add(self, groups: Tensor, zeros: Tensor, scales: Tensor) -> None:
+        """Adds rows.
+
+        Args:
+            groups: [num_rows, num_groups, group_size] integers.
+            zeros: [num_rows, num_groups].
+            scales: The same, fp32.
+        """
+        numbers = groups.float()
+        steps = numbers - zeros.float()[:, :, None]
+        full = float(1 << self._bits)
+        reach = 2 * steps.abs().amax(-1) if self._is_symmetric else numbers.amax(-1) - numbers.amin(-1)
+        counted = [
+            steps.sum(dtype=torch.float64),
+            steps.square().sum(dtype=torch.float64),
+            torch.full((), steps.numel(), dtype=torch.float64, device=steps.device),
+            (reach >= _REACHED * full).sum().double(),
+            torch.full((), zeros.numel(), dtype=torch.float64, device=steps.device),
+        ]
+        sums = torch.stack(counted)
+        self._sums = sums if self._sums is None else self._sums + sums
+        self._scales.append(scales)
+        self._scatters.append(steps.std(-1, correction=0))
+        squares = (steps * scales[:, :, None]).square()
+        self._rows.append(squares.sum((1, 2)))
+        columns = squares.sum(0).flatten()
+        self._columns = columns if self._columns is None else self._columns + columns
+
+    def finish(self, order: Tensor | None) -> None:
+        """All rows are there; keeps what is small.
+
+        Args:
+            order: Which input of the layer each one is that was added; None: they are in order.
+        """
+        if self._columns is None:
+            return
+        if order is not None:
+            self._columns = torch.empty_like(self._columns).index_copy_(0, order, self._columns)
+        self._correlations = _correlations(torch.cat(self._scales), torch.cat(self._scatters))
+        self._scales, self._scatters = [], []
+
+    def read(self) -> Findings | None:
+        """What was found; None where there were no integers. Waits for the device."""
+        if self._sums is None or self._columns is None or self._correlations is None:
+            return None
+        total, squares, count, reaching, all_groups = self._sums.tolist()
+        num_groups, *correlations = self._correlations.tolist()
+        mean, rows = total / count, torch.cat(self._rows).cpu()
+        return Findings(
+            self._bits,
+            mean,
+            max(squares / count - mean * mean, 0.0) ** 0.5 / (1 << self._bits),
+            reaching / all_groups,
+            int(num_groups),
+            tuple(correlations),
+            rows,
+            self._columns.cpu(),
+        )
+
+
+def _correlations(scales: Tensor, scatters: Tensor) -> Tensor:
+    """[2 + orders]: how many groups count, the correlation of both logarithms, and that with rows of words in other orders."""
+    whole = len(scales) // _WORD * _WORD
+    scales, scatters = scales[:whole], scatters[:whole]
+    if scales.shape[1] < 2 or whole == 0:
+        return torch.zeros(2 + len(WORD_ORDERS), dtype=torch.float64, device=scales.device)
+    sound = (scales > 0) & (scatters > 0)
+    sizes, spreads = (_without_common(values, sound) for values in (scales, scatters))
+    words = torch.arange(whole, device=scales.device).view(-1, _WORD)
+    # Indices of Python would be copied to the device, which waits for the stream, once for each layer: little beside its reading.
+    places = [words[:, list(order)].flatten() for order in WORD_ORDERS.values()]
+    found = [_correlation(sizes, spreads), *(_correlation(sizes, spreads[place]) for place in places)]
+    return torch.stack([sound.sum().double(), *found])
+
+
+def _without_common(values: Tensor, sound: Tensor) -> Tensor:
+    """Logarithms less the means of their row and their column; 0 where they are not sound."""
+    logs = torch.where(sound, values, torch.ones_like(values)).double().log()
+    logs = logs - logs.mean(1, keepdim=True)
+    return torch.where(sound, logs - logs.mean(0, keepdim=True), torch.zeros_like(logs))
+
+
+def _correlation(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum() / (left.square().sum() * right.square().sum()).sqrt().clamp(min=1e-30)

@@ -1,0 +1,122 @@
+"""Whether layers that another tool quantized look packed as their folder says, judged without an original.
+
+Owns the rules and their limits; `layer_statistics` says why the figures tell anything. Each rule asks for evidence that no sound layer gives, sound ones by far not: a folder is refused for what is there, never for what is missing.
+Layers whose numbers fill their range evenly, as no weights do, say nothing and are let pass.
+
+What is seen: int4 zero points that are one off; scales of other groups, rows or layers, where rows have several groups; outputs in another order within their words; inputs in another order within their words, where a trained layer
+shares the sizes of its inputs with the norm or the layers before it. What is not: scales of whole rows or tensors that are another's, zero points of 8 bits that are a step off, FP8 that is packed wrongly, and an order of inputs in random layers, for
+which it makes no difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from headrace_backend.quantization.layer_statistics import WORD_ORDERS, Findings
+from headrace_backend.weights.scheme import QuantizationRefused
+
+# Steps of int4 by which the middle of a layer's numbers may be off 0. Layers of the demo model are off by 0.035 at most.
+_MOST_MEAN = 0.5
+# Scatter as a part of the range: numbers from 0 to 15 that are all as frequent have 0.29, weights up to 0.2.
+_EVEN_SCATTER = 0.26
+# Scales that come from the largest of their groups make nearly all groups reach the end of the range.
+_FEWEST_REACHING = 0.8
+# Groups from which on their correlation says something, and standard deviations that it must be off.
+_FEWEST_GROUPS = 500
+_DEVIATIONS = 6.0
+# Inputs from which on their sizes are compared.
+_FEWEST_INPUTS = 128
+_WORD = 8
+
+Profiles = Mapping[str, Findings]
+
+
+def check_packing(findings: Profiles, norms: Mapping[str, Tensor]) -> None:
+    """Judges all layers of a model.
+
+    Args:
+        findings: Layer -> what was found of it.
+        norms: Norm weights of the model, by their names in the folder.
+
+    Raises:
+        QuantizationRefused: A layer is packed wrongly; it is named.
+    """
+    for layer, found in findings.items():
+        if found.scatter < _EVEN_SCATTER:
+            _check_middle(layer, found)
+            _check_scales(layer, found)
+    for layer, found in findings.items():
+        for what, sizes in _input_sizes(layer, findings, norms):
+            _check_inputs(layer, found, what, sizes)
+
+
+def _check_middle(layer: str, found: Findings) -> None:
+    if found.bits == 4 and abs(found.mean) > _MOST_MEAN:
+        raise QuantizationRefused(
+            f"layer {layer!r}: its numbers are {found.mean:+.2f} steps off their zero points on average, more than {_MOST_MEAN}: zero points that are one off, or stored in another way, do that"
+        )
+
+
+def _check_scales(layer: str, found: Findings) -> None:
+    if found.num_groups < _FEWEST_GROUPS or found.reaching < _FEWEST_REACHING:
+        return
+    own, *others = found.correlations
+    deviation = found.num_groups**-0.5
+    for name, other in zip(WORD_ORDERS, others, strict=True):
+        if other < own - 2**0.5 * _DEVIATIONS * deviation:
+            raise QuantizationRefused(
+                f"layer {layer!r}: its scales suit its numbers better if outputs of a word are in another order, {name} (correlation {other:.2f} against {own:.2f})"
+            )
+    if own > -_DEVIATIONS * deviation:
+        raise QuantizationRefused(
+            f"layer {layer!r}: its scales are not those of its numbers: groups that scatter less have no larger scales (correlation {own:.2f}, {-_DEVIATIONS * deviation:.2f} is the least that scales of the own groups give)"
+        )
+
+
+def _input_sizes(layer: str, findings: Profiles, norms: Mapping[str, Tensor]) -> Sequence[tuple[str, Tensor]]:
+    """What the sizes of a layer's inputs may go with: the norm or the layers that they come from."""
+    parent, _, own = layer.rpartition(".")
+    decoder = parent.rpartition(".")[0]
+    if own in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
+        name = f"{decoder}.{'input' if parent.endswith('self_attn') else 'post_attention'}_layernorm.weight"
+        return [(name, norms[name].float().abs().cpu())]
+    if own == "down_proj":
+        before = [findings.get(f"{parent}.{name}") for name in ("gate_proj", "up_proj")]
+        sizes = [found.rows for found in before if found is not None]
+        return [("gate_proj and up_proj", torch.stack(sizes).log().sum(0).exp())] if len(sizes) == 2 else []
+    values = findings.get(f"{parent}.v_proj")
+    inputs = len(findings[layer].columns)
+    if values is None or inputs % len(values.rows):
+        return []
+    # Query heads of a group follow each other and take the values of one head.
+    return [("v_proj", values.rows)] if inputs == len(values.rows) else []
+
+
+def _check_inputs(layer: str, found: Findings, what: str, sizes: Tensor) -> None:
+    inputs = len(found.columns) // _WORD * _WORD
+    if inputs < _FEWEST_INPUTS or len(sizes) != len(found.columns):
+        return
+    own_sizes, sizes = _ranks(found.columns[:inputs]), _ranks(sizes[:inputs])
+    own = _strength(own_sizes, sizes)
+    words = torch.arange(inputs).view(-1, _WORD)
+    for name, order in WORD_ORDERS.items():
+        other = _strength(own_sizes, sizes[words[:, list(order)].flatten()])
+        if other - own > _DEVIATIONS * math.sqrt(2 / (inputs - 3)):
+            raise QuantizationRefused(
+                f"layer {layer!r}: the sizes of its inputs go with those of {what} better if inputs of a word are in another order, {name} (correlation {math.tanh(other):.2f} against {math.tanh(own):.2f})"
+            )
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Standardized, so that a few large ones do not decide."""
+    ranks = values.argsort().argsort().double()
+    return (ranks - ranks.mean()) / ranks.std()
+
+
+def _strength(left: Tensor, right: Tensor) -> float:
+    """Fisher's measure of a correlation, of either sign: its deviation does not depend on it."""
+    return math.atanh(min(abs(float((left * right).mean())), 0.999999))

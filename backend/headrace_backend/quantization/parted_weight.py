@@ -1,0 +1,61 @@
+"""A weight whose projections are in different formats: each multiplies by itself, and the results are put side by side.
+
+Owns that and no arithmetic. It costs a launch per part, and nothing is fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from headrace_backend.quantization.linear_weight import LinearWeight
+from headrace_backend.weights.destination import Destination
+from headrace_kernels.rms_norm import rms_norm
+from headrace_kernels.swiglu import swiglu
+
+
+class PartedWeight(LinearWeight):
+    """Outputs of several weights of the same inputs, in order."""
+
+    def __init__(self, parts: Sequence[LinearWeight]) -> None:
+        super().__init__()
+        self.num_outputs, self.num_inputs = sum(part.num_outputs for part in parts), parts[0].num_inputs
+        self.parts = nn.ModuleList(parts)
+        # The same, with their type.
+        self._parts = tuple(parts)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See LinearWeight."""
+        found, first = [], 0
+        for part in self._parts:
+            own = None if bias is None else bias[first : first + part.num_outputs]
+            found.append(part.multiply(x, own))
+            first += part.num_outputs
+        return torch.cat(found, dim=1)
+
+    def after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
+        """See LinearWeight."""
+        return self.multiply(rms_norm(x, norm_weight, eps), bias)
+
+    def swiglu_after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
+        """See LinearWeight."""
+        return swiglu(self.after_norm(x, norm_weight, eps, bias))
+
+    def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None) -> None:
+        """See LinearWeight."""
+        residual.add_(self.multiply(x, bias))
+
+    def fuses(self, num_tokens: int) -> bool:
+        """See LinearWeight."""
+        return False
+
+    def destination(self, outputs: range) -> Destination:
+        """See LinearWeight. The outputs are those of one part."""
+        first = 0
+        for part in self._parts:
+            if outputs == range(first, first + part.num_outputs):
+                return part.destination(range(part.num_outputs))
+            first += part.num_outputs
+        raise AssertionError(f"{outputs} are no part")

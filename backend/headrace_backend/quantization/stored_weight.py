@@ -1,0 +1,90 @@
+"""A weight that another tool quantized: our layout for its format, filled by the numbers of the folder as they are.
+
+Owns which kind, groups and arrangement of `QuantizedWeight` hold a format, and which projections may lie in one weight. The way from a folder's tensors to it is `staged_layer`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from headrace_backend.quantization.low_bit_weight import LowBitWeight
+from headrace_backend.weights.destination import Destination
+from headrace_backend.weights.placement import Placement
+from headrace_backend.weights.scheme import QuantizationRefused
+from headrace_kernels.quantized_weight import BLOCK_SIZE, Arrangement, QuantizedWeight, QuantKind, allocate
+from headrace_model_folder import LayerFormat
+
+KINDS = {"int4": QuantKind.INT4, "int8": QuantKind.INT8, "fp8": QuantKind.FP8}
+
+
+class StoredWeight(LowBitWeight):
+    """One or several projections in the same format."""
+
+    def __init__(self, form: LayerFormat, part_sizes: Sequence[int], num_inputs: int, placement: Placement) -> None:
+        """Allocates it, empty.
+
+        Args:
+            form: Of all projections.
+            part_sizes: Outputs of each.
+            num_inputs: Of this rank.
+            placement: Type and device.
+
+        Raises:
+            QuantizationRefused: The format's groups do not divide a rank's inputs.
+        """
+        if form.group_size and num_inputs % form.group_size:
+            raise QuantizationRefused(
+                f"groups of {form.group_size} do not divide the {num_inputs} inputs that a rank has of {placement.path}"
+            )
+        kind = KINDS[form.number]
+        is_block = form.scales == "block"
+        arrangement = Arrangement(
+            has_zeros=kind is QuantKind.INT8 and not form.is_symmetric,
+            scale_outputs=_scale_outputs(part_sizes) if is_block else 0,
+            is_ordered=bool(form.order_digest),
+            rounds_activations=form.rounds_activations,
+        )
+        group = BLOCK_SIZE if is_block else form.group_size or num_inputs
+        sizes = (sum(part_sizes), num_inputs, group)
+        super().__init__(allocate(kind, *sizes, placement.dtype, placement.device, arrangement))
+
+    def destination(self, outputs: range) -> Destination:
+        """See LinearWeight. It is filled by way of `StagedLayer`, which takes the place of its rows."""
+        return StoredRows(self.quantized, outputs)
+
+
+class StoredRows(Destination):
+    """Some outputs of such a weight: where a layer's tensors go once all of them are there."""
+
+    def __init__(self, weight: QuantizedWeight, outputs: range) -> None:
+        self.weight = weight
+        self.outputs = outputs
+        self.shape, self.dtype, self.device = (len(outputs), weight.num_inputs), weight.dtype, weight.device
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Not called: there are no rows of plain numbers."""
+        raise AssertionError("a stored weight is filled by its layer's tensors")
+
+
+def are_alike(formats: Sequence[LayerFormat | None]) -> bool:
+    """Whether projections of these formats may lie in one weight: the same numbers, groups and order of inputs. Where they come from in the folder may differ."""
+    return len({None if form is None else _essence(form) for form in formats}) == 1
+
+
+def _essence(form: LayerFormat) -> tuple[object, ...]:
+    # A scale of a whole tensor becomes one of each output.
+    scales = "channel" if form.scales == "tensor" else form.scales
+    has_zeros = form.number == "int8" and not form.is_symmetric
+    return (form.number, scales, form.group_size, has_zeros, form.order_digest, form.rounds_activations)
+
+
+def _scale_outputs(part_sizes: Sequence[int]) -> int:
+    """Outputs that share a scale in blocks: 128, or the largest power of two at whose multiples every part begins."""
+    first, size = 0, BLOCK_SIZE
+    for part in part_sizes:
+        while first % size:
+            size //= 2
+        first += part
+    return size

@@ -1,0 +1,223 @@
+"""The configuration of compressed-tensors, as llm-compressor writes it: groups of layers, each with its scheme.
+
+Owns which of its schemes are served and which layer is in which group: a layer that `ignore` names is plain; among groups its own name goes before a pattern, and a pattern before the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from headrace_model_folder.errors import InvalidModelFolder, shown
+from headrace_model_folder.fields import Fields
+from headrace_model_folder.layer_format import BLOCK_SIZE, LayerFormat, Layout
+from headrace_model_folder.layer_names import LM_HEAD, compiled, strings
+
+_FORMATS = {
+    "pack-quantized": Layout.PACKED,
+    "int-quantized": Layout.WHOLE,
+    "naive-quantized": Layout.WHOLE,
+    "float-quantized": Layout.WHOLE,
+}
+_GROUP_SIZES = (32, 64, 128)
+_CLASS = "Linear"
+_PATTERN = "re:"
+_MOST_GROUPS = 1024
+
+
+class _Group(NamedTuple):
+    """Layers of one scheme."""
+
+    targets: tuple[Callable[[str], int], ...]
+    form: LayerFormat
+
+    def rank(self, name: str) -> int:
+        """How exactly it names a layer: 3 by name, 2 by pattern, 1 by class, 0 not at all."""
+        return max((target(name) for target in self.targets), default=0)
+
+
+def read_compressed_tensors(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
+    """Layer -> format.
+
+    Raises:
+        InvalidModelFolder: What can't be served; the field is named.
+    """
+    _refuse_unsupported(fields)
+    groups = _groups(fields)
+    ignored = _matchers(fields.get("ignore"), f"{fields.name}: ignore")
+    layers: dict[str, LayerFormat] = {}
+    for name in [*names, LM_HEAD]:
+        if any(matches(name) for matches in ignored):
+            continue
+        ranks = [group.rank(name) for group in groups]
+        forms = {group.form for group, rank in zip(groups, ranks, strict=True) if rank == max(ranks) > 0}
+        if len(forms) > 1:
+            raise fields.error("config_groups", f"has several groups for {name}")
+        if forms and name == LM_HEAD:
+            raise fields.error(
+                "ignore", f"must name {LM_HEAD}, which is in a group: an output layer of few bits is not supported"
+            )
+        if forms:
+            layers[name] = forms.pop()
+    return layers
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    if fields.text("quantization_status", "compressed") != "compressed":
+        raise fields.error(
+            "quantization_status", f"must be 'compressed', is {shown(fields.get('quantization_status'))}"
+        )
+    if fields.get("kv_cache_scheme") is not None:
+        raise fields.error("kv_cache_scheme", "is set: caches with scales from the folder are not supported")
+    sparsity = fields.get("sparsity_config")
+    if sparsity and (not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense"):
+        raise fields.error("sparsity_config", "must be absent, empty or 'dense': sparse weights are not supported")
+    transforms = fields.get("transform_config")
+    if transforms and (not isinstance(transforms, dict) or transforms.get("config_groups")):
+        raise fields.error("transform_config", "is set: transformed activations are not supported")
+
+
+def _matchers(entries: object, where: str) -> tuple[Callable[[str], int], ...]:
+    return tuple(_matcher(entry, where) for entry in strings(entries, where))
+
+
+def _matcher(entry: str, where: str) -> Callable[[str], int]:
+    """How exactly an entry names a layer: see `_Group.rank`."""
+    if entry.startswith(_PATTERN):
+        pattern = compiled(entry.removeprefix(_PATTERN), where)
+        return lambda name: 2 if pattern.match(name) else 0
+    if entry == _CLASS:
+        return lambda name: 1
+    return lambda name: 3 if name == entry else 0
+
+
+def _groups(fields: Fields) -> list[_Group]:
+    groups = fields.get("config_groups")
+    if not isinstance(groups, dict) or not 1 <= len(groups) <= _MOST_GROUPS:
+        raise fields.error("config_groups", f"must be an object of 1 to {_MOST_GROUPS} groups, is {shown(groups)}")
+    found = []
+    for key, group in groups.items():
+        name = f"{fields.name}: config_groups: {key[:80]}"
+        if not isinstance(group, dict):
+            raise InvalidModelFolder(f"{name} must be an object, is {shown(group)}")
+        scheme = Fields(name, group)
+        stated = scheme.get("format") or fields.get("format")
+        form = _form(scheme, _layout(scheme if scheme.get("format") else fields, stated))
+        found.append(_Group(_matchers(group.get("targets"), f"{name}: targets"), form))
+    return found
+
+
+def _layout(fields: Fields, stated: object) -> Layout:
+    if not isinstance(stated, str) or stated not in _FORMATS:
+        raise fields.error("format", f"must be one of {', '.join(_FORMATS)}, is {shown(stated)}")
+    return _FORMATS[stated]
+
+
+def _form(scheme: Fields, layout: Layout) -> LayerFormat:
+    if scheme.get("output_activations") is not None:
+        raise scheme.error("output_activations", "is set, which is not supported")
+    weights = _arguments(scheme, "weights")
+    if weights is None:
+        raise scheme.error("weights", "is missing")
+    number = _number(weights, layout)
+    scales, group_size = _strategy(weights)
+    _check_strategy(weights, number, scales)
+    order = _order(weights, scales)
+    symmetric = weights.boolean("symmetric", True)
+    if number == "fp8" and not symmetric:
+        raise weights.error("symmetric", "must be true where type is 'float'")
+    if weights.get("dynamic"):
+        raise weights.error("dynamic", "must be false")
+    activations = _activations(scheme, number)
+    is_static = activations is not None and not activations.get("dynamic")
+    symmetric_inputs = activations is not None and activations.boolean("symmetric", True)
+    return LayerFormat(
+        layout,
+        number,
+        scales,
+        group_size,
+        is_symmetric=symmetric,
+        is_ordered=order,
+        has_input_scale=is_static,
+        has_input_zero=is_static and not symmetric_inputs,
+        rounds_activations=number == "int8" and scales != "group" and symmetric and symmetric_inputs,
+    )
+
+
+def _arguments(scheme: Fields, key: str) -> Fields | None:
+    value = scheme.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise scheme.error(key, f"must be an object, is {shown(value)}")
+    return Fields(f"{scheme.name}: {key}", value)
+
+
+def _number(weights: Fields, layout: Layout) -> Literal["int4", "int8", "fp8"]:
+    bits, kind = weights.integer("num_bits", 1, 64, 8), weights.text("type", "int")
+    numbers: Mapping[tuple[str, int], Literal["int4", "int8", "fp8"]]
+    numbers = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "fp8"}
+    if (kind, bits) not in numbers:
+        raise weights.error(
+            "num_bits", f"must be 4 or 8 of type 'int' or 8 of type 'float', is {bits} of {shown(kind)}"
+        )
+    if layout is Layout.PACKED and kind != "int":
+        raise weights.error("type", "must be 'int' in the format 'pack-quantized'")
+    return numbers[kind, bits]
+
+
+def _strategy(weights: Fields) -> tuple[Literal["tensor", "channel", "group", "block"], int]:
+    """What shares a scale, and the inputs of a group."""
+    size = weights.get("group_size")
+    stated = weights.get("strategy")
+    if stated is None:
+        # As the format's own tool infers it.
+        stated = "tensor" if size is None else "channel" if size == -1 else "group"
+    if stated == "group":
+        group_size = weights.integer("group_size", 1, 1 << 20)
+        if group_size not in _GROUP_SIZES:
+            raise weights.error("group_size", f"must be one of 32, 64, 128, is {group_size}")
+        return "group", group_size
+    if stated == "block":
+        if weights.get("block_structure") not in ([BLOCK_SIZE, BLOCK_SIZE], f"{BLOCK_SIZE}x{BLOCK_SIZE}"):
+            raise weights.error("block_structure", f"must be [{BLOCK_SIZE}, {BLOCK_SIZE}], is another")
+        return "block", 0
+    if stated == "tensor":
+        return "tensor", 0
+    if stated == "channel":
+        return "channel", 0
+    raise weights.error("strategy", f"must be 'tensor', 'channel', 'group' or 'block', is {shown(stated)}")
+
+
+def _check_strategy(weights: Fields, number: str, scales: str) -> None:
+    if scales == "block" and number != "fp8":
+        raise weights.error("strategy", "must not be 'block' where type is 'int'")
+    if scales == "group" and number == "fp8":
+        raise weights.error("strategy", "must be 'tensor', 'channel' or 'block' where type is 'float', is 'group'")
+    if scales == "tensor" and number != "fp8" and not weights.boolean("symmetric", True):
+        raise weights.error("symmetric", "must be true where strategy is 'tensor'")
+
+
+def _order(weights: Fields, scales: str) -> bool:
+    """Whether the folder says which group an input is in."""
+    value: Any = weights.get("actorder")
+    if value in (None, False, "weight", "static"):
+        return False
+    if value not in (True, "group", "dynamic"):
+        raise weights.error("actorder", f"must be 'group', 'weight', 'dynamic', 'static' or null, is {shown(value)}")
+    if scales != "group":
+        raise weights.error("actorder", "is for strategy 'group'")
+    return True
+
+
+def _activations(scheme: Fields, number: str) -> Fields | None:
+    """How inputs are rounded; None: not at all."""
+    inputs = _arguments(scheme, "input_activations")
+    if inputs is None:
+        return None
+    bits, kind = inputs.integer("num_bits", 1, 64, 8), inputs.text("type", "int")
+    if bits != 8 or number != ("fp8" if kind == "float" else "int8"):
+        raise inputs.error("num_bits", f"must be 8, of the weights' type and bits, is {bits} of {shown(kind)}")
+    if not isinstance(inputs.get("dynamic") or False, bool):
+        raise inputs.error("dynamic", f"must be true or false, is {shown(inputs.get('dynamic'))}")
+    return inputs

@@ -1,0 +1,91 @@
+"""Which group each input of a quantized layer is in, where inputs of a group need not be neighbours: read, checked and told apart.
+
+Owns the reading of g_idx, some KB a layer, and the only values of a folder that are looked at before torch is loaded: how weights are stored side by side, and so how much memory they take, depends on
+whether their inputs are in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace_model_folder.bounded_files import open_inside
+from headrace_model_folder.config import ModelConfig
+from headrace_model_folder.errors import InvalidModelFolder, shown
+from headrace_model_folder.layer_format import LayerFormat, Role
+from headrace_model_folder.safetensors_header import TensorRecord
+
+Groups = npt.NDArray[np.int32]
+
+
+def with_input_orders(folder: pathlib.Path, config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
+    """The configuration with the order of each layer's inputs noted in its format.
+
+    Args:
+        folder: The model's.
+        config: Its configuration, which the tensors agree with.
+        tensors: Where they lie.
+
+    Raises:
+        InvalidModelFolder: A g_idx names a group that there is not, groups are not of their size, or inputs are in an order though config.json says that they are not; file and tensor are named.
+    """
+    quantization = config.quantization
+    if quantization is None:
+        return config
+    layers = {
+        layer: dataclasses.replace(form, order_digest=_order(folder, layer, form, tensors))
+        for layer, form in quantization.layers.items()
+    }
+    return dataclasses.replace(config, quantization=dataclasses.replace(quantization, layers=layers))
+
+
+def _order(folder: pathlib.Path, layer: str, form: LayerFormat, tensors: Mapping[str, TensorRecord]) -> str:
+    """A digest of the order; "" where inputs of a group are neighbours."""
+    # The sizes are the folder's own by now, and only the tensor's name is asked for.
+    suffixes = [tensor.suffix for tensor in form.tensors(32, 32) if tensor.role is Role.ORDER]
+    name = f"{layer}.{suffixes[0]}" if suffixes else ""
+    if name not in tensors:
+        return ""
+    record = tensors[name]
+    groups = _read(folder, name, record)
+    group_size = form.group_size or len(groups)
+    if (groups == np.arange(len(groups)) // group_size).all() or (groups == -1).all():
+        return ""
+    if not form.is_ordered:
+        raise InvalidModelFolder(
+            f"{record.file}: tensor {shown(name)} puts inputs into other groups than their neighbours', config.json says that none are"
+        )
+    _check(name, record, groups, group_size)
+    return hashlib.sha256(groups.tobytes()).hexdigest()[:16]
+
+
+def _read(folder: pathlib.Path, name: str, record: TensorRecord) -> Groups:
+    descriptor, _ = open_inside(folder, record.file)
+    try:
+        data = os.pread(descriptor, record.num_bytes, record.offset)
+    finally:
+        os.close(descriptor)
+    if len(data) != record.num_bytes:
+        raise InvalidModelFolder(f"{record.file}: is truncated: tensor {shown(name)} ends early")
+    return np.frombuffer(data, np.dtype("<i4"))
+
+
+def _check(name: str, record: TensorRecord, groups: Groups, group_size: int) -> None:
+    num_groups = len(groups) // group_size
+    outside = groups[(groups < 0) | (groups >= num_groups)]
+    if len(outside):
+        raise InvalidModelFolder(
+            f"{record.file}: tensor {shown(name)} names group {int(outside[0])}, there are 0 to {num_groups - 1}"
+        )
+    counts = np.bincount(groups, minlength=num_groups)
+    wrong = np.flatnonzero(counts != group_size)
+    if len(wrong):
+        raise InvalidModelFolder(
+            f"{record.file}: tensor {shown(name)} has {int(counts[wrong[0]])} inputs in group {int(wrong[0])}, groups have {group_size}"
+        )

@@ -1,0 +1,168 @@
+"""How the weight of one linear layer lies in a folder that another tool quantized: its tensors by name, shape and type.
+
+Owns the layouts as their formats' public descriptions say, N outputs and K inputs, G groups of inputs, P = 32 / bits numbers in a word, lowest bits first:
+
+    gptq      qweight [K/P, N], qzeros [G, N/P], scales [G, N], g_idx [K] (group of each input). Zero points are stored minus one in the first version of the format.
+    awq       qweight [K, N/8], qzeros [G, N/8], scales [G, N]; a word's nibbles are outputs 0, 2, 4, 6, 1, 3, 5, 7 of its eight.
+    packed    weight_packed [N, K/P], weight_scale [N, G], weight_zero_point [N/P, G], weight_g_idx [K], weight_shape [2]; numbers and zero points are stored plus half their range.
+    whole     weight [N, K] int8 or e4m3, weight_scale [], [1], [N, 1], [N, G], or of blocks [ceil(N/128), ceil(K/128)]; weight_zero_point like the scale.
+
+What config.json says of them is `quantization_config`'s, what the numbers are the backend's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from headrace_model_folder.errors import InvalidModelFolder
+
+# Outputs and inputs of a block that shares a scale.
+BLOCK_SIZE = 128
+
+_FLOATS = ("F16", "BF16", "F32")
+_WORDS = ("I32",)
+
+
+class Layout(enum.Enum):
+    """Which tensors hold a weight."""
+
+    GPTQ = "gptq"
+    AWQ = "awq"
+    PACKED = "packed"
+    WHOLE = "whole"
+
+
+class Role(enum.Enum):
+    """What a tensor is for."""
+
+    NUMBERS = "numbers"
+    SCALES = "scales"
+    ZEROS = "zeros"
+    # Group of each input.
+    ORDER = "order"
+    # Of the weight, [N, K].
+    SHAPE = "shape"
+    # Static scale or zero point of the activations: checked, and not used, because activations are rounded by scales of their own.
+    INPUT_SCALE = "input scale"
+    INPUT_ZERO = "input zero point"
+
+
+class SourceTensor(NamedTuple):
+    """One tensor of a layer."""
+
+    role: Role
+    # The layer's name and this make the tensor's.
+    suffix: str
+    # Any of these.
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    is_required: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerFormat:
+    """One layer's layout, with what its configuration leaves open decided."""
+
+    layout: Layout
+    number: Literal["int4", "int8", "fp8"]
+    scales: Literal["tensor", "channel", "group", "block"]
+    # Inputs that share a scale, of groups; 0: all.
+    group_size: int = 0
+    is_symmetric: bool = True
+    # GPTQ: zero points are stored minus one.
+    is_less_one: bool = False
+    # Whether inputs of a group may be no neighbours: then the file says which group each is in.
+    is_ordered: bool = False
+    # Which order, of those that are no plain sequence: equal for layers whose inputs are in the same one. Known once the file was read.
+    order_digest: str = ""
+    # FP8: a tensor of static activation scales. INT8 with zero points: one of those too.
+    has_input_scale: bool = False
+    has_input_zero: bool = False
+    # Blocks are called weight_scale_inv by one format and weight_scale by another; both are factors.
+    scale_name: Literal["weight_scale", "weight_scale_inv"] = "weight_scale"
+    # INT8: activations are made for 8 bits too.
+    rounds_activations: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Of a number."""
+        return 4 if self.number == "int4" else 8
+
+    def num_groups(self, num_inputs: int) -> int:
+        """Scales of an output."""
+        return (
+            math.ceil(num_inputs / BLOCK_SIZE)
+            if self.scales == "block"
+            else num_inputs // (self.group_size or num_inputs)
+        )
+
+    def check_sizes(self, layer: str, num_outputs: int, num_inputs: int) -> None:
+        """Refuses a layer that can't be in this format.
+
+        Raises:
+            InvalidModelFolder: The group does not divide its inputs, or words would be cut.
+        """
+        if self.group_size and num_inputs % self.group_size:
+            raise InvalidModelFolder(
+                f"config.json: quantization_config: group size {self.group_size} does not divide the {num_inputs} inputs of {layer}"
+            )
+        per_word = 32 // self.bits
+        if self.layout is not Layout.WHOLE and num_inputs % per_word:
+            raise InvalidModelFolder(
+                f"config.json: quantization_config: {layer} has {num_inputs} inputs, which words of {per_word} numbers do not hold evenly"
+            )
+        if self.layout in (Layout.GPTQ, Layout.AWQ) and num_outputs % per_word:
+            raise InvalidModelFolder(
+                f"config.json: quantization_config: {layer} has {num_outputs} outputs, which words of {per_word} numbers do not hold evenly"
+            )
+
+    def tensors(self, num_outputs: int, num_inputs: int) -> Iterator[SourceTensor]:
+        """The tensors of a layer, those that need not be there included."""
+        if self.layout in (Layout.GPTQ, Layout.AWQ):
+            yield from self._gptq_and_awq(num_outputs, num_inputs)
+        else:
+            yield from self._compressed(num_outputs, num_inputs)
+
+    def _gptq_and_awq(self, num_outputs: int, num_inputs: int) -> Iterator[SourceTensor]:
+        per_word, groups = 32 // self.bits, self.num_groups(num_inputs)
+        is_awq = self.layout is Layout.AWQ
+        words = (num_inputs, num_outputs // per_word) if is_awq else (num_inputs // per_word, num_outputs)
+        yield SourceTensor(Role.NUMBERS, "qweight", (words,), _WORDS)
+        yield SourceTensor(Role.ZEROS, "qzeros", ((groups, num_outputs // per_word),), _WORDS)
+        yield SourceTensor(Role.SCALES, "scales", ((groups, num_outputs),), _FLOATS)
+        if not is_awq:
+            yield SourceTensor(Role.ORDER, "g_idx", ((num_inputs,),), _WORDS, self.is_ordered)
+
+    def _compressed(self, num_outputs: int, num_inputs: int) -> Iterator[SourceTensor]:
+        per_word, is_packed = 32 // self.bits, self.layout is Layout.PACKED
+        if is_packed:
+            yield SourceTensor(Role.NUMBERS, "weight_packed", ((num_outputs, num_inputs // per_word),), _WORDS)
+            yield SourceTensor(Role.SHAPE, "weight_shape", ((2,),), ("I64", "I32"))
+        else:
+            dtypes = ("F8_E4M3",) if self.number == "fp8" else ("I8",)
+            yield SourceTensor(Role.NUMBERS, "weight", ((num_outputs, num_inputs),), dtypes)
+        shapes = self._scale_shapes(num_outputs, num_inputs)
+        yield SourceTensor(Role.SCALES, self.scale_name, shapes, _FLOATS)
+        if not self.is_symmetric and is_packed:
+            words = (math.ceil(num_outputs / per_word), self.num_groups(num_inputs))
+            yield SourceTensor(Role.ZEROS, "weight_zero_point", (words,), _WORDS)
+        elif not self.is_symmetric:
+            yield SourceTensor(Role.ZEROS, "weight_zero_point", shapes, ("I8",))
+        if self.is_ordered:
+            yield SourceTensor(Role.ORDER, "weight_g_idx", ((num_inputs,),), _WORDS)
+        if self.has_input_scale:
+            yield SourceTensor(Role.INPUT_SCALE, "input_scale", ((), (1,), (1, 1)), _FLOATS)
+        if self.has_input_zero:
+            yield SourceTensor(Role.INPUT_ZERO, "input_zero_point", ((), (1,), (1, 1)), ("I8", "I32"))
+
+    def _scale_shapes(self, num_outputs: int, num_inputs: int) -> tuple[tuple[int, ...], ...]:
+        if self.scales == "tensor":
+            return (), (1,), (1, 1)
+        if self.scales == "block":
+            return ((math.ceil(num_outputs / BLOCK_SIZE), math.ceil(num_inputs / BLOCK_SIZE)),)
+        shape = (num_outputs, self.num_groups(num_inputs))
+        return (shape, shape[:1]) if self.scales == "channel" else (shape,)

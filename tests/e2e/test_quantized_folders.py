@@ -1,0 +1,74 @@
+"""Servers over folders that other tools quantized: each says its format and answers right; a folder that is packed wrongly, or is to be quantized once more, ends the start."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.support.quantized_folders import Quantized, Recipe, quantize_folder
+from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, read
+from tests.support.running_server import DEMO, RunningServer, refused, running_server
+
+from headrace.v1 import generation_pb2, inference_pb2
+
+RECIPES = {
+    "gptq int8": Recipe("gptq", bits=8, group=64, ordered=True),
+    "compressed-tensors int4": Recipe("packed", group=32, symmetric=False),
+    "fp8 fp8": Recipe("fp8-inv", bits=8, group=128),
+}
+
+
+@pytest.fixture(scope="module", params=list(RECIPES))
+def scheme(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def folder(scheme: str, tmp_path_factory: pytest.TempPathFactory) -> Quantized:
+    return quantize_folder(DEMO, tmp_path_factory.mktemp("folder"), RECIPES[scheme])
+
+
+@pytest.fixture(scope="module")
+def server(folder: Quantized) -> Iterator[RunningServer]:
+    with running_server("--device", "cpu", "--num-blocks", "512", model=folder.path) as running:
+        yield running
+
+
+def test_the_model_says_its_format(server: RunningServer, scheme: str) -> None:
+    with connected(server.address) as stub:
+        report = stub.GetModel(inference_pb2.GetModelRequest()).model.quantization
+    recipe = RECIPES[scheme]
+    assert (report.scheme, report.group_size) == (scheme, recipe.group)
+    assert recipe.bits < report.bits_per_weight < recipe.bits + 2.5
+    assert (report.mean_relative_error, report.worst_tensor) == (0, "")
+
+
+@pytest.mark.parametrize(("question", "answer"), [("What is 17 plus 25?", "42"), ("What is 9 times 8?", "72")])
+def test_answers_are_right(server: RunningServer, question: str, answer: str) -> None:
+    message = inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER, parts=[inference_pb2.Part(text=question)])
+    spec = generation_pb2.GenerationSpec(sampling=generation_pb2.SamplingParameters(temperature=0))
+    with connected(server.address) as stub:
+        chat: Transcript = read(
+            stub.Chat(inference_pb2.ChatRequest(messages=[message], spec=spec), timeout=CALL_TIMEOUT_S)
+        )
+    assert chat.reason() == generation_pb2.FINISH_REASON_STOP and answer in chat.texts[0]
+
+
+def test_what_is_wrong_ends_the_start(tmp_path: pathlib.Path) -> None:
+    folder = quantize_folder(DEMO, tmp_path, Recipe("awq", group=64, symmetric=False))
+    ended, _ = refused("--quantize", "int8", model=folder.path)
+    assert ended.returncode == 2 and "the folder is quantized already (awq)" in ended.stderr
+    scales = "model.layers.5.mlp.up_proj.scales"
+    good = folder.tensors[scales]
+    for bad, words in (
+        (torch.where(good == good.max(), torch.nan, good), f"tensor '{scales}' holds a value that is not finite"),
+        (good.roll(1, 1), "layer 'model.layers.5.mlp.up_proj': its scales"),
+        (-good, f"tensor '{scales}' has a scale that is negative"),
+    ):
+        folder.tensors[scales] = bad
+        folder.rewrite()
+        ended, _ = refused("--device", "cpu", "--num-blocks", "512", model=folder.path)
+        assert ended.returncode == 2 and words in ended.stderr

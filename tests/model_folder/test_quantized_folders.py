@@ -1,0 +1,245 @@
+"""Folders that other tools quantized, before torch: what config.json may say, and what its tensors must then be; every refusal names file, field or tensor, and rule."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.model_folder.folders import CONFIG, write_safetensors
+
+from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
+from headrace_model_folder.config import parse_config
+
+SIZES = CONFIG | {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+PACKED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
+    "ignore": ["lm_head"],
+}
+LAYER = "model.layers.1.mlp.down_proj"
+WIDTHS = {"I32": 4, "F16": 2, "F8_E4M3": 1, "F32": 4, "I64": 8, "I8": 1}
+
+
+def packed(**changes: Any) -> dict[str, Any]:
+    """compressed-tensors with other weights."""
+    group = {"targets": ["Linear"], "weights": WEIGHTS | changes}
+    return PACKED | {"config_groups": {"group_0": group}}
+
+
+def tensors_of(quantization: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """What a folder of one of the formats above holds: type and shape by name."""
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, shape in expected_tensors(parse_config(SIZES)).items():
+        layer = name.removesuffix(".weight")
+        if "_proj" not in name:
+            found[name] = ("F32", shape)
+            continue
+        outputs, inputs = shape
+        parts: dict[str, tuple[str, tuple[int, ...]]]
+        if quantization["quant_method"] == "gptq":
+            parts = {"qweight": ("I32", (inputs // 8, outputs)), "qzeros": ("I32", (inputs // 32, outputs // 8)),
+                     "scales": ("F16", (inputs // 32, outputs)), "g_idx": ("I32", (inputs,))}  # fmt: skip
+        elif quantization["quant_method"] == "awq":
+            parts = {"qweight": ("I32", (inputs, outputs // 8)), "qzeros": ("I32", (inputs // 32, outputs // 8)),
+                     "scales": ("F16", (inputs // 32, outputs))}  # fmt: skip
+        elif quantization["quant_method"] == "fp8":
+            parts = {"weight": ("F8_E4M3", shape), "weight_scale_inv": ("F32", (1, 1))}
+        else:
+            parts = {"weight_packed": ("I32", (outputs, inputs // 8)), "weight_shape": ("I64", (2,)),
+                     "weight_scale": ("F16", (outputs, inputs // 32))}  # fmt: skip
+        found.update((f"{layer}.{suffix}", part) for suffix, part in parts.items())
+    return found
+
+
+def write(
+    path: pathlib.Path,
+    quantization: dict[str, Any],
+    change: Callable[[dict[str, tuple[str, tuple[int, ...]]]], object] | None = None,
+) -> pathlib.Path:
+    """A folder of zeros (g_idx too, which is then every input in group 0)."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(SIZES | {"quantization_config": quantization}))
+    tensors = tensors_of(quantization)
+    if change is not None:
+        change(tensors)
+    header: dict[str, dict[str, Any]] = {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        size = WIDTHS[dtype]
+        for extent in shape:
+            size *= extent
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    write_safetensors(path / "model.safetensors", header, end)
+    return path
+
+
+def without_orders(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    for name in [name for name in tensors if name.endswith("g_idx")]:
+        del tensors[name]
+
+
+def refusal(path: pathlib.Path) -> str:
+    with pytest.raises(InvalidModelFolder) as error:
+        ModelFolder.open(path)
+    message = str(error.value)
+    assert "\n" not in message and len(message) < 400
+    return message
+
+
+@pytest.mark.parametrize("quantization", [GPTQ, AWQ, FP8, PACKED], ids=lambda value: value["quant_method"])
+def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    folder = ModelFolder.open(write(tmp_path, quantization, without_orders))
+    assert folder.config.quantization is not None
+    assert folder.config.quantization.method == quantization["quant_method"]
+    assert len(folder.config.quantization.layers) == 2 * 7
+    assert folder.parameter_count == sum(
+        rows * (columns[0] if columns else 1) for rows, *columns in expected_tensors(folder.config).values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("quantization", "words"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quant_method must be one of gptq, awq, compressed-tensors, fp8, is 'bitsandbytes'"),
+        ({}, "quant_method is missing"),
+        ([], "must be an object"),
+        (GPTQ | {"bits": 3}, "bits must be 4 or 8, is 3"),
+        (GPTQ | {"bits": "4"}, "bits must be an integer"),
+        (GPTQ | {"group_size": 96}, "group_size must be one of 32, 64, 128, -1, is 96"),
+        (GPTQ | {"group_size": 0}, "group_size must be one of 32, 64, 128, -1, is 0"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format must be 'gptq' or 'gptq_v2', is 'marlin'"),
+        (GPTQ | {"pack_dtype": "int64"}, "pack_dtype must be 'int32'"),
+        (GPTQ | {"lm_head": True}, "lm_head is true: an output layer of few bits is not supported"),
+        (GPTQ | {"sym": "yes"}, "sym must be true or false"),
+        (GPTQ | {"dynamic": ["x"]}, "dynamic must be an object"),
+        (GPTQ | {"dynamic": {"(": {}}}, "which is no regular expression"),
+        (GPTQ | {"dynamic": {"(a+)+$": {}}}, "none inside another"),
+        (GPTQ | {"dynamic": {".*.*.*.*.*": {}}}, "4 repetitions"),
+        (GPTQ | {"dynamic": {".*": {"bits": 2}}}, "bits must be 4 or 8, is 2"),
+        (GPTQ | {"modules_in_block_to_quantize": "mlp"}, "modules_in_block_to_quantize must be a list"),
+        (AWQ | {"bits": 8}, "bits must be 4"),
+        (AWQ | {"version": "gemv"}, "version must be 'gemm', is 'gemv'"),
+        (AWQ | {"zero_point": False}, "zero_point must be true"),
+        (AWQ | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert must be a list of strings"),
+        (FP8 | {"weight_block_size": [64, 64]}, "weight_block_size must be [128, 128] or null"),
+        (FP8 | {"activation_scheme": "lazy"}, "activation_scheme must be 'dynamic' or 'static', is 'lazy'"),
+        (FP8 | {"fmt": "e5m2"}, "fmt must be 'e4m3', is 'e5m2'"),
+        (PACKED | {"format": "marlin-24"}, "format must be one of pack-quantized, int-quantized, naive-quantized, float-quantized, is 'marlin-24'"),
+        (PACKED | {"config_groups": {}}, "config_groups must be an object of 1 to"),
+        (PACKED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is set"),
+        (PACKED | {"quantization_status": "frozen"}, "quantization_status must be 'compressed', is 'frozen'"),
+        (PACKED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config must be absent"),
+        (PACKED | {"transform_config": {"config_groups": {"a": 1}}}, "transform_config is set"),
+        (PACKED | {"ignore": []}, "ignore must name lm_head"),
+        (PACKED | {"ignore": ["re:(.*)*"]}, "ignore has the pattern"),
+        (packed(num_bits=3), "num_bits must be 4 or 8 of type 'int' or 8 of type 'float', is 3"),
+        (packed(type="float", num_bits=8), "type must be 'int' in the format 'pack-quantized'"),
+        (packed(group_size=16), "group_size must be one of 32, 64, 128, is 16"),
+        (packed(strategy="tensor_group"), "strategy must be 'tensor', 'channel', 'group' or 'block', is 'tensor_group'"),
+        (packed(strategy="block", block_structure=[128, 128]), "strategy must not be 'block' where type is 'int'"),
+        (packed(actorder="sideways"), "actorder must be"),
+        (packed(actorder="group", strategy="channel"), "actorder is for strategy 'group'"),
+        (packed(dynamic=True), "dynamic must be false"),
+        (PACKED | {"config_groups": {"a": {"targets": ["Linear"], "weights": None}}}, "weights is missing"),
+        (
+            PACKED | {"config_groups": {"a": {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": {"num_bits": 8, "type": "int"}}}},
+            "num_bits must be 8, of the weights' type and bits",
+        ),
+        (
+            PACKED | {"config_groups": {name: {"targets": ["Linear"], "weights": WEIGHTS | {"num_bits": bits}} for name, bits in (("a", 4), ("b", 8))}},
+            "config_groups has several groups for model.layers.0.self_attn.q_proj",
+        ),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_can_not_be_served_is_refused_by_field(quantization: Any, words: str) -> None:
+    with pytest.raises(InvalidModelFolder) as error:
+        parse_config(SIZES | {"quantization_config": quantization})
+    assert str(error.value).startswith("config.json: quantization_config") and words in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("quantization", "suffix", "record", "words"),
+    [
+        (GPTQ, "scales", None, "is missing, which quantization_config (gptq) in config.json asks for"),
+        (GPTQ, "qweight", ("I32", (15, 64)), "has shape [15, 64], [16, 64] expected"),
+        (GPTQ, "qweight", ("F32", (16, 64)), "has dtype F32, one of I32 expected"),
+        (GPTQ, "weight", ("F16", (64, 128)), "is surplus"),
+        (GPTQ | {"bits": 8}, None, None, "has shape"),
+        (GPTQ | {"group_size": 64}, None, None, "has shape"),
+        (AWQ, "qzeros", ("I32", (4, 9)), "has shape [4, 9], [4, 8] expected"),
+        (AWQ | {"modules_to_not_convert": ["down_proj"]}, None, None, "model.layers.0.mlp.down_proj.weight' is missing"),
+        (FP8, "weight_scale_inv", ("F32", (1, 2)), "has shape [1, 2], [1, 1] expected"),
+        (FP8, "weight_scale_inv", None, "is missing"),
+        (FP8 | {"weight_block_size": None}, None, None, "weight_scale' is missing"),
+        (PACKED, "weight_shape", None, "is missing"),
+        (PACKED, "weight_scale", ("F16", (64, 3)), "has shape [64, 3], [64, 4] expected"),
+        (PACKED, "weight_zero_point", ("I32", (8, 4)), "is surplus"),
+        (packed(symmetric=False), None, None, "weight_zero_point' is missing"),
+        (packed(actorder="group"), None, None, "weight_g_idx' is missing"),
+        (PACKED | {"ignore": ["lm_head", "re:.*down_proj"]}, None, None, "model.layers.0.mlp.down_proj.weight' is missing"),
+    ],
+)  # fmt: skip
+def test_tensors_that_contradict_the_configuration_are_refused_by_name(
+    quantization: dict[str, Any], suffix: str | None, record: Any, words: str, tmp_path: pathlib.Path
+) -> None:
+    def change(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+        without_orders(tensors)
+        if suffix is not None:
+            tensors.pop(f"{LAYER}.{suffix}", None)
+            if record is not None:
+                tensors[f"{LAYER}.{suffix}"] = record
+
+    message = refusal(write(tmp_path, quantization, change))
+    assert message.startswith("model.safetensors: tensor ") and words in message
+    assert suffix is None or f"{LAYER}.{suffix}" in message
+
+
+def test_groups_that_do_not_divide_name_the_layer(tmp_path: pathlib.Path) -> None:
+    message = refusal(write(tmp_path, GPTQ | {"group_size": 128}))
+    assert "group size 128 does not divide the 64 inputs of model.layers.0.self_attn.q_proj" in message
+
+
+def test_an_order_that_can_not_be_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+    # Zeros: all inputs are said to be in group 0.
+    ordered = write(tmp_path / "ordered", GPTQ | {"desc_act": True})
+    assert "q_proj.g_idx' has 64 inputs in group 0, groups have 32" in refusal(ordered)
+    plain = write(tmp_path / "plain", GPTQ)
+    assert "q_proj.g_idx' puts inputs into other groups than their neighbours', config.json says" in refusal(plain)
+    data = bytearray((tmp_path / "ordered/model.safetensors").read_bytes())
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    begin = 8 + int.from_bytes(data[:8], "little")
+    name = "model.layers.0.self_attn.q_proj.g_idx"
+    place = begin + header[name]["data_offsets"][0]
+    data[place : place + 4] = (9).to_bytes(4, "little")
+    (tmp_path / "ordered/model.safetensors").write_bytes(data)
+    assert f"tensor '{name}' names group 9, there are 0 to 1" in refusal(tmp_path / "ordered")
+
+
+def test_what_ignore_and_targets_name(tmp_path: pathlib.Path) -> None:
+    groups = {
+        "class": {"targets": ["Linear"], "weights": WEIGHTS},
+        "pattern": {"targets": ["re:.*gate_proj"], "weights": WEIGHTS | {"num_bits": 8}},
+        "name": {"targets": ["model.layers.1.mlp.gate_proj"], "weights": WEIGHTS | {"group_size": 64}},
+    }
+    ignore = ["lm_head", "model.layers.0.self_attn.q_proj", r"re:model\.layers\.1\.self_attn.*"]
+    config = parse_config(SIZES | {"quantization_config": PACKED | {"config_groups": groups, "ignore": ignore}})
+    assert config.quantization is not None
+    layers = config.quantization.layers
+    assert "model.layers.0.self_attn.q_proj" not in layers and "model.layers.0.self_attn.k_proj" in layers
+    assert not any(name.startswith("model.layers.1.self_attn") for name in layers)
+    assert layers["model.layers.0.mlp.gate_proj"].number == "int8"
+    assert (layers["model.layers.1.mlp.gate_proj"].number, layers["model.layers.1.mlp.gate_proj"].group_size) == (
+        "int4",
+        64,
+    )
+    assert layers["model.layers.0.mlp.up_proj"].group_size == 32

@@ -1,0 +1,271 @@
+"""Folders that other tools quantized: every format's numbers arrive as an unpacker of the tests' own reads them, logits are those of the same weights in fp32, and memory is what the plan says."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import torch
+from tests.models.checkpoints import VOCAB_SIZE, ignore_progress, write_checkpoint
+from tests.models.paged_driver import PagedDriver, Row
+from tests.models.test_pinned_loader import load_late
+from tests.support.quantized_folders import Quantized, Recipe, layer_names, quantize_folder
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.registry import MODEL_CLASSES, load_model, weight_memory
+from headrace_backend.quantization.folder_check import FolderSummary
+from headrace_backend.quantization.folder_layers import formats_by_path, stage_layers
+from headrace_backend.quantization.parted_weight import PartedWeight
+from headrace_backend.quantization.stored_weight import StoredWeight
+from headrace_backend.weights.placement import Placement, Shard
+from headrace_kernels.quantized_weight import dequantize
+from headrace_model_folder import ModelFolder, expected_tensors
+
+CPU = torch.device("cpu")
+RECIPES = {
+    "gptq": Recipe("gptq"),
+    "gptq v2": Recipe("gptq_v2", symmetric=False),
+    "gptq asymmetric": Recipe("gptq", symmetric=False),
+    "gptq rows": Recipe("gptq", group=0),
+    "gptq ordered": Recipe("gptq", ordered=True),
+    "gptq 8 bits": Recipe("gptq", bits=8),
+    "gptq 8 bits asymmetric": Recipe("gptq", bits=8, symmetric=False, group=64),
+    "gptq 8 bits ordered rows": Recipe("gptq_v2", bits=8, group=0, symmetric=False),
+    "awq": Recipe("awq", symmetric=False),
+    "awq 64": Recipe("awq", group=64, symmetric=False),
+    "packed": Recipe("packed"),
+    "packed asymmetric": Recipe("packed", symmetric=False),
+    "packed rows": Recipe("packed", group=0),
+    "packed ordered": Recipe("packed", ordered=True, symmetric=False),
+    "packed 8 bits": Recipe("packed", bits=8, group=0),
+    "packed 8 bits asymmetric": Recipe("packed", bits=8, symmetric=False),
+    "packed 8 bits ordered": Recipe("packed", bits=8, ordered=True),
+    "int8": Recipe("whole", bits=8, group=0, activations="dynamic"),
+    "int8 static": Recipe("whole", bits=8, group=0, activations="static"),
+    "int8 one scale": Recipe("whole", bits=8, group=-1),
+    "int8 asymmetric": Recipe("whole", bits=8, group=0, symmetric=False),
+    "int8 groups": Recipe("whole", bits=8, group=32),
+    "int4 in bytes": Recipe("whole", bits=4, group=32, symmetric=False),
+    "fp8 one scale": Recipe("fp8", bits=8, group=-1),
+    "fp8 static": Recipe("fp8", bits=8, group=-1, activations="static"),
+    "fp8 rows": Recipe("fp8", bits=8, group=0, activations="dynamic"),
+    "fp8 blocks": Recipe("fp8", bits=8, group=128),
+    "fp8 inverse blocks": Recipe("fp8-inv", bits=8, group=128),
+}
+recipes = pytest.mark.parametrize("name", RECIPES)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    made = tmp_path_factory.mktemp("wide")
+    write_checkpoint(made, "llama-wide")
+    return made
+
+
+class Made(dict[str, Quantized]):
+    """Folders by the name of their recipe, each written when it is first asked for."""
+
+    def __init__(self, source: pathlib.Path, factory: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._source, self._factory = source, factory
+
+    def __missing__(self, name: str) -> Quantized:
+        self[name] = quantize_folder(self._source, self._factory.mktemp("folder"), RECIPES[name])
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def folders(source: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(source, tmp_path_factory)
+
+
+def load(path: pathlib.Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    folder = ModelFolder.open(path)
+    return load_model(folder, folder.config, dtype, CPU, "folder", 0, ignore_progress)
+
+
+def numbers(model: CausalLM) -> dict[str, torch.Tensor]:
+    """Every quantized projection as the model has it, by its name in the folder."""
+    found = {}
+    for path, weight in model.low_bit_weights.items():
+        whole = dequantize(weight.quantized, torch.empty(weight.num_outputs, weight.num_inputs))
+        layer, _, rest = path.partition(".weight")
+        parent, _, own = layer.rpartition(".")
+        names = [f"{parent}.{part}" for part in model.stacked_params.get(own, (own,))]
+        if rest:
+            names = [names[int(rest.removeprefix(".parts."))]]
+        sizes = {"q": 64, "k": 32, "v": 32, "o": 64, "gate": 128, "up": 128, "down": 64}
+        rows = [sizes[part.rsplit(".", 1)[1].removesuffix("_proj")] for part in names]
+        found.update(zip(names, whole.split(rows), strict=True))
+    return found
+
+
+def logits(model: CausalLM) -> torch.Tensor:
+    tokens = [(7 * index) % VOCAB_SIZE for index in range(40)]
+    return PagedDriver(model).step([Row(tokens)], [40])[0]
+
+
+def check_numbers(model: CausalLM, folder: Quantized) -> None:
+    found = numbers(model)
+    assert found.keys() == folder.weights.keys()
+    for layer, weight in folder.weights.items():
+        torch.testing.assert_close(found[layer], weight.float(), rtol=1e-6, atol=1e-9, msg=layer)
+
+
+@recipes
+def test_numbers_and_logits_are_those_that_the_files_stand_for(name: str, folders: Made) -> None:
+    folder = folders[name]
+    model = load(folder.path)
+    check_numbers(model, folder)
+    # The same products, summed in another order where inputs are in one.
+    torch.testing.assert_close(logits(model), logits(load(folder.plain)), rtol=1e-4, atol=1e-3)
+
+
+@recipes
+def test_memory_is_what_the_plan_said(name: str, folders: Made) -> None:
+    folder = ModelFolder.open(folders[name].path)
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load(folders[name].path, dtype)
+        held = sum(parameter.nbytes for parameter in model.parameters())
+        for weight in model.low_bit_weights.values():
+            parts = [getattr(weight.quantized, field) for field in ("packed", "scales", "zeros", "order")]
+            held += sum(part.nbytes for part in parts if part is not None)
+        assert weight_memory(folder.config, dtype, None, CPU).weights == model.weight_bytes == held
+        assert model.parameter_count == folder.parameter_count
+
+
+@recipes
+def test_the_summary_states_format_and_bits(name: str, folders: Made) -> None:
+    model, recipe = load(folders[name].path), RECIPES[name]
+    summary = model.quantization
+    assert isinstance(summary, FolderSummary)
+    kind = "fp8" if recipe.is_float else f"int{recipe.bits}"
+    assert summary.scheme == f"{recipe.config()['quant_method']} {kind}"
+    assert summary.group_size == max(recipe.group, 0)
+    # Tiles of int4 hold 128 inputs, of which small models fill half; then scales, zero points and orders.
+    assert recipe.bits < summary.bits_per_weight < (13 if recipe.bits == 4 else 11)
+    plain = load(folders[name].plain)
+    for parameter, value in model.named_parameters():
+        assert torch.equal(value, plain.get_parameter(parameter))
+
+
+@recipes
+@pytest.mark.parametrize("piece_bytes", [64, 1 << 20])
+def test_pieces_of_any_size_give_the_same_weights(name: str, piece_bytes: int, folders: Made) -> None:
+    folder = ModelFolder.open(folders[name].path)
+    model = empty(folder)
+    staged = stage_layers(folder.config, model.weight_targets(), expected_tensors(folder.config), folder.tensors)
+    load_late(folder.path, staged.targets, piece_bytes, 2)
+    staged.check(folder.tensors)
+    check_numbers(model, folders[name])
+
+
+def empty(folder: ModelFolder, shard: Shard | None = None) -> CausalLM:
+    formats = formats_by_path(folder.config, CausalLM.stacked_params)
+    placement = Placement(torch.float32, CPU, shard or Shard(), formats=formats)
+    return MODEL_CLASSES[folder.config.architecture](folder.config, placement, 64)
+
+
+def test_layers_of_one_format_lie_in_one_weight(folders: Made) -> None:
+    for name in ("gptq ordered", "fp8 one scale", "fp8 blocks", "int8"):
+        model = load(folders[name].path)
+        assert all(isinstance(weight, StoredWeight) for weight in model.low_bit_weights.values())
+        assert len(model.low_bit_weights) == 3 * 4
+
+
+def test_layers_whose_inputs_are_in_different_orders_lie_apart(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = quantize_folder(source, tmp_path, Recipe("gptq", ordered=True), one_order=False)
+    model = load(folder.path)
+    assert sum(isinstance(module, PartedWeight) for module in model.modules()) == 3 * 2
+    check_numbers(model, folder)
+    torch.testing.assert_close(logits(model), logits(load(folder.plain)), rtol=1e-4, atol=1e-3)
+    opened = ModelFolder.open(folder.path)
+    assert weight_memory(opened.config, torch.float32, None, CPU).weights == model.weight_bytes
+    assert model.parameter_count == opened.parameter_count
+
+
+def test_an_order_that_changes_nothing_is_none(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = quantize_folder(source, tmp_path, Recipe("gptq"))
+    folder.change_config(desc_act=True)
+    assert all(weight.quantized.order is None for weight in load(folder.path).low_bit_weights.values())
+
+
+def mixed(forms: dict[str, Recipe | None]) -> dict[str, Recipe | None]:
+    """Recipe by layer, from the names inside a decoder layer."""
+    return {name: forms[name.rsplit(".", 1)[1].removesuffix("_proj")] for name in layer_names(3)}
+
+
+def test_groups_of_compressed_tensors_may_differ_by_layer(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    four, eight = Recipe("packed"), Recipe("packed", bits=8, group=0)
+    forms = {"q": four, "k": eight, "v": None, "o": four, "gate": four, "up": eight, "down": None}
+    config = four.config()
+    group = eight.config()["config_groups"]["group_0"] | {"targets": ["re:.*(k|up)_proj$"]}
+    config["config_groups"]["group_1"] = group
+    config["ignore"] = ["lm_head", "re:.*down_proj", *[f"model.layers.{layer}.self_attn.v_proj" for layer in range(3)]]
+    folder = quantize_folder(source, tmp_path, mixed(forms), config)
+    model = load(folder.path)
+    check_numbers(model, folder)
+    torch.testing.assert_close(logits(model), logits(load(folder.plain)), rtol=1e-4, atol=1e-3)
+    summary, opened = model.quantization, ModelFolder.open(folder.path)
+    assert isinstance(summary, FolderSummary)
+    assert (summary.scheme, summary.group_size) == ("compressed-tensors int4+int8", 0)
+    assert weight_memory(opened.config, torch.float32, None, CPU).weights == model.weight_bytes
+    assert model.parameter_count == opened.parameter_count
+
+
+def test_gptq_may_differ_by_layer(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    four, eight = Recipe("gptq"), Recipe("gptq", bits=8, group=64)
+    forms = {"q": four, "k": four, "v": four, "o": eight, "gate": four, "up": four, "down": None}
+    config = four.config() | {"dynamic": {"-:.*down_proj$": {}, r"+:.*\.o_proj": {"bits": 8, "group_size": 64}}}
+    folder = quantize_folder(source, tmp_path, mixed(forms), config)
+    check_numbers(load(folder.path), folder)
+
+
+def test_gptq_may_name_the_modules_of_a_block(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    forms = {part: Recipe("gptq") if part in ("q", "k", "v", "down") else None for part in
+             ("q", "k", "v", "o", "gate", "up", "down")}  # fmt: skip
+    named = [["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"], ["mlp.down_proj"]]
+    config = Recipe("gptq").config() | {"modules_in_block_to_quantize": named}
+    folder = quantize_folder(source, tmp_path, mixed(forms), config)
+    check_numbers(load(folder.path), folder)
+
+
+@pytest.mark.parametrize("layout", ["awq", "fp8"])
+def test_modules_that_are_not_converted_are_plain(layout: str, source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    recipe = Recipe("awq", symmetric=False) if layout == "awq" else Recipe("fp8", bits=8, group=-1)
+    forms = {part: None if part == "v" else recipe for part in ("q", "k", "v", "o", "gate", "up", "down")}
+    config = recipe.config() | {"modules_to_not_convert": ["v_proj", "lm_head"]}
+    folder = quantize_folder(source, tmp_path, mixed(forms), config)
+    check_numbers(load(folder.path), folder)
+
+
+def test_biases_of_zeros_are_let_pass_and_others_refused(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    write_checkpoint(tmp_path / "source", "llama-group-8")
+    folder = quantize_folder(tmp_path / "source", tmp_path, Recipe("gptq", group=0))
+    name = "model.layers.1.mlp.up_proj.bias"
+    folder.tensors[name] = torch.zeros(80, dtype=torch.float16)
+    folder.rewrite()
+    load(folder.path)
+    folder.tensors[name][3] = 1
+    folder.rewrite()
+    with pytest.raises(ValueError, match=rf"model.safetensors: tensor '{name}' is a bias that .* is not 0"):
+        load(folder.path)
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "packed asymmetric", "int8", "fp8 rows", "int8 groups"])
+def test_the_parts_of_all_ranks_are_slices_of_the_whole(name: str, folders: Made) -> None:
+    folder = ModelFolder.open(folders[name].path)
+    halves = []
+    for rank in range(2):
+        model = empty(folder, Shard(rank, 2))
+        targets = model.weight_targets()
+        staged = stage_layers(folder.config, targets, expected_tensors(folder.config), folder.tensors)
+        load_late(folder.path, staged.targets, 1 << 20, 2)
+        staged.check(folder.tensors)
+        halves.append({path: dequantize(weight.quantized) for path, weight in model.low_bit_weights.items()})
+    for layer in range(3):
+        down, gate = f"model.layers.{layer}.mlp.down_proj", f"model.layers.{layer}.mlp.gate_proj"
+        found = torch.cat([half[f"{down}.weight"] for half in halves], dim=1)
+        torch.testing.assert_close(found, folders[name].weights[down].float(), rtol=1e-6, atol=1e-9)
+        gates = torch.cat([half[f"model.layers.{layer}.mlp.gate_up_proj.weight"][:64] for half in halves])
+        torch.testing.assert_close(gates, folders[name].weights[gate].float(), rtol=1e-6, atol=1e-9)
