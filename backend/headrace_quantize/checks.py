@@ -17,6 +17,8 @@ from headrace_quantize.config import GROUP_SIZES, QuantizeConfig
 
 STATE_FILE = "quantization-state.json"
 REPORT_FILE = "quantization-report.json"
+# Ends the name of a file that is not whole yet.
+TEMPORARY = ".partial"
 _CONFIG_LIMIT = 4 << 20
 
 
@@ -114,6 +116,8 @@ def _checked_out(config: QuantizeConfig, model: ModelFolder) -> pathlib.Path:
     if out.resolve().is_relative_to(model.path):
         raise QuantizeRefused(f"OUT_FOLDER {out} lies in MODEL_FOLDER")
     entries = {path.name for path in out.iterdir()} if out.exists() else set()
+    # All that a run leaves that was killed before it wrote anything.
+    entries -= {STATE_FILE + TEMPORARY}
     if STATE_FILE in entries and not config.resume:
         raise QuantizeRefused(f"OUT_FOLDER {out} holds an unfinished run; --resume goes on with it")
     if entries and not entries & {STATE_FILE, REPORT_FILE}:

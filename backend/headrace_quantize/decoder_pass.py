@@ -105,7 +105,7 @@ class DecoderPass:
     def _batches(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """The pieces in parts of a few, none of no pieces."""
         rows = max(_BATCH_TOKENS // self._length, 1)
-        return torch.split(hidden, rows) if len(hidden) else ()  # type: ignore[no-untyped-call]
+        return torch.split(hidden, rows) if len(hidden) else ()
 
     def _nothing(self) -> Tensor:
         return torch.empty(0, self._length, self._config.hidden_size, dtype=self.dtype)

@@ -19,10 +19,9 @@ import safetensors.torch
 from torch import Tensor
 
 from headrace_model_folder.config import CONFIG_FILE
-from headrace_quantize.checks import REPORT_FILE, STATE_FILE, QuantizeRefused
+from headrace_quantize.checks import REPORT_FILE, STATE_FILE, TEMPORARY, QuantizeRefused
 
 INDEX_FILE = "model.safetensors.index.json"
-_TEMPORARY = ".partial"
 # What a folder may have besides weights and configuration; what it has is copied.
 _COPIED = (
     "tokenizer.json",
@@ -54,7 +53,7 @@ class OutputFolder:
         """
         self.path, self._num_shards = path, num_shards
         path.mkdir(parents=True, exist_ok=True)
-        for left in path.glob(f"*{_TEMPORARY}"):
+        for left in path.glob(f"*{TEMPORARY}"):
             left.unlink()
         self.is_finished = (path / REPORT_FILE).exists() and not (path / STATE_FILE).exists()
         file = path / (REPORT_FILE if self.is_finished else STATE_FILE)
@@ -149,7 +148,7 @@ class OutputFolder:
         self._write(name, (json.dumps(value, indent=2) + "\n").encode())
 
     def _write(self, name: str, data: bytes) -> None:
-        partial = self.path / (name + _TEMPORARY)
+        partial = self.path / (name + TEMPORARY)
         with open(partial, "wb") as file:
             file.write(data)
             file.flush()

@@ -61,12 +61,13 @@ class RunReport:
 def print_report(report: RunReport) -> None:
     """Writes the tables to stdout."""
     console = rich.console.Console(highlight=False)
+    console.print(report.scheme, soft_wrap=True, markup=False)
     console.print(_summary(report))
     console.print(_layers(report))
 
 
 def _summary(report: RunReport) -> rich.table.Table:
-    table = rich.table.Table("", "before", "after", box=rich.box.SIMPLE, title=report.scheme, title_justify="left")
+    table = rich.table.Table("", "before", "after", box=rich.box.SIMPLE)
     before, after = report.bytes_before, report.bytes_after
     table.add_row("weights, MiB", f"{before / 2**20:,.1f}", f"{after / 2**20:,.1f} ({after / before:.1%})")
     table.add_row("bits per quantized weight", "", f"{report.bits_per_weight:.2f}")

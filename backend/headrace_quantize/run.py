@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace_quantize.calibration_text import CalibrationText, read_pieces
+from headrace_quantize.calibration_text import CalibrationText, Pieces, read_pieces
 from headrace_quantize.checks import Job, QuantizeRefused, projections
 from headrace_quantize.compressed_tensors import quantization_config
 from headrace_quantize.config import VERSION
@@ -56,6 +56,11 @@ class Run:
         fingerprint = _fingerprint(job, self._text, device, threads)
         self.out = OutputFolder(job.out, fingerprint, self.num_layers + 2)
         self._quantizer = LayerQuantizer(job, self._source, self._passes, progress.note)
+
+    @property
+    def held_out(self) -> Pieces:
+        """The ids that quality is measured on."""
+        return self._text.held_out
 
     @torch.no_grad()
     def quantize(self) -> RunReport:
