@@ -13,20 +13,17 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-import transformers
 from tests.models.checkpoints import write_checkpoint
 from tests.quantize.quantize_parts import DRAFT, quantize, request, write_text
+from tests.quantize.restored_folder import Tensors, restored, tensors_in, transformers_model
 
 from headrace_model_folder import ModelFolder
 from headrace_quantize.checks import QuantizeRefused, check
-from headrace_quantize.compressed_tensors import matrix_of
 from headrace_quantize.numbers import NumberFormat
 from headrace_quantize.output_folder import OutputFolder
 from headrace_quantize.progress import RunProgress
 from headrace_quantize.report import RunReport
 from headrace_quantize.run import Run
-
-Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -34,43 +31,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_text(tmp_path_factory.mktemp("text"), 400))
 
 
-def tensors_in(folder: pathlib.Path) -> Tensors:
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    found: Tensors = {}
-    for file in sorted(set(index["weight_map"].values())):
-        found |= safetensors.torch.load_file(folder / file)
-    assert found.keys() == index["weight_map"].keys()
-    assert sum(tensor.nbytes for tensor in found.values()) == index["metadata"]["total_size"]
-    return found
-
-
-def restored(folder: pathlib.Path, form: NumberFormat) -> Tensors:
-    """The weights as a reader restores them, by the names of the original."""
-    tensors = tensors_in(folder)
-    found = {name: tensor for name, tensor in tensors.items() if ".weight_" not in name}
-    for name in tensors:
-        if name.endswith(".weight_scale"):
-            projection = name.removesuffix(".weight_scale")
-            found[f"{projection}.weight"] = matrix_of(projection, tensors, form).restored()
-    return found
-
-
-def theirs(original: pathlib.Path, weights: Tensors) -> transformers.PreTrainedModel:
-    """A model of transformers with these weights."""
-    config = transformers.AutoConfig.from_pretrained(original)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    missing = model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
-    assert set(missing.missing_keys) <= {"lm_head.weight"} and not missing.unexpected_keys
-    model.tie_weights()
-    return model
-
-
 @torch.no_grad()
 def divergence_by_transformers(original: pathlib.Path, weights: Tensors, pieces: list[list[int]]) -> float:
     """What the report says, computed by another implementation from what lies in the folder."""
     ids = torch.tensor(pieces)
-    before = theirs(original, safetensors.torch.load_file(original / "model.safetensors"))(ids).logits[:, :-1]
-    after = theirs(original, weights)(ids).logits[:, :-1]
+    before = transformers_model(original, None)(ids).logits[:, :-1]
+    after = transformers_model(original, weights)(ids).logits[:, :-1]
     wanted, found = before.log_softmax(-1), after.log_softmax(-1)
     return float((wanted.exp() * (wanted - found)).sum(-1).mean())
 
