@@ -1,5 +1,4 @@
-"""What quantizing costs in answers: the demo model unquantized, in every scheme that loading quantizes to and in folders of `headrace quantize`, on the same generated questions and the same
-held-out text; writes the table of docs/accuracy.md.
+"""What quantizing costs in answers: the demo model unquantized, in every scheme and in folders of `headrace quantize`, on the same questions and the same held-out text; writes the table of docs/accuracy.md.
 
 python -m benchmarks.accuracy --questions 5120 --documents 300 --threads 1 --json FILE --table docs/accuracy.md
 """

@@ -1,6 +1,6 @@
-"""Folders that `headrace quantize` makes of the demo model, for `accuracy`: how each is made, and the text that they are calibrated on.
+"""Folders that `headrace quantize` makes of the demo model, for `accuracy`: how each is made, and on which text it is calibrated.
 
-Owns the text: documents of the corpus as training saw their like, other ones by their seed, none with values or phrasings that questions and held-out text have.
+Owns the commands. The text is of the training split, so that no question and no held-out text is in it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from corpus import render, training_item  # noqa: I001  # accuracy_tasks puts the demo's scripts on the path
-from corpus_draw import Draw
-
-from benchmarks.accuracy_tasks import DEMO
+from benchmarks.accuracy_tasks import DEMO, training_text
 
 _SEED = 77_021
 _DOCUMENTS = 2_000
@@ -38,13 +35,6 @@ WRITTEN = (
 )
 
 
-def calibration_text() -> str:
-    """Documents as the model reads them, one after the other."""
-    draw = Draw(_SEED, "train")
-    items = [training_item(draw) for _ in range(_DOCUMENTS)]
-    return "".join(f"<|bos|>{render(item.turns)}{'<|eos|>' if item.turns[0][0] == 'text' else ''}" for item in items)
-
-
 def written_folders(root: pathlib.Path, threads: int) -> Iterator[tuple[str, pathlib.Path]]:
     """Makes the folders one by one: name and place of each.
 
@@ -52,7 +42,7 @@ def written_folders(root: pathlib.Path, threads: int) -> Iterator[tuple[str, pat
         subprocess.CalledProcessError: A command failed; what it said is on stderr.
     """
     text = root / "calibration.txt"
-    text.write_text(calibration_text(), encoding="utf-8")
+    text.write_text(training_text(_SEED, _DOCUMENTS), encoding="utf-8")
     for index, written in enumerate(WRITTEN):
         out = root / f"demo-{index}"
         command = [
