@@ -1,4 +1,4 @@
-"""What quantizing costs in answers: the demo model unquantized and in every scheme, on the same generated questions and the same held-out text; writes the table of docs/accuracy.md.
+"""What quantizing costs in answers: the demo model unquantized, in every scheme and in folders of `headrace quantize`, on the same questions and the same held-out text; writes the table of docs/accuracy.md.
 
 python -m benchmarks.accuracy --questions 5120 --documents 300 --threads 1 --json FILE --table docs/accuracy.md
 """
@@ -10,16 +10,19 @@ import dataclasses
 import math
 import pathlib
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import uvloop
 
 from benchmarks.accuracy_divergence import Divergence, diverge, load
+from benchmarks.accuracy_folders import written_folders
 from benchmarks.accuracy_tasks import DEMO, documents, questions, right_answers
 from benchmarks.figures import provenance, write_json
+from headrace_backend.quantization.self_check import QuantizationSummary
 from headrace_backend.weights.scheme import Scheme
 
 # EngineConfig's quantize and quantize_group. The demo model's MLP has 704 inputs, which groups of 128 do not divide.
@@ -35,8 +38,8 @@ class Result:
 
     scheme: str
     bits_per_weight: float
-    # Of tensors, see GetModel.
-    mean_relative_error: float
+    # Of tensors, see GetModel. None where the original was not at hand.
+    mean_relative_error: float | None
     questions: int
     accuracy: float
     # Against the unquantized model, question by question, with half the width of the 95% interval.
@@ -53,23 +56,45 @@ def paired_difference(right: Sequence[bool], before: Sequence[bool]) -> tuple[fl
     return mean, _DEVIATIONS * math.sqrt(variance / len(differences))
 
 
+class Case(NamedTuple):
+    """What is asked."""
+
+    scheme: str
+    folder: pathlib.Path
+    quantize: str = "off"
+    group: int = 128
+
+
+def cases(root: pathlib.Path, threads: int) -> Iterator[Case]:
+    """The unquantized model, every scheme, every folder (made in `root` when it is its turn)."""
+    for quantize, group in SCHEMES:
+        yield Case(f"int4, groups of {group}" if quantize == "int4" else quantize, DEMO, quantize, group)
+    for name, folder in written_folders(root, threads):
+        yield Case(name, folder)
+
+
 def measure(num_questions: int, num_documents: int, threads: int) -> list[Result]:
-    """Every scheme, one after the other."""
+    """Every case, one after the other."""
+    with tempfile.TemporaryDirectory() as root:
+        return _measure(cases(pathlib.Path(root), threads), num_questions, num_documents, threads)
+
+
+def _measure(all_cases: Iterator[Case], num_questions: int, num_documents: int, threads: int) -> list[Result]:
     torch.set_num_threads(threads)
     asked, texts, plain = questions(num_questions), documents(num_documents), load(DEMO, None)
     results: list[Result] = []
     before: list[bool] = []
-    for quantize, group in SCHEMES:
+    for case in all_cases:
         began = time.monotonic()
-        model = load(DEMO, Scheme.named(quantize, group))
-        right = uvloop.run(right_answers(_settings(quantize, group, threads), asked))
+        model = load(case.folder, Scheme.named(case.quantize, case.group))
+        right = uvloop.run(right_answers(_settings(case, threads), asked))
         before = before or right
         summary = model.quantization
         results.append(
             Result(
-                f"int4, groups of {group}" if quantize == "int4" else quantize,
+                case.scheme,
                 summary.bits_per_weight if summary else 8.0 * model.lm_head.weight.itemsize,
-                summary.mean_relative_error if summary else 0.0,
+                summary.mean_relative_error if isinstance(summary, QuantizationSummary) else None,
                 len(asked),
                 100.0 * sum(right) / len(right),
                 *paired_difference(right, before),
@@ -80,12 +105,12 @@ def measure(num_questions: int, num_documents: int, threads: int) -> list[Result
     return results
 
 
-def _settings(quantize: str, group: int, threads: int) -> dict[str, Any]:
+def _settings(case: Case, threads: int) -> dict[str, Any]:
     return {
-        "model": str(DEMO),
+        "model": str(case.folder),
         "device": "cpu",
-        "quantize": quantize,
-        "quantize_group": group,
+        "quantize": case.quantize,
+        "quantize_group": case.group,
         "worker_threads": threads,
         "max_num_seqs": 256,
         "max_waiting_requests": 1 << 16,
@@ -95,9 +120,10 @@ def _settings(quantize: str, group: int, threads: int) -> dict[str, Any]:
 
 def row(result: Result) -> str:
     """A line of the table."""
-    text, change = result.divergence, f"{result.difference:+.2f} ± {result.interval:.2f}"
+    text, error = result.divergence, result.mean_relative_error
+    change = "-" if result.scheme == "off" else f"{result.difference:+.2f} ± {result.interval:.2f}"
     return (
-        f"| {result.scheme} | {result.bits_per_weight:.2f} | {result.mean_relative_error:.2%} | {result.accuracy:.2f}% | {change if result.mean_relative_error else '-'} "
+        f"| {result.scheme} | {result.bits_per_weight:.2f} | {'-' if error is None else f'{error:.2%}'} | {result.accuracy:.2f}% | {change} "
         f"| {text.perplexity:.4f} | {text.kl:.5f} | {text.same_choice:.2%} |"
     )
 

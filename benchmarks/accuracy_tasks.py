@@ -20,7 +20,7 @@ DEMO = pathlib.Path(__file__).resolve().parents[1] / "models" / "demo"
 # The evaluation is a folder of scripts, not a package.
 sys.path.insert(0, str(DEMO / "scripts"))
 
-from corpus import CHAT_DOMAINS, evaluation_item, training_item  # noqa: E402
+from corpus import CHAT_DOMAINS, evaluation_item, render, training_item  # noqa: E402
 from corpus_draw import Draw, Item  # noqa: E402
 from demo_model import END_ID, EOS_ID  # noqa: E402
 from demo_shards import SPOKEN_BIT, Encoder  # noqa: E402
@@ -63,6 +63,16 @@ def documents(count: int) -> list[tuple[list[int], list[bool]]]:
     draw, encode = Draw(_SEED, "heldout"), encoder()
     rows = encode.encode_many([training_item(draw) for _ in range(count)])
     return [([token & (SPOKEN_BIT - 1) for token in row], [bool(token & SPOKEN_BIT) for token in row]) for row in rows]
+
+
+def training_text(seed: int, count: int) -> str:
+    """Documents with the values and phrasings of training, as the model reads them, one after the other."""
+    draw = Draw(seed, "train")
+    texts = []
+    for _ in range(count):
+        turns = training_item(draw).turns
+        texts.append(f"<|bos|>{render(turns)}{'<|eos|>' if turns[0][0] == 'text' else ''}")
+    return "".join(texts)
 
 
 async def right_answers(settings: dict[str, Any], asked: list[Question]) -> list[bool]:

@@ -19,6 +19,7 @@ for command in (
     commands.telemetry,
     commands.doctor,
     commands.bench,
+    commands.quantize,
 ):
     main.add_command(command)
 

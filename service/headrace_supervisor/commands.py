@@ -1,4 +1,4 @@
-"""The commands that the server distribution adds to `headrace`: serve, service, backend, telemetry, doctor, bench.
+"""The commands that the server distribution adds to `headrace`: serve, service, backend, telemetry, doctor, bench, quantize.
 
 Owns the command line's edge: flags in, exit codes out, one line for a mistake. What a command does is in the module that it calls.
 """
@@ -19,9 +19,10 @@ from headrace_supervisor import doctor as health
 from headrace_supervisor import logs, supervisor
 from headrace_supervisor.bench_command import bench
 from headrace_supervisor.options import GroupedCommand, given, settings_options
+from headrace_supervisor.quantize_command import quantize
 from headrace_supervisor.settings import ConfigError
 
-__all__ = ["backend", "bench", "doctor", "serve", "service", "telemetry"]
+__all__ = ["backend", "bench", "doctor", "quantize", "serve", "service", "telemetry"]
 
 _config_option = click.option(
     "--config",

@@ -59,6 +59,17 @@ def python() -> pathlib.Path:
     return environment / "bin" / "python"
 
 
+@functools.cache
+def compressed_tensors() -> pathlib.Path:
+    """Returns a folder that has the package compressed-tensors, for the interpreter that runs this; fills it the first time."""
+    requirements = HERE / "compressed_tensors.txt"
+    folder = BUILD / f"compressed-tensors-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
+    if not (folder / "ready").exists():
+        run(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target", folder, "--require-hashes", "-r", requirements)  # fmt: skip
+        (folder / "ready").touch()
+    return folder
+
+
 def require_downloads() -> None:
     """Skips the test unless whoever runs it allows some hundred megabytes of downloads."""
     if os.environ.get("CONFORMANCE_DOWNLOADS") != "1":

@@ -1,0 +1,127 @@
+"""What can be refused before torch is loaded: the model's folder, its sizes, the names of layers, the folder to be written. No torch.
+
+Owns the rules and their words, each one line that names flag, rule and limit. The command line asks here before it starts the process; the process asks again, for what it finds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import fnmatch
+import pathlib
+
+from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
+from headrace_model_folder.bounded_files import read_json_object
+from headrace_model_folder.config import CONFIG_FILE
+from headrace_quantize.config import GROUP_SIZES, QuantizeConfig
+
+STATE_FILE = "quantization-state.json"
+REPORT_FILE = "quantization-report.json"
+# Ends the name of a file that is not whole yet.
+TEMPORARY = ".partial"
+_CONFIG_LIMIT = 4 << 20
+
+
+class QuantizeRefused(ValueError):
+    """Can't be done as asked. The message is one line."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """A request that its folders allow."""
+
+    config: QuantizeConfig
+    model: ModelFolder
+    out: pathlib.Path
+    # Names of projections, without ".weight", in the order of layers.
+    quantized: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def check(config: QuantizeConfig) -> Job:
+    """Everything that the folders and sizes say.
+
+    Raises:
+        QuantizeRefused: MODEL_FOLDER is none, is quantized already or has no tokenizer for the text; groups do not divide; a pattern fits no layer; OUT_FOLDER is in use.
+    """
+    model = _open(config)
+    if config.sequence_length > model.config.max_position_embeddings:
+        raise QuantizeRefused(
+            f"--sequence-length is {config.sequence_length}, the model's context has {model.config.max_position_embeddings} tokens"
+        )
+    shapes = projections(model)
+    kept = _kept(config.keep, tuple(shapes))
+    quantized = tuple(name for name in shapes if name not in kept)
+    if not quantized:
+        raise QuantizeRefused(f"--keep fits all {len(kept)} layers, so that nothing would be quantized")
+    _check_groups(config, {name: shapes[name][1] for name in quantized})
+    for file in (*config.calibration, *filter(None, [config.evaluation])):
+        if not pathlib.Path(file).is_file():
+            raise QuantizeRefused(f"--{'evaluation' if file == config.evaluation else 'calibration'}: no file {file}")
+    return Job(config, model, _checked_out(config, model), quantized, kept)
+
+
+def projections(model: ModelFolder) -> dict[str, tuple[int, int]]:
+    """Name of each product of the decoder layers -> [outputs, inputs]."""
+    return {
+        name.removesuffix(".weight"): (shape[0], shape[1])
+        for name, shape in expected_tensors(model.config).items()
+        if ".layers." in name and len(shape) == 2
+    }
+
+
+def _open(config: QuantizeConfig) -> ModelFolder:
+    try:
+        folder = pathlib.Path(config.model_folder)
+        if folder.is_dir() and read_json_object(folder, CONFIG_FILE, _CONFIG_LIMIT).get("quantization_config"):
+            raise QuantizeRefused(
+                f"MODEL_FOLDER {folder} is quantized already: {CONFIG_FILE} has a quantization_config"
+            )
+        model = ModelFolder.open(folder)
+    except InvalidModelFolder as error:
+        raise QuantizeRefused(f"MODEL_FOLDER: {error}") from None
+    if (config.calibration or config.evaluation) and model.tokenizer_path is None:
+        raise QuantizeRefused(f"MODEL_FOLDER {folder} has no tokenizer.json, which --calibration and --evaluation need")
+    return model
+
+
+def _kept(patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names that a pattern fits, whole or from one of their dots on."""
+    fitting: set[str] = set()
+    for pattern in patterns:
+        found = {n for n in names if fnmatch.fnmatchcase(n, pattern) or fnmatch.fnmatchcase(n, f"*.{pattern}")}
+        if not found:
+            short = sorted({name.rpartition(".")[2] for name in names})
+            near = difflib.get_close_matches(pattern, [*names, *short], n=1, cutoff=0.0)[0]
+            raise QuantizeRefused(f"--keep {pattern} fits no layer; the nearest name is {near}")
+        fitting |= found
+    return tuple(name for name in names if name in fitting)
+
+
+def _check_groups(config: QuantizeConfig, inputs: dict[str, int]) -> None:
+    group = config.group
+    for name, count in inputs.items():
+        if group is not None and count % group:
+            fitting = [size for size in GROUP_SIZES if all(number % size == 0 for number in inputs.values())]
+            works = f"--group-size {fitting[-1] if fitting else 'channel'} works"
+            raise QuantizeRefused(
+                f"--group-size is {group}, which does not divide the {count} inputs of {name}; {works}"
+            )
+
+
+def _checked_out(config: QuantizeConfig, model: ModelFolder) -> pathlib.Path:
+    out = pathlib.Path(config.out_folder)
+    if out.exists() and not out.is_dir():
+        raise QuantizeRefused(f"OUT_FOLDER {out} is not a folder")
+    if out.resolve().is_relative_to(model.path):
+        raise QuantizeRefused(f"OUT_FOLDER {out} lies in MODEL_FOLDER")
+    entries = {path.name for path in out.iterdir()} if out.exists() else set()
+    # All that a run leaves that was killed before it wrote anything.
+    entries -= {STATE_FILE + TEMPORARY}
+    if STATE_FILE in entries and not config.resume:
+        raise QuantizeRefused(f"OUT_FOLDER {out} holds an unfinished run; --resume goes on with it")
+    if entries and not entries & {STATE_FILE, REPORT_FILE}:
+        raise QuantizeRefused(f"OUT_FOLDER {out} is not empty")
+    if REPORT_FILE in entries and not config.resume:
+        raise QuantizeRefused(f"OUT_FOLDER {out} holds a finished run")
+    return out

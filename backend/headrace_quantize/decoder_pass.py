@@ -1,0 +1,157 @@
+"""Text through a model one decoder layer at a time, with one layer's weights in memory.
+
+    ids -embed-> hidden states [pieces, tokens, width] on the host -run(layer 0)-> ... -run(layer n - 1)-> hidden states before the last norm
+
+Owns how a batch of pieces becomes a step (rows, blocks of a cache that is used over and over, rotations) and how the input of a projection is taken on its way. The layers are those that serve.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace_backend.layers.decoder_layer import DecoderLayer
+from headrace_backend.layers.rotary import RotaryTable
+from headrace_backend.models.registry import MODEL_CLASSES
+from headrace_backend.weights.loader import load_weights
+from headrace_backend.weights.placement import Placement, WeightTarget
+from headrace_kernels.attention import AttentionMetadata
+from headrace_model_folder import ModelFolder
+from headrace_quantize.calibration_text import Pieces
+from headrace_quantize.source_tensors import SourceTensors
+
+_BLOCK = 16
+# Tokens that pass through a layer at once: enough to fill a card, few enough that what lies between a layer's products stays small.
+_BATCH_TOKENS = 4096
+
+
+class _Enough(Exception):  # noqa: N818
+    """The input that was wanted is there; the rest of the layer need not be computed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadedLayer:
+    """A decoder layer, and where its checkpoint tensors lie in it."""
+
+    module: DecoderLayer
+    # Name in the checkpoint -> place.
+    targets: dict[str, WeightTarget]
+
+
+class DecoderPass:
+    """The layers of one model over pieces of one length."""
+
+    def __init__(self, model: ModelFolder, dtype: torch.dtype, device: torch.device, length: int) -> None:
+        """Prepares for pieces of `length` tokens; loads nothing."""
+        self._folder, self._config = model, model.config
+        self.dtype, self.device, self._length = dtype, device, length
+        self._model = MODEL_CLASSES[model.config.architecture](model.config, Placement(dtype, torch.device("meta")), 1)
+        self._rotary = RotaryTable(model.config.rope, model.config.head_dim, length, device)
+        self._steps: dict[int, tuple[AttentionMetadata, Tensor]] = {}
+        self._cache: Tensor | None = None
+
+    def embed(self, pieces: Pieces, source: SourceTensors) -> Tensor:
+        """[pieces, tokens, width] on the host: what the first layer reads."""
+        table = source.read("model.embed_tokens.weight")
+        return torch.stack([table[torch.tensor(ids)].to(self.dtype) for ids in pieces]) if pieces else self._nothing()
+
+    def load(self, index: int) -> LoadedLayer:
+        """A layer with the original's weights.
+
+        Raises:
+            InvalidModelFolder: A tensor can't be read, or is not finite.
+        """
+        layer = self._model.make_layer(self._config, index, Placement(self.dtype, self.device))
+        layers = self._model.model.layers
+        empty, layers[index] = layers[index], layer
+        prefix = f"model.layers.{index}."
+        targets = {name: place for name, place in self._model.weight_targets().items() if name.startswith(prefix)}
+        layers[index] = empty
+        load_weights(self._folder, targets, lambda *_: None)
+        return LoadedLayer(layer.eval(), targets)
+
+    def run(self, layer: DecoderLayer, hidden: Tensor) -> None:
+        """Passes all pieces through a layer, in place."""
+        for batch in self._batches(hidden):
+            batch.copy_(self._forward(layer, batch))
+
+    def inputs(self, layer: DecoderLayer, hidden: Tensor, taken: dict[str, Callable[[Tensor], None]]) -> None:
+        """Hands over what products of a layer multiply by, and stops there.
+
+        Args:
+            layer: Its weights as they are by now.
+            hidden: What the layer reads; not changed.
+            taken: Path of a product in the layer, in their order -> called with [tokens, inputs] of each batch.
+        """
+        last = list(taken)[-1]
+        hooks = [
+            layer.get_submodule(path).register_forward_pre_hook(_taker(take, path == last))
+            for path, take in taken.items()
+        ]
+        try:
+            for batch in self._batches(hidden):
+                try:
+                    self._forward(layer, batch)
+                except _Enough:
+                    continue
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _batches(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """The pieces in parts of a few, none of no pieces."""
+        rows = max(_BATCH_TOKENS // self._length, 1)
+        return torch.split(hidden, rows) if len(hidden) else ()
+
+    def _nothing(self) -> Tensor:
+        return torch.empty(0, self._length, self._config.hidden_size, dtype=self.dtype)
+
+    def _forward(self, layer: DecoderLayer, batch: Tensor) -> Tensor:
+        """[rows, tokens, width] -> the same after the layer, on the device."""
+        metadata, rotations = self._step(len(batch))
+        residual = batch.to(self.device, copy=True).flatten(0, 1)
+        out = layer(None, residual, rotations, self._kv_cache(len(batch)), metadata)
+        return residual.add_(out).view(batch.shape)
+
+    def _kv_cache(self, rows: int) -> Tensor:
+        """Blocks for these rows: what earlier batches left there is overwritten before it is read."""
+        blocks = rows * -(-self._length // _BLOCK)
+        if self._cache is None or len(self._cache) < blocks:
+            shape = (blocks, 2, self._config.num_kv_heads, _BLOCK, self._config.head_dim)
+            self._cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return self._cache[:blocks]
+
+    def _step(self, rows: int) -> tuple[AttentionMetadata, Tensor]:
+        if rows not in self._steps:
+            positions = torch.arange(self._length, device=self.device).repeat(rows)
+            self._steps[rows] = self._metadata(rows), self._rotary(positions)
+        return self._steps[rows]
+
+    def _metadata(self, rows: int) -> AttentionMetadata:
+        length, blocks = self._length, -(-self._length // _BLOCK)
+        lengths = np.full(rows, length, np.int32)
+        slots = torch.arange(rows)[:, None] * blocks * _BLOCK + torch.arange(length)
+        return AttentionMetadata(
+            query_start_loc=torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=self.device),
+            seq_lens=torch.full((rows,), length, dtype=torch.int32, device=self.device),
+            block_tables=torch.arange(rows * blocks, dtype=torch.int32, device=self.device).view(rows, blocks),
+            slot_mapping=slots.flatten().to(self.device),
+            block_size=_BLOCK,
+            max_query_len=length,
+            max_seq_len=length,
+            query_lens_cpu=lengths,
+            seq_lens_cpu=lengths,
+        )
+
+
+def _taker(take: Callable[[Tensor], None], is_last: bool) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def hook(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        take(arguments[0])
+        if is_last:
+            raise _Enough
+
+    return hook

@@ -1,0 +1,73 @@
+"""What quantizing cost: both models on text that was not calibrated on.
+
+Owns the sums over tokens. Layers have passed the text already; here are the last norm and the output layer, both as the original has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from headrace_kernels.rms_norm import rms_norm
+from headrace_quantize.calibration_text import Pieces
+from headrace_quantize.decoder_pass import DecoderPass
+from headrace_quantize.source_tensors import SourceTensors
+
+# Tokens whose distributions over the vocabulary are in memory at once.
+_TOKENS = 256
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Quality:
+    """Of the quantized model beside the original, over all tokens of the held-out text but the first of each piece."""
+
+    tokens: int
+    perplexity_before: float
+    perplexity_after: float
+    # Mean KL divergence from the original's distribution to the quantized model's, in nats.
+    divergence: float
+    # Share of tokens at which both find the same one most likely.
+    same_choice: float
+
+
+def compare(
+    pieces: Pieces, before: Tensor, after: Tensor, source: SourceTensors, passes: DecoderPass, tied: bool, eps: float
+) -> Quality:
+    """Compares the two.
+
+    Args:
+        pieces: The ids.
+        before: [pieces, tokens, width] after all of the original's layers.
+        after: The same of the quantized layers.
+        source: For norm and output layer.
+        passes: Of the type and device to compute with.
+        tied: Whether the embedding is the output layer.
+        eps: Of the norm.
+    """
+    norm = source.read("model.norm.weight").to(passes.device, passes.dtype)
+    head = source.read("model.embed_tokens.weight" if tied else "lm_head.weight").to(passes.device, passes.dtype)
+    sums = torch.zeros(4, dtype=torch.float64)
+    count = 0
+    for index, ids in enumerate(pieces):
+        targets = torch.tensor(ids[1:], device=passes.device)
+        for first in range(0, len(targets), _TOKENS):
+            part = slice(first, min(first + _TOKENS, len(targets)))
+            wanted, found = (
+                (rms_norm(hidden[index, part].to(passes.device), norm, eps) @ head.t()).float().log_softmax(-1)
+                for hidden in (before, after)
+            )
+            sums += _sums(wanted, found, targets[part])
+        count += len(targets)
+    surprise_before, surprise_after, divergence, same = (sums / count).tolist()
+    return Quality(count, math.exp(surprise_before), math.exp(surprise_after), divergence, same)
+
+
+def _sums(wanted: Tensor, found: Tensor, targets: Tensor) -> Tensor:
+    """Surprise of both, divergence and equal choices of some tokens, [4] fp64 on the host; logarithms of probabilities [tokens, vocabulary]."""
+    surprises = [-side.gather(1, targets[:, None]).sum() for side in (wanted, found)]
+    divergence = (wanted.exp() * (wanted - found)).sum()
+    same = (wanted.argmax(-1) == found.argmax(-1)).sum()
+    return torch.stack([*surprises, divergence, same.float()]).double().cpu()

@@ -1,0 +1,121 @@
+"""GPTQ: weights are rounded input by input, and what each rounding gets wrong is made up for by the weights of the inputs behind it.
+
+Source: Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022, sections 3 and 4: the Cholesky form with lazy updates by blocks.
+Owns the order of inputs and the damping. A group's scale is found when its first input is reached, from the weights as they are by then; with `act_order` from the original weights, so that groups lie
+side by side in the file (static groups).
+
+Inputs that calibration never saw (all zeros) say nothing and are rounded to nearest: their row of the Gram matrix becomes that of an input which goes with no other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace_quantize.checks import QuantizeRefused
+from headrace_quantize.numbers import NumberFormat, QuantizedMatrix, grouped
+
+# Inputs whose errors are collected before the weights behind them are updated. A multiple of all group sizes.
+_BLOCK = 128
+# The Gram matrix of few tokens is singular, and fp32 may find it indefinite: more is added until it is not.
+_MORE_DAMPING = 10.0
+_MOST_DAMPING = 10.0
+
+
+def inverse_factor(gram: Tensor, damping: float, name: str) -> Tensor:
+    """Upper triangular U with U^T U = (gram + damping x mean of its diagonal)^-1.
+
+    Args:
+        gram: [K, K], not changed.
+        damping: Share of the mean; ten times as much, and so on, where that does not suffice.
+        name: The projection, for the message.
+
+    Raises:
+        QuantizeRefused: No damping up to ten times the mean makes it positive definite.
+    """
+    diagonal = gram.diagonal()
+    upper: Tensor
+    mean = float(diagonal.mean())
+    dead = diagonal <= 0
+    share = damping
+    while share <= max(_MOST_DAMPING, damping):
+        damped = gram.clone()
+        damped.diagonal().add_(torch.where(dead, mean or 1.0, share * mean))
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        if not int(failed):
+            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+            if not int(failed) and bool(torch.isfinite(upper).all()):
+                return upper
+        share *= _MORE_DAMPING
+    raise QuantizeRefused(
+        f"--damping: the Hessian of {name} is not positive definite with {_MOST_DAMPING:g} times its mean added"
+    )
+
+
+def quantize(
+    weight: Tensor, gram: Tensor, format: NumberFormat, group: int | None, damping: float, act_order: bool, name: str
+) -> QuantizedMatrix:
+    """Rounds a projection.
+
+    Args:
+        weight: [outputs, K] fp32, not changed.
+        gram: [K, K] of its inputs.
+        format: Numbers.
+        group: Inputs that share a scale; None: all.
+        damping: See `inverse_factor`.
+        act_order: Inputs with the largest squares first.
+        name: For messages.
+    """
+    order = (
+        gram.diagonal().argsort(descending=True, stable=True)
+        if act_order
+        else torch.arange(len(gram), device=gram.device)
+    )
+    ordered = gram[order][:, order] if act_order else gram
+    rounding = _Rounding(weight, format, group, order, static=act_order)
+    upper = inverse_factor(ordered, damping, name)
+    left = weight[:, order]
+    for begin in range(0, weight.shape[1], _BLOCK):
+        end = min(begin + _BLOCK, weight.shape[1])
+        errors = _round_block(left[:, begin:end], upper[begin:end, begin:end], rounding, begin)
+        left[:, end:].addmm_(errors, upper[begin:end, end:], alpha=-1)
+    return rounding.result()
+
+
+def _round_block(block: Tensor, upper: Tensor, rounding: _Rounding, begin: int) -> Tensor:
+    """Rounds the inputs of a block, which is used up; returns their errors [outputs, inputs], each over its diagonal entry."""
+    errors = torch.empty_like(block)
+    for place in range(block.shape[1]):
+        error = rounding.round(begin + place, block[:, place:]) / upper[place, place]
+        block[:, place + 1 :].addr_(error, upper[place, place + 1 :], alpha=-1)
+        errors[:, place] = error
+    return errors
+
+
+class _Rounding:
+    """Scales by group and the numbers found so far."""
+
+    def __init__(self, weight: Tensor, format: NumberFormat, group: int | None, order: Tensor, static: bool) -> None:
+        self._format, self._order, self._static = format, order.tolist(), static
+        self._group = group or weight.shape[1]
+        groups = grouped(weight, group)
+        self._scales, self._zeros = format.fit(groups.amin(2), groups.amax(2))
+        self._numbers = torch.empty_like(weight)
+        self._is_whole_row = self._group == weight.shape[1]
+
+    def round(self, place: int, left: Tensor) -> Tensor:
+        """Rounds the first of the inputs in `left` (those of the block from `place` on); returns what is lost, [outputs]."""
+        index = self._order[place]
+        group = index // self._group
+        # A whole row's scale is the one it began with: nothing was updated then.
+        if not self._static and not self._is_whole_row and index % self._group == 0:
+            mine = left[:, : self._group]
+            self._scales[:, group], self._zeros[:, group] = self._format.fit(mine.amin(1), mine.amax(1))
+        scale, zero = self._scales[:, group], self._zeros[:, group]
+        numbers = self._format.round(left[:, 0], scale, zero)
+        self._numbers[:, index] = numbers
+        return left[:, 0] - self._format.restore(numbers, scale, zero)
+
+    def result(self) -> QuantizedMatrix:
+        """After all inputs."""
+        return QuantizedMatrix(self._format, self._numbers, self._scales, self._zeros)

@@ -1,0 +1,179 @@
+"""One decoder layer: from its original weights and what it reads, to the tensors that are written.
+
+    layer, hidden states -> InputStatistics of each product -> a method -> tensors -> back into the layer, as a reader of the folder restores them
+
+Owns the order. GPTQ sees each product's inputs as the products before it, already rounded, give them: a pass over the text for each of four. The others look once, at the original layer.
+Output errors are those of each projection alone, on the inputs that it was quantized for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from headrace_quantize import awq, gptq
+from headrace_quantize.checks import Job
+from headrace_quantize.compressed_tensors import matrix_of, tensors_of
+from headrace_quantize.decoder_pass import DecoderPass, LoadedLayer
+from headrace_quantize.folding import Folding
+from headrace_quantize.numbers import NumberFormat, QuantizedMatrix, round_to_nearest
+from headrace_quantize.source_tensors import SourceTensors
+from headrace_quantize.stages import STAGES, Stage, num_inputs, tie
+from headrace_quantize.statistics import InputStatistics, relative_output_error
+
+Tensors = dict[str, Tensor]
+Note = Callable[[str], None]
+
+
+@dataclasses.dataclass(slots=True)
+class LayerResult:
+    """What a layer became."""
+
+    # All of its tensors, by their names in the folder.
+    tensors: Tensors
+    # Projection -> relative error of its outputs on the calibration text; without text of its weights.
+    errors: dict[str, float]
+
+
+class LayerQuantizer:
+    """Quantizes layers of one model."""
+
+    def __init__(self, job: Job, source: SourceTensors, passes: DecoderPass, note: Note) -> None:
+        """Holds nothing of a layer.
+
+        Args:
+            job: What is asked for.
+            source: The original tensors.
+            passes: Runs layers.
+            note: Takes lines for the operator.
+        """
+        self._job, self._config, self._sizes = job, job.config, job.model.config
+        self._source, self._passes, self._note = source, passes, note
+
+    def quantize(self, index: int, layer: LoadedLayer, hidden: Tensor) -> LayerResult:
+        """Quantizes a layer, whose weights are then the quantized ones.
+
+        Args:
+            index: Its number.
+            layer: Loaded.
+            hidden: [pieces, tokens, width] what it reads; no pieces without calibration text.
+
+        Raises:
+            QuantizeRefused: Inputs are not finite, or a Hessian can't be inverted.
+        """
+        prefix, result = f"model.layers.{index}.", LayerResult({}, {})
+        folding = Folding()
+        if self._config.method == "gptq":
+            self._round_in_turn(prefix, layer, hidden, result)
+        else:
+            seen = self._gather(prefix, layer, hidden, STAGES) if len(hidden) else {}
+            if self._config.method == "awq":
+                folding = self._search(prefix, layer, seen)
+            self._round_at_once(prefix, layer, seen, folding, result)
+        for name in layer.targets:
+            if not self._is_quantized(name):
+                result.tensors[name] = folding.applied(name, self._source.read(name))
+        self.fill(layer, result.tensors)
+        return result
+
+    def fill(self, layer: LoadedLayer, tensors: Mapping[str, Tensor]) -> None:
+        """Gives a layer the weights that a reader of these tensors restores; those that are not among them stay."""
+        for name, target in layer.targets.items():
+            projection = name.removesuffix(".weight")
+            if self._is_quantized(name) and f"{projection}.weight_scale" in tensors:
+                target.tensor.copy_(matrix_of(projection, tensors, self.format(projection)).restored())
+            elif not self._is_quantized(name) and name in tensors:
+                target.tensor.copy_(tensors[name])
+
+    def format(self, projection: str) -> NumberFormat:
+        """The numbers of a projection; scales have the type of its original weight."""
+        config = self._config
+        is_float = config.scheme == "fp8"
+        return NumberFormat(config.number_bits, config.symmetric, is_float, self._source.dtype(f"{projection}.weight"))
+
+    def _is_quantized(self, name: str) -> bool:
+        return name.endswith(".weight") and name.removesuffix(".weight") in self._job.quantized
+
+    def _gather(
+        self, prefix: str, layer: LoadedLayer, hidden: Tensor, stages: Sequence[Stage]
+    ) -> dict[str, InputStatistics]:
+        """Product -> what is known of its inputs."""
+        device = self._passes.device
+        found = {stage.product: InputStatistics(num_inputs(stage, self._sizes), device) for stage in stages}
+        self._passes.inputs(layer.module, hidden, {product: one.add for product, one in found.items()})
+        for product, one in found.items():
+            one.check(prefix + product)
+            if self._config.method == "gptq" and one.tokens < len(one.gram):
+                self._note(
+                    f"{prefix}{product}: {one.tokens:,} tokens of calibration for {len(one.gram):,} inputs; more --samples tell more of them"
+                )
+        return found
+
+    def _weight(self, layer: LoadedLayer, name: str) -> Tensor:
+        """[outputs, inputs] fp32, a copy."""
+        return layer.targets[f"{name}.weight"].tensor.to(torch.float32, copy=True).contiguous()
+
+    def _chosen(self, prefix: str, stage: Stage) -> list[str]:
+        names = [prefix + projection for projection in stage.projections]
+        return [name for name in names if name in self._job.quantized]
+
+    def _round_in_turn(self, prefix: str, layer: LoadedLayer, hidden: Tensor, result: LayerResult) -> None:
+        """GPTQ, product by product."""
+        config = self._config
+        for stage in STAGES:
+            chosen = self._chosen(prefix, stage)
+            gathered = self._gather(prefix, layer, hidden, [stage]) if chosen else {}
+            for name in chosen:
+                weight, gram, form = self._weight(layer, name), gathered[stage.product].gram, self.format(name)
+                matrix = gptq.quantize(weight, gram, form, config.group, config.damping, config.act_order, name)
+                result.errors[name] = relative_output_error(weight, matrix.restored(), gram)
+                result.tensors.update(tensors_of(name, matrix))
+            self.fill(layer, result.tensors)
+
+    def _search(self, prefix: str, layer: LoadedLayer, seen: Mapping[str, InputStatistics]) -> Folding:
+        """AWQ: the scales of the layer."""
+        folding = Folding()
+        for stage in STAGES:
+            chosen = self._chosen(prefix, stage)
+            if not chosen:
+                continue
+            inputs, form = seen[stage.product], self.format(chosen[0])
+            weights = [self._weight(layer, name) for name in chosen]
+            tied = tie(stage, self._sizes)
+            scales = awq.search_scales(weights, inputs.mean_sizes(), inputs.gram, form, self._config.group, tied)
+            folding.add(prefix, stage, scales, self._sizes)
+        return folding
+
+    def _round_at_once(
+        self,
+        prefix: str,
+        layer: LoadedLayer,
+        seen: Mapping[str, InputStatistics],
+        folding: Folding,
+        result: LayerResult,
+    ) -> None:
+        """RTN and AWQ, all products by what is known of the original layer."""
+        for stage in STAGES:
+            for name in self._chosen(prefix, stage):
+                weight, inputs = self._weight(layer, name), seen.get(stage.product)
+                scaled = folding.applied(f"{name}.weight", weight)
+                matrix = self._rounded(name, scaled, None if inputs is None else folding.gram(name, inputs.gram))
+                restored = folding.undone(name, matrix.restored())
+                result.errors[name] = _error(weight, restored, None if inputs is None else inputs.gram)
+                result.tensors.update(tensors_of(name, matrix))
+
+    def _rounded(self, name: str, weight: Tensor, gram: Tensor | None) -> QuantizedMatrix:
+        if not self._config.clips:
+            return round_to_nearest(weight, self.format(name), self._config.group)
+        assert gram is not None
+        return awq.round_within_ranges(weight, gram, self.format(name), self._config.group)
+
+
+def _error(weight: Tensor, restored: Tensor, gram: Tensor | None) -> float:
+    """Of outputs; without text of weights."""
+    if gram is not None:
+        return relative_output_error(weight, restored, gram)
+    return float((weight - restored).norm() / weight.norm().clamp(min=torch.finfo(torch.float32).tiny))

@@ -1,0 +1,61 @@
+"""A decoder layer as quantization sees it: four products in the order in which text passes them, and what makes each one's inputs.
+
+    input_layernorm -> q, k, v -> attention -> o            post_attention_layernorm -> gate, up -> SwiGLU -> down
+                            v ------------------^                                            up ------------^
+
+Owns the names, and where scales of inputs may be folded: a norm's weight, or the outputs of v (attention mixes tokens, not channels) and of up (the gate multiplies channel by channel).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from torch import Tensor
+
+from headrace_model_folder import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """One product of a layer: projections that share their inputs."""
+
+    # The module that multiplies, as a path in our layer.
+    product: str
+    # As paths in the checkpoint's layer, in the order of the product's outputs.
+    projections: tuple[str, ...]
+    # What makes the inputs: a norm, or a projection whose outputs become them.
+    source: str
+
+
+STAGES = (
+    Stage("self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "input_layernorm"),
+    Stage("self_attn.o_proj", ("self_attn.o_proj",), "self_attn.v_proj"),
+    Stage("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"), "post_attention_layernorm"),
+    Stage("mlp.down_proj", ("mlp.down_proj",), "mlp.up_proj"),
+)
+
+
+def num_inputs(stage: Stage, config: ModelConfig) -> int:
+    """Of the stage's product."""
+    sizes = {"self_attn.o_proj": config.num_heads * config.head_dim, "mlp.down_proj": config.intermediate_size}
+    return sizes.get(stage.product, config.hidden_size)
+
+
+def tie(stage: Stage, config: ModelConfig) -> Callable[[Tensor], Tensor]:
+    """Makes scales of the inputs equal where one output of the source becomes several: the heads that share a value head."""
+    if stage.product != "self_attn.o_proj":
+        return lambda scales: scales
+
+    def over_group(scales: Tensor) -> Tensor:
+        heads = scales.view(config.num_kv_heads, -1, config.head_dim)
+        return heads.mean(1, keepdim=True).expand_as(heads).flatten()
+
+    return over_group
+
+
+def of_source(stage: Stage, config: ModelConfig, scales: Tensor) -> Tensor:
+    """Scales of the inputs -> those of the source's outputs: one for each."""
+    if stage.product != "self_attn.o_proj":
+        return scales
+    return scales.view(config.num_kv_heads, -1, config.head_dim)[:, 0].flatten()

@@ -1,0 +1,144 @@
+"""`headrace quantize` as a person types it: mistakes are one line and exit code 2, and a run ends with a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from tests.models.checkpoints import write_checkpoint
+from tests.quantize.quantize_parts import DRAFT, quantize, request, write_text
+
+from headrace_quantize.checks import QuantizeRefused, check
+from headrace_supervisor import quantize_command
+from headrace_supervisor.quantize_command import request as parsed
+
+
+def headrace(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headrace_supervisor", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "120"},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+def refused(tmp_path: pathlib.Path, **flags: Any) -> str:
+    """What flags are answered with, in this process."""
+    with pytest.raises(QuantizeRefused) as found:
+        check(parsed({"model_folder": str(DRAFT), "out_folder": str(tmp_path / "out"), **flags}))
+    message = str(found.value)
+    assert len(message.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+    return message
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"bits": "3"}, "--bits: must be one of 4, 8, is 3"),
+        ({"group_size": "48"}, "--group-size: must be one of 32, 64, 128, channel, is 48"),
+        ({"method": "awf"}, "--method: must be one of rtn, gptq, awq, is awf"),
+        ({"samples": "0"}, "--samples: input should be greater than or equal to 1, is 0"),
+        ({"samples": "many"}, "--samples: input should be a valid integer"),
+        ({"damping": "0"}, "--damping: input should be greater than 0, is 0"),
+        ({"device": "tpu"}, "--device: must be one of auto, cpu, cuda, is tpu"),
+        ({"method": "gptq"}, "--method gptq needs --calibration TEXT_FILE"),
+        ({}, "--method gptq needs --calibration TEXT_FILE"),
+        ({"method": "awq", "act_order": True, "calibration": ("a",)}, "--act-order goes with --method gptq"),
+        ({"method": "rtn", "clip": False}, "--clip goes with --method awq"),
+        ({"scheme": "fp8", "calibration": ("a",)}, "--scheme fp8 goes with --method rtn"),
+        ({"scheme": "fp8", "method": "rtn", "bits": "4"}, "--scheme fp8 has 8 bits"),
+        ({"scheme": "fp8", "method": "rtn", "group_size": "64"}, "--scheme fp8 goes with --group-size channel"),
+        ({"scheme": "fp8", "method": "rtn", "symmetric": False}, "--scheme fp8 has no zero points"),
+        ({"method": "rtn"}, "--group-size is 128, which does not divide the 352 inputs of model.layers.0.mlp.down_proj; --group-size 32 works"),
+        ({"method": "rtn", "group_size": "32", "keep": ("donw_proj",)}, "--keep donw_proj fits no layer; the nearest name is down_proj"),
+        ({"method": "rtn", "group_size": "32", "keep": ("*",)}, "--keep fits all 14 layers, so that nothing would be quantized"),
+        ({"method": "rtn", "group_size": "32", "sequence_length": "4096"}, "--sequence-length is 4096, the model's context has 2048 tokens"),
+        ({"group_size": "32", "calibration": ("absent.txt",)}, "--calibration: no file absent.txt"),
+        ({"method": "rtn", "group_size": "32", "evaluation": "absent.txt"}, "--evaluation: no file absent.txt"),
+        ({"method": "rtn", "model_folder": "absent"}, "MODEL_FOLDER: absent: no such model folder"),
+        ({"method": "rtn", "group_size": "32", "out_folder": str(DRAFT / "sub")}, "lies in MODEL_FOLDER"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_rule(tmp_path: pathlib.Path, flags: dict[str, Any], message: str) -> None:
+    assert message in refused(tmp_path, **flags)
+
+
+def test_a_keep_that_takes_out_what_groups_do_not_divide_makes_it_possible(tmp_path: pathlib.Path) -> None:
+    flags = {"model_folder": str(DRAFT), "out_folder": str(tmp_path / "out"), "method": "rtn", "keep": ("down_proj",)}
+    job = check(parsed(flags))
+    assert len(job.quantized) == 12 and len(job.kept) == 2
+
+
+def test_a_folder_that_is_quantized_already_is_refused(tmp_path: pathlib.Path) -> None:
+    quantize(request(DRAFT, tmp_path / "once", method="rtn"))
+    message = refused(tmp_path, model_folder=str(tmp_path / "once"), method="rtn", group_size="32")
+    assert "is quantized already: config.json has a quantization_config" in message
+
+
+def test_a_folder_in_use_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    flags = {"model_folder": str(DRAFT), "out_folder": str(tmp_path / "out"), "method": "rtn", "group_size": "32"}
+    for resume in (False, True):
+        with pytest.raises(QuantizeRefused, match="is not empty"):
+            check(parsed({**flags, "resume": resume}))
+    flags["out_folder"] = str(tmp_path / "out" / "notes.txt")
+    with pytest.raises(QuantizeRefused, match="is not a folder"):
+        check(parsed(flags))
+
+
+def test_text_needs_a_tokenizer(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    write_checkpoint(tmp_path / "model", "llama")
+    message = refused(tmp_path, model_folder=str(tmp_path / "model"), calibration=(str(text),), group_size="channel")
+    assert "has no tokenizer.json, which --calibration and --evaluation need" in message
+
+
+def test_help_names_every_option() -> None:
+    shown = headrace("quantize", "--help").stdout
+    fields = quantize_command.QuantizeConfig.model_fields
+    assert all("--" + name.replace("_", "-") in shown for name in fields if not name.endswith("_folder"))
+    assert "--asymmetric" in shown and "--no-clip" in shown
+
+
+def test_a_mistake_ends_with_2_before_torch_is_loaded(tmp_path: pathlib.Path) -> None:
+    result = headrace("quantize", DRAFT, tmp_path / "out", "--bits", "5")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "headrace: --bits: must be one of 4, 8, is 5\n"
+
+
+def test_a_run_ends_with_a_table(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    flags = ["--group-size", "32", "--samples", "8", "--sequence-length", "64", "--threads", "1", "--device", "cpu", "--act-order"]  # fmt: skip
+    result = headrace("quantize", DRAFT, tmp_path / "out", "--calibration", text, *flags)
+    assert result.returncode == 0, result.stderr
+    assert "2 of 2 layers" in result.stderr
+    report = json.loads((tmp_path / "out" / "quantization-report.json").read_text())
+    for shown in (
+        f"{report['quality']['divergence']:.5f}",
+        f"{report['quality']['perplexity_after']:.4f}",
+        f"{report['layers'][1]['worst']['error']:.2%}",
+        "gptq int4, groups of 32, symmetric, ordered by activations",
+        "peak memory",
+    ):
+        assert shown in result.stdout
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["config_groups"]["group_0"]["weights"]["actorder"] == "weight"
+    again = headrace("quantize", DRAFT, tmp_path / "out", "--calibration", text, *flags, "--resume")
+    assert again.returncode == 0 and "is finished" in again.stderr
+
+
+def test_text_that_is_too_short_ends_with_2(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "short.txt").write_text("a few words")
+    result = headrace("quantize", DRAFT, tmp_path / "out", "--calibration", tmp_path / "short.txt", "--group-size", "32")  # fmt: skip
+    assert result.returncode == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "--calibration has text for 0 samples of 512 tokens" in result.stderr

@@ -1,0 +1,59 @@
+"""Text through one layer at a time comes out as it does through the whole model."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import torch
+from tests.models.checkpoints import CONFIGS
+from tests.quantize.quantize_parts import LENGTH, Bench
+
+from headrace_quantize.evaluation import compare
+from headrace_quantize.stages import STAGES, num_inputs
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@torch.no_grad()
+def test_layer_by_layer_gives_what_transformers_gives(tmp_path: pathlib.Path, family: str) -> None:
+    bench = Bench(tmp_path, family, method="rtn", group_size="channel")
+    hidden = bench.passes.embed(bench.pieces, bench.source)
+    for index in range(bench.job.model.config.num_layers):
+        bench.passes.run(bench.passes.load(index).module, hidden)
+    theirs = bench.theirs(torch.tensor(bench.pieces), output_hidden_states=True)
+    ours = torch.nn.functional.rms_norm(hidden, hidden.shape[-1:], eps=bench.job.model.config.rms_norm_eps)
+    ours = ours * bench.source.read("model.norm.weight")
+    # fp32 through three layers of random weights with standard deviation 0.2.
+    assert torch.allclose(ours, theirs.hidden_states[-1], atol=2e-3, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_a_model_beside_itself_differs_by_nothing(tmp_path: pathlib.Path) -> None:
+    bench = Bench(tmp_path, "qwen2", method="rtn", group_size="channel")
+    hidden = bench.passes.embed(bench.pieces, bench.source)
+    for index in range(bench.job.model.config.num_layers):
+        bench.passes.run(bench.passes.load(index).module, hidden)
+    eps = bench.job.model.config.rms_norm_eps
+    quality = compare(bench.pieces, hidden, hidden, bench.source, bench.passes, False, eps)
+    ids = torch.tensor(bench.pieces)
+    logits = bench.theirs(ids).logits[:, :-1].flatten(0, 1)
+    surprise = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
+    assert quality.tokens == ids.numel() - len(ids)
+    assert quality.perplexity_before == quality.perplexity_after == pytest.approx(float(surprise.exp()), rel=1e-3)
+    assert quality.divergence == 0.0 and quality.same_choice == 1.0
+
+
+@torch.no_grad()
+def test_the_inputs_that_are_taken_are_those_of_each_product(tmp_path: pathlib.Path) -> None:
+    bench = Bench(tmp_path, "llama-biases", method="rtn", group_size="channel")
+    layer, hidden = bench.passes.load(0), bench.passes.embed(bench.pieces, bench.source)
+    before = hidden.clone()
+    taken: dict[str, list[torch.Tensor]] = {stage.product: [] for stage in STAGES}
+    bench.passes.inputs(layer.module, hidden, {product: rows.append for product, rows in taken.items()})
+    assert torch.equal(hidden, before)
+    sizes = bench.job.model.config
+    for stage in STAGES:
+        assert torch.cat(taken[stage.product]).shape == (len(bench.pieces) * LENGTH, num_inputs(stage, sizes))
+    normed = torch.nn.functional.rms_norm(hidden.flatten(0, 1), hidden.shape[-1:], eps=sizes.rms_norm_eps)
+    expected = normed * bench.source.read("model.layers.0.input_layernorm.weight")
+    assert torch.allclose(torch.cat(taken["self_attn.qkv_proj"]), expected, atol=1e-4)
