@@ -1,4 +1,4 @@
-"""What quantizing costs in answers: the demo model unquantized and in every scheme, on the same generated questions and the same held-out text; writes the table of docs/accuracy.md.
+"""What quantizing costs in answers: the demo model unquantized, in every scheme, and with every type of KV cache, on the same generated questions and the same held-out text; writes the table of docs/accuracy.md.
 
 python -m benchmarks.accuracy --questions 5120 --documents 300 --threads 1 --json FILE --table docs/accuracy.md
 """
@@ -22,8 +22,16 @@ from benchmarks.accuracy_tasks import DEMO, documents, questions, right_answers
 from benchmarks.figures import provenance, write_json
 from headrace_backend.weights.scheme import Scheme
 
-# EngineConfig's quantize and quantize_group. The demo model's MLP has 704 inputs, which groups of 128 do not divide.
-SCHEMES = (("off", 128), ("int8", 128), ("fp8", 128), ("int4", 32), ("int4", 64))
+# EngineConfig's quantize, quantize_group and kv_dtype. The demo model's MLP has 704 inputs, which groups of 128 do not divide.
+SCHEMES = (
+    ("off", 128, "auto"),
+    ("int8", 128, "auto"),
+    ("fp8", 128, "auto"),
+    ("int4", 32, "auto"),
+    ("int4", 64, "auto"),
+    ("off", 128, "int8"),
+    ("off", 128, "fp8"),
+)
 _BEGIN, _END = "<!-- table: benchmarks.accuracy -->\n", "<!-- end of table -->\n"
 # Two-sided 95%.
 _DEVIATIONS = 1.96
@@ -34,6 +42,8 @@ class Result:
     """One scheme. Accuracy in percent, differences in points of it."""
 
     scheme: str
+    # Of the KV cache, as EngineConfig has it.
+    kv_dtype: str
     bits_per_weight: float
     # Of tensors, see GetModel.
     mean_relative_error: float
@@ -59,33 +69,35 @@ def measure(num_questions: int, num_documents: int, threads: int) -> list[Result
     asked, texts, plain = questions(num_questions), documents(num_documents), load(DEMO, None)
     results: list[Result] = []
     before: list[bool] = []
-    for quantize, group in SCHEMES:
+    for quantize, group, kv_dtype in SCHEMES:
         began = time.monotonic()
         model = load(DEMO, Scheme.named(quantize, group))
-        right = uvloop.run(right_answers(_settings(quantize, group, threads), asked))
+        right = uvloop.run(right_answers(_settings(quantize, group, kv_dtype, threads), asked))
         before = before or right
         summary = model.quantization
         results.append(
             Result(
                 f"int4, groups of {group}" if quantize == "int4" else quantize,
+                kv_dtype,
                 summary.bits_per_weight if summary else 8.0 * model.lm_head.weight.itemsize,
                 summary.mean_relative_error if summary else 0.0,
                 len(asked),
                 100.0 * sum(right) / len(right),
                 *paired_difference(right, before),
-                diverge(model, plain, texts),
+                diverge(model, plain, texts, kv_dtype),
             )
         )
         print(f"{row(results[-1])} {time.monotonic() - began:.0f} s", flush=True)
     return results
 
 
-def _settings(quantize: str, group: int, threads: int) -> dict[str, Any]:
+def _settings(quantize: str, group: int, kv_dtype: str, threads: int) -> dict[str, Any]:
     return {
         "model": str(DEMO),
         "device": "cpu",
         "quantize": quantize,
         "quantize_group": group,
+        "kv_dtype": kv_dtype,
         "worker_threads": threads,
         "max_num_seqs": 256,
         "max_waiting_requests": 1 << 16,
@@ -96,16 +108,17 @@ def _settings(quantize: str, group: int, threads: int) -> dict[str, Any]:
 def row(result: Result) -> str:
     """A line of the table."""
     text, change = result.divergence, f"{result.difference:+.2f} ± {result.interval:.2f}"
+    is_plain = not result.mean_relative_error and result.kv_dtype == "auto"
     return (
-        f"| {result.scheme} | {result.bits_per_weight:.2f} | {result.mean_relative_error:.2%} | {result.accuracy:.2f}% | {change if result.mean_relative_error else '-'} "
+        f"| {result.scheme} | {'-' if result.kv_dtype == 'auto' else result.kv_dtype} | {result.bits_per_weight:.2f} | {result.mean_relative_error:.2%} | {result.accuracy:.2f}% | {'-' if is_plain else change} "
         f"| {text.perplexity:.4f} | {text.kl:.5f} | {text.same_choice:.2%} |"
     )
 
 
 def table(results: Sequence[Result], about: str) -> str:
     """The table as docs/accuracy.md has it."""
-    head = "| scheme | bits a weight | weights off by | right | difference, points | perplexity | divergence, nats | same choice |"
-    lines = [head, "|---|---|---|---|---|---|---|---|", *map(row, results)]
+    head = "| weights | KV cache | bits a weight | weights off by | right | difference, points | perplexity | divergence, nats | same choice |"
+    lines = [head, "|---|---|---|---|---|---|---|---|---|", *map(row, results)]
     return "\n".join([about, "", *lines, ""])
 
 
