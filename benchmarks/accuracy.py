@@ -1,4 +1,7 @@
-"""What quantizing costs in answers: the demo model unquantized, in every scheme, and with every type of KV cache, on the same generated questions and the same held-out text; writes the table of docs/accuracy.md.
+"""What quantizing costs in answers: the demo model unquantized and in every scheme, or over every type of KV cache, on the same generated questions and the same held-out text; writes a table of docs/accuracy.md.
+
+    --of weights (the default)  every scheme of --quantize, over a plain cache
+    --of cache                  every --kv-dtype, weights unquantized
 
 python -m benchmarks.accuracy --questions 5120 --documents 300 --threads 1 --json FILE --table docs/accuracy.md
 """
@@ -20,19 +23,17 @@ import uvloop
 from benchmarks.accuracy_divergence import Divergence, diverge, load
 from benchmarks.accuracy_tasks import DEMO, documents, questions, right_answers
 from benchmarks.figures import provenance, write_json
+from headrace_backend.config import QUANTIZE_GROUPS
+from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_backend.weights.scheme import Scheme
+from headrace_model_folder import ModelFolder
 
-# EngineConfig's quantize, quantize_group and kv_dtype. The demo model's MLP has 704 inputs, which groups of 128 do not divide.
-SCHEMES = (
-    ("off", 128, "auto"),
-    ("int8", 128, "auto"),
-    ("fp8", 128, "auto"),
-    ("int4", 32, "auto"),
-    ("int4", 64, "auto"),
-    ("off", 128, "int8"),
-    ("off", 128, "fp8"),
-)
-_BEGIN, _END = "<!-- table: benchmarks.accuracy -->\n", "<!-- end of table -->\n"
+# EngineConfig's quantize and quantize_group. The demo model's MLP has 704 inputs, which groups of 128 do not divide.
+SCHEMES = (("off", 128), ("int8", 128), ("fp8", 128), ("int4", 32), ("int4", 64))
+KV_DTYPES = ("auto", "int8", "fp8")
+# What the tables of the document begin with, by what is measured.
+_BEGIN = {name: f"<!-- table: benchmarks.accuracy{more} -->\n" for name, more in (("weights", ""), ("cache", " cache"))}
+_END = "<!-- end of table -->\n"
 # Two-sided 95%.
 _DEVIATIONS = 1.96
 
@@ -42,13 +43,13 @@ class Result:
     """One scheme. Accuracy in percent, differences in points of it."""
 
     scheme: str
-    # Of the KV cache, as EngineConfig has it.
-    kv_dtype: str
     bits_per_weight: float
     # Of tensors, see GetModel.
     mean_relative_error: float
     questions: int
     accuracy: float
+    # Of a token in the KV cache, all layers.
+    kv_bytes_per_token: int
     # Against the unquantized model, question by question, with half the width of the 95% interval.
     difference: float
     interval: float
@@ -63,13 +64,20 @@ def paired_difference(right: Sequence[bool], before: Sequence[bool]) -> tuple[fl
     return mean, _DEVIATIONS * math.sqrt(variance / len(differences))
 
 
-def measure(num_questions: int, num_documents: int, threads: int) -> list[Result]:
-    """Every scheme, one after the other."""
+def variants(what: str) -> list[tuple[str, int, str]]:
+    """EngineConfig's quantize, quantize_group and kv_dtype of the table's rows, the plain one first."""
+    if what == "cache":
+        return [("off", QUANTIZE_GROUPS[-1], kv_dtype) for kv_dtype in KV_DTYPES]
+    return [(quantize, group, "auto") for quantize, group in SCHEMES]
+
+
+def measure(what: str, num_questions: int, num_documents: int, threads: int) -> list[Result]:
+    """Every row, one after the other."""
     torch.set_num_threads(threads)
     asked, texts, plain = questions(num_questions), documents(num_documents), load(DEMO, None)
     results: list[Result] = []
     before: list[bool] = []
-    for quantize, group, kv_dtype in SCHEMES:
+    for quantize, group, kv_dtype in variants(what):
         began = time.monotonic()
         model = load(DEMO, Scheme.named(quantize, group))
         right = uvloop.run(right_answers(_settings(quantize, group, kv_dtype, threads), asked))
@@ -77,17 +85,17 @@ def measure(num_questions: int, num_documents: int, threads: int) -> list[Result
         summary = model.quantization
         results.append(
             Result(
-                f"int4, groups of {group}" if quantize == "int4" else quantize,
-                kv_dtype,
+                kv_dtype if what == "cache" else f"int4, groups of {group}" if quantize == "int4" else quantize,
                 summary.bits_per_weight if summary else 8.0 * model.lm_head.weight.itemsize,
                 summary.mean_relative_error if summary else 0.0,
                 len(asked),
                 100.0 * sum(right) / len(right),
+                kv_token_bytes(ModelFolder.open(DEMO).config, model.lm_head.weight.itemsize, kv_dtype),
                 *paired_difference(right, before),
                 diverge(model, plain, texts, kv_dtype),
             )
         )
-        print(f"{row(results[-1])} {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{row(results[-1], what)} {time.monotonic() - began:.0f} s", flush=True)
     return results
 
 
@@ -105,34 +113,39 @@ def _settings(quantize: str, group: int, kv_dtype: str, threads: int) -> dict[st
     }
 
 
-def row(result: Result) -> str:
+def row(result: Result, what: str) -> str:
     """A line of the table."""
     text, change = result.divergence, f"{result.difference:+.2f} ± {result.interval:.2f}"
-    is_plain = not result.mean_relative_error and result.kv_dtype == "auto"
+    size = f"{result.bits_per_weight:.2f} | {result.mean_relative_error:.2%}"
+    if what == "cache":
+        size = f"{result.kv_bytes_per_token:,}"
     return (
-        f"| {result.scheme} | {'-' if result.kv_dtype == 'auto' else result.kv_dtype} | {result.bits_per_weight:.2f} | {result.mean_relative_error:.2%} | {result.accuracy:.2f}% | {'-' if is_plain else change} "
+        f"| {result.scheme} | {size} | {result.accuracy:.2f}% | {'-' if result.scheme in ('off', 'auto') else change} "
         f"| {text.perplexity:.4f} | {text.kl:.5f} | {text.same_choice:.2%} |"
     )
 
 
-def table(results: Sequence[Result], about: str) -> str:
+def table(results: Sequence[Result], about: str, what: str) -> str:
     """The table as docs/accuracy.md has it."""
-    head = "| weights | KV cache | bits a weight | weights off by | right | difference, points | perplexity | divergence, nats | same choice |"
-    lines = [head, "|---|---|---|---|---|---|---|---|---|", *map(row, results)]
+    size = "KV cache | bytes a token" if what == "cache" else "scheme | bits a weight | weights off by"
+    head = f"| {size} | right | difference, points | perplexity | divergence, nats | same choice |"
+    lines = [head, "|---" * (head.count("|") - 1) + "|", *(row(result, what) for result in results)]
     return "\n".join([about, "", *lines, ""])
 
 
-def replace_table(path: pathlib.Path, text: str) -> None:
+def replace_table(path: pathlib.Path, text: str, what: str) -> None:
     """Puts the table between its marks in a document."""
-    before, mark, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
+    begin = _BEGIN[what]
+    before, mark, rest = path.read_text(encoding="utf-8").partition(begin)
     if not mark or _END not in rest:
-        raise ValueError(f"{path} has no place for the table: {_BEGIN.strip()} ... {_END.strip()}")
-    path.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{rest.partition(_END)[2]}", encoding="utf-8")
+        raise ValueError(f"{path} has no place for the table: {begin.strip()} ... {_END.strip()}")
+    path.write_text(f"{before}{begin}\n{text}\n{_END}{rest.partition(_END)[2]}", encoding="utf-8")
 
 
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--of", choices=tuple(_BEGIN), default="weights", help="what is quantized")
     parser.add_argument("--questions", type=int, default=5120, help="about so many, half in unseen phrasings")
     parser.add_argument("--documents", type=int, default=300, help="held-out texts for perplexity and divergence")
     parser.add_argument("--threads", type=int, default=1)
@@ -140,15 +153,16 @@ def main() -> int:
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--table", type=pathlib.Path, help="document whose table is replaced")
     options = parser.parse_args()
-    results = measure(options.questions, options.documents, options.threads)
+    results = measure(options.of, options.questions, options.documents, options.threads)
     about = provenance(options.git)
     write_json(
-        {"name": "accuracy", **about, "results": [dataclasses.asdict(result) for result in results]}, options.json
+        {"name": "accuracy", "of": options.of, **about, "results": [dataclasses.asdict(result) for result in results]},
+        options.json,
     )
     if options.table:
         first = results[0]
         head = f"{first.questions:,} questions, {first.divergence.tokens:,} tokens of text; {str(about['date'])[:10]}, commit {about['git']}."
-        replace_table(options.table, table(results, head))
+        replace_table(options.table, table(results, head, options.of), options.of)
     return 0
 
 

@@ -64,7 +64,8 @@ async def _start(session: EngineSession, plan: Plan, workloads: list[Workload], 
 
 def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, model: engine_pb2.EngineModel) -> dict[str, Any]:
     """The same figures of a perfect engine."""
-    time_of_step = StepTime(plan.shape, ceilings, BYTES[model.dtype], model.quantization.bits_per_weight)
+    bits, kv_bytes = model.quantization.bits_per_weight, model.kv_bytes_per_token
+    time_of_step = StepTime(plan.shape, ceilings, BYTES[model.dtype], bits, kv_bytes)
     perfect = PerfectEngine(time_of_step, plan.engine.max_num_seqs, plan.engine.max_num_batched_tokens)
     requests = perfect.serve(workload)
     return summary([request for index, request in enumerate(requests) if index not in workload.apart], 0.0)
@@ -89,7 +90,7 @@ def record(
         "shape": plan.shape_name,
         "dtype": model.dtype,
         "quant": model.quantization.scheme,
-        "kv_dtype": model.dtype,
+        "kv_dtype": model.kv_dtype,
         "seed": plan.seed,
         **{name: about.pop(name) for name in ("git", "date", "command")},
     }

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 import torch
-from benchmarks.accuracy import SCHEMES, Result, paired_difference, replace_table, table
+from benchmarks.accuracy import Result, paired_difference, replace_table, table, variants
 from benchmarks.accuracy_divergence import Divergence, diverge, load
 from benchmarks.accuracy_tasks import DEMO, SPLITS, documents, questions
 
@@ -22,7 +22,7 @@ def plain() -> CausalLM:
     return load(DEMO, None)
 
 
-@pytest.mark.parametrize("setting", SCHEMES)
+@pytest.mark.parametrize("setting", [*variants("weights"), *variants("cache")[1:]])
 def test_the_demo_model_stays_close(plain: CausalLM, setting: tuple[str, int, str]) -> None:
     quantize, group, kv_dtype = setting
     model = plain if quantize == "off" else load(DEMO, Scheme.named(quantize, group))
@@ -58,16 +58,21 @@ def test_the_interval_is_that_of_the_pairs() -> None:
 def test_the_table_is_replaced_and_nothing_else(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "accuracy.md"
     path.write_text(DOCUMENTS.read_text())
-    result = Result("int8", "auto", 8.1, 0.01, 100, 97.5, -0.5, 0.25, Divergence(1000, 1.13, 0.001, 0.99))
-    replace_table(path, table([result], "About."))
+    result = Result("int8", 8.1, 0.01, 100, 97.5, 1056, -0.5, 0.25, Divergence(1000, 1.13, 0.001, 0.99))
+    replace_table(path, table([result], "About.", "weights"), "weights")
     once = path.read_text()
-    assert "| int8 | - | 8.10 | 1.00% | 97.50% | -0.50 ± 0.25 | 1.1300 | 0.00100 | 99.00% |" in once
-    replace_table(path, table([result], "About."))
+    assert "| int8 | 8.10 | 1.00% | 97.50% | -0.50 ± 0.25 | 1.1300 | 0.00100 | 99.00% |" in once
+    replace_table(path, table([result], "About.", "weights"), "weights")
     assert path.read_text() == once
     begin, end = "<!-- table: benchmarks.accuracy -->", "<!-- end of table -->"
-    for part in (0, 2):
-        outside = [text.replace(end, begin).split(begin)[part] for text in (once, DOCUMENTS.read_text())]
-        assert outside[0] == outside[1]
+    outside = []
+    for text in (once, DOCUMENTS.read_text()):
+        before, _, rest = text.partition(begin)
+        outside.append((before, rest.partition(end)[2]))
+    assert outside[0] == outside[1]
+    replace_table(path, table([result], "About.", "cache"), "cache")
+    assert "| int8 | 1,056 | 97.50% | -0.50 ± 0.25 | 1.1300 | 0.00100 | 99.00% |" in path.read_text()
+    assert path.read_text().partition(end)[0] == once.partition(end)[0]
     path.write_text("no marks")
     with pytest.raises(ValueError, match="no place for the table"):
-        replace_table(path, "")
+        replace_table(path, "", "weights")
