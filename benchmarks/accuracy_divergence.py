@@ -18,6 +18,7 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
 from headrace_backend.weights.scheme import Scheme
 from headrace_backend.worker.device import choose_dtype
+from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
 from headrace_kernels.attention import AttentionMetadata
 from headrace_model_folder import ModelFolder
 
@@ -45,19 +46,23 @@ def load(folder: pathlib.Path, scheme: Scheme | None) -> CausalLM:
 
 
 @torch.inference_mode()
-def diverge(model: CausalLM, plain: CausalLM, documents: Sequence[tuple[list[int], list[bool]]]) -> Divergence:
-    """Compares a model with the unquantized one.
+def diverge(
+    model: CausalLM, plain: CausalLM, documents: Sequence[tuple[list[int], list[bool]]], kv_dtype: str = "auto"
+) -> Divergence:
+    """Compares a model with the unquantized one over a plain cache.
 
     Args:
         model: Either.
         plain: Unquantized.
         documents: Ids, and which of them count.
+        kv_dtype: Of the model's cache, as EngineConfig has it.
     """
     tokens, surprise, kl, same = 0, 0.0, 0.0, 0
     for ids, said in documents:
         # A token is said by the position before it.
         positions = torch.tensor([place - 1 for place, counts in enumerate(said) if counts and place])
-        found, wanted = (log_probabilities(one, ids)[positions] for one in (model, plain))
+        found = log_probabilities(model, ids, kv_dtype)[positions]
+        wanted = log_probabilities(plain, ids)[positions]
         targets = torch.tensor(ids)[positions + 1]
         tokens += len(positions)
         surprise -= float(found.gather(1, targets[:, None]).sum())
@@ -66,11 +71,11 @@ def diverge(model: CausalLM, plain: CausalLM, documents: Sequence[tuple[list[int
     return Divergence(tokens, math.exp(surprise / tokens), kl / tokens, same / tokens)
 
 
-def log_probabilities(model: CausalLM, ids: list[int]) -> Tensor:
-    """[len(ids), vocab_size] fp32: of the next token after each."""
+def log_probabilities(model: CausalLM, ids: list[int], kv_dtype: str = "auto") -> Tensor:
+    """[len(ids), vocab_size] fp32: of the next token after each, over a cache of that type."""
     count, blocks = len(ids), -(-len(ids) // _BLOCK)
     shape = (blocks, 2, model.num_kv_heads, _BLOCK, model.head_dim)
-    caches = [torch.zeros(shape) for _ in range(model.num_layers)]
+    caches = allocate_kv_caches(model.num_layers, shape, kv_type(kv_dtype, torch.float32), CPU)
     step = AttentionMetadata(
         query_start_loc=torch.tensor([0, count], dtype=torch.int32),
         seq_lens=torch.tensor([count], dtype=torch.int32),

@@ -56,6 +56,7 @@ def which_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp16", "fp32"), default="auto")
     parser.add_argument("--quant", choices=("int8", "int4", "fp8"), help="bits of the layers' weights")
     parser.add_argument("--quant-group", type=int, choices=QUANTIZE_GROUPS, help="inputs that share a scale, of int4")
+    parser.add_argument("--kv-dtype", choices=("auto", "fp8", "int8"), default="auto", help="numbers of the KV cache")
     parser.add_argument(
         "--load",
         choices=("dummy", "folder"),
@@ -115,6 +116,7 @@ def engine_settings(options: argparse.Namespace, folder: pathlib.Path) -> dict[s
         "device": options.device,
         "tp": options.tp,
         "dtype": options.dtype,
+        "kv_dtype": options.kv_dtype,
         "load": load,
         "worker_threads": options.threads,
         "max_waiting_requests": 4096,

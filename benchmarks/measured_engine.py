@@ -66,7 +66,15 @@ def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, model: engine_p
     """The same figures of a perfect engine."""
     # Ranks on a CPU share what was measured of it.
     ranks = plan.engine.tp if ceilings.device == "cuda" else 1
-    time_of_step = StepTime(plan.shape, ceilings, BYTES[model.dtype], model.quantization.bits_per_weight, ranks)
+    time_of_step = StepTime(
+        plan.shape,
+        ceilings,
+        BYTES[model.dtype],
+        bits_per_weight=model.quantization.bits_per_weight,
+        # What a rank has of it, and the others as much.
+        kv_bytes_per_token=model.kv_bytes_per_token * plan.engine.tp,
+        ranks=ranks,
+    )
     perfect = PerfectEngine(time_of_step, plan.engine.max_num_seqs, plan.engine.max_num_batched_tokens)
     requests = perfect.serve(workload)
     return summary([request for index, request in enumerate(requests) if index not in workload.apart], 0.0)
@@ -91,7 +99,7 @@ def record(
         "shape": plan.shape_name,
         "dtype": model.dtype,
         "quant": model.quantization.scheme,
-        "kv_dtype": model.dtype,
+        "kv_dtype": model.kv_dtype,
         "seed": plan.seed,
         **{name: about.pop(name) for name in ("git", "date", "command")},
     }

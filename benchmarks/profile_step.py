@@ -25,10 +25,11 @@ from headrace_backend.models.registry import load_model
 from headrace_backend.step_plan import StepPlan
 from headrace_backend.weights.scheme import Scheme
 from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
-from headrace_backend.worker.kv_caches import allocate_kv_caches
+from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, release_step
 from headrace_backend.worker.runner import Runner
 from headrace_backend.worker.start_up import make_runner
+from headrace_kernels.quantized_kv import is_quantized, scales_of
 from headrace_model_folder import ModelFolder
 
 _MAX_MODEL_LEN = 16_384
@@ -127,13 +128,20 @@ def _summary(kind: str, wall_us: float, launch_us: float, events: Sequence[objec
 
 
 def make(
-    shape: str, dtype: str, device: str, num_blocks: int, graphs: str, scheme: Scheme | None
+    shape: str, dtype: str, device: str, num_blocks: int, graphs: str, scheme: Scheme | None, kv_dtype: str
 ) -> tuple[Runner, BlockPool]:
     """A runner with made-up weights and its cache, warm and captured."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_model_folder(shape, pathlib.Path(name))
         config = EngineConfig.model_validate(
-            {"model": folder, "load": "dummy", "device": device, "dtype": dtype, "graph_sizes": graphs}
+            {
+                "model": folder,
+                "load": "dummy",
+                "device": device,
+                "dtype": dtype,
+                "graph_sizes": graphs,
+                "kv_dtype": kv_dtype,
+            }
         )
         opened = ModelFolder.open(folder, require_weights=False)
         where, _ = choose_device(device)
@@ -141,13 +149,22 @@ def make(
         type_ = choose_dtype(dtype, opened.config, where)
         model = load_model(None, opened.config, type_, where, "dummy", 0, lambda *_: None, _MAX_MODEL_LEN, scheme)
         size = (num_blocks, 2, model.num_kv_heads, config.block_size, model.head_dim)
-        caches = allocate_kv_caches(model.num_layers, size, type_, where)
+        caches = allocate_kv_caches(model.num_layers, size, kv_type(kv_dtype, type_), where)
         for cache in caches:
-            cache.normal_()
+            _fill(cache)
         runner = make_runner(model, config, _MAX_MODEL_LEN, caches)
         if hasattr(runner, "capture"):
             runner.capture(lambda *_: None)
         return runner, BlockPool(num_blocks, config.block_size)
+
+
+def _fill(cache: torch.Tensor) -> None:
+    """Made-up keys and values of order 1."""
+    if not is_quantized(cache):
+        cache.normal_()
+        return
+    cache.view(torch.int8).random_(0, 100)
+    scales_of(cache).fill_(0.02)
 
 
 def _print(result: StepProfile, top: int) -> None:
@@ -168,6 +185,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["auto", "bf16", "fp16", "fp32"], default="bf16")
     parser.add_argument("--quant", choices=["off", "int8", "int4", "fp8"], default="off")
     parser.add_argument("--quant-group", type=int, choices=QUANTIZE_GROUPS, default=128, help="of int4")
+    parser.add_argument("--kv-dtype", choices=["auto", "fp8", "int8"], default="auto", help="numbers of the KV cache")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", default="1x640,256x640,32x8000,chunk8192")
     parser.add_argument("--blocks", type=int, default=18_000, help="of the cache")
@@ -177,11 +195,20 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
     scheme = Scheme.named(arguments.quant, arguments.quant_group)
-    runner, pool = make(arguments.shape, arguments.dtype, arguments.device, arguments.blocks, arguments.graphs, scheme)
+    runner, pool = make(
+        arguments.shape,
+        arguments.dtype,
+        arguments.device,
+        arguments.blocks,
+        arguments.graphs,
+        scheme,
+        arguments.kv_dtype,
+    )
     results = [profile(runner, kind, pool) for kind in arguments.steps.split(",")]
     for result in results:
         _print(result, arguments.top)
     where = {**provenance(arguments.git), "gpu": torch.cuda.get_device_name(), "quant": arguments.quant}
+    where["kv_dtype"] = arguments.dtype if arguments.kv_dtype == "auto" else arguments.kv_dtype
     write_json([{**where, **dataclasses.asdict(result)} for result in results], arguments.json)
 
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 import torch
 
 from benchmarks.graph_timing import graph_seconds
-from benchmarks.kernel_cases.attention import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, SCALE, Layer, layer, seen
+from benchmarks.kernel_cases.attention import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, SCALE, Layer, head_bytes, layer, seen
 from headrace_kernels.attention_decode import decode_attention
 from headrace_kernels.attention_prefill import prefill_attention
 from headrace_kernels.attention_tiles import Launch
+from headrace_kernels.quantized_kv import KV_TYPES
 
 _COPIES = 3
 
@@ -50,12 +51,13 @@ def main() -> None:
     parser.add_argument("kind", choices=["decode", "prefill"])
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--kv", choices=["", *KV_TYPES], default="", help="of a quantized cache")
     parser.add_argument("--limit-s", type=float, default=120)
     options = parser.parse_args()
     batch = options.batch or (32 if options.kind == "decode" else 1)
     row = (options.context - 1, 1) if options.kind == "decode" else (0, options.context)
     keys, pairs = seen([row] * batch)
-    copies = [layer([row] * batch) for _ in range(_COPIES)]
+    copies = [layer([row] * batch, kv=options.kv) for _ in range(_COPIES)]
     end = time.monotonic() + options.limit_s
     for launch in launches(options.kind):
         if time.monotonic() > end:
@@ -67,7 +69,7 @@ def main() -> None:
             # Most often more shared memory than the card has.
             print(launch, type(error).__name__, flush=True)
             continue
-        rates = f"{4 * keys * NUM_KV_HEADS * HEAD_DIM / seconds / 1e12:.3f} TB/s {4 * pairs * NUM_HEADS * HEAD_DIM / seconds / 1e12:.1f} TFLOP/s"
+        rates = f"{2 * keys * NUM_KV_HEADS * head_bytes(options.kv) / seconds / 1e12:.3f} TB/s {4 * pairs * NUM_HEADS * HEAD_DIM / seconds / 1e12:.1f} TFLOP/s"
         print(f"{launch} {seconds * 1e6:.1f} us {rates}", flush=True)
 
 

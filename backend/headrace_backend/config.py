@@ -63,6 +63,12 @@ class EngineConfig(_Frozen):
     quantize_group: Annotated[
         Literal[32, 64, 128], Field(description="inputs that share a scale and a zero point, of int4 alone")
     ] = _QUANTIZE_GROUP
+    kv_dtype: Annotated[
+        Literal["auto", "fp8", "int8"],
+        Field(
+            description="numbers of the KV cache: as dtype says (auto), or of 8 bits with a scale for each token and head"
+        ),
+    ] = "auto"
     block_size: Annotated[Literal[16, 32, 64], Field(description="tokens per KV cache block")] = 16
     kv_memory: Annotated[
         pydantic.ByteSize,

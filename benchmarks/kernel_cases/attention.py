@@ -28,6 +28,7 @@ from headrace_kernels.attention import (
     rotate_write_attend,
 )
 from headrace_kernels.attention_plan import plan_decode, plan_prefill, prefill_tile_tokens, query_len_class
+from headrace_kernels.quantized_kv import KV_TYPES, SCALE_BYTES, quantize, scales_of, tile_bytes, view_of
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 32
 SCALE = HEAD_DIM**-0.5
@@ -45,8 +46,8 @@ class Layer:
     step: PagedAttentionStep
 
 
-def layer(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | None = None) -> Layer:
-    """Rows of (computed tokens, tokens of this step), planned as a captured step is. `gathers`: chunks' contexts, where the card can."""
+def layer(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | None = None, kv: str = "") -> Layer:
+    """Rows of (computed tokens, tokens of this step), planned as a captured step is. `gathers`: chunks' contexts, where the card can. `kv`: "int8" or "fp8" of a quantized cache."""
     counts = np.array([count for _, count in rows], np.int32)
     ends = np.array([sum(row) for row in rows], np.int32)
     num_blocks = -(-ends // BLOCK_SIZE)
@@ -67,7 +68,22 @@ def layer(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | 
         prefill=_prefill_work(counts, ends, gathers, window),
     )
     kv_cache = randn(int(num_blocks.sum()), 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-    return Layer(randn(int(counts.sum()), NUM_HEADS, HEAD_DIM), kv_cache, step)
+    return Layer(randn(int(counts.sum()), NUM_HEADS, HEAD_DIM), _quantized(kv_cache, kv) if kv else kv_cache, step)
+
+
+def _quantized(kv_cache: Tensor, kv: str) -> Tensor:
+    """The same keys and values in a quantized cache."""
+    memory = torch.empty(*kv_cache.shape[:3], tile_bytes(BLOCK_SIZE, HEAD_DIM), dtype=torch.uint8, device="cuda")
+    cache = view_of(memory, BLOCK_SIZE, HEAD_DIM, KV_TYPES[kv])
+    numbers, scales = quantize(kv_cache, KV_TYPES[kv])
+    cache.view(torch.int8).copy_(numbers.view(torch.int8))
+    scales_of(cache).copy_(scales)
+    return cache
+
+
+def head_bytes(kv: str) -> int:
+    """Of one token's key, or value, of one head."""
+    return HEAD_DIM + SCALE_BYTES if kv else 2 * HEAD_DIM
 
 
 def _column(values: npt.NDArray[np.integer]) -> Tensor:
@@ -116,11 +132,11 @@ def seen(rows: Sequence[tuple[int, int]], window: int | None = None) -> tuple[in
     return keys, pairs
 
 
-def case(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | None = None) -> Case:
+def case(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | None = None, kv: str = "") -> Case:
     """Attention of one layer for any rows of (computed tokens, tokens of this step): its launch, bytes of the cache, queries and results, operations."""
-    data = layer(rows, gathers, window)
+    data = layer(rows, gathers, window, kv)
     keys, pairs = seen(rows, window)
-    num_bytes = 2 * 2 * (keys * NUM_KV_HEADS * HEAD_DIM + data.query.numel())
+    num_bytes = 2 * (keys * NUM_KV_HEADS * head_bytes(kv) + 2 * data.query.numel())
 
     def launch() -> Tensor:
         return paged_attention(data.query, data.kv_cache, data.step, SCALE, window)
@@ -128,14 +144,16 @@ def case(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | N
     return launch, num_bytes, 4 * pairs * NUM_HEADS * HEAD_DIM
 
 
-def decode_case(batch: int, context: int, query_len: int = 1, window: int | None = None) -> Case:
+def decode_case(batch: int, context: int, query_len: int = 1, window: int | None = None, kv: str = "") -> Case:
     """`batch` rows with `query_len` tokens each and `context` tokens in all."""
-    return case([(context - query_len, query_len)] * batch, window=window)
+    return case([(context - query_len, query_len)] * batch, window=window, kv=kv)
 
 
-def prefill_case(batch: int, chunk: int, prefix: int = 0, gathers: bool = True, window: int | None = None) -> Case:
+def prefill_case(
+    batch: int, chunk: int, prefix: int = 0, gathers: bool = True, window: int | None = None, kv: str = ""
+) -> Case:
     """`batch` chunks of `chunk` tokens after `prefix` tokens each."""
-    return case([(prefix, chunk)] * batch, gathers, window)
+    return case([(prefix, chunk)] * batch, gathers, window, kv)
 
 
 def decode() -> Iterator[tuple[str, Callable[[], Case]]]:
@@ -149,9 +167,9 @@ def decode() -> Iterator[tuple[str, Callable[[], Case]]]:
     yield "128 rows, log-normal", functools.partial(case, [(length, 1) for length in lengths.tolist()])
 
 
-def raw_decode_case(batch: int, context: int) -> Case:
+def raw_decode_case(batch: int, context: int, kv: str = "") -> Case:
     """`batch` decodes with all that lies between a layer's projections: rotation, cache write, attention. Bytes as `decode_case` counts them."""
-    data = layer([(context - 1, 1)] * batch)
+    data = layer([(context - 1, 1)] * batch, kv=kv)
     table, position = data.step.block_tables, context - 1
     slots = table[:, position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE
     data.step.slot_mapping = slots.contiguous()
@@ -159,7 +177,7 @@ def raw_decode_case(batch: int, context: int) -> Case:
     qkv = torch.randn(size, device="cuda", dtype=torch.bfloat16)
     angles = torch.rand(batch, HEAD_DIM // 2, device="cuda")
     raw = RawHeads(qkv, torch.stack((angles.cos(), -angles.sin(), angles.sin()), dim=1), NUM_HEADS)
-    num_bytes = 2 * 2 * (batch * context * NUM_KV_HEADS * HEAD_DIM + data.query.numel())
+    num_bytes = 2 * (batch * context * NUM_KV_HEADS * head_bytes(kv) + 2 * data.query.numel())
 
     def launch() -> Tensor:
         return rotate_write_attend(raw, data.kv_cache, data.step, SCALE)

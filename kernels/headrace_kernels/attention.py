@@ -30,6 +30,7 @@ from headrace_kernels.attention_step import (
     PrefillWork,
 )
 from headrace_kernels.attention_tiles import heads_in_line
+from headrace_kernels.quantized_kv import memory_of, restored_blocks
 from headrace_kernels.rope_kv import RawHeads, rope_and_write_kv
 from headrace_kernels.triton_runtime import INTERPRETED
 
@@ -105,7 +106,7 @@ def paged_attention_reference(
     ):
         start, end = end, end + count
         num_blocks = -(-seq_len // metadata.block_size)
-        blocks = kv_cache[metadata.block_tables[row, :num_blocks].long()]
+        blocks = restored_blocks(kv_cache, metadata.block_tables[row, :num_blocks].long())
         # [2, num_kv_heads, seq_len, head_dim], each key/value head repeated for its group of query heads.
         context = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :seq_len].float()
         key, value = context.repeat_interleave(num_heads // context.shape[1], dim=1)
@@ -134,7 +135,7 @@ def paged_attention(
 
     Args:
         query: [num_tokens, num_heads, head_dim], rotated; may be a view with strides.
-        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim]; num_kv_heads divides num_heads, and query head h reads key/value head
+        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim], in the type of query or quantized (`quantized_kv`); num_kv_heads divides num_heads, and query head h reads key/value head
             h // (num_heads / num_kv_heads). Slots that a row has not written may hold anything, NaN included.
         metadata: The step. A `PagedAttentionStep` runs the Triton kernels, an `AttentionMetadata` PyTorch's attention over gathered blocks.
         scale: Multiplies the scores before the softmax, which is fp32. Positive.
@@ -144,7 +145,7 @@ def paged_attention(
         [num_tokens, num_heads, head_dim] contiguous, in the type of query. Tokens that no entry of a `PagedAttentionStep` owns (padding) are not written.
 
     Raises:
-        ValueError: The kernels were asked for what they cannot read: tensors on a CPU, or a cache that is not contiguous.
+        ValueError: The kernels were asked for what they cannot read: tensors on a CPU, or a cache that is neither contiguous nor one of `quantized_kv`.
     """
     if isinstance(metadata, AttentionMetadata):
         plan = metadata.gather_plan(kv_cache.shape[2], kv_cache.shape[4], sliding_window)
@@ -202,8 +203,7 @@ def _attend_raw(
 def _refuse_what_kernels_cannot_read(query: Tensor, kv_cache: Tensor) -> None:
     if not (query.is_cuda or INTERPRETED):
         raise ValueError(f"a PagedAttentionStep needs a CUDA device, and query is on {query.device}")
-    if not kv_cache.is_contiguous():
-        raise ValueError(f"kv_cache must be contiguous, and has strides {kv_cache.stride()}")
+    memory_of(kv_cache)
 
 
 def _run_kernels(

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headrace_kernels.quantized_kv import is_quantized, restored_tiles, tiles_of
+
 _Int64Array = npt.NDArray[np.int64]
 
 # A bucket takes rows down to this share of its longest row's blocks ...
@@ -75,16 +77,25 @@ class GatherPlan:
     # Where entries are gathered to, for every bucket of every layer in turn: memory that is still in the processor's cache, and no new pages (at 32 rows of
     # 300 tokens a fresh buffer per layer made gathering twice as slow).
     _scratch: Tensor | None = None
+    # Of a quantized cache: what was gathered, restored.
+    _restored: Tensor | None = None
 
     def gather(self, kv_cache: Tensor, entries: Tensor) -> Tensor:
-        """[num_entries, block_size * head_dim], valid until the next call."""
-        flat = kv_cache.view(-1, kv_cache.shape[3] * kv_cache.shape[4])
+        """[num_entries, block_size * head_dim], valid until the next call; fp32 of a quantized cache."""
+        block_size, head_dim = kv_cache.shape[3:]
+        quantized = is_quantized(kv_cache)
+        flat = tiles_of(kv_cache).flatten(0, 2) if quantized else kv_cache.view(-1, block_size * head_dim)
         if self._scratch is None:
             lengths = [bucket.entries.numel() for bucket in self.buckets] + [
                 chunk.entries.numel() for chunk in self.chunks
             ]
             self._scratch = flat.new_empty(max(lengths), flat.shape[1])
-        return torch.index_select(flat, 0, entries, out=self._scratch[: entries.numel()])
+        gathered = torch.index_select(flat, 0, entries, out=self._scratch[: entries.numel()])
+        if not quantized:
+            return gathered
+        if self._restored is None:
+            self._restored = torch.empty(self._scratch.shape[0], block_size * head_dim, device=kv_cache.device)
+        return restored_tiles(gathered, block_size, head_dim, kv_cache.dtype, self._restored[: entries.numel()])
 
 
 @dataclasses.dataclass(slots=True, frozen=True)

@@ -21,9 +21,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels import card
 from headrace_kernels.attention_merge import merged_at_once, store_merged
+from headrace_kernels.attention_quantized import absorb_quantized, divided_query, first_unit
 from headrace_kernels.attention_step import DecodeWork, PagedAttentionStep
-from headrace_kernels.attention_tiles import LOG2_E, Launch, absorb, key_offsets, padded_dim, pipeline_stages
+from headrace_kernels.attention_tiles import (
+    LOG2_E,
+    Launch,
+    absorb,
+    key_offsets,
+    padded_dim,
+    pipeline_stages,
+)
+from headrace_kernels.quantized_kv import bits_of, head_scale, memory_of, rounded
 from headrace_kernels.rope_kv import RawHeads, heads_for_norm, mean_squares, rotation_rows, turned_heads
 from headrace_kernels.triton_runtime import INTERPRETED
 
@@ -38,6 +48,15 @@ def _mean_square_as_written(place, is_newest, HEAD_DIM: tl.constexpr, NORM_HEADS
     return tl.max(mean_squares(place + copies, (copies == 0) & is_newest, HEAD_DIM // 2), 0)
 
 
+@triton.jit
+def _quantized(heads, KIND: tl.constexpr):
+    """Heads [n, D] as the cache's bytes, as numbers in fp32, and their scales [n]."""
+    wide = heads.to(tl.float32)
+    scale = head_scale(tl.max(tl.abs(wide), 1), tl.sum(wide * 0.0, 1), KIND)
+    numbers = rounded(wide, scale[:, None], KIND)
+    return bits_of(numbers, KIND), numbers, scale
+
+
 @triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)
 def _split_kernel(
     query,
@@ -46,6 +65,7 @@ def _split_kernel(
     key_norm,
     slot_mapping,
     kv_cache,
+    scales,
     output,
     partial,
     lse,
@@ -65,6 +85,8 @@ def _split_kernel(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    TILE_STRIDE: tl.constexpr,
+    KIND: tl.constexpr,
     QUERY_LEN: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -75,6 +97,7 @@ def _split_kernel(
     NORM_HEADS: tl.constexpr,
     MERGED_ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    HAS_FP8: tl.constexpr,
     FP32_DOT: tl.constexpr,
 ):
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -110,6 +133,8 @@ def _split_kernel(
     largest = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    if KIND != "":
+        unit = first_unit()
     if RAW:
         # One token a row: its key and value are nobody else's, and only the split that the context ends in takes them.
         is_newest = (begin < seq_len) & (end == seq_len)
@@ -132,41 +157,66 @@ def _split_kernel(
         k_new = turned_heads(
             key_places, mask_key_row, cosine, sine, key_norm, key_square, eps, NORMED, HEAD_DIM, PADDED_DIM
         )
-        target = kv_cache + (slot // BLOCK_SIZE * (2 * NUM_KV_HEADS) + kv_head) * (BLOCK_SIZE * HEAD_DIM)
+        new_tile = slot // BLOCK_SIZE * (2 * NUM_KV_HEADS) + kv_head
+        target = kv_cache + new_tile * TILE_STRIDE
         target += slot % BLOCK_SIZE * HEAD_DIM + offs_dim[None, :]
         mask_stored = mask_new & (slot >= 0)
         first_row = (offs_row == 0)[:, None]
-        tl.store(target + offs_row[:, None] * 0, k_new.to(kv_cache.dtype.element_ty), mask=mask_stored & first_row)
-        target += NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
-        tl.store(target, v_new.to(kv_cache.dtype.element_ty), mask=mask_stored)
-        score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * score_scale
-        largest = tl.where(is_newest, score, largest)
-        total = tl.where(is_newest, 1.0, total)
-        acc += v_new.to(tl.float32)
+        if KIND == "":
+            tl.store(target + offs_row[:, None] * 0, k_new.to(kv_cache.dtype.element_ty), mask=mask_stored & first_row)
+            target += NUM_KV_HEADS * TILE_STRIDE
+            tl.store(target, v_new.to(kv_cache.dtype.element_ty), mask=mask_stored)
+            score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * score_scale
+            largest = tl.where(is_newest, score, largest)
+            total = tl.where(is_newest, 1.0, total)
+            acc += v_new.to(tl.float32)
+        elif is_newest:
+            # What is seen of the new token now is what the cache will hold: numbers and scales.
+            k_bits, k_numbers, k_scale = _quantized(k_new, KIND)
+            v_bits, v_numbers, v_scale = _quantized(v_new, KIND)
+            tl.store(target + offs_row[:, None] * 0, k_bits, mask=mask_stored & first_row)
+            tl.store(target + NUM_KV_HEADS * TILE_STRIDE, v_bits, mask=mask_stored)
+            of_scale = scales + new_tile * (TILE_STRIDE // 4) + BLOCK_SIZE * HEAD_DIM // 4 + slot % BLOCK_SIZE
+            tl.store(of_scale + offs_row * 0, k_scale, mask=(offs_row == 0) & (slot >= 0))
+            tl.store(of_scale + NUM_KV_HEADS * TILE_STRIDE // 4 + tl.arange(0, 1), v_scale, mask=slot >= 0)
+            largest = tl.sum(q.to(tl.float32) * k_numbers, 1) * k_scale * score_scale
+            total += 1.0
+            unit = tl.maximum(unit, tl.max(v_scale, 0))
+            acc += v_numbers * (v_scale / unit)[:, None]
     else:
         q = tl.load(places[:, None] + offs_dim[None, :], mask=mask_row[:, None] & mask_dim[None, :], other=0.0)
 
+    if KIND != "":
+        q, row_scales = divided_query(q, score_scale)
     for start in tl.range(begin, end, TILE, num_stages=STAGES):
         positions = start + tl.arange(0, TILE)
         mask_key = positions < end
         if WINDOWED:
             mask_key = mask_key & (positions >= first_seen)
-        offs_key = key_offsets(table, positions, mask_key, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+        offs_key = key_offsets(table, positions, mask_key, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE)
         key = kv_cache + offs_key[:, None] + offs_dim[None, :]
         # Slots that were never written may hold NaN: they are not loaded, for 0 times NaN is NaN.
         mask_load = mask_key[:, None] & mask_dim[None, :]
         k = tl.load(key, mask=mask_load, other=0.0)
-        v = tl.load(key + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=mask_load, other=0.0)
+        v = tl.load(key + NUM_KV_HEADS * TILE_STRIDE, mask=mask_load, other=0.0)
         seen = mask_key[None, :]
         if QUERY_LEN > 1:
             seen = seen & (positions[None, :] <= position[:, None])
             if WINDOWED:
                 seen = seen & (positions[None, :] > position[:, None] - window)
-        acc, largest, total = absorb(acc, largest, total, q, k, v, seen, score_scale, True, FP32_DOT)
+        if KIND != "":
+            acc, largest, total, unit = absorb_quantized(
+                acc, largest, total, unit, q, row_scales, k, v, scales, offs_key, positions, mask_key, seen,
+                NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE, KIND, HAS_FP8, True, FP32_DOT,
+            )  # fmt: skip
+        else:
+            acc, largest, total = absorb(acc, largest, total, q, k, v, seen, score_scale, True, FP32_DOT)
 
     # A split may be empty (a layer with a narrower window than the plan's): acc and total are 0 then.
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
+    if KIND != "":
+        acc = acc * unit
     result = acc / total[:, None]
     mask_store = mask_row[:, None] & mask_dim[None, :]
     if place < 0:
@@ -233,18 +283,19 @@ def decode_attention(
     """
     num_heads, head_dim = output.shape[1:]
     num_kv_heads = kv_cache.shape[2]
-    query_len, scratch = work.max_query_len, work.scratch
+    query_len, scratch, memory = work.max_query_len, work.scratch, memory_of(kv_cache)
     assert raw is None or query_len == 1, query_len
     query_rows = query_len * (num_heads // num_kv_heads)
     rows = max(16, triton.next_power_of_2(query_rows))
-    launch = launch or _launch_rule(rows, padded_dim(head_dim), kv_cache)
+    launch = launch or _launch_rule(rows, padded_dim(head_dim), output)
     _split_kernel[(num_kv_heads, work.splits.shape[0])](
         query,
         raw.rotations if raw else None,
         raw.query_norm if raw else None,
         raw.key_norm if raw else None,
         step.slot_mapping if raw else None,
-        kv_cache,
+        memory.numbers,
+        memory.scales,
         output,
         scratch.partial,
         scratch.lse,
@@ -264,6 +315,8 @@ def decode_attention(
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim(head_dim),
         BLOCK_SIZE=step.block_size,
+        TILE_STRIDE=memory.tile_stride,
+        KIND=memory.kind,
         QUERY_LEN=query_len,
         ROWS=rows,
         TILE=launch.tile,
@@ -274,15 +327,19 @@ def decode_attention(
         NORM_HEADS=heads_for_norm(head_dim // 2, launch.warps),
         MERGED_ROWS=triton.next_power_of_2(query_rows),
         AT_ONCE=at_once or merged_at_once(query_rows, padded_dim(head_dim), launch.warps),
+        HAS_FP8=memory.kind == "fp8" and card.has_fp8_products(output.device),
         FP32_DOT=INTERPRETED,
         num_warps=launch.warps,
         maxnreg=launch.registers,
     )
 
 
-def _launch_rule(rows: int, dim: int, kv_cache: Tensor) -> Launch:
-    """64 keys, 2 warps and 3 stages were best for 16 rows and heads of 128 on an H200; the rest keeps registers and shared memory within bounds, and is not measured yet."""
-    row_bytes = dim * kv_cache.element_size()
+def _launch_rule(rows: int, dim: int, output: Tensor) -> Launch:
+    """64 keys, 2 warps and 3 stages were best for 16 rows and heads of 128 on an H200; the rest keeps registers and shared memory within bounds, and is not measured yet.
+
+    A quantized cache has the launch of its model's type: registers hold its numbers in that type.
+    """
+    row_bytes = dim * output.element_size()
     tile = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
     warps = 2 if rows <= 32 and rows * row_bytes <= 8192 else 4 if rows * row_bytes <= 16384 else 8
-    return Launch(tile, warps, pipeline_stages(kv_cache.device, 0, 2 * tile * row_bytes, 3))
+    return Launch(tile, warps, pipeline_stages(output.device, 0, 2 * tile * row_bytes, 3))

@@ -1,6 +1,7 @@
 """Attention of long chunks of prompts over contexts that were gathered first: the products run at the card's rate, which addresses from a block table do not allow.
 
-Two kernels. The first copies what the chunks see out of the paged cache into one piece per key/value head, each context at a multiple of 128 tokens and filled up with zeros. The second is
+Two kernels. The first copies what the chunks see out of the paged cache into one piece per key/value head, each context at a multiple of 128 tokens and filled up with zeros; what is quantized is
+restored to the model's type on the way, and rounded to it. The second is
 `attention_prefill`'s with tiles of keys and values read by the copy engine through descriptors (sm_90 and later). Descriptors hold addresses and gathering costs memory and time, so this is for
 steps outside of graphs whose chunks are long enough (`attention_plan.plan_prefill` decides).
 """
@@ -18,6 +19,8 @@ from headrace_kernels.attention_plan import GATHER_MULTIPLE, prefill_tile_rows
 from headrace_kernels.attention_prefill import key_ranges, sees
 from headrace_kernels.attention_step import GatheredContext, PagedAttentionStep
 from headrace_kernels.attention_tiles import LOG2_E, absorb, key_offsets, pipeline_stages
+from headrace_kernels.low_bit_numbers import numbers_of
+from headrace_kernels.quantized_kv import memory_of, scale_offsets
 from headrace_kernels.triton_runtime import INTERPRETED
 
 # Columns are views into one buffer, at addresses that change with their sizes: alignment must not decide what is compiled.
@@ -27,6 +30,7 @@ _COLUMNS = ["chunks", "tiles", "offsets", "query_start_loc", "seq_lens", "table_
 @triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)
 def _gather_kernel(
     kv_cache,
+    scales,
     context,
     chunks,
     query_start_loc,
@@ -40,8 +44,11 @@ def _gather_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    TILE_STRIDE: tl.constexpr,
+    KIND: tl.constexpr,
     CHUNK: tl.constexpr,
     WINDOWED: tl.constexpr,
+    PLAIN: tl.constexpr,
 ):
     kv_head, half = tl.program_id(0), tl.program_id(1)
     chunk = tl.program_id(2)
@@ -56,10 +63,15 @@ def _gather_kernel(
         num_tokens = tl.load(query_start_loc + entry + 1) - tl.load(query_start_loc + entry)
         mask = mask & (positions > seq_len - num_tokens - window)
     offs_dim = tl.arange(0, HEAD_DIM)
-    offs_key = key_offsets(table, positions, mask, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-    offs_key += half * (NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM)
+    offs_key = key_offsets(table, positions, mask, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE)
+    offs_key += half * (NUM_KV_HEADS * TILE_STRIDE)
     # What no token sees becomes 0: the cache may hold NaN there, and tiles of values are read whole.
     values = tl.load(kv_cache + offs_key[:, None] + offs_dim[None, :], mask=mask[:, None], other=0.0)
+    if KIND != "":
+        offs_scale = scale_offsets(offs_key, positions, BLOCK_SIZE, HEAD_DIM)
+        scale = tl.load(scales + offs_scale, mask=mask, other=0.0)
+        values = numbers_of(values, 0, KIND, tl.float32, PLAIN) * scale[:, None]
+        values = values.to(context.dtype.element_ty)
     slots = chunk * CHUNK + tl.arange(0, CHUNK)
     target = context + half.to(tl.int64) * half_stride + kv_head.to(tl.int64) * head_stride
     tl.store(target + slots[:, None] * HEAD_DIM + offs_dim[None, :], values)
@@ -215,11 +227,12 @@ def gather_contexts(
 ) -> None:
     """Fills the scratch with what the chunks see of a layer's cache."""
     num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
-    context = gathered.scratch.context
+    context, memory = gathered.scratch.context, memory_of(kv_cache)
     num_chunks = gathered.chunks.shape[0]
     assert num_chunks * GATHER_MULTIPLE <= gathered.scratch.capacity, "more contexts than the scratch holds"
     _gather_kernel[(num_kv_heads, 2, num_chunks)](
-        kv_cache,
+        memory.numbers,
+        memory.scales,
         context,
         gathered.chunks,
         step.query_start_loc,
@@ -233,7 +246,10 @@ def gather_contexts(
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=step.block_size,
+        TILE_STRIDE=memory.tile_stride,
+        KIND=memory.kind,
         CHUNK=GATHER_MULTIPLE,
         WINDOWED=sliding_window is not None,
+        PLAIN=INTERPRETED,
         num_warps=4 if head_dim <= 128 else 8,
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headrace_kernels import card
 from headrace_kernels.attention_plan import prefill_tile_rows
+from headrace_kernels.attention_quantized import absorb_quantized, divided_query, first_unit
 from headrace_kernels.attention_step import PagedAttentionStep
 from headrace_kernels.attention_tiles import (
     LOG2_E,
@@ -27,6 +28,7 @@ from headrace_kernels.attention_tiles import (
     padded_dim,
     pipeline_stages,
 )
+from headrace_kernels.quantized_kv import memory_of
 from headrace_kernels.triton_runtime import INTERPRETED
 
 
@@ -58,8 +60,10 @@ def _paged_tile(
     acc,
     largest,
     total,
+    unit,
     q,
     kv_cache,
+    scales,
     table,
     kv_head,
     start,
@@ -72,31 +76,42 @@ def _paged_tile(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    TILE_STRIDE: tl.constexpr,
+    KIND: tl.constexpr,
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
     WINDOWED: tl.constexpr,
+    HAS_FP8: tl.constexpr,
     FP32_DOT: tl.constexpr,
 ):
-    """Absorbs the keys from `start` on."""
+    """Absorbs the keys from `start` on. Of a quantized cache `score_scale` is that of each row, and `unit` acc's (`attention_quantized`); of others 1."""
     offs_key = start + tl.arange(0, TILE)
     offs_dim = tl.arange(0, PADDED_DIM)
     if MASKED:
         mask_key = (offs_key >= first_seen) & (offs_key < end)
     else:
         mask_key = tl.full([TILE], True, tl.int1)
-    key = kv_cache + key_offsets(table, offs_key, mask_key, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)[:, None]
+    places = key_offsets(table, offs_key, mask_key, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE)
+    key = kv_cache + places[:, None]
     key += offs_dim[None, :]
     if MASKED or PADDED_DIM != HEAD_DIM:
         mask = mask_key[:, None] & (offs_dim < HEAD_DIM)[None, :]
         k = tl.load(key, mask=mask, other=0.0)
-        v = tl.load(key + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=mask, other=0.0)
+        v = tl.load(key + NUM_KV_HEADS * TILE_STRIDE, mask=mask, other=0.0)
     else:
         k = tl.load(key)
-        v = tl.load(key + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM)
+        v = tl.load(key + NUM_KV_HEADS * TILE_STRIDE)
     seen = mask_key[None, :]
     if MASKED:
         seen = sees(positions, offs_key, first_seen, end, window, WINDOWED)
-    return absorb(acc, largest, total, q, k, v, seen, score_scale, MASKED, FP32_DOT)
+    if KIND != "":
+        acc, largest, total, unit = absorb_quantized(
+            acc, largest, total, unit, q, score_scale, k, v, scales, places, offs_key, mask_key, seen,
+            NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE, KIND, HAS_FP8, MASKED, FP32_DOT,
+        )  # fmt: skip
+    else:
+        acc, largest, total = absorb(acc, largest, total, q, k, v, seen, score_scale, MASKED, FP32_DOT)
+    return acc, largest, total, unit
 
 
 # Columns are views into one buffer, at addresses that change with their sizes: alignment must not decide what is compiled.
@@ -107,6 +122,7 @@ def _paged_tile(
 def _paged_kernel(
     query,
     kv_cache,
+    scales,
     output,
     tiles,
     query_start_loc,
@@ -122,10 +138,13 @@ def _paged_kernel(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    TILE_STRIDE: tl.constexpr,
+    KIND: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
     WINDOWED: tl.constexpr,
+    HAS_FP8: tl.constexpr,
     FP32_DOT: tl.constexpr,
 ):
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -156,25 +175,31 @@ def _paged_kernel(
     largest = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    unit = 1
+    if KIND != "":
+        q, score_scale = divided_query(q, score_scale)
+        unit = first_unit()
     if WINDOWED:
         first_seen = tl.maximum(computed + tile_first - window + 1, 0)
         for start in tl.range(begin, full_begin, TILE, num_stages=1):
-            acc, largest, total = _paged_tile(
-                acc, largest, total, q, kv_cache, table, kv_head, start, positions, first_seen, end, window, score_scale,
-                NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, True, WINDOWED, FP32_DOT,
+            acc, largest, total, unit = _paged_tile(
+                acc, largest, total, unit, q, kv_cache, scales, table, kv_head, start, positions, first_seen, end, window, score_scale,
+                NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_STRIDE, KIND, TILE, True, WINDOWED, HAS_FP8, FP32_DOT,
             )  # fmt: skip
     for start in tl.range(full_begin, full_end, TILE, num_stages=STAGES):
-        acc, largest, total = _paged_tile(
-            acc, largest, total, q, kv_cache, table, kv_head, start, positions, first_seen, end, window, score_scale,
-            NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, False, WINDOWED, FP32_DOT,
+        acc, largest, total, unit = _paged_tile(
+            acc, largest, total, unit, q, kv_cache, scales, table, kv_head, start, positions, first_seen, end, window, score_scale,
+            NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_STRIDE, KIND, TILE, False, WINDOWED, HAS_FP8, FP32_DOT,
         )  # fmt: skip
     for start in tl.range(full_end, end, TILE, num_stages=1):
-        acc, largest, total = _paged_tile(
-            acc, largest, total, q, kv_cache, table, kv_head, start, positions, first_seen, end, window, score_scale,
-            NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, True, WINDOWED, FP32_DOT,
+        acc, largest, total, unit = _paged_tile(
+            acc, largest, total, unit, q, kv_cache, scales, table, kv_head, start, positions, first_seen, end, window, score_scale,
+            NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_STRIDE, KIND, TILE, True, WINDOWED, HAS_FP8, FP32_DOT,
         )  # fmt: skip
 
     offs_out = ((first_token + token).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
+    if KIND != "":
+        acc = acc * unit
     result = (acc / total[:, None]).to(output.dtype.element_ty)
     tl.store(output + offs_out[:, None] + offs_dim[None, :], result, mask=mask)
 
@@ -196,10 +221,12 @@ def prefill_attention(
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = kv_cache.shape[2]
     rows = prefill_tile_rows(head_dim, query.element_size())
-    launch = launch or _launch_rule(rows, padded_dim(head_dim), kv_cache)
+    memory = memory_of(kv_cache)
+    launch = launch or _launch_rule(rows, padded_dim(head_dim), query, memory.kind != "")
     _paged_kernel[(num_kv_heads, tiles.shape[0])](
         query,
-        kv_cache,
+        memory.numbers,
+        memory.scales,
         output,
         tiles,
         step.query_start_loc,
@@ -215,24 +242,28 @@ def prefill_attention(
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim(head_dim),
         BLOCK_SIZE=step.block_size,
+        TILE_STRIDE=memory.tile_stride,
+        KIND=memory.kind,
         ROWS=rows,
         TILE=launch.tile,
         STAGES=launch.stages,
         WINDOWED=sliding_window is not None,
+        HAS_FP8=memory.kind == "fp8" and card.has_fp8_products(query.device),
         FP32_DOT=INTERPRETED,
         num_warps=launch.warps,
     )
 
 
-def _launch_rule(rows: int, dim: int, kv_cache: Tensor) -> Launch:
+def _launch_rule(rows: int, dim: int, query: Tensor, is_quantized: bool) -> Launch:
     """Keys per tile, warps, stages.
 
     64, 4, 3 was best for 128 rows and heads of 128 on an H200 (450 TFLOP/s). The rest is not measured yet: it is what compiles with few registers spilled.
+    A quantized cache has the launch of its model's type, with 8 warps: with 4 they spill, for the numbers pass through registers.
     """
-    row_bytes = dim * kv_cache.element_size()
-    tile, warps = 64 if row_bytes <= 256 else 32, 4
-    if kv_cache.element_size() > 2:
+    row_bytes = dim * query.element_size()
+    tile, warps = 64 if row_bytes <= 256 else 32, 8 if is_quantized else 4
+    if query.element_size() > 2:
         tile = 32 if dim <= 128 else 16
-    elif not card.has_warpgroup_products(kv_cache.device):
+    elif not card.has_warpgroup_products(query.device):
         tile, warps = 64 if row_bytes <= 128 else 32, 8
-    return Launch(tile, warps, pipeline_stages(kv_cache.device, rows * row_bytes, 2 * tile * row_bytes, 3))
+    return Launch(tile, warps, pipeline_stages(query.device, rows * row_bytes, 2 * tile * row_bytes, 3))

@@ -56,7 +56,7 @@ class DecodeWork:
 class GatherScratch:
     """Memory for contexts in one piece, keys and values apart, and how the copy engine reads them. One for all layers."""
 
-    # [2, num_kv_heads, capacity, head_dim] in the cache's type.
+    # [2, num_kv_heads, capacity, head_dim] in the type of queries.
     context: Tensor
     # Descriptors of [num_kv_heads * capacity, head_dim], read in tiles of `tile_keys`.
     keys: TensorDescriptor

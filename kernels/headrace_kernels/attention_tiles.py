@@ -37,7 +37,18 @@ class Launch:
 
 
 @triton.jit
-def absorb(acc, largest, total, query, key, value, seen, score_scale, MASKED: tl.constexpr, FP32_DOT: tl.constexpr):
+def absorb(
+    acc,
+    largest,
+    total,
+    query,
+    key,
+    value,
+    seen,
+    score_scale,
+    MASKED: tl.constexpr,
+    FP32_DOT: tl.constexpr,
+):
     """One tile: query [M, D], key and value [N, D], seen [M, N] or broadcast to it (read if MASKED). Returns acc [M, D], largest [M], total [M]."""
     if FP32_DOT:
         query, key, value = query.to(tl.float32), key.to(tl.float32), value.to(tl.float32)
@@ -58,11 +69,18 @@ def absorb(acc, largest, total, query, key, value, seen, score_scale, MASKED: tl
 
 @triton.jit
 def key_offsets(
-    table, positions, mask, kv_head, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr
+    table,
+    positions,
+    mask,
+    kv_head,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE_STRIDE: tl.constexpr,
 ):
-    """int64 [N] where the keys at `positions` of a block table begin; the values lie NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM further. Caches have more than 2^31 values."""
+    """int64 [N] where the keys at `positions` of a block table begin; the values lie NUM_KV_HEADS * TILE_STRIDE further. Caches have more than 2^31 values."""
     block = tl.load(table + positions // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
-    return (block * (2 * NUM_KV_HEADS) + kv_head) * (BLOCK_SIZE * HEAD_DIM) + (positions % BLOCK_SIZE) * HEAD_DIM
+    return (block * (2 * NUM_KV_HEADS) + kv_head) * TILE_STRIDE + (positions % BLOCK_SIZE) * HEAD_DIM
 
 
 def pipeline_stages(device: torch.device, fixed_bytes: int, stage_bytes: int, wanted: int) -> int:

@@ -1,7 +1,7 @@
 """The paged KV cache of one layer: writing a step's keys and values, and copying whole blocks.
 
-Layout: [num_blocks, 2, num_kv_heads, block_size, head_dim], keys at index 0, values at index 1. Slot s is token s % block_size of block s // block_size. Which
-request owns which block is decided elsewhere. On a GPU a step's keys and values are written by `rope_kv` or `attention_decode`; `write_kv` waits for the device there.
+Layout: [num_blocks, 2, num_kv_heads, block_size, head_dim], keys at index 0, values at index 1; of 8-bit numbers with scales behind them, see `quantized_kv`. Slot s is token s % block_size of
+block s // block_size. Which request owns which block is decided elsewhere. On a GPU a step's keys and values are written by `rope_kv` or `attention_decode`; `write_kv` waits for the device there.
 
 Launch rule of `copy_blocks`: 512 numbers of 8 blocks at a time a program, 4 warps, so that a block of 32,768 numbers occupies 64 programs. Not measured yet.
 """
@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels.quantized_kv import is_quantized, quantize, scales_of, tiles_of
 from headrace_kernels.triton_runtime import uses_triton
 
 _COPIES, _CHUNK = 8, 512
@@ -32,8 +33,12 @@ def write_kv_reference(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mappin
     blocks = slot_mapping.div(block_size, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_size
     # [num_blocks, block_size, 2, num_kv_heads, head_dim] puts the two indexed dimensions first, so that each token is one entry.
-    slots = kv_cache.permute(0, 3, 1, 2, 4)
-    slots.index_put_((blocks, offsets), torch.stack((key, value), dim=1).to(kv_cache.dtype))
+    heads = torch.stack((key, value), dim=1)
+    if is_quantized(kv_cache):
+        numbers, scales = quantize(heads, kv_cache.dtype)
+        scales_of(kv_cache).permute(0, 3, 1, 2).index_put_((blocks, offsets), scales)
+        kv_cache, heads = kv_cache.view(torch.int8), numbers.view(torch.int8)
+    kv_cache.permute(0, 3, 1, 2, 4).index_put_((blocks, offsets), heads.to(kv_cache.dtype))
 
 
 def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -91,6 +96,11 @@ def _copy_blocks_triton(kv_cache: Tensor, scratch: Tensor, sources: Tensor, targ
     )
 
 
+def _whole(kv_cache: Tensor) -> Tensor:
+    """All of a cache's memory, blocks first: of a quantized one its tiles, which begin and end at multiples of four bytes."""
+    return tiles_of(kv_cache).view(torch.int32) if is_quantized(kv_cache) else kv_cache
+
+
 def copy_blocks(kv_caches: Iterable[Tensor], sources: Tensor, targets: Tensor) -> None:
     """Copies whole blocks within each layer's cache: first all sources are read, then all targets written.
 
@@ -102,7 +112,7 @@ def copy_blocks(kv_caches: Iterable[Tensor], sources: Tensor, targets: Tensor) -
     if not sources.shape[0]:
         return
     scratch: Tensor | None = None
-    for kv_cache in kv_caches:
+    for kv_cache in map(_whole, kv_caches):
         if not uses_triton(kv_cache):
             copy_blocks_reference(kv_cache, sources, targets)
             continue

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels.kv_cache import write_kv_reference
+from headrace_kernels.quantized_kv import bits_of, head_scale, memory_of, rounded
 from headrace_kernels.rms_norm import rms_norm_reference, scaled_by_rms
 from headrace_kernels.rope import rope_reference, turned
 from headrace_kernels.triton_runtime import uses_triton
@@ -84,10 +85,12 @@ def _rope_and_write_kv_kernel(
     slot_mapping,
     query,
     kv_cache,
+    scales,
     eps,
     NORMED: tl.constexpr,
+    KIND: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
-    BLOCK_STRIDE: tl.constexpr,
+    TILE_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -129,10 +132,21 @@ def _rope_and_write_kv_kernel(
     kv_heads = heads - NUM_HEADS
     is_value = (kv_heads >= NUM_KV_HEADS)[:, None]
     mask_kv = mask & (kv_heads >= 0)[:, None] & (slot >= 0)
-    start = kv_cache + slot // BLOCK_SIZE * BLOCK_STRIDE + slot % BLOCK_SIZE * (2 * HALF)
-    target = start + kv_heads[:, None] * (BLOCK_SIZE * 2 * HALF) + offs
-    tl.store(target, tl.where(is_value, raw_a, turned_a).to(kv_cache.dtype.element_ty), mask=mask_kv)
-    tl.store(target + HALF, tl.where(is_value, raw_b, turned_b).to(kv_cache.dtype.element_ty), mask=mask_kv)
+    start = kv_cache + slot // BLOCK_SIZE * (2 * NUM_KV_HEADS * TILE_STRIDE) + slot % BLOCK_SIZE * (2 * HALF)
+    target = start + kv_heads[:, None] * TILE_STRIDE + offs
+    if KIND == "":
+        tl.store(target, tl.where(is_value, raw_a, turned_a).to(kv_cache.dtype.element_ty), mask=mask_kv)
+        tl.store(target + HALF, tl.where(is_value, raw_b, turned_b).to(kv_cache.dtype.element_ty), mask=mask_kv)
+    else:
+        kept_a = tl.where(is_value, raw_a, turned_a).to(tl.float32)
+        kept_b = tl.where(is_value, raw_b, turned_b).to(tl.float32)
+        amax = tl.max(tl.maximum(tl.abs(kept_a), tl.abs(kept_b)), 1)
+        scale = head_scale(amax, tl.sum(kept_a * 0.0 + kept_b * 0.0, 1), KIND)
+        tl.store(target, bits_of(rounded(kept_a, scale[:, None], KIND), KIND), mask=mask_kv)
+        tl.store(target + HALF, bits_of(rounded(kept_b, scale[:, None], KIND), KIND), mask=mask_kv)
+        tile = slot // BLOCK_SIZE * (2 * NUM_KV_HEADS) + kv_heads
+        of_scale = scales + tile * (TILE_STRIDE // 4) + BLOCK_SIZE * 2 * HALF // 4 + slot % BLOCK_SIZE
+        tl.store(of_scale, scale, mask=(kv_heads >= 0) & (kv_heads < 2 * NUM_KV_HEADS) & (slot >= 0))
 
 
 def launch_rule(num_tokens: int, half: int) -> tuple[int, int, int]:
@@ -206,7 +220,7 @@ def _rope_and_write_kv_triton(
     key_norm: Tensor | None,
     eps: float,
 ) -> Tensor:
-    assert kv_cache[0].is_contiguous()
+    memory = memory_of(kv_cache)
     num_tokens, total_heads, head_dim = qkv.shape
     num_kv_heads, half = (total_heads - num_heads) // 2, head_dim // 2
     qkv = qkv.contiguous()
@@ -221,11 +235,13 @@ def _rope_and_write_kv_triton(
         key_norm,
         slot_mapping,
         query,
-        kv_cache,
+        memory.numbers,
+        memory.scales,
         eps,
         query_norm is not None,
+        memory.kind,
         total_heads * head_dim,
-        kv_cache.stride(0),
+        memory.tile_stride,
         kv_cache.shape[3],
         num_heads,
         num_kv_heads,
@@ -252,7 +268,7 @@ def rope_and_write_kv(
     Args:
         qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], a layer's projection: queries, keys, values. Not changed.
         rotations: [num_tokens, 3, head_dim / 2] fp32 of `rope.rope_rows`.
-        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the type of qkv, changed in place.
+        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the type of qkv, or quantized (`quantized_kv`), changed in place.
         slot_mapping: [num_tokens] int64, one slot per token, none twice; -1 for tokens that are not stored.
         num_heads: Query heads.
         query_norm: [head_dim] weight of the RMS norm of each query before it is turned; None: no such norm.

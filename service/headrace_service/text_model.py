@@ -111,6 +111,8 @@ class TextModel:
             device=engine.device,
             memory_plan=_memory_plan(engine.memory) if engine.HasField("memory") else None,
             quantization=_quantization(engine.quantization) if engine.HasField("quantization") else None,
+            kv_dtype=engine.kv_dtype,
+            kv_bytes_per_token=engine.kv_bytes_per_token,
         )
 
 

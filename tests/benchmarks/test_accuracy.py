@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 import torch
-from benchmarks.accuracy import SCHEMES, Result, paired_difference, replace_table, table
+from benchmarks.accuracy import Case, Result, paired_difference, replace_table, table, variants
 from benchmarks.accuracy_divergence import Divergence, diverge, load
 from benchmarks.accuracy_tasks import DEMO, SPLITS, documents, questions
 
@@ -22,14 +22,20 @@ def plain() -> CausalLM:
     return load(DEMO, None)
 
 
-@pytest.mark.parametrize("setting", SCHEMES)
-def test_the_demo_model_stays_close(plain: CausalLM, setting: tuple[str, int]) -> None:
-    quantize, group = setting
-    model = plain if quantize == "off" else load(DEMO, Scheme.named(quantize, group))
-    found = diverge(model, plain, documents(4))
+@pytest.mark.parametrize("case", [*variants("weights"), *variants("cache")[1:]], ids=lambda case: case.name)
+def test_the_demo_model_stays_close(plain: CausalLM, case: Case) -> None:
+    quantize, kv_dtype = case.quantize, case.kv_dtype
+    model = plain if quantize == "off" else load(DEMO, Scheme.named(quantize, case.group))
+    found = diverge(model, plain, documents(4), kv_dtype)
     assert found.tokens > 100
-    limits = {"off": (1e-9, 1.0), "int8": (1e-3, 0.98), "fp8": (1e-3, 0.98), "int4": (1e-2, 0.95)}
+    limits = {
+        "off": (1e-9, 1.0) if kv_dtype == "auto" else (1e-3, 0.98),
+        "int8": (1e-3, 0.98),
+        "fp8": (1e-3, 0.98),
+        "int4": (1e-2, 0.95),
+    }
     most, least = limits[quantize]
+    assert kv_dtype == "auto" or found.kl > 1e-9
     assert 0 <= found.kl + 1e-9 and found.kl <= most and found.same_choice >= least
     assert 1 < found.perplexity < 1.5
 
@@ -52,16 +58,21 @@ def test_the_interval_is_that_of_the_pairs() -> None:
 def test_the_table_is_replaced_and_nothing_else(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "accuracy.md"
     path.write_text(DOCUMENTS.read_text())
-    result = Result("int8", 8.1, 0.01, 100, 97.5, -0.5, 0.25, Divergence(1000, 1.13, 0.001, 0.99))
-    replace_table(path, table([result], "About."))
+    result = Result("int8", 8.1, 0.01, 100, 97.5, 1056, -0.5, 0.25, Divergence(1000, 1.13, 0.001, 0.99))
+    replace_table(path, table([result], "About.", "weights"), "weights")
     once = path.read_text()
     assert "| int8 | 8.10 | 1.00% | 97.50% | -0.50 ± 0.25 | 1.1300 | 0.00100 | 99.00% |" in once
-    replace_table(path, table([result], "About."))
+    replace_table(path, table([result], "About.", "weights"), "weights")
     assert path.read_text() == once
     begin, end = "<!-- table: benchmarks.accuracy -->", "<!-- end of table -->"
-    for part in (0, 2):
-        outside = [text.replace(end, begin).split(begin)[part] for text in (once, DOCUMENTS.read_text())]
-        assert outside[0] == outside[1]
+    outside = []
+    for text in (once, DOCUMENTS.read_text()):
+        before, _, rest = text.partition(begin)
+        outside.append((before, rest.partition(end)[2]))
+    assert outside[0] == outside[1]
+    replace_table(path, table([result], "About.", "cache"), "cache")
+    assert "| int8 | 1,056 | 97.50% | -0.50 ± 0.25 | 1.1300 | 0.00100 | 99.00% |" in path.read_text()
+    assert path.read_text().partition(end)[0] == once.partition(end)[0]
     path.write_text("no marks")
     with pytest.raises(ValueError, match="no place for the table"):
-        replace_table(path, "")
+        replace_table(path, "", "weights")

@@ -1,5 +1,6 @@
 """The Triton attention kernels against fp64: in the interpreter on a CPU, on the card where there is one."""
 
+import dataclasses
 import random
 
 import pytest
@@ -32,7 +33,9 @@ def check(case: Case) -> None:
     found = paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window)
     assert found.is_contiguous() and found.dtype == shape.dtype
     expected = case.oracle()
-    torch.testing.assert_close(found[: expected.shape[0]].double(), expected, atol=TOLERANCE[shape.dtype], rtol=0)
+    # What is gathered of a quantized cache is rounded to the type once more.
+    tolerance = TOLERANCE[shape.dtype] * (2 if shape.kv and case.step.prefill and case.step.prefill.gathered else 1)
+    torch.testing.assert_close(found[: expected.shape[0]].double(), expected, atol=tolerance, rtol=0)
     # Padding belongs to nobody and nobody writes it.
     assert found[expected.shape[0] :].isnan().all()
 
@@ -47,8 +50,14 @@ SHAPES = [
     Shape(8, 2, 16, window=1),
     Shape(4, 2, 16, 32, window=40),
     Shape(8, 1, 64, 16, window=100, dtype=torch.bfloat16),
+    Shape(8, 2, 16, kv="int8"),
+    Shape(7, 1, 8, 16, kv="fp8"),
+    Shape(6, 2, 80, 32, window=40, dtype=torch.float16, kv="fp8"),
+    Shape(8, 2, 64, 16, dtype=torch.bfloat16, kv="int8"),
 ]
-_IDS = [f"{s.num_heads}-{s.num_kv_heads}-{s.head_dim}-{s.window}-{str(s.dtype)[6:]}" for s in SHAPES]
+_IDS = [
+    f"{s.num_heads}-{s.num_kv_heads}-{s.head_dim}-{s.window}-{str(s.dtype)[6:]}{s.kv and '-' + s.kv}" for s in SHAPES
+]
 
 
 @pytest.mark.usefixtures("poisoned_outputs")
@@ -62,9 +71,9 @@ def test_any_mixed_step_equals_fp64(shape: Shape) -> None:
 
 @pytest.mark.usefixtures("poisoned_outputs")
 @pytest.mark.parametrize("max_query_len", [1, 2, 4, 8])
-@pytest.mark.parametrize("window", [None, 70])
-def test_rows_of_drafts_equal_fp64_when_their_context_is_split(max_query_len: int, window: int | None) -> None:
-    shape = Shape(6, 2, 16, window=window)
+@pytest.mark.parametrize(("window", "kv"), [(None, ""), (70, ""), (None, "int8"), (70, "fp8")])
+def test_rows_of_drafts_equal_fp64_when_their_context_is_split(max_query_len: int, window: int | None, kv: str) -> None:
+    shape = Shape(6, 2, 16, window=window, kv=kv)
     rows = [(300 + 10 * count, count) for count in range(1, max_query_len + 1)] + [(0, 1), (0, max_query_len)]
     case = Case(shape, rows, DEVICE, max_query_len=max_query_len)
     assert case.step.decode is not None and (case.step.decode.splits[:, 3] >= 0).any()
@@ -85,20 +94,22 @@ def test_more_splits_than_one_pass_of_merging_takes() -> None:
 
 @pytest.mark.usefixtures("poisoned_outputs")
 @pytest.mark.parametrize(
-    ("rows", "window"),
+    ("rows", "window", "kv"),
     [
-        ([(0, 130), (100, 140), (7, 1)], None),
-        ([(70, 129), (3, 1)], 50),
-        ([(300, 140)], 200),
-        ([(250, 3), (0, 128)], 1),
+        ([(0, 130), (100, 140), (7, 1)], None, ""),
+        ([(70, 129), (3, 1)], 50, ""),
+        ([(300, 140)], 200, ""),
+        ([(250, 3), (0, 128)], 1, ""),
+        ([(0, 130), (100, 140), (7, 1)], None, "int8"),
+        ([(70, 129), (3, 1)], 50, "fp8"),
     ],
 )
 def test_gathered_contexts_equal_fp64(
-    rows: list[tuple[int, int]], window: int | None, monkeypatch: pytest.MonkeyPatch
+    rows: list[tuple[int, int]], window: int | None, kv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_ROWS", 1)
     monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_KEYS", 1)
-    case = Case(Shape(4, 2, 64, 16, window, torch.bfloat16), rows, DEVICE, gather_bytes=GATHER_BYTES)
+    case = Case(Shape(4, 2, 64, 16, window, torch.bfloat16, kv), rows, DEVICE, gather_bytes=GATHER_BYTES)
     assert case.step.prefill is not None
     if DEVICE == "cpu" or torch.cuda.get_device_capability() >= (9, 0):
         assert case.step.prefill.gathered is not None
@@ -156,6 +167,12 @@ LARGE = [
     Shape(8, 2, 80, 16, None, torch.bfloat16),
     Shape(8, 8, 96, 16, None, torch.float16),
     Shape(8, 4, 256, 16, None, torch.bfloat16),
+    Shape(32, 8, 128, 16, None, torch.bfloat16, "int8"),
+    Shape(32, 8, 128, 32, None, torch.bfloat16, "fp8"),
+    Shape(28, 4, 128, 16, 1000, torch.float16, "int8"),
+    Shape(8, 2, 80, 16, None, torch.bfloat16, "fp8"),
+    Shape(8, 4, 256, 16, None, torch.bfloat16, "int8"),
+    Shape(16, 2, 64, 16, None, torch.float32, "fp8"),
 ]
 
 
@@ -175,15 +192,17 @@ def test_real_sizes_equal_fp64(shape: Shape) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
 @pytest.mark.parametrize("max_query_len", [2, 4, 8])
-def test_drafts_of_real_sizes_equal_fp64(max_query_len: int) -> None:
+@pytest.mark.parametrize("kv", ["", "int8", "fp8"])
+def test_drafts_of_real_sizes_equal_fp64(max_query_len: int, kv: str) -> None:
     rows = [(3000 + 111 * i, 1 + i % max_query_len) for i in range(9)]
-    check(Case(LARGE[0], rows, DEVICE, max_query_len=max_query_len))
+    check(Case(dataclasses.replace(LARGE[0], kv=kv), rows, DEVICE, max_query_len=max_query_len))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
-def test_nothing_is_compiled_for_other_lengths_batches_and_addresses() -> None:
-    shape = LARGE[0]
+@pytest.mark.parametrize("kv", ["", "int8", "fp8"])
+def test_nothing_is_compiled_for_other_lengths_batches_and_addresses(kv: str) -> None:
+    shape = dataclasses.replace(LARGE[0], kv=kv)
 
     def run(rows: list[tuple[int, int]], gather_bytes: int, column_offset: int = 0) -> None:
         case = Case(shape, rows, DEVICE, max_query_len=1, gather_bytes=gather_bytes, column_offset=column_offset)

@@ -9,13 +9,14 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies
-from tests.support.attention_case import Case, Shape
+from tests.support.attention_case import Case, Shape, memory_of
 from tests.support.raw_case import RawCase
 
 from headrace_kernels import attention
 from headrace_kernels.attention import rotate_write_attend
 from headrace_kernels.attention_decode import decode_attention
 from headrace_kernels.attention_merge import merged_at_once
+from headrace_kernels.quantized_kv import restored_blocks
 from headrace_kernels.triton_runtime import INTERPRETED, compilation_count
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -32,6 +33,10 @@ SHAPES = [
     Shape(8, 2, 16, window=1),
     Shape(4, 2, 16, 32, window=40),
     Shape(20, 1, 16, 16),
+    Shape(8, 2, 16, kv="int8"),
+    Shape(7, 1, 8, 16, kv="fp8"),
+    Shape(6, 2, 80, 32, dtype=torch.float16, kv="fp8"),
+    Shape(8, 2, 64, 16, 40, dtype=torch.bfloat16, kv="int8"),
 ]
 
 
@@ -40,9 +45,9 @@ def check(case: RawCase) -> None:
     expected, (_, cache) = case.oracle(), case.separately()
     found = rotate_write_attend(case.raw, case.kv_cache, case.step, case.shape.scale, case.shape.window)
     torch.testing.assert_close(found[: expected.shape[0]].double(), expected, atol=TOLERANCE[case.shape.dtype], rtol=0)
-    torch.testing.assert_close(case.kv_cache, cache, atol=0, rtol=0, equal_nan=True)
+    torch.testing.assert_close(memory_of(case.kv_cache), memory_of(cache), atol=0, rtol=0, equal_nan=True)
     for block, offset in case.places:
-        assert case.kv_cache[block, :, :, offset].isfinite().all()
+        assert restored_blocks(case.kv_cache, torch.tensor([block]))[:, :, :, offset].isfinite().all()
     assert case.step.decode is not None and not case.step.decode.scratch.done.any()
 
 
@@ -191,6 +196,12 @@ LARGE = [
     Shape(8, 8, 96, 16, None, torch.float16),
     Shape(8, 4, 256, 16, None, torch.bfloat16),
     Shape(8, 2, 128, 16, None, torch.float32),
+    Shape(32, 8, 128, 16, None, torch.bfloat16, "int8"),
+    Shape(32, 8, 128, 16, None, torch.bfloat16, "fp8"),
+    Shape(28, 4, 128, 32, 1000, torch.float16, "fp8"),
+    Shape(8, 2, 80, 16, None, torch.bfloat16, "int8"),
+    Shape(8, 4, 256, 16, None, torch.bfloat16, "fp8"),
+    Shape(8, 2, 64, 16, None, torch.float32, "fp8"),
 ]
 
 

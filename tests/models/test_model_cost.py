@@ -42,6 +42,17 @@ def test_bytes_follow_the_type() -> None:
     assert half.flops_per_token == single.flops_per_token
 
 
+def test_a_quantized_cache_takes_a_byte_a_number_and_a_scale_for_each_head() -> None:
+    config = parse_config({**json.loads(CONFIGS["llama"]().to_json_string()), "architectures": ["LlamaForCausalLM"]})
+    plain, quantized = model_cost(config, "bf16"), model_cost(config, "bf16", kv_dtype="int8")
+    heads = 2 * config.num_layers * config.num_kv_heads
+    assert (plain.kv_bytes_per_token, quantized.kv_bytes_per_token) == (
+        heads * config.head_dim * 2,
+        heads * (config.head_dim + 4),
+    )
+    assert plain[:-1] == quantized[:-1]
+
+
 def test_quantized_layers_are_read_with_their_bits_and_the_rest_as_it_is() -> None:
     config = parse_config({**json.loads(CONFIGS["llama"]().to_json_string()), "architectures": ["LlamaForCausalLM"]})
     plain, quantized = model_cost(config, "bf16"), model_cost(config, "bf16", layer_bits=4.5)

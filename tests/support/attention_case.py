@@ -18,6 +18,16 @@ from headrace_kernels.attention import (
     PrefillWork,
 )
 from headrace_kernels.attention_plan import plan_decode, plan_prefill, prefill_tile_tokens
+from headrace_kernels.quantized_kv import (
+    KV_TYPES,
+    is_quantized,
+    quantize,
+    restore,
+    scales_of,
+    tile_bytes,
+    tiles_of,
+    view_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +40,53 @@ class Shape:
     block_size: int = 16
     window: int | None = None
     dtype: torch.dtype = torch.float32
+    # Of the cache: "int8", "fp8", or as dtype.
+    kv: str = ""
 
     @property
     def scale(self) -> float:
         return self.head_dim**-0.5
+
+
+def empty_cache(num_blocks: int, shape: Shape, device: str) -> Tensor:
+    """Memory of blocks, whatever it holds."""
+    size = (num_blocks, 2, shape.num_kv_heads)
+    if not shape.kv:
+        return torch.empty(*size, shape.block_size, shape.head_dim, dtype=shape.dtype, device=device)
+    memory = torch.empty(*size, tile_bytes(shape.block_size, shape.head_dim) // 4, dtype=torch.float32, device=device)
+    return view_of(memory.view(torch.uint8), shape.block_size, shape.head_dim, KV_TYPES[shape.kv])
+
+
+def stored(heads: Tensor, kv_cache: Tensor) -> Tensor:
+    """Heads [..., head_dim] as a cache keeps them, and gives them back."""
+    return restore(*quantize(heads, kv_cache.dtype)) if is_quantized(kv_cache) else heads
+
+
+def memory_of(kv_cache: Tensor) -> Tensor:
+    """All of a cache: its tiles where it is quantized."""
+    return tiles_of(kv_cache) if is_quantized(kv_cache) else kv_cache
+
+
+def copy_of(kv_cache: Tensor) -> Tensor:
+    """Another cache of the same content."""
+    if not is_quantized(kv_cache):
+        return kv_cache.clone()
+    return view_of(tiles_of(kv_cache).clone().view(torch.uint8), *kv_cache.shape[3:], kv_cache.dtype)
+
+
+def store_blocks(kv_cache: Tensor, blocks: list[int] | int, heads: Tensor) -> None:
+    """Fills blocks with heads [.., 2, num_kv_heads, block_size, head_dim]; a token with NaN spoils its scale."""
+    if not is_quantized(kv_cache):
+        kv_cache[blocks] = heads
+        return
+    numbers, scales = quantize(heads, kv_cache.dtype)
+    kv_cache.view(torch.int8)[blocks] = numbers.view(torch.int8)
+    scales_of(kv_cache)[blocks] = scales
+
+
+def spoil(kv_cache: Tensor, block: int, offset: int) -> None:
+    """Makes NaN of one token."""
+    (scales_of(kv_cache) if is_quantized(kv_cache) else kv_cache)[block, :, :, offset] = float("nan")
 
 
 class Case:
@@ -97,22 +150,22 @@ class Case:
         # Many spare blocks stay untouched memory: the rows' blocks are the last.
         order = torch.randperm(sum(num_blocks) + min(spare_blocks, 3), generator=self._generator, device=self.device)
         order = (order + total - order.numel()).tolist()
-        cache_shape = (total, 2, shape.num_kv_heads, size, shape.head_dim)
-        self.kv_cache = torch.empty(cache_shape, dtype=shape.dtype, device=self.device)
-        self.kv_cache[order] = float("nan")
+        self.kv_cache = empty_cache(total, shape, self.device)
+        poison = torch.full((2, shape.num_kv_heads, size, shape.head_dim), float("nan"), device=self.device)
+        store_blocks(self.kv_cache, order, poison.to(shape.dtype).expand(len(order), -1, -1, -1, -1))
         tables = torch.full((len(self.rows), max(num_blocks) + 2), 10**7, dtype=torch.int32)
         for row, (computed, count) in enumerate(self.rows):
             blocks = [order.pop() for _ in range(num_blocks[row])]
             tables[len(self.rows) - 1 - row, : len(blocks)] = torch.tensor(blocks)
             context = self._random(2, shape.num_kv_heads, computed + count, shape.head_dim)
-            self.contexts.append(context)
+            self.contexts.append(stored(context, self.kv_cache))
             written = context.clone()
             if shape.window is not None:
                 written[:, :, : max(computed - shape.window + 1, 0)] = float("nan")
             padded = torch.full((2, shape.num_kv_heads, len(blocks) * size, shape.head_dim), float("nan"))
             padded = padded.to(self.device, shape.dtype)
             padded[:, :, : computed + count] = written
-            self.kv_cache[blocks] = padded.unflatten(2, (len(blocks), size)).permute(2, 0, 1, 3, 4)
+            store_blocks(self.kv_cache, blocks, padded.unflatten(2, (len(blocks), size)).permute(2, 0, 1, 3, 4))
         return tables.to(self.device)
 
     def _plan(

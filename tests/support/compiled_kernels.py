@@ -21,7 +21,7 @@ from unittest import mock
 
 import torch
 import triton
-from tests.support.attention_case import Case, Shape
+from tests.support.attention_case import Case, Shape, empty_cache
 from tests.support.raw_case import RawCase
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
@@ -34,6 +34,7 @@ from headrace_kernels import (
     int8_activations,
     low_bit_kernels,
     low_bit_linear,
+    rope_kv,
     small_linear,
     small_linear_kernels,
 )
@@ -98,6 +99,12 @@ _HEADS = (
     Shape(8, 4, 256, 16, None, torch.bfloat16),
 )
 
+_QUANTIZED = (
+    Shape(32, 8, 128, 16, None, torch.bfloat16, "int8"),
+    Shape(32, 8, 128, 16, None, torch.bfloat16, "fp8"),
+    Shape(6, 2, 80, 16, 100, torch.float16, "fp8"),
+)
+
 
 def _decode_raw(shape: Shape, normed: bool) -> None:
     case = RawCase(shape, [700], "cpu", normed=normed)
@@ -105,11 +112,11 @@ def _decode_raw(shape: Shape, normed: bool) -> None:
 
 
 def compile_attention(arch: int) -> list[Any]:
-    """Every kernel of a decode, a mixed and a gathered step of the first two; of decodes alone of all; of drafts of the first."""
+    """Every kernel of a decode, a mixed and a gathered step of the first two; of decodes alone of all; of drafts of the first; of quantized caches."""
     llama = _HEADS[0]
     with contextlib.ExitStack() as stack:
-        for ability in ("has_warpgroup_products", "has_copy_engine"):
-            stack.enter_context(mock.patch.object(card, ability, lambda device: arch >= 90))
+        for ability, oldest in (("has_warpgroup_products", 90), ("has_copy_engine", 90), ("has_fp8_products", 89)):
+            stack.enter_context(mock.patch.object(card, ability, lambda device, oldest=oldest: arch >= oldest))
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(attention, "INTERPRETED", True))
         compiled = stack.enter_context(compiling_for(arch))
@@ -122,7 +129,24 @@ def compile_attention(arch: int) -> list[Any]:
         for query_len in (2, 4, 8):
             case = Case(llama, [(700, 1)], "cpu", max_query_len=query_len)
             attention.paged_attention(case.query, case.kv_cache, case.step, llama.scale)
+        for shape in _QUANTIZED:
+            _quantized_steps(shape)
     return compiled
+
+
+def _quantized_steps(shape: Shape) -> None:
+    """All that a quantized cache has of its own: writing, decodes alone, drafts, chunks through the table, gathering."""
+    raw = RawCase(shape, [700], "cpu").raw
+    heads = (raw.qkv, raw.rotations, empty_cache(50, shape, "cpu"), torch.zeros(1, dtype=torch.int64))
+    with mock.patch.object(rope_kv, "uses_triton", lambda tensor: True):
+        rope_kv.rope_and_write_kv(*heads, raw.num_heads)
+    _decode_raw(shape, normed=shape.window is not None)
+    for rows, gather_bytes, query_len in (
+        ([(700, 8), (0, 20)], 0, 1 if shape.window else 8),
+        ([(2048, 512)], 1 << 24, 1),
+    ):
+        case = Case(shape, rows, "cpu", gather_bytes=gather_bytes, max_query_len=query_len)
+        attention.paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window)
 
 
 class _Product(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import torch
-from tests.support.attention_case import Case, Shape
+from tests.support.attention_case import Case, Shape, copy_of, spoil, stored
 from torch import Tensor
 
 from headrace_kernels.attention import PagedAttentionStep, RawHeads, paged_attention
@@ -47,7 +47,7 @@ class RawCase:
         self.places = [self._place(i, position) for i, position in enumerate(computed)]
         for i, (block, offset) in enumerate(self.places):
             self.step.slot_mapping[i] = block * shape.block_size + offset
-            self.kv_cache[block, :, :, offset] = float("nan")
+            spoil(self.kv_cache, block, offset)
 
     @property
     def step(self) -> PagedAttentionStep:
@@ -66,7 +66,7 @@ class RawCase:
 
     def separately(self) -> tuple[Tensor, Tensor]:
         """Results and cache as one kernel after the other makes them."""
-        raw, cache = self.raw, self.kv_cache.clone()
+        raw, cache = self.raw, copy_of(self.kv_cache)
         norms = (raw.query_norm, raw.key_norm, raw.eps)
         with forced() if INTERPRETED else contextlib.nullcontext():
             query = rope_and_write_kv(raw.qkv, raw.rotations, cache, self.step.slot_mapping, raw.num_heads, *norms)
@@ -79,7 +79,7 @@ class RawCase:
         self.case.query = self._turned(query, raw.query_norm)
         key = self._turned(key, raw.key_norm)
         for i, context in enumerate(self.case.contexts):
-            context[:, :, -1] = torch.stack((key[i], value[i]))
+            context[:, :, -1] = stored(torch.stack((key[i], value[i])), self.kv_cache)
         return self.case.oracle()
 
     def _turned(self, heads: Tensor, weight: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from headrace_backend.step_plan import ForwardPlan, PromptLogprobPlan, RowAdmission, SamplePlan, StepPlan, StepResult
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.cpu_runner import CpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches
+from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.made_up_steps import GREEDY
 from headrace_backend.worker.runner import CausalModel, Runner
 from headrace_backend.worker.sampler import Sampler
@@ -89,13 +89,15 @@ def step(
     return StepPlan.decode(plan.encode())
 
 
-def make_runner(model: CausalModel, num_layers: int, num_kv_heads: int, head_dim: int) -> CpuRunner:
+def make_runner(
+    model: CausalModel, num_layers: int, num_kv_heads: int, head_dim: int, kv_dtype: str = "auto"
+) -> CpuRunner:
     shape, device = (NUM_BLOCKS, 2, num_kv_heads, BLOCK_SIZE, head_dim), torch.device("cpu")
     return CpuRunner(
         model,
         CpuBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS),
         Sampler(NUM_ROWS, model.vocab_size, device),
-        allocate_kv_caches(num_layers, shape, torch.float32, device),
+        allocate_kv_caches(num_layers, shape, kv_type(kv_dtype, torch.float32), device),
     )
 
 

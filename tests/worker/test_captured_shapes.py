@@ -118,7 +118,7 @@ class FakeGraphs:
 class OneProduct:
     """A model of one layer's widest product, of which nothing but its time is of interest."""
 
-    vocab_size, hidden_size = 128, 4096
+    vocab_size, hidden_size, dtype = 128, 4096, torch.bfloat16
 
     def __init__(self, device: torch.device) -> None:
         wide = 28_672 if device.type == "cuda" else 1

@@ -25,7 +25,7 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step_plan import StepPlan
 from headrace_backend.worker.cpu_runner import CpuRunner
 from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches
+from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.step_buffers import StepLimits
 from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
@@ -55,11 +55,11 @@ def model(device: str, request: pytest.FixtureRequest) -> CausalLM:
     return model
 
 
-def gpu_runner(model: CausalLM, device: str, batch_sizes: tuple[int, ...]) -> GpuRunner:
+def gpu_runner(model: CausalLM, device: str, batch_sizes: tuple[int, ...], kv_dtype: str = "auto") -> GpuRunner:
     shape = (NUM_BLOCKS, 2, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
     where = torch.device(device)
-    caches = allocate_kv_caches(model.num_layers, shape, torch.float32, where)
-    sizes = AttentionSizes.of(model.num_heads, caches[0])
+    caches = allocate_kv_caches(model.num_layers, shape, kv_type(kv_dtype, torch.float32), where)
+    sizes = AttentionSizes.of(model.num_heads, caches[0], model.dtype)
     runner = GpuRunner(
         model,
         Sampler(NUM_ROWS, model.vocab_size, where),
@@ -106,6 +106,17 @@ def test_tokens_are_those_of_the_cpu(
     runner = gpu_runner(model, device, batch_sizes)
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
     assert (runner.num_captured > 0) == bool(batch_sizes and device != "cpu")
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_tokens_over_a_quantized_cache_are_those_of_the_cpu(
+    model: CausalLM, device: str, kv_dtype: str, llama: CausalLM
+) -> None:
+    """Chunks, a fork whose block is copied with its scales, a row given back."""
+    twin = make_runner(llama, llama.num_layers, llama.num_kv_heads, llama.head_dim, kv_dtype)
+    expected = [execute(twin, plan).tokens.tolist() for plan in mixed_plans()]
+    runner = gpu_runner(model, device, (1, 2, 4, 8), kv_dtype)
+    assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
 
 
 def wishful_plans() -> list[StepPlan]:

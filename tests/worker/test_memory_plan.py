@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 
@@ -14,6 +15,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.models.registry import WeightMemory
 from headrace_backend.worker.device import choose_device, choose_dtype
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
+from headrace_backend.worker.kv_caches import allocate_kv_caches, cache_bytes, kv_type
 from headrace_backend.worker.memory_plan import (
     ModelMemory,
     Room,
@@ -248,3 +250,14 @@ def test_auto_means_fp32_on_a_cpu_and_the_models_type_elsewhere(llama_path: path
     assert choose_dtype("auto", model, CPU) == torch.float32
     assert choose_dtype("auto", model, torch.device("cuda", 0)) == getattr(torch, model.torch_dtype)
     assert choose_dtype("bf16", model, CPU) == torch.bfloat16
+
+
+@pytest.mark.parametrize(("kv_dtype", "head_bytes"), [("auto", 2 * 128), ("int8", 128 + 4), ("fp8", 128 + 4)])
+def test_a_block_is_planned_as_it_is_allocated(llama_path: pathlib.Path, kv_dtype: str, head_bytes: int) -> None:
+    folder = ModelFolder.open(llama_path)
+    model = dataclasses.replace(folder.config, num_layers=3, num_kv_heads=2, head_dim=128)
+    config = config_of(kv_dtype=kv_dtype, block_size=32)
+    memory = model_memory(model, config, WeightMemory(0), torch.bfloat16)
+    shape = (1, 2, model.num_kv_heads, config.block_size, model.head_dim)
+    caches = allocate_kv_caches(model.num_layers, shape, kv_type(kv_dtype, torch.bfloat16), CPU)
+    assert memory.kv_block == cache_bytes(caches) == 2 * 3 * 2 * 32 * head_bytes

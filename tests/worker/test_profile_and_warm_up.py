@@ -14,7 +14,7 @@ from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepPlan
 from headrace_backend.worker import start_up
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.gpu_runner import GpuRunner
-from headrace_backend.worker.kv_caches import allocate_kv_caches
+from headrace_backend.worker.kv_caches import allocate_kv_caches, cache_bytes, kv_type
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, next_step
 from headrace_backend.worker.memory_plan import ModelMemory, Room
 from headrace_backend.worker.profile_step import largest_steps, measure_steps, run_steps
@@ -27,6 +27,7 @@ from headrace_backend.worker.warm_up import gpu_steps, short_steps, warm_up
 from headrace_backend.worker_messages import LoadProgress, MemoryPlan
 from headrace_kernels import triton_runtime
 from headrace_kernels.low_bit_linear import WARM_ROWS
+from headrace_kernels.quantized_kv import restored_blocks, scales_of, tiles_of
 
 GIB = 1 << 30
 
@@ -102,7 +103,8 @@ def test_a_second_token_needs_room_in_the_block() -> None:
 
 def runner_of(llama: CausalLM, config: EngineConfig, num_blocks: int) -> tuple[Runner, list[torch.Tensor]]:
     shape = (num_blocks, 2, llama.num_kv_heads, config.block_size, llama.head_dim)
-    kv_caches = allocate_kv_caches(llama.num_layers, shape, torch.float32, torch.device("cpu"))
+    dtype = kv_type(config.kv_dtype, torch.float32)
+    kv_caches = allocate_kv_caches(llama.num_layers, shape, dtype, torch.device("cpu"))
     return make_runner(llama, config, 256, kv_caches), kv_caches
 
 
@@ -119,6 +121,19 @@ def test_a_runner_takes_them_all_and_is_as_new_afterwards(llama: CausalLM) -> No
     warm_up(runner, kv_caches, config, 256, lambda *report: progress.append(report))
     assert not any(cache.any() for cache in kv_caches)
     assert progress[0][:2] == ("warm_up", 0) and progress[-1][1] == progress[-1][2]
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_what_warm_up_wrote_to_a_quantized_cache_is_gone_scales_included(llama: CausalLM, kv_dtype: str) -> None:
+    config = config_of(max_num_seqs=6, max_num_batched_tokens=80, kv_dtype=kv_dtype)
+    runner, kv_caches = runner_of(llama, config, 12)
+    run_steps(runner, list(gpu_steps(config, 256, BlockPool(12, config.block_size))), lambda done: None)
+    assert all(tiles_of(cache).any() and scales_of(cache).isfinite().all() for cache in kv_caches)
+    warm_up(runner, kv_caches, config, 256, lambda *report: None)
+    assert not any(tiles_of(cache).any() for cache in kv_caches)
+    # What a profile counts as the cache, and a plan plans.
+    block = 2 * llama.num_kv_heads * config.block_size * (llama.head_dim + 4)
+    assert cache_bytes(kv_caches) == llama.num_layers * 12 * block
 
 
 class FakeMemory:
@@ -275,15 +290,17 @@ def test_a_cache_that_no_longer_fits_after_measuring_is_refused_with_what_does(
 
 
 @pytest.mark.skipif(not triton_runtime.INTERPRETED, reason="needs Triton's interpreter")
-def test_the_gpus_runner_takes_them_all(llama: CausalLM) -> None:
-    config = config_of(max_num_seqs=3, max_num_batched_tokens=17)
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_the_gpus_runner_takes_them_all(llama: CausalLM, kv_dtype: str) -> None:
+    config = config_of(max_num_seqs=3, max_num_batched_tokens=17, kv_dtype=kv_dtype)
     pool = BlockPool(6, config.block_size)
     shape = (6, 2, llama.num_kv_heads, config.block_size, llama.head_dim)
-    kv_caches = allocate_kv_caches(llama.num_layers, shape, torch.float32, torch.device("cpu"))
+    dtype = kv_type(kv_dtype, torch.float32)
+    kv_caches = allocate_kv_caches(llama.num_layers, shape, dtype, torch.device("cpu"))
     with triton_runtime.forced():
-        limits, sizes = StepLimits(3, 17, 40), AttentionSizes.of(llama.num_heads, kv_caches[0])
+        limits, sizes = StepLimits(3, 17, 40), AttentionSizes.of(llama.num_heads, kv_caches[0], llama.dtype)
         sampler = Sampler(3, llama.vocab_size, torch.device("cpu"))
         runner = GpuRunner(llama, sampler, kv_caches, limits, sizes, captured_shapes((1, 2), (16,), 3, sizes))
         plans = list(largest_steps(config, 40, pool)) + list(gpu_steps(config, 40, pool))[-30:]
         run_steps(runner, plans, lambda done: None)
-    assert all(cache.isfinite().all() for cache in kv_caches)
+    assert all(restored_blocks(cache, torch.arange(6)).isfinite().all() for cache in kv_caches)

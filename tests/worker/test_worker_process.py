@@ -258,6 +258,7 @@ def test_an_invalid_folder_is_refused_soon(
     [
         ({"num_blocks": 1 << 40}, r"KV cache .* MiB .*num_blocks is 1099511627776"),
         ({"block_size": 17}, "block_size"),
+        ({"kv_dtype": "fp4"}, "kv_dtype"),
         ({"quantize": "int4"}, "quantize_group is 128, .* the 32 inputs of .*q_proj.weight; quantize_group 32 works"),
     ],
 )

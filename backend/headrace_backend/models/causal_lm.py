@@ -95,6 +95,8 @@ class CausalLM(nn.Module, abc.ABC):
         self.num_kv_heads = layers[0].self_attn.num_kv_heads
         self.head_dim = config.head_dim
         self.hidden_size = config.hidden_size
+        # Of activations.
+        self.dtype = placement.dtype
         self.vocab_size = config.vocab_size
         self.max_position = max_position
         # How the layers were quantized, once they are; None where they were not.

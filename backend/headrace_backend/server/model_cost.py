@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.expected_tensors import parameter_count
 
@@ -28,13 +29,14 @@ class ModelCost(NamedTuple):
     kv_bytes_per_token: int
 
 
-def model_cost(config: ModelConfig, dtype: str, layer_bits: float | None = None) -> ModelCost:
+def model_cost(config: ModelConfig, dtype: str, layer_bits: float | None = None, kv_dtype: str = "auto") -> ModelCost:
     """The cost of a model.
 
     Args:
         config: Its sizes.
-        dtype: Of weights and cache: fp32, bf16, fp16, or torch's spelling.
+        dtype: Of weights and, unless quantized, cache: fp32, bf16, fp16, or torch's spelling.
         layer_bits: Bits per weight of the layers' products, scales included, where they are quantized.
+        kv_dtype: The cache's, as EngineConfig has it.
     """
     item_bytes = _DTYPE_BYTES[dtype]
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -51,5 +53,5 @@ def model_cost(config: ModelConfig, dtype: str, layer_bits: float | None = None)
         # One product of query and key, one of probability and value.
         flops_per_pair=4.0 * config.num_layers * query,
         flops_per_sample=2.0 * head,
-        kv_bytes_per_token=2 * config.num_layers * key * item_bytes,
+        kv_bytes_per_token=kv_token_bytes(config, item_bytes, kv_dtype),
     )

@@ -64,12 +64,17 @@ class ModelFacts:
             max_waiting_requests=config.max_waiting_requests,
             memory=_memory(ready.memory) if ready and ready.memory else None,
             quantization=_quantization(ready.quantization) if ready and ready.quantization else None,
+            kv_dtype=self._kv_dtype(),
+            kv_bytes_per_token=ready.memory.kv_block_bytes // config.block_size if ready and ready.memory else 0,
         )
 
     def cost(self, ready: WorkerReady) -> ModelCost:
         """What its steps compute and read."""
         layer_bits = ready.quantization.bits_per_weight if ready.quantization else None
-        return model_cost(self._folder.config, self._dtype(), layer_bits)
+        return model_cost(self._folder.config, self._dtype(), layer_bits, self._config.kv_dtype)
+
+    def _kv_dtype(self) -> str:
+        return self._dtype() if self._config.kv_dtype == "auto" else self._config.kv_dtype
 
     def _device(self) -> str:
         """Rank 0's device; of several ranks, with their number."""

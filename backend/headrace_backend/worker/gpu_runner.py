@@ -74,7 +74,7 @@ class GpuRunner:
         num_blocks, _, _, block_size, _ = kv_caches[0].shape
         self._sizes = sizes
         self._rows = DeviceRows(limits.max_num_seqs, -(-limits.max_model_len // block_size), num_blocks, self._device)
-        self._buffers = StepBuffers(limits, sizes, kv_caches[0], model.hidden_size, _GATHER_BYTES)
+        self._buffers = StepBuffers(limits, sizes, kv_caches[0], model.dtype, model.hidden_size, _GATHER_BYTES)
         self._shapes = tuple(shapes)
         self._agreed_times = agreed_times
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_backend.models.registry import WeightMemory
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.penalty_slots import BYTES_PER_TOKEN
@@ -100,11 +101,10 @@ def model_memory(
     # Log probabilities of prompts take pieces of the CPU's size with half as many copies at most.
     rows = max(config.max_num_seqs, CPU_PIECE_ROWS // 2)
     sampled = model.vocab_size * (4 * rows * _LOGIT_COPIES + config.max_num_seqs * BYTES_PER_TOKEN)
-    kv_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * size
     return ModelMemory(
         weights=weights.weights,
         activations=config.max_num_batched_tokens * per_token + sampled + weights.scratch,
-        kv_block=config.block_size * kv_token,
+        kv_block=config.block_size * kv_token_bytes(model, size, config.kv_dtype),
         graphs=_graphs_estimate(config, per_token, model.vocab_size) if has_graphs else 0,
         scratch=weights.scratch,
     )

@@ -20,6 +20,8 @@ class CausalModel(Protocol):
 
     vocab_size: int
     hidden_size: int
+    # Of activations.
+    dtype: torch.dtype
 
     def __call__(
         self,

@@ -35,7 +35,7 @@ from headrace_backend.worker.device_memory import CudaMemory, DeviceMemory
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.kernel_cache import use_kernel_cache
-from headrace_backend.worker.kv_caches import allocate_kv_caches
+from headrace_backend.worker.kv_caches import allocate_kv_caches, cache_bytes, kv_type
 from headrace_backend.worker.made_up_steps import BlockPool
 from headrace_backend.worker.memory_plan import (
     ModelMemory,
@@ -78,7 +78,8 @@ class _Model:
         """One cache per layer."""
         model = self.causal_lm
         shape = (num_blocks, 2, model.num_kv_heads, self.config.block_size, model.head_dim)
-        return allocate_kv_caches(model.num_layers, shape, self.dtype, self.device)
+        dtype = kv_type(self.config.kv_dtype, self.dtype)
+        return allocate_kv_caches(model.num_layers, shape, dtype, self.device)
 
 
 def make_runner(
@@ -101,7 +102,7 @@ def make_runner(
         batch = CpuBatch(config.max_num_seqs, max_model_len, config.block_size, num_blocks)
         return CpuRunner(model, batch, sampler, kv_caches)
     limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
-    sizes = AttentionSizes.of(model.num_heads, kv_caches[0])
+    sizes = AttentionSizes.of(model.num_heads, kv_caches[0], model.dtype)
     shapes = captured_shapes(config.captured_batch_sizes(), config.captured_mixed_sizes(), limits.max_num_seqs, sizes)
     agreed_times = functools.partial(slowest_times, model.shard.collectives)
     return GpuRunner(model, sampler, kv_caches, limits, sizes, shapes, agreed_times)
@@ -295,7 +296,7 @@ def _profiled(model: _Model, memory: DeviceMemory, channel: Channel) -> Profile:
     def small_runner() -> tuple[Runner, int]:
         kv_caches = model.kv_caches(PROFILE_BLOCKS)
         runner = make_runner(model.causal_lm, model.config, model.max_model_len, kv_caches)
-        return runner, sum(cache.nbytes for cache in kv_caches)
+        return runner, cache_bytes(kv_caches)
 
     pool = BlockPool(PROFILE_BLOCKS, model.config.block_size)
     steps = list(largest_steps(model.config, model.max_model_len, pool))

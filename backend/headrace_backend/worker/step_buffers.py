@@ -57,14 +57,21 @@ class StepBuffers:
     """One step's tensors, for any shape up to the largest."""
 
     def __init__(
-        self, limits: StepLimits, sizes: AttentionSizes, kv_cache: torch.Tensor, hidden_size: int, gather_bytes: int
+        self,
+        limits: StepLimits,
+        sizes: AttentionSizes,
+        kv_cache: torch.Tensor,
+        dtype: torch.dtype,
+        hidden_size: int,
+        gather_bytes: int,
     ) -> None:
         """Allocates for the largest step.
 
         Args:
             limits: Its sizes.
             sizes: Of a layer's attention.
-            kv_cache: Of one layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]; its device and type are everybody's.
+            kv_cache: Of one layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]; its device is everybody's.
+            dtype: Of queries and hidden states.
             hidden_size: Of the model.
             gather_bytes: Most memory for contexts that are gathered before attention.
         """
@@ -77,9 +84,9 @@ class StepBuffers:
             3, largest.num_tokens, dtype=torch.int64, device=device
         )
         self._decode_scratch = DecodeScratch.allocate(sizes.num_heads, num_kv_heads, head_dim, DECODE_QUERY_LEN, device)
-        self._gather_scratch = GatherScratch.allocate(num_kv_heads, head_dim, kv_cache.dtype, device, gather_bytes)
+        self._gather_scratch = GatherScratch.allocate(num_kv_heads, head_dim, dtype, device, gather_bytes)
         # [num_samples, hidden_size] what the forward pass leaves for the draw.
-        self.hidden = torch.zeros(limits.max_num_seqs, hidden_size, dtype=kv_cache.dtype, device=device)
+        self.hidden = torch.zeros(limits.max_num_seqs, hidden_size, dtype=dtype, device=device)
 
     @property
     def gather_capacity(self) -> int:

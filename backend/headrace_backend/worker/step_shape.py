@@ -37,10 +37,12 @@ class AttentionSizes:
     tile_tokens: int
 
     @classmethod
-    def of(cls, num_heads: int, kv_cache: torch.Tensor) -> Self:
-        """For a layer with `num_heads` query heads over its cache [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+    def of(cls, num_heads: int, kv_cache: torch.Tensor, dtype: torch.dtype | None = None) -> Self:
+        """For a layer with `num_heads` query heads of a type over its cache [num_blocks, 2, num_kv_heads, block_size, head_dim]. None: the cache's type, which must not be quantized then."""
         num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
-        tile_tokens = prefill_tile_tokens(num_heads, num_kv_heads, head_dim, kv_cache.element_size())
+        item_bytes = (dtype or kv_cache.dtype).itemsize
+        assert item_bytes > 1, "a quantized cache does not tell the type of queries"
+        tile_tokens = prefill_tile_tokens(num_heads, num_kv_heads, head_dim, item_bytes)
         return cls(num_heads, num_kv_heads, tile_tokens)
 
 

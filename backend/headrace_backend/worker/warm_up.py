@@ -13,6 +13,7 @@ import torch
 from headrace_backend.config import EngineConfig
 from headrace_backend.step_plan import StepPlan
 from headrace_backend.weights.progress import Progress
+from headrace_backend.worker.kv_caches import clear_blocks
 from headrace_backend.worker.made_up_steps import (
     BlockPool,
     Chunk,
@@ -58,8 +59,7 @@ def warm_up(
     is_gpu = kv_caches[0].device.type == "cuda"
     steps = list(gpu_steps(config, max_model_len, pool) if is_gpu else short_steps(config, max_model_len, pool))
     run_steps(runner, steps, lambda done: progress("warm_up", done, len(steps), "steps"))
-    for cache in kv_caches:
-        cache[: pool.num_blocks].zero_()
+    clear_blocks(kv_caches, pool.num_blocks)
 
 
 def short_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:

@@ -2279,9 +2279,13 @@ type Model struct {
 	// How the device's memory is divided. Absent until the model is loaded.
 	MemoryPlan *MemoryPlan `protobuf:"bytes,15,opt,name=memory_plan,json=memoryPlan,proto3" json:"memory_plan,omitempty"`
 	// How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
-	Quantization  *Quantization `protobuf:"bytes,16,opt,name=quantization,proto3" json:"quantization,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Quantization *Quantization `protobuf:"bytes,16,opt,name=quantization,proto3" json:"quantization,omitempty"`
+	// Type of the KV cache's numbers: as dtype, or "int8" or "fp8" (e4m3), which have a scale for each token and head.
+	KvDtype string `protobuf:"bytes,20,opt,name=kv_dtype,json=kvDtype,proto3" json:"kv_dtype,omitempty"`
+	// Bytes that a token takes in the KV cache, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
+	KvBytesPerToken uint32 `protobuf:"varint,21,opt,name=kv_bytes_per_token,json=kvBytesPerToken,proto3" json:"kv_bytes_per_token,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
@@ -2424,6 +2428,20 @@ func (x *Model) GetQuantization() *Quantization {
 		return x.Quantization
 	}
 	return nil
+}
+
+func (x *Model) GetKvDtype() string {
+	if x != nil {
+		return x.KvDtype
+	}
+	return ""
+}
+
+func (x *Model) GetKvBytesPerToken() uint32 {
+	if x != nil {
+		return x.KvBytesPerToken
+	}
+	return 0
 }
 
 // Weights of few bits: the products of all decoder layers; embedding, output layer, norms and biases stay as `Model.dtype` says.
@@ -3001,7 +3019,7 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\v2\x12.headrace.v1.ModelR\x05model\"\x13\n" +
 	"\x11ListModelsRequest\"@\n" +
 	"\x12ListModelsResponse\x12*\n" +
-	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\x92\x05\n" +
+	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\xda\x05\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\"\n" +
@@ -3021,7 +3039,9 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x06device\x18\x0e \x01(\tR\x06device\x128\n" +
 	"\vmemory_plan\x18\x0f \x01(\v2\x17.headrace.v1.MemoryPlanR\n" +
 	"memoryPlan\x12=\n" +
-	"\fquantization\x18\x10 \x01(\v2\x19.headrace.v1.QuantizationR\fquantization\"\xf2\x01\n" +
+	"\fquantization\x18\x10 \x01(\v2\x19.headrace.v1.QuantizationR\fquantization\x12\x19\n" +
+	"\bkv_dtype\x18\x14 \x01(\tR\akvDtype\x12+\n" +
+	"\x12kv_bytes_per_token\x18\x15 \x01(\rR\x0fkvBytesPerToken\"\xf2\x01\n" +
 	"\fQuantization\x12\x16\n" +
 	"\x06scheme\x18\x01 \x01(\tR\x06scheme\x12\x1d\n" +
 	"\n" +

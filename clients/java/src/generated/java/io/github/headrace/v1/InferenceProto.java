@@ -317,7 +317,7 @@ public final class InferenceProto extends com.google.protobuf.GeneratedFile {
       "(\t\"5\n\020GetModelResponse\022!\n\005model\030\001 \001(\0132\022." +
       "headrace.v1.Model\"\023\n\021ListModelsRequest\"8" +
       "\n\022ListModelsResponse\022\"\n\006models\030\001 \003(\0132\022.h" +
-      "eadrace.v1.Model\"\277\003\n\005Model\022\014\n\004name\030\001 \001(\t" +
+      "eadrace.v1.Model\"\355\003\n\005Model\022\014\n\004name\030\001 \001(\t" +
       "\022\020\n\010revision\030\002 \001(\t\022\024\n\014architecture\030\003 \001(\t" +
       "\022\027\n\017parameter_count\030\004 \001(\004\022\r\n\005dtype\030\005 \001(\t" +
       "\022\027\n\017vocabulary_size\030\006 \001(\r\022\032\n\022max_context" +
@@ -328,59 +328,61 @@ public final class InferenceProto extends com.google.protobuf.GeneratedFile {
       "ock_tokens\030\014 \001(\r\022\021\n\tkv_blocks\030\r \001(\r\022\016\n\006d" +
       "evice\030\016 \001(\t\022,\n\013memory_plan\030\017 \001(\0132\027.headr" +
       "ace.v1.MemoryPlan\022/\n\014quantization\030\020 \001(\0132" +
-      "\031.headrace.v1.Quantization\"\234\001\n\014Quantizat" +
-      "ion\022\016\n\006scheme\030\001 \001(\t\022\022\n\ngroup_size\030\002 \001(\r\022" +
-      "\027\n\017bits_per_weight\030\003 \001(\001\022\033\n\023mean_relativ" +
-      "e_error\030\004 \001(\001\022\034\n\024worst_relative_error\030\005 " +
-      "\001(\001\022\024\n\014worst_tensor\030\006 \001(\t\"\322\001\n\nMemoryPlan" +
-      "\022\024\n\014device_bytes\030\001 \001(\004\022\023\n\013total_bytes\030\002 " +
-      "\001(\004\022\024\n\014weight_bytes\030\003 \001(\004\022\030\n\020activation_" +
-      "bytes\030\004 \001(\004\022\023\n\013graph_bytes\030\005 \001(\004\022\023\n\013othe" +
-      "r_bytes\030\006 \001(\004\022\025\n\rreserve_bytes\030\007 \001(\004\022\026\n\016" +
-      "kv_cache_bytes\030\010 \001(\004\022\020\n\010measured\030\t \001(\010\"\037" +
-      "\n\016GetLoadRequest\022\r\n\005model\030\001 \001(\t\"\377\002\n\017GetL" +
-      "oadResponse\022\031\n\021running_sequences\030\001 \001(\r\022\030" +
-      "\n\020waiting_requests\030\002 \001(\r\022\026\n\016waiting_toke" +
-      "ns\030\003 \001(\004\022\026\n\016kv_cache_usage\030\004 \001(\002\022\021\n\tkv_b" +
-      "locks\030\005 \001(\r\022\034\n\024max_waiting_requests\030\006 \001(" +
-      "\r\022 \n\030output_tokens_per_second\030\007 \001(\002\022\030\n\020e" +
-      "xpected_wait_ns\030\010 \001(\004\022\017\n\007serving\030\t \001(\010\022\r" +
-      "\n\005model\030\n \001(\t\022\035\n\025max_running_sequences\030\013" +
-      " \001(\r\022\035\n\025prefix_cache_hit_rate\030\014 \001(\002\022\020\n\010d" +
-      "raining\030\r \001(\010\022\022\n\nopen_calls\030\016 \001(\r\022\026\n\016max" +
-      "_open_calls\030\017 \001(\r*P\n\004Role\022\024\n\020ROLE_UNSPEC" +
-      "IFIED\020\000\022\017\n\013ROLE_SYSTEM\020\001\022\r\n\tROLE_USER\020\002\022" +
-      "\022\n\016ROLE_ASSISTANT\020\003*~\n\014RequestState\022\035\n\031R" +
-      "EQUEST_STATE_UNSPECIFIED\020\000\022\030\n\024REQUEST_ST" +
-      "ATE_QUEUED\020\001\022\031\n\025REQUEST_STATE_RUNNING\020\002\022" +
-      "\032\n\026REQUEST_STATE_FINISHED\020\0032\316\007\n\020Inferenc" +
-      "eService\022I\n\010Generate\022\034.headrace.v1.Gener" +
-      "ateRequest\032\035.headrace.v1.GenerateRespons" +
-      "e0\001\022G\n\010Complete\022\034.headrace.v1.CompleteRe" +
-      "quest\032\035.headrace.v1.CompleteResponse\022=\n\004" +
-      "Chat\022\030.headrace.v1.ChatRequest\032\031.headrac" +
-      "e.v1.ChatResponse0\001\022A\n\006Submit\022\032.headrace" +
-      ".v1.SubmitRequest\032\033.headrace.v1.SubmitRe" +
-      "sponse\022L\n\tSubscribe\022\035.headrace.v1.Subscr" +
-      "ibeRequest\032\036.headrace.v1.SubscribeRespon" +
-      "se0\001\022H\n\007Session\022\033.headrace.v1.SessionReq" +
-      "uest\032\034.headrace.v1.SessionResponse(\0010\001\022A" +
-      "\n\006Cancel\022\032.headrace.v1.CancelRequest\032\033.h" +
-      "eadrace.v1.CancelResponse\022S\n\014ListRequest" +
-      "s\022 .headrace.v1.ListRequestsRequest\032!.he" +
-      "adrace.v1.ListRequestsResponse\022G\n\010Tokeni" +
-      "ze\022\034.headrace.v1.TokenizeRequest\032\035.headr" +
-      "ace.v1.TokenizeResponse\022M\n\nDetokenize\022\036." +
-      "headrace.v1.DetokenizeRequest\032\037.headrace" +
-      ".v1.DetokenizeResponse\022G\n\010GetModel\022\034.hea" +
-      "drace.v1.GetModelRequest\032\035.headrace.v1.G" +
-      "etModelResponse\022M\n\nListModels\022\036.headrace" +
-      ".v1.ListModelsRequest\032\037.headrace.v1.List" +
-      "ModelsResponse\022D\n\007GetLoad\022\033.headrace.v1." +
-      "GetLoadRequest\032\034.headrace.v1.GetLoadResp" +
-      "onseBh\n\025io.github.headrace.v1B\016Inference" +
-      "ProtoP\001Z=github.com/headrace/headrace/cl" +
-      "ients/go/headracev1;headracev1b\006proto3"
+      "\031.headrace.v1.Quantization\022\020\n\010kv_dtype\030\024" +
+      " \001(\t\022\032\n\022kv_bytes_per_token\030\025 \001(\r\"\234\001\n\014Qua" +
+      "ntization\022\016\n\006scheme\030\001 \001(\t\022\022\n\ngroup_size\030" +
+      "\002 \001(\r\022\027\n\017bits_per_weight\030\003 \001(\001\022\033\n\023mean_r" +
+      "elative_error\030\004 \001(\001\022\034\n\024worst_relative_er" +
+      "ror\030\005 \001(\001\022\024\n\014worst_tensor\030\006 \001(\t\"\322\001\n\nMemo" +
+      "ryPlan\022\024\n\014device_bytes\030\001 \001(\004\022\023\n\013total_by" +
+      "tes\030\002 \001(\004\022\024\n\014weight_bytes\030\003 \001(\004\022\030\n\020activ" +
+      "ation_bytes\030\004 \001(\004\022\023\n\013graph_bytes\030\005 \001(\004\022\023" +
+      "\n\013other_bytes\030\006 \001(\004\022\025\n\rreserve_bytes\030\007 \001" +
+      "(\004\022\026\n\016kv_cache_bytes\030\010 \001(\004\022\020\n\010measured\030\t" +
+      " \001(\010\"\037\n\016GetLoadRequest\022\r\n\005model\030\001 \001(\t\"\377\002" +
+      "\n\017GetLoadResponse\022\031\n\021running_sequences\030\001" +
+      " \001(\r\022\030\n\020waiting_requests\030\002 \001(\r\022\026\n\016waitin" +
+      "g_tokens\030\003 \001(\004\022\026\n\016kv_cache_usage\030\004 \001(\002\022\021" +
+      "\n\tkv_blocks\030\005 \001(\r\022\034\n\024max_waiting_request" +
+      "s\030\006 \001(\r\022 \n\030output_tokens_per_second\030\007 \001(" +
+      "\002\022\030\n\020expected_wait_ns\030\010 \001(\004\022\017\n\007serving\030\t" +
+      " \001(\010\022\r\n\005model\030\n \001(\t\022\035\n\025max_running_seque" +
+      "nces\030\013 \001(\r\022\035\n\025prefix_cache_hit_rate\030\014 \001(" +
+      "\002\022\020\n\010draining\030\r \001(\010\022\022\n\nopen_calls\030\016 \001(\r\022" +
+      "\026\n\016max_open_calls\030\017 \001(\r*P\n\004Role\022\024\n\020ROLE_" +
+      "UNSPECIFIED\020\000\022\017\n\013ROLE_SYSTEM\020\001\022\r\n\tROLE_U" +
+      "SER\020\002\022\022\n\016ROLE_ASSISTANT\020\003*~\n\014RequestStat" +
+      "e\022\035\n\031REQUEST_STATE_UNSPECIFIED\020\000\022\030\n\024REQU" +
+      "EST_STATE_QUEUED\020\001\022\031\n\025REQUEST_STATE_RUNN" +
+      "ING\020\002\022\032\n\026REQUEST_STATE_FINISHED\020\0032\316\007\n\020In" +
+      "ferenceService\022I\n\010Generate\022\034.headrace.v1" +
+      ".GenerateRequest\032\035.headrace.v1.GenerateR" +
+      "esponse0\001\022G\n\010Complete\022\034.headrace.v1.Comp" +
+      "leteRequest\032\035.headrace.v1.CompleteRespon" +
+      "se\022=\n\004Chat\022\030.headrace.v1.ChatRequest\032\031.h" +
+      "eadrace.v1.ChatResponse0\001\022A\n\006Submit\022\032.he" +
+      "adrace.v1.SubmitRequest\032\033.headrace.v1.Su" +
+      "bmitResponse\022L\n\tSubscribe\022\035.headrace.v1." +
+      "SubscribeRequest\032\036.headrace.v1.Subscribe" +
+      "Response0\001\022H\n\007Session\022\033.headrace.v1.Sess" +
+      "ionRequest\032\034.headrace.v1.SessionResponse" +
+      "(\0010\001\022A\n\006Cancel\022\032.headrace.v1.CancelReque" +
+      "st\032\033.headrace.v1.CancelResponse\022S\n\014ListR" +
+      "equests\022 .headrace.v1.ListRequestsReques" +
+      "t\032!.headrace.v1.ListRequestsResponse\022G\n\010" +
+      "Tokenize\022\034.headrace.v1.TokenizeRequest\032\035" +
+      ".headrace.v1.TokenizeResponse\022M\n\nDetoken" +
+      "ize\022\036.headrace.v1.DetokenizeRequest\032\037.he" +
+      "adrace.v1.DetokenizeResponse\022G\n\010GetModel" +
+      "\022\034.headrace.v1.GetModelRequest\032\035.headrac" +
+      "e.v1.GetModelResponse\022M\n\nListModels\022\036.he" +
+      "adrace.v1.ListModelsRequest\032\037.headrace.v" +
+      "1.ListModelsResponse\022D\n\007GetLoad\022\033.headra" +
+      "ce.v1.GetLoadRequest\032\034.headrace.v1.GetLo" +
+      "adResponseBh\n\025io.github.headrace.v1B\016Inf" +
+      "erenceProtoP\001Z=github.com/headrace/headr" +
+      "ace/clients/go/headracev1;headracev1b\006pr" +
+      "oto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
@@ -598,7 +600,7 @@ public final class InferenceProto extends com.google.protobuf.GeneratedFile {
     internal_static_headrace_v1_Model_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessage.FieldAccessorTable(
         internal_static_headrace_v1_Model_descriptor,
-        new java.lang.String[] { "Name", "Revision", "Architecture", "ParameterCount", "Dtype", "VocabularySize", "MaxContextTokens", "MaxOutputs", "EndOfTextTokenIds", "HasChatTemplate", "DefaultSampling", "KvBlockTokens", "KvBlocks", "Device", "MemoryPlan", "Quantization", });
+        new java.lang.String[] { "Name", "Revision", "Architecture", "ParameterCount", "Dtype", "VocabularySize", "MaxContextTokens", "MaxOutputs", "EndOfTextTokenIds", "HasChatTemplate", "DefaultSampling", "KvBlockTokens", "KvBlocks", "Device", "MemoryPlan", "Quantization", "KvDtype", "KvBytesPerToken", });
     internal_static_headrace_v1_Quantization_descriptor =
       getDescriptor().getMessageType(35);
     internal_static_headrace_v1_Quantization_fieldAccessorTable = new

@@ -38,6 +38,7 @@ private static final long serialVersionUID = 0L;
     dtype_ = "";
     endOfTextTokenIds_ = emptyIntList();
     device_ = "";
+    kvDtype_ = "";
   }
 
   public static final com.google.protobuf.Descriptors.Descriptor
@@ -550,6 +551,68 @@ private static final long serialVersionUID = 0L;
     return quantization_ == null ? io.github.headrace.v1.Quantization.getDefaultInstance() : quantization_;
   }
 
+  public static final int KV_DTYPE_FIELD_NUMBER = 20;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object kvDtype_ = "";
+  /**
+   * <pre>
+   * Type of the KV cache's numbers: as dtype, or "int8" or "fp8" (e4m3), which have a scale for each token and head.
+   * </pre>
+   *
+   * <code>string kv_dtype = 20;</code>
+   * @return The kvDtype.
+   */
+  @java.lang.Override
+  public java.lang.String getKvDtype() {
+    java.lang.Object ref = kvDtype_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      kvDtype_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * Type of the KV cache's numbers: as dtype, or "int8" or "fp8" (e4m3), which have a scale for each token and head.
+   * </pre>
+   *
+   * <code>string kv_dtype = 20;</code>
+   * @return The bytes for kvDtype.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getKvDtypeBytes() {
+    java.lang.Object ref = kvDtype_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      kvDtype_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
+  public static final int KV_BYTES_PER_TOKEN_FIELD_NUMBER = 21;
+  private int kvBytesPerToken_ = 0;
+  /**
+   * <pre>
+   * Bytes that a token takes in the KV cache, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
+   * </pre>
+   *
+   * <code>uint32 kv_bytes_per_token = 21;</code>
+   * @return The kvBytesPerToken.
+   */
+  @java.lang.Override
+  public int getKvBytesPerToken() {
+    return kvBytesPerToken_;
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -616,6 +679,12 @@ private static final long serialVersionUID = 0L;
     }
     if (((bitField0_ & 0x00000004) != 0)) {
       output.writeMessage(16, getQuantization());
+    }
+    if (!com.google.protobuf.GeneratedMessage.isStringEmpty(kvDtype_)) {
+      com.google.protobuf.GeneratedMessage.writeString(output, 20, kvDtype_);
+    }
+    if (kvBytesPerToken_ != 0) {
+      output.writeUInt32(21, kvBytesPerToken_);
     }
     getUnknownFields().writeTo(output);
   }
@@ -695,6 +764,13 @@ private static final long serialVersionUID = 0L;
       size += com.google.protobuf.CodedOutputStream
         .computeMessageSize(16, getQuantization());
     }
+    if (!com.google.protobuf.GeneratedMessage.isStringEmpty(kvDtype_)) {
+      size += com.google.protobuf.GeneratedMessage.computeStringSize(20, kvDtype_);
+    }
+    if (kvBytesPerToken_ != 0) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeUInt32Size(21, kvBytesPerToken_);
+    }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
     return size;
@@ -751,6 +827,10 @@ private static final long serialVersionUID = 0L;
       if (!getQuantization()
           .equals(other.getQuantization())) return false;
     }
+    if (!getKvDtype()
+        .equals(other.getKvDtype())) return false;
+    if (getKvBytesPerToken()
+        != other.getKvBytesPerToken()) return false;
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -804,6 +884,10 @@ private static final long serialVersionUID = 0L;
       hash = (37 * hash) + QUANTIZATION_FIELD_NUMBER;
       hash = (53 * hash) + getQuantization().hashCode();
     }
+    hash = (37 * hash) + KV_DTYPE_FIELD_NUMBER;
+    hash = (53 * hash) + getKvDtype().hashCode();
+    hash = (37 * hash) + KV_BYTES_PER_TOKEN_FIELD_NUMBER;
+    hash = (53 * hash) + getKvBytesPerToken();
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
     return hash;
@@ -975,6 +1059,8 @@ private static final long serialVersionUID = 0L;
         quantizationBuilder_.dispose();
         quantizationBuilder_ = null;
       }
+      kvDtype_ = "";
+      kvBytesPerToken_ = 0;
       return this;
     }
 
@@ -1067,6 +1153,12 @@ private static final long serialVersionUID = 0L;
             : quantizationBuilder_.build();
         to_bitField0_ |= 0x00000004;
       }
+      if (((from_bitField0_ & 0x00010000) != 0)) {
+        result.kvDtype_ = kvDtype_;
+      }
+      if (((from_bitField0_ & 0x00020000) != 0)) {
+        result.kvBytesPerToken_ = kvBytesPerToken_;
+      }
       result.bitField0_ |= to_bitField0_;
     }
 
@@ -1147,6 +1239,14 @@ private static final long serialVersionUID = 0L;
       }
       if (other.hasQuantization()) {
         mergeQuantization(other.getQuantization());
+      }
+      if (!other.getKvDtype().isEmpty()) {
+        kvDtype_ = other.kvDtype_;
+        bitField0_ |= 0x00010000;
+        onChanged();
+      }
+      if (other.getKvBytesPerToken() != 0) {
+        setKvBytesPerToken(other.getKvBytesPerToken());
       }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
@@ -1271,6 +1371,16 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00008000;
               break;
             } // case 130
+            case 162: {
+              kvDtype_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00010000;
+              break;
+            } // case 162
+            case 168: {
+              kvBytesPerToken_ = input.readUInt32();
+              bitField0_ |= 0x00020000;
+              break;
+            } // case 168
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -2637,6 +2747,142 @@ private static final long serialVersionUID = 0L;
         quantization_ = null;
       }
       return quantizationBuilder_;
+    }
+
+    private java.lang.Object kvDtype_ = "";
+    /**
+     * <pre>
+     * Type of the KV cache's numbers: as dtype, or "int8" or "fp8" (e4m3), which have a scale for each token and head.
+     * </pre>
+     *
+     * <code>string kv_dtype = 20;</code>
+     * @return The kvDtype.
+     */
+    public java.lang.String getKvDtype() {
+      java.lang.Object ref = kvDtype_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        kvDtype_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Type of the KV cache's numbers: as dtype, or "int8" or "fp8" (e4m3), which have a scale for each token and head.
+     * </pre>
+     *
+     * <code>string kv_dtype = 20;</code>
+     * @return The bytes for kvDtype.
+     */
+    public com.google.protobuf.ByteString
+        getKvDtypeBytes() {
+      java.lang.Object ref = kvDtype_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        kvDtype_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Type of the KV cache's numbers: as dtype, or "int8" or "fp8" (e4m3), which have a scale for each token and head.
+     * </pre>
+     *
+     * <code>string kv_dtype = 20;</code>
+     * @param value The kvDtype to set.
+     * @return This builder for chaining.
+     */
+    public Builder setKvDtype(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      kvDtype_ = value;
+      bitField0_ |= 0x00010000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Type of the KV cache's numbers: as dtype, or "int8" or "fp8" (e4m3), which have a scale for each token and head.
+     * </pre>
+     *
+     * <code>string kv_dtype = 20;</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearKvDtype() {
+      kvDtype_ = getDefaultInstance().getKvDtype();
+      bitField0_ = (bitField0_ & ~0x00010000);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Type of the KV cache's numbers: as dtype, or "int8" or "fp8" (e4m3), which have a scale for each token and head.
+     * </pre>
+     *
+     * <code>string kv_dtype = 20;</code>
+     * @param value The bytes for kvDtype to set.
+     * @return This builder for chaining.
+     */
+    public Builder setKvDtypeBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      kvDtype_ = value;
+      bitField0_ |= 0x00010000;
+      onChanged();
+      return this;
+    }
+
+    private int kvBytesPerToken_ ;
+    /**
+     * <pre>
+     * Bytes that a token takes in the KV cache, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
+     * </pre>
+     *
+     * <code>uint32 kv_bytes_per_token = 21;</code>
+     * @return The kvBytesPerToken.
+     */
+    @java.lang.Override
+    public int getKvBytesPerToken() {
+      return kvBytesPerToken_;
+    }
+    /**
+     * <pre>
+     * Bytes that a token takes in the KV cache, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
+     * </pre>
+     *
+     * <code>uint32 kv_bytes_per_token = 21;</code>
+     * @param value The kvBytesPerToken to set.
+     * @return This builder for chaining.
+     */
+    public Builder setKvBytesPerToken(int value) {
+
+      kvBytesPerToken_ = value;
+      bitField0_ |= 0x00020000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Bytes that a token takes in the KV cache, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
+     * </pre>
+     *
+     * <code>uint32 kv_bytes_per_token = 21;</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearKvBytesPerToken() {
+      bitField0_ = (bitField0_ & ~0x00020000);
+      kvBytesPerToken_ = 0;
+      onChanged();
+      return this;
     }
 
     // @@protoc_insertion_point(builder_scope:headrace.v1.Model)

@@ -289,4 +289,34 @@ public interface ModelOrBuilder extends
    * <code>.headrace.v1.Quantization quantization = 16;</code>
    */
   io.github.headrace.v1.QuantizationOrBuilder getQuantizationOrBuilder();
+
+  /**
+   * <pre>
+   * Type of the KV cache's numbers: as dtype, or "int8" or "fp8" (e4m3), which have a scale for each token and head.
+   * </pre>
+   *
+   * <code>string kv_dtype = 20;</code>
+   * @return The kvDtype.
+   */
+  java.lang.String getKvDtype();
+  /**
+   * <pre>
+   * Type of the KV cache's numbers: as dtype, or "int8" or "fp8" (e4m3), which have a scale for each token and head.
+   * </pre>
+   *
+   * <code>string kv_dtype = 20;</code>
+   * @return The bytes for kvDtype.
+   */
+  com.google.protobuf.ByteString
+      getKvDtypeBytes();
+
+  /**
+   * <pre>
+   * Bytes that a token takes in the KV cache, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
+   * </pre>
+   *
+   * <code>uint32 kv_bytes_per_token = 21;</code>
+   * @return The kvBytesPerToken.
+   */
+  int getKvBytesPerToken();
 }
