@@ -120,6 +120,20 @@ def check(name: str, way: Way, collectives: Collectives, num_bytes: int) -> None
         assert error <= _TOLERANCE * collectives.world_size, f"{name} of {num_bytes} bytes is off by {error}"
 
 
+def check_norm(collectives: Collectives, num_bytes: int) -> None:
+    """The same of sums that go into the residual stream, with fresh numbers there too. Raises AssertionError."""
+    shape = (-1, _WIDTH)
+    for call in range(3):
+        parts = [part.view(shape) for part in inputs(collectives, num_bytes, call)]
+        generator = torch.Generator(collectives.device).manual_seed(100 + call)
+        residual = torch.empty_like(parts[0]).uniform_(-1, 1, generator=generator)
+        weight = torch.empty_like(residual[0]).uniform_(0.5, 1.5, generator=generator)
+        expected = all_reduce.all_reduce_add_rms_norm_reference(parts, residual.clone(), weight, _EPS).float()
+        found = collectives.add_rms_norm(parts[collectives.rank].clone(), residual, weight, _EPS).float()
+        error = float((found - expected).abs().max())
+        assert error <= _TOLERANCE * collectives.world_size, f"norm of {num_bytes} bytes is off by {error}"
+
+
 def graph_us(way: Way, x: torch.Tensor) -> list[float]:
     """Microseconds of a call in a graph; as many calls on every rank."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -159,11 +173,12 @@ def measured(collectives: Collectives, sizes: list[int]) -> Iterator[dict[str, A
     """One result per size and way."""
     timed = clock_us if collectives.device.type == "cpu" else graph_us
     for num_bytes in sizes:
-        named = [(name, way, True) for name, way in ways(collectives, num_bytes)]
-        named += [(name, way, False) for name, way in norm_ways(collectives, num_bytes)]
-        for name, way, is_sum in named:
-            if is_sum:
-                check(name, way, collectives, num_bytes)
+        sums = list(ways(collectives, num_bytes))
+        for name, way in sums:
+            check(name, way, collectives, num_bytes)
+        if num_bytes % (2 * _WIDTH) == 0:
+            check_norm(collectives, num_bytes)
+        for name, way in [*sums, *norm_ways(collectives, num_bytes)]:
             # Zeros stay zeros, however often they are added up in place.
             x = torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=collectives.device)
             us = statistics.median(slowest_times(collectives, timed(way, x)))

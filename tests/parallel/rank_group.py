@@ -25,12 +25,20 @@ class Ranks:
     def __init__(self, model: pathlib.Path, command: tuple[str, ...] = DEFAULT_WORKER_COMMAND, **engine: Any) -> None:
         values = {"device": "cpu", "worker_threads": 1, "dtype": "fp32", "num_blocks": 64, "max_num_seqs": 8, **engine}
         self.results: list[StepResult] = []
+        self.closed = False
         launch = WorkerLaunch(EngineConfig(model=model, **values), 256, command)
         self.group = WorkerGroup(launch, self._take)
         self.processes = list(self.group.pids)
 
     def _take(self, payloads: list[bytes]) -> None:
         self.results += [StepResult.decode(payload) for payload in payloads]
+
+    async def end(self) -> list[int]:
+        """Asks all ranks to end; their exit codes."""
+        exits = [worker.exited for worker in self.group._workers]
+        self.closed = True
+        await self.group.close(grace_s=LIMIT_S)
+        return [exited.result() for exited in exits]
 
     async def answered(self, plans: Sequence[StepPlan]) -> list[StepResult]:
         """Results of plans that are sent together."""
@@ -64,5 +72,6 @@ async def ranks(model: pathlib.Path, tp: int, **options: Any) -> AsyncIterator[R
     try:
         yield started
     finally:
-        await started.group.close(grace_s=0)
+        if not started.closed:
+            await started.group.close(grace_s=0)
         assert not alive(started.processes)

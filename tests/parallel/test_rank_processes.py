@@ -59,24 +59,16 @@ async def stepping(group: Ranks) -> asyncio.Task[None]:
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-async def test_rank_0_answers_with_the_tokens_of_one(model: pathlib.Path, tp: int) -> None:
+async def test_rank_0_answers_with_the_tokens_of_one_and_all_end_when_asked_to(model: pathlib.Path, tp: int) -> None:
     async with ranks(model, tp) as group:
         ready = await group.group.wait_ready()
         assert len(ready) == tp and all(isinstance(message, WorkerReady) for message in ready)
         assert len({message.num_blocks for message in ready}) == 1
         steps = plans(6)
         found = await group.answered(steps)
+        assert await group.end() == [0] * tp
     assert [result.tokens.tolist() for result in found] == tokens_of_one(model, steps)
     assert [result.step_id for result in found] == list(range(1, 7))
-
-
-async def test_ranks_end_when_they_are_asked_to(model: pathlib.Path) -> None:
-    group = Ranks(model, tp=2)
-    await group.group.wait_ready()
-    await group.answered(plans(2))
-    exits = [worker.exited for worker in group.group._workers]
-    await group.group.close(grace_s=60)
-    assert [exited.result() for exited in exits] == [0, 0]
 
 
 @pytest.mark.parametrize("victim", [0, 1])

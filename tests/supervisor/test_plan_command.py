@@ -1,0 +1,89 @@
+"""`headrace plan`: sizes are those that workers plan, times those of the published floors, and what can't be is said with the reason."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.running_server import DEMO, environment
+
+from headrace_backend.models.registry import weight_memory
+from headrace_backend.weights.placement import Shard
+from headrace_model_folder import ModelFolder
+from headrace_supervisor.capacity import GPUS, Demand, RankSizes, predict, step_s
+from headrace_supervisor.plan_command import plan
+
+# Llama-3.1-8B in bf16 on one card, 70B in FP8 on four, caches in bf16.
+ONE_8B = RankSizes(1, 32, 2 * 7_504_000_000, 7_504_000_000, 131_072, 900_000)
+FOUR_70B = RankSizes(4, 80, (68_450_000_000 + 2 * 1_051_000_000) // 4, 69_501_000_000 // 4, 81_920, 1_500_000)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner(env=environment()).invoke(plan, list(arguments))
+
+
+def test_every_number_of_ranks_has_its_row() -> None:
+    ended = run("--model", str(DEMO), "--gpus", "4", "--quantize", "int4", "--users", "8", "--json")
+    # Groups of 128 do not divide the demo model's inner size, on any number of ranks.
+    assert ended.exit_code == 1 and "quantize_group is 128" in json.loads(ended.output)[0]["refused"]
+    ended = run("--model", str(DEMO), "--gpus", "4", "--users", "8", "--json")
+    assert ended.exit_code == 0
+    rows = json.loads(ended.output)
+    config = ModelFolder.open(DEMO, require_weights=False).config
+    for row, tp in zip(rows, (1, 2, 4), strict=True):
+        weights = weight_memory(config, torch.bfloat16, None, torch.device("cpu"), Shard(0, tp)).weights
+        assert (row["tp"], row["replicas"], row["weight_bytes"]) == (tp, 4 // tp, weights)
+        assert row["holds"] and row["kv_token_bytes"] == 2 * 8 * 4 * 32 * 2 // tp
+
+
+def test_a_model_that_does_not_fit_is_said_with_the_arithmetic() -> None:
+    ended = run("--shape", "llama-3.1-70b", "--gpu", "h100", "--gpus", "2")
+    assert ended.exit_code == 1
+    assert "tp 1: weights 134,570.5 MiB" in ended.output and "refused" in ended.output
+
+
+def test_one_of_shape_and_model_is_needed() -> None:
+    for arguments in ((), ("--shape", "llama-3.1-8b", "--model", str(DEMO))):
+        ended = run(*arguments)
+        assert ended.exit_code == 2 and "one of --shape and --model is needed" in ended.output
+    ended = run("--model", "/nowhere")
+    assert ended.exit_code == 2 and "/nowhere/config.json" in ended.output
+
+
+def test_steps_are_those_of_the_published_floors() -> None:
+    # docs of the targets: 3.52 ms at one row and 4.49 at 32 of 1k tokens of context.
+    h200 = GPUS["h200"]._replace(copy_bytes_per_s=4.3e12)
+    assert step_s(ONE_8B, h200, 1, 1024) == pytest.approx(3.52e-3, rel=0.01)
+    assert step_s(ONE_8B, h200, 32, 1024) == pytest.approx(4.49e-3, rel=0.01)
+    # 5.23 ms with caches in FP8 and a little less for each exchange.
+    assert step_s(FOUR_70B, h200, 1, 1024) == pytest.approx(5.5e-3, rel=0.05)
+
+
+@given(
+    users=st.integers(1, 5000),
+    prompt=st.integers(1, 4000),
+    output=st.integers(1, 2000),
+    think_s=st.floats(0, 100),
+)
+def test_a_balance_is_one(users: int, prompt: int, output: int, think_s: float) -> None:
+    demand = Demand(users, prompt, output, think_s)
+    found = predict(ONE_8B, GPUS["h200"], demand)
+    assert found.rows_held == 900_000 // (prompt + output)
+    assert 0 < found.active <= users * 1.000001
+    assert found.itl_ms >= 1e3 * step_s(ONE_8B, GPUS["h200"], 0, 0)
+    assert found.active == pytest.approx(users * found.answer_s / (found.answer_s + think_s))
+    # More users never have it faster.
+    more = predict(ONE_8B, GPUS["h200"], demand._replace(users=2 * users))
+    assert more.answer_s >= found.answer_s * 0.999
+
+
+def test_rows_beyond_the_cache_wait() -> None:
+    small = ONE_8B._replace(kv_tokens=8000)
+    held = predict(small, GPUS["h200"], Demand(10, 500, 300, 0.0))
+    assert held.rows_held == 10 and not held.is_overloaded
+    crowd = predict(small, GPUS["h200"], Demand(40, 500, 300, 0.0))
+    assert crowd.is_overloaded and crowd.answer_s > 3 * held.answer_s
