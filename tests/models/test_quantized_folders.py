@@ -11,6 +11,7 @@ import torch
 from tests.models.checkpoints import VOCAB_SIZE, ignore_progress, write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
 from tests.models.test_pinned_loader import load_late
+from tests.support.kernel_case import kernels_on
 from tests.support.quantized_folders import Quantized, Recipe, layer_names, quantize_folder, words
 
 from headrace_backend.models.causal_lm import CausalLM
@@ -207,6 +208,24 @@ def test_groups_of_compressed_tensors_may_differ_by_layer(source: pathlib.Path, 
     assert (summary.scheme, summary.group_size) == ("compressed-tensors int4+int8", 0)
     assert weight_memory(opened.config, torch.float32, None, CPU).weights == model.weight_bytes
     assert model.parameter_count == opened.parameter_count
+
+
+def test_steps_are_fused_only_where_all_layers_fuse(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Plain weights of bf16 fuse up to 8 rows, those of few bits up to 16; the first layer says nothing of the others."""
+    forms = mixed(dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), Recipe("gptq")))
+    forms.update((name, None) for name in forms if name.startswith("model.layers.1."))
+    config = Recipe("gptq").config() | {"dynamic": {r"-:model\.layers\.1\.": {}}}
+    folder = ModelFolder.open(quantize_folder(source, tmp_path, forms, config).path)
+    model = load_model(folder, folder.config, torch.bfloat16, CPU, "folder", 0, ignore_progress)
+    for layer in (model.model.layers[0], model.model.layers[2]):
+        for linear in (layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
+            assert isinstance(linear.weight, StoredWeight)
+    # As on a card, where outputs of one input do not lie together.
+    for name, weight in model.named_parameters():
+        if name.endswith(".tensor"):
+            weight.data = weight.data.contiguous()
+    with kernels_on("cpu"):
+        assert [model.model.fuses(rows) for rows in (1, 8, 9, 16)] == [True, True, False, False]
 
 
 def test_gptq_may_differ_by_layer(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
