@@ -18,7 +18,14 @@ from benchmarks.kernel_cases.small_linear import EPS, Case, Shape
 from headrace_kernels import low_bit_linear
 from headrace_kernels.fp8_activations import scaled_linear
 from headrace_kernels.low_bit_kernels import SmallTile, WideTile, multiply_small, multiply_wide
-from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize, quantize_rows
+from headrace_kernels.quantized_weight import (
+    Arrangement,
+    QuantizedWeight,
+    QuantKind,
+    allocate,
+    dequantize,
+    quantize_rows,
+)
 
 SHAPES = {name: shape for name, shape in small_linear.SHAPES.items() if name != "lm_head"}
 GROUP_SIZE = 128
@@ -31,6 +38,35 @@ def random_weight(kind: QuantKind, shape: Shape, seed: int = 0) -> QuantizedWeig
     weight = allocate(kind, shape.weight_rows, shape.num_inputs, group, torch.bfloat16, torch.device("cuda"))
     rows = torch.randn(shape.weight_rows, shape.num_inputs, generator=generator, device="cuda", dtype=torch.bfloat16)
     quantize_rows(rows.mul_(0.02), weight, 0)
+    return weight
+
+
+# What folders of other tools have beyond: kind, group (0: all inputs), arrangement.
+ARRANGED = {
+    "int8 g128": (QuantKind.INT8, 128, Arrangement()),
+    "int8 g128 zeros": (QuantKind.INT8, 128, Arrangement(has_zeros=True)),
+    "int8 a8": (QuantKind.INT8, 0, Arrangement(rounds_activations=True)),
+    "int4 ordered": (QuantKind.INT4, 128, Arrangement(is_ordered=True)),
+    "fp8 blocks": (QuantKind.FP8, 128, Arrangement(scale_outputs=128)),
+}
+
+
+def arranged_weight(name: str, shape: Shape, seed: int = 0) -> QuantizedWeight:
+    """Random bits that scatter as weights do, scales that bring them to 0.02."""
+    kind, group, arrangement = ARRANGED[name]
+    sizes = (shape.weight_rows, shape.num_inputs, group or shape.num_inputs)
+    weight = allocate(kind, *sizes, torch.bfloat16, torch.device("cuda"), arrangement)
+    generator = torch.Generator("cuda").manual_seed(seed)
+    if kind is QuantKind.INT4:
+        weight.packed.random_(-(1 << 15), 1 << 15, generator=generator)
+    else:
+        scattered = torch.randn(weight.packed.shape, generator=generator, device="cuda").mul_(40)
+        weight.packed.copy_(scattered.clamp_(-127, 127))
+    weight.scales.fill_(0.02 / (4 if kind is QuantKind.INT4 else 40))
+    if weight.zeros is not None:
+        weight.zeros.fill_(8 if kind is QuantKind.INT4 else 3)
+    if weight.order is not None:
+        weight.order.copy_(torch.randperm(shape.num_inputs, generator=generator, device="cuda"))
     return weight
 
 
@@ -124,3 +160,16 @@ def products_of_an_8b_llama() -> Iterator[tuple[str, Callable[[], Case]]]:
             for kind in QuantKind:
                 yield f"{kind.value} {name} {num_rows}", functools.partial(_case, kind, shape, num_rows)
             yield f"bf16 {name} {num_rows}_torch", functools.partial(_separate_case, shape, num_rows)
+
+
+def _arranged_case(name: str, shape: Shape, num_rows: int) -> Case:
+    operands = Operands(shape, arranged_weight(name, shape), num_rows)
+    return operands.by_the_rules, *operands.bytes_and_flops()
+
+
+def products_with_weights_of_other_tools() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """The same products with scales of groups and blocks, zero points, an order of inputs, and activations in 8 bits."""
+    for num_rows in (1, 16, 256, 2048):
+        for shape_name, shape in SHAPES.items():
+            for name in ARRANGED:
+                yield f"{name} {shape_name} {num_rows}", functools.partial(_arranged_case, name, shape, num_rows)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernels_on
 
-from headrace_kernels import int8_activations, low_bit_linear
+from headrace_kernels import card, fp8_activations, int8_activations, low_bit_linear
 from headrace_kernels.input_order import take_inputs, take_inputs_reference
 from headrace_kernels.low_bit_kernels import SmallTile, WideTile, multiply_small, multiply_wide, restore
 from headrace_kernels.low_bit_linear import Path, path_rule
@@ -236,3 +236,12 @@ def test_only_many_rows_of_a_scheme_that_says_so_round_activations(device: str) 
 def test_what_has_no_layout_is_refused(kind: QuantKind, group: int, arrangement: Arrangement, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         allocate(kind, 16, 256, group, torch.bfloat16, torch.device("cpu"), arrangement)
+
+
+def test_fp8_in_blocks_is_never_multiplied_by_rounded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those products know a scale per output alone."""
+    monkeypatch.setattr(card, "has_fp8_products", lambda device: True)
+    sizes = (256, 256)
+    whole = allocate(QuantKind.FP8, *sizes, 256, torch.bfloat16, torch.device("cpu"))
+    blocks = allocate(QuantKind.FP8, *sizes, 128, torch.bfloat16, torch.device("cpu"), Arrangement(scale_outputs=128))
+    assert fp8_activations.can_scale(whole) and not fp8_activations.can_scale(blocks)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
+from collections.abc import Callable
 
 import pytest
 import torch
 from tests.models.checkpoints import VOCAB_SIZE, ignore_progress, write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
 from tests.models.test_pinned_loader import load_late
-from tests.support.quantized_folders import Quantized, Recipe, layer_names, quantize_folder
+from tests.support.kernel_case import kernels_on
+from tests.support.quantized_folders import Quantized, Recipe, layer_names, quantize_folder, words
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import MODEL_CLASSES, load_model, weight_memory
 from headrace_backend.quantization.folder_check import FolderSummary
 from headrace_backend.quantization.folder_layers import formats_by_path, stage_layers
 from headrace_backend.quantization.parted_weight import PartedWeight
+from headrace_backend.quantization.source_numbers import zeros_of
 from headrace_backend.quantization.stored_weight import StoredWeight
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_kernels.quantized_weight import dequantize
-from headrace_model_folder import ModelFolder, expected_tensors
+from headrace_model_folder import InvalidModelFolder, LayerFormat, Layout, ModelFolder, expected_tensors
 
 CPU = torch.device("cpu")
 RECIPES = {
@@ -113,30 +117,21 @@ def check_numbers(model: CausalLM, folder: Quantized) -> None:
 
 
 @recipes
-def test_numbers_and_logits_are_those_that_the_files_stand_for(name: str, folders: Made) -> None:
-    folder = folders[name]
-    model = load(folder.path)
+def test_a_folder_is_loaded_as_its_format_says(name: str, folders: Made) -> None:
+    """Numbers as the tests' own unpacker reads them, logits as those of the same weights in fp32, memory as the plan says, and a true summary."""
+    folder, recipe = folders[name], RECIPES[name]
+    model, plain, opened = load(folder.path), load(folder.plain), ModelFolder.open(folder.path)
     check_numbers(model, folder)
     # The same products, summed in another order where inputs are in one.
-    torch.testing.assert_close(logits(model), logits(load(folder.plain)), rtol=1e-4, atol=1e-3)
-
-
-@recipes
-def test_memory_is_what_the_plan_said(name: str, folders: Made) -> None:
-    folder = ModelFolder.open(folders[name].path)
-    for dtype in (torch.float32, torch.bfloat16):
-        model = load(folders[name].path, dtype)
-        held = sum(parameter.nbytes for parameter in model.parameters())
-        for weight in model.low_bit_weights.values():
-            parts = [getattr(weight.quantized, field) for field in ("packed", "scales", "zeros", "order")]
-            held += sum(part.nbytes for part in parts if part is not None)
-        assert weight_memory(folder.config, dtype, None, CPU).weights == model.weight_bytes == held
-        assert model.parameter_count == folder.parameter_count
-
-
-@recipes
-def test_the_summary_states_format_and_bits(name: str, folders: Made) -> None:
-    model, recipe = load(folders[name].path), RECIPES[name]
+    torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-3)
+    for parameter, value in model.named_parameters():
+        assert torch.equal(value, plain.get_parameter(parameter))
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    for weight in model.low_bit_weights.values():
+        parts = [getattr(weight.quantized, field) for field in ("packed", "scales", "zeros", "order")]
+        held += sum(part.nbytes for part in parts if part is not None)
+    assert weight_memory(opened.config, torch.float32, None, CPU).weights == model.weight_bytes == held
+    assert model.parameter_count == opened.parameter_count
     summary = model.quantization
     assert isinstance(summary, FolderSummary)
     kind = "fp8" if recipe.is_float else f"int{recipe.bits}"
@@ -144,20 +139,22 @@ def test_the_summary_states_format_and_bits(name: str, folders: Made) -> None:
     assert summary.group_size == max(recipe.group, 0)
     # Tiles of int4 hold 128 inputs, of which small models fill half; then scales, zero points and orders.
     assert recipe.bits < summary.bits_per_weight < (13 if recipe.bits == 4 else 11)
-    plain = load(folders[name].plain)
-    for parameter, value in model.named_parameters():
-        assert torch.equal(value, plain.get_parameter(parameter))
 
 
 @recipes
-@pytest.mark.parametrize("piece_bytes", [64, 1 << 20])
-def test_pieces_of_any_size_give_the_same_weights(name: str, piece_bytes: int, folders: Made) -> None:
+def test_pieces_of_any_size_give_the_same_weights(name: str, folders: Made) -> None:
     folder = ModelFolder.open(folders[name].path)
     model = empty(folder)
     staged = stage_layers(folder.config, model.weight_targets(), expected_tensors(folder.config), folder.tensors)
-    load_late(folder.path, staged.targets, piece_bytes, 2)
+    load_late(folder.path, staged.targets, 300, 2)
     staged.check(folder.tensors)
     check_numbers(model, folders[name])
+
+
+def test_memory_in_another_type_is_what_the_plan_said(folders: Made) -> None:
+    folder = ModelFolder.open(folders["packed asymmetric"].path)
+    model = load(folder.path, torch.bfloat16)
+    assert weight_memory(folder.config, torch.bfloat16, None, CPU).weights == model.weight_bytes
 
 
 def empty(folder: ModelFolder, shard: Shard | None = None) -> CausalLM:
@@ -211,6 +208,24 @@ def test_groups_of_compressed_tensors_may_differ_by_layer(source: pathlib.Path, 
     assert (summary.scheme, summary.group_size) == ("compressed-tensors int4+int8", 0)
     assert weight_memory(opened.config, torch.float32, None, CPU).weights == model.weight_bytes
     assert model.parameter_count == opened.parameter_count
+
+
+def test_steps_are_fused_only_where_all_layers_fuse(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Plain weights of bf16 fuse up to 8 rows, those of few bits up to 16; the first layer says nothing of the others."""
+    forms = mixed(dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), Recipe("gptq")))
+    forms.update((name, None) for name in forms if name.startswith("model.layers.1."))
+    config = Recipe("gptq").config() | {"dynamic": {r"-:model\.layers\.1\.": {}}}
+    folder = ModelFolder.open(quantize_folder(source, tmp_path, forms, config).path)
+    model = load_model(folder, folder.config, torch.bfloat16, CPU, "folder", 0, ignore_progress)
+    for layer in (model.model.layers[0], model.model.layers[2]):
+        for linear in (layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
+            assert isinstance(linear.weight, StoredWeight)
+    # As on a card, where outputs of one input do not lie together.
+    for name, weight in model.named_parameters():
+        if name.endswith(".tensor"):
+            weight.data = weight.data.contiguous()
+    with kernels_on("cpu"):
+        assert [model.model.fuses(rows) for rows in (1, 8, 9, 16)] == [True, True, False, False]
 
 
 def test_gptq_may_differ_by_layer(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -269,3 +284,70 @@ def test_the_parts_of_all_ranks_are_slices_of_the_whole(name: str, folders: Made
         torch.testing.assert_close(found, folders[name].weights[down].float(), rtol=1e-6, atol=1e-9)
         gates = torch.cat([half[f"model.layers.{layer}.mlp.gate_up_proj.weight"][:64] for half in halves])
         torch.testing.assert_close(gates, folders[name].weights[gate].float(), rtol=1e-6, atol=1e-9)
+
+
+def negative(value: torch.Tensor) -> torch.Tensor:
+    return -value
+
+
+def first_to(number: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(value: torch.Tensor) -> torch.Tensor:
+        changed = value.clone()
+        changed.view(-1)[0] = number
+        return changed
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("recipe", "suffix", "change", "rule"),
+    [
+        ("gptq", "scales", first_to(math.nan), "holds a value that is not finite"),
+        ("gptq", "scales", first_to(math.inf), "holds a value that is not finite"),
+        ("gptq", "scales", negative, "has a scale that is negative, or 0 where numbers are not"),
+        ("packed", "weight_scale", first_to(0), "has a scale that is negative, or 0 where numbers are not"),
+        ("gptq", "qzeros", first_to(0), "has a zero point that is not the middle of its range"),
+        ("gptq 8 bits", "qzeros", first_to(0), "has a zero point that is not the middle of its range"),
+        ("packed", "weight_shape", first_to(65), "is not the shape that config.json says"),
+        ("int4 in bytes", "weight", first_to(8), "has a number that is not from -8 to 7"),
+        ("fp8 static", "input_scale", first_to(0), "is not above 0"),
+        ("fp8 rows", "weight", lambda value: first_to(0x7F)(value.view(torch.uint8)).view(value.dtype), "not finite"),
+        ("fp8 rows", "weight_scale", negative, "has a scale that is negative"),
+        ("fp8 inverse blocks", "weight_scale_inv", negative, "has a scale that is negative"),
+        ("int8", "weight_scale", first_to(-1), "has a scale that is negative"),
+    ],
+)
+def test_values_that_can_not_be_are_refused_by_file_and_tensor(
+    recipe: str,
+    suffix: str,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    rule: str,
+    source: pathlib.Path,
+    tmp_path: pathlib.Path,
+) -> None:
+    folder = quantize_folder(source, tmp_path, RECIPES[recipe])
+    name = f"model.layers.2.self_attn.k_proj.{suffix}"
+    folder.tensors[name] = change(folder.tensors[name])
+    folder.rewrite()
+    with pytest.raises(InvalidModelFolder) as error:
+        load(folder.path)
+    assert str(error.value).startswith(f"model.safetensors: tensor '{name}' ") and rule in str(error.value)
+
+
+def test_scales_that_the_models_type_does_not_hold_are_refused(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = quantize_folder(source, tmp_path, Recipe("packed"))
+    name = "model.layers.0.mlp.up_proj.weight_scale"
+    folder.tensors[name] = folder.tensors[name].float() * 1e7
+    folder.rewrite()
+    load(folder.path)
+    with pytest.raises(InvalidModelFolder, match=f"tensor '{name}' has a scale that is too large or too small"):
+        load(folder.path, torch.float16)
+
+
+def test_a_zero_point_of_0_survives_the_first_version_of_gptq() -> None:
+    """Minus one in every place borrows from the next; adding it back gives all eight their own."""
+    form = LayerFormat(Layout.GPTQ, "int4", "group", 32, is_symmetric=False, is_less_one=True)
+    zeros = torch.tensor([[0, 5, 0, 0, 15, 1, 0, 9]])
+    stored = words(zeros.numpy(), 4) - 0x11111111
+    found = zeros_of(form, stored, slice(0, 8), 1, CPU)
+    assert found is not None and found.t().tolist() == zeros.tolist()

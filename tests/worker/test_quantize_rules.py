@@ -11,9 +11,9 @@ from tests.support.running_server import DEMO
 
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.quantize_rules import unsuitable_quantization
-from headrace_backend.weights.scheme import Scheme
 from headrace_backend.worker.quantized import without_products
-from headrace_model_folder import ModelConfig, ModelFolder
+from headrace_kernels.quantized_weight import QuantKind
+from headrace_model_folder import FolderQuantization, LayerFormat, Layout, ModelConfig, ModelFolder
 
 MODEL = ModelFolder.open(DEMO, require_weights=False).config
 
@@ -54,9 +54,21 @@ def test_the_value_that_is_said_to_work_works(group: int, hidden: int, inner: in
 
 
 def test_a_card_without_fp8_products_is_told_of() -> None:
-    fp8, int8 = Scheme.named("fp8", 128), Scheme.named("int8", 128)
-    assert fp8 is not None and int8 is not None
+    fp8, int8 = {QuantKind.FP8, QuantKind.INT4}, {QuantKind.INT8}
     line = without_products(fp8, "NVIDIA A100", (8, 0))
     assert line is not None and line.startswith("NVIDIA A100, compute capability 8.0, has no FP8 products")
     assert without_products(fp8, "NVIDIA L4", (8, 9)) is None and without_products(fp8, "NVIDIA H200", (9, 0)) is None
     assert without_products(int8, "NVIDIA A100", (8, 0)) is None
+
+
+def test_a_folder_that_is_quantized_already_is_not_quantized_again() -> None:
+    layers = {"model.layers.0.mlp.up_proj": LayerFormat(Layout.AWQ, "int4", "group", 64)}
+    model = dataclasses.replace(MODEL, quantization=FolderQuantization("awq", layers))
+    for quantize in ("int8", "int4", "fp8"):
+        said = unsuitable_quantization(config_of(quantize), model)
+        assert said is not None and said.startswith(
+            f"quantize is {quantize}, and the folder is quantized already (awq)"
+        )
+    assert unsuitable_quantization(config_of("off"), model) is None
+    dummy = EngineConfig.model_validate({"model": DEMO, "load": "dummy"})
+    assert "load is dummy" in str(unsuitable_quantization(dummy, model))

@@ -50,7 +50,7 @@ class DecoderLayer(nn.Module):
         return out
 
     def fuses(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens takes `forward_fused`. Decided by sizes alone, so alike for all layers of a model."""
+        """Whether a step of so many tokens takes `forward_fused`. Decided by sizes and types of weights alone."""
         return self._is_whole and all(weight.fuses(num_tokens) for weight in self._weights())
 
     def forward_fused(self, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> None:
@@ -60,6 +60,10 @@ class DecoderLayer(nn.Module):
         """
         self.self_attn.add_to(residual, self.input_layernorm, rotations, kv_cache, metadata)
         self.mlp.add_to(residual, self.post_attention_layernorm)
+
+    def weight_types(self) -> tuple[type[LinearWeight], ...]:
+        """Layers with the same fuse for the same steps."""
+        return tuple(type(weight) for weight in self._weights())
 
     def _weights(self) -> Iterator[LinearWeight]:
         attention, mlp = self.self_attn, self.mlp

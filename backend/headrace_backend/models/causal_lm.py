@@ -44,19 +44,25 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         # The same, with their type.
         self._layers = tuple(layers)
+        # One layer of each kind: those of a folder that another tool quantized may differ.
+        self._unlike = tuple({layer.weight_types(): layer for layer in layers}.values())
         self.norm = residual_norm(config.hidden_size, config.rms_norm_eps, placement)
 
     def forward(self, token_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], metadata: StepMetadata) -> Tensor:
         """See `CausalLM.forward`."""
         residual: Tensor = self.embed_tokens(token_ids)
         rotations = self.rotary(positions)
-        if self._layers[0].fuses(len(token_ids)):
+        if self.fuses(len(token_ids)):
             return self._forward_fused(residual, rotations, kv_caches, metadata)
         pending: Tensor | None = None
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
             pending = layer(pending, residual, rotations, kv_cache, metadata)
         assert pending is not None
         return self.norm.add(pending, residual)
+
+    def fuses(self, num_tokens: int) -> bool:
+        """Whether all layers take a step of so many tokens with norms, SwiGLU and additions inside their products."""
+        return all(layer.fuses(num_tokens) for layer in self._unlike)
 
     def _forward_fused(
         self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata

@@ -5,11 +5,14 @@ Owns the notice where a device has no products of the chosen kind. How weights a
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization.folder_check import FolderSummary
+from headrace_backend.quantization.stored_weight import KINDS
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.weights.scheme import Scheme
 from headrace_backend.worker.channel import Channel
@@ -31,16 +34,23 @@ def checked_scheme(config: EngineConfig, folder: ModelFolder, device: torch.devi
     if (reason := unsuitable_quantization(config, folder.config)) is not None:
         raise StartRefused(reason)
     scheme = Scheme.named(config.quantize, config.quantize_group)
-    if scheme is not None and device.type == "cuda":
-        notice = without_products(scheme, torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    kinds = {scheme.kind} if scheme is not None else stored_kinds(folder)
+    if kinds and device.type == "cuda":
+        notice = without_products(kinds, torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
         if notice is not None:
             channel.send_message(Notice(notice))
     return scheme
 
 
-def without_products(scheme: Scheme, card: str, capability: tuple[int, int]) -> str | None:
-    """One line where a card can't multiply by the scheme's numbers themselves; None where it can, or no card does."""
-    if scheme.kind is not QuantKind.FP8 or capability >= _OLDEST_FP8_CAPABILITY:
+def stored_kinds(folder: ModelFolder) -> set[QuantKind]:
+    """Kinds of numbers that another tool gave the folder's layers."""
+    quantization = folder.config.quantization
+    return {KINDS[form.number] for form in quantization.layers.values()} if quantization else set()
+
+
+def without_products(kinds: Collection[QuantKind], card: str, capability: tuple[int, int]) -> str | None:
+    """One line where a card can't multiply by numbers of these kinds themselves; None where it can, or no card does."""
+    if QuantKind.FP8 not in kinds or capability >= _OLDEST_FP8_CAPABILITY:
         return None
     major, minor = capability
     return f"{card}, compute capability {major}.{minor}, has no FP8 products: weights stay in FP8 and are turned into the model's type for each product"

@@ -2447,18 +2447,18 @@ func (x *Model) GetKvBytesPerToken() uint32 {
 // Weights of few bits: the products of all decoder layers; embedding, output layer, norms and biases stay as `Model.dtype` says.
 type Quantization struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "int8", "int4" or "fp8".
+	// "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
 	Scheme string `protobuf:"bytes,1,opt,name=scheme,proto3" json:"scheme,omitempty"`
-	// Inputs that share a scale. 0: all of an output's.
+	// Inputs that share a scale. 0: all of an output's, or not the same for all layers.
 	GroupSize uint32 `protobuf:"varint,2,opt,name=group_size,json=groupSize,proto3" json:"group_size,omitempty"`
 	// Bits that a quantized weight takes in memory, scales and zero points included.
 	BitsPerWeight float64 `protobuf:"fixed64,3,opt,name=bits_per_weight,json=bitsPerWeight,proto3" json:"bits_per_weight,omitempty"`
 	// How far the weights are from those of the folder, measured while they were read: ||quantized - original|| / ||original|| of a tensor, here the mean over all tensors. It says
-	// nothing of answers: those are compared in the server's documentation.
+	// nothing of answers: those are compared in the server's documentation. 0 for a folder that another tool quantized: what it was made of is not known.
 	MeanRelativeError float64 `protobuf:"fixed64,4,opt,name=mean_relative_error,json=meanRelativeError,proto3" json:"mean_relative_error,omitempty"`
 	// The same of the tensor that is farthest.
 	WorstRelativeError float64 `protobuf:"fixed64,5,opt,name=worst_relative_error,json=worstRelativeError,proto3" json:"worst_relative_error,omitempty"`
-	// Name of that tensor.
+	// Name of that tensor. Empty for a folder that another tool quantized.
 	WorstTensor   string `protobuf:"bytes,6,opt,name=worst_tensor,json=worstTensor,proto3" json:"worst_tensor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

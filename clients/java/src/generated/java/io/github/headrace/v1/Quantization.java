@@ -54,7 +54,7 @@ private static final long serialVersionUID = 0L;
   private volatile java.lang.Object scheme_ = "";
   /**
    * <pre>
-   * "int8", "int4" or "fp8".
+   * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -75,7 +75,7 @@ private static final long serialVersionUID = 0L;
   }
   /**
    * <pre>
-   * "int8", "int4" or "fp8".
+   * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -100,7 +100,7 @@ private static final long serialVersionUID = 0L;
   private int groupSize_ = 0;
   /**
    * <pre>
-   * Inputs that share a scale. 0: all of an output's.
+   * Inputs that share a scale. 0: all of an output's, or not the same for all layers.
    * </pre>
    *
    * <code>uint32 group_size = 2;</code>
@@ -131,7 +131,7 @@ private static final long serialVersionUID = 0L;
   /**
    * <pre>
    * How far the weights are from those of the folder, measured while they were read: ||quantized - original|| / ||original|| of a tensor, here the mean over all tensors. It says
-   * nothing of answers: those are compared in the server's documentation.
+   * nothing of answers: those are compared in the server's documentation. 0 for a folder that another tool quantized: what it was made of is not known.
    * </pre>
    *
    * <code>double mean_relative_error = 4;</code>
@@ -162,7 +162,7 @@ private static final long serialVersionUID = 0L;
   private volatile java.lang.Object worstTensor_ = "";
   /**
    * <pre>
-   * Name of that tensor.
+   * Name of that tensor. Empty for a folder that another tool quantized.
    * </pre>
    *
    * <code>string worst_tensor = 6;</code>
@@ -183,7 +183,7 @@ private static final long serialVersionUID = 0L;
   }
   /**
    * <pre>
-   * Name of that tensor.
+   * Name of that tensor. Empty for a folder that another tool quantized.
    * </pre>
    *
    * <code>string worst_tensor = 6;</code>
@@ -627,7 +627,7 @@ private static final long serialVersionUID = 0L;
     private java.lang.Object scheme_ = "";
     /**
      * <pre>
-     * "int8", "int4" or "fp8".
+     * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -647,7 +647,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * "int8", "int4" or "fp8".
+     * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -668,7 +668,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * "int8", "int4" or "fp8".
+     * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -685,7 +685,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * "int8", "int4" or "fp8".
+     * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -699,7 +699,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * "int8", "int4" or "fp8".
+     * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -719,7 +719,7 @@ private static final long serialVersionUID = 0L;
     private int groupSize_ ;
     /**
      * <pre>
-     * Inputs that share a scale. 0: all of an output's.
+     * Inputs that share a scale. 0: all of an output's, or not the same for all layers.
      * </pre>
      *
      * <code>uint32 group_size = 2;</code>
@@ -731,7 +731,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Inputs that share a scale. 0: all of an output's.
+     * Inputs that share a scale. 0: all of an output's, or not the same for all layers.
      * </pre>
      *
      * <code>uint32 group_size = 2;</code>
@@ -747,7 +747,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Inputs that share a scale. 0: all of an output's.
+     * Inputs that share a scale. 0: all of an output's, or not the same for all layers.
      * </pre>
      *
      * <code>uint32 group_size = 2;</code>
@@ -808,7 +808,7 @@ private static final long serialVersionUID = 0L;
     /**
      * <pre>
      * How far the weights are from those of the folder, measured while they were read: ||quantized - original|| / ||original|| of a tensor, here the mean over all tensors. It says
-     * nothing of answers: those are compared in the server's documentation.
+     * nothing of answers: those are compared in the server's documentation. 0 for a folder that another tool quantized: what it was made of is not known.
      * </pre>
      *
      * <code>double mean_relative_error = 4;</code>
@@ -821,7 +821,7 @@ private static final long serialVersionUID = 0L;
     /**
      * <pre>
      * How far the weights are from those of the folder, measured while they were read: ||quantized - original|| / ||original|| of a tensor, here the mean over all tensors. It says
-     * nothing of answers: those are compared in the server's documentation.
+     * nothing of answers: those are compared in the server's documentation. 0 for a folder that another tool quantized: what it was made of is not known.
      * </pre>
      *
      * <code>double mean_relative_error = 4;</code>
@@ -838,7 +838,7 @@ private static final long serialVersionUID = 0L;
     /**
      * <pre>
      * How far the weights are from those of the folder, measured while they were read: ||quantized - original|| / ||original|| of a tensor, here the mean over all tensors. It says
-     * nothing of answers: those are compared in the server's documentation.
+     * nothing of answers: those are compared in the server's documentation. 0 for a folder that another tool quantized: what it was made of is not known.
      * </pre>
      *
      * <code>double mean_relative_error = 4;</code>
@@ -898,7 +898,7 @@ private static final long serialVersionUID = 0L;
     private java.lang.Object worstTensor_ = "";
     /**
      * <pre>
-     * Name of that tensor.
+     * Name of that tensor. Empty for a folder that another tool quantized.
      * </pre>
      *
      * <code>string worst_tensor = 6;</code>
@@ -918,7 +918,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Name of that tensor.
+     * Name of that tensor. Empty for a folder that another tool quantized.
      * </pre>
      *
      * <code>string worst_tensor = 6;</code>
@@ -939,7 +939,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Name of that tensor.
+     * Name of that tensor. Empty for a folder that another tool quantized.
      * </pre>
      *
      * <code>string worst_tensor = 6;</code>
@@ -956,7 +956,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Name of that tensor.
+     * Name of that tensor. Empty for a folder that another tool quantized.
      * </pre>
      *
      * <code>string worst_tensor = 6;</code>
@@ -970,7 +970,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Name of that tensor.
+     * Name of that tensor. Empty for a folder that another tool quantized.
      * </pre>
      *
      * <code>string worst_tensor = 6;</code>

@@ -12,7 +12,7 @@ public interface QuantizationOrBuilder extends
 
   /**
    * <pre>
-   * "int8", "int4" or "fp8".
+   * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -21,7 +21,7 @@ public interface QuantizationOrBuilder extends
   java.lang.String getScheme();
   /**
    * <pre>
-   * "int8", "int4" or "fp8".
+   * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -32,7 +32,7 @@ public interface QuantizationOrBuilder extends
 
   /**
    * <pre>
-   * Inputs that share a scale. 0: all of an output's.
+   * Inputs that share a scale. 0: all of an output's, or not the same for all layers.
    * </pre>
    *
    * <code>uint32 group_size = 2;</code>
@@ -53,7 +53,7 @@ public interface QuantizationOrBuilder extends
   /**
    * <pre>
    * How far the weights are from those of the folder, measured while they were read: ||quantized - original|| / ||original|| of a tensor, here the mean over all tensors. It says
-   * nothing of answers: those are compared in the server's documentation.
+   * nothing of answers: those are compared in the server's documentation. 0 for a folder that another tool quantized: what it was made of is not known.
    * </pre>
    *
    * <code>double mean_relative_error = 4;</code>
@@ -73,7 +73,7 @@ public interface QuantizationOrBuilder extends
 
   /**
    * <pre>
-   * Name of that tensor.
+   * Name of that tensor. Empty for a folder that another tool quantized.
    * </pre>
    *
    * <code>string worst_tensor = 6;</code>
@@ -82,7 +82,7 @@ public interface QuantizationOrBuilder extends
   java.lang.String getWorstTensor();
   /**
    * <pre>
-   * Name of that tensor.
+   * Name of that tensor. Empty for a folder that another tool quantized.
    * </pre>
    *
    * <code>string worst_tensor = 6;</code>
