@@ -22,6 +22,7 @@ from headrace_quantize.config import QuantizeConfig
 from headrace_quantize.numbers import NumberFormat, QuantizedMatrix
 
 _WORD_BITS = 32
+_BLOCK_NUMBERS = 1 << 22
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
@@ -31,6 +32,10 @@ def pack(numbers: Tensor, bits: int) -> Tensor:
         numbers: [rows, columns], any type.
         bits: 4 or 8, so that none lies in two words.
     """
+    return torch.cat([_packed(rows, bits) for rows in _row_blocks(numbers)])
+
+
+def _packed(numbers: Tensor, bits: int) -> Tensor:
     per_word = _WORD_BITS // bits
     shifted = numbers.to(torch.int64) + (1 << (bits - 1))
     padded = functional.pad(shifted, (0, -shifted.shape[1] % per_word))
@@ -42,6 +47,15 @@ def pack(numbers: Tensor, bits: int) -> Tensor:
 
 def unpack(words: Tensor, bits: int, num_columns: int) -> Tensor:
     """What `pack` was given, fp32 [rows, num_columns]."""
+    return torch.cat([_unpacked(rows, bits, num_columns) for rows in _row_blocks(words)])
+
+
+def _row_blocks(matrix: Tensor) -> tuple[Tensor, ...]:
+    """The rows in blocks, since packing takes several times the memory of what is packed."""
+    return torch.split(matrix, max(_BLOCK_NUMBERS // matrix.shape[1], 1))
+
+
+def _unpacked(words: Tensor, bits: int, num_columns: int) -> Tensor:
     places = torch.arange(0, _WORD_BITS, bits, device=words.device, dtype=torch.int32)
     numbers = (words[:, :, None] >> places) & ((1 << bits) - 1)
     return (numbers.flatten(1)[:, :num_columns] - (1 << (bits - 1))).float()

@@ -126,12 +126,14 @@ class LayerQuantizer:
         for stage in STAGES:
             chosen = self._chosen(prefix, stage)
             gathered = self._gather(prefix, layer, hidden, [stage]) if chosen else {}
+            rounded: Tensors = {}
             for name in chosen:
                 weight, gram, form = self._weight(layer, name), gathered[stage.product].gram, self.format(name)
                 matrix = gptq.quantize(weight, gram, form, config.group, config.damping, config.act_order, name)
                 result.errors[name] = relative_output_error(weight, matrix.restored(), gram)
-                result.tensors.update(tensors_of(name, matrix))
-            self.fill(layer, result.tensors)
+                rounded.update(tensors_of(name, matrix))
+            self.fill(layer, rounded)
+            result.tensors.update(rounded)
 
     def _search(self, prefix: str, layer: LoadedLayer, seen: Mapping[str, InputStatistics]) -> Folding:
         """AWQ: the scales of the layer."""

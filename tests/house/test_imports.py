@@ -65,7 +65,7 @@ def test_no_import_of_ours_hides_in_a_function_or_behind_type_checking() -> None
 
     ours = tuple(
         f"headrace_{room}"
-        for room in ("service", "supervisor", "backend", "kernels", "model_folder", "credentials", "protos")
+        for room in ("service", "supervisor", "backend", "kernels", "model_folder", "credentials", "protos", "quantize")
     )
     hidden = []
     for folder in ("service", "backend", "kernels", "clients/python"):
