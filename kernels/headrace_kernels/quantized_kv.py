@@ -165,7 +165,7 @@ _FP8_LARGEST = tl.constexpr(_LARGEST["fp8"])
 _LEAST_HEAD = tl.constexpr(_LEAST)
 # 1.5 * 2^23: beyond it fp32 has no fractions, so that a sum is rounded as wanted. And 2^14, where fp32's step is e4m3's smallest, 2^-9.
 _INTEGERS = tl.constexpr(1.5 * 2**23)
-_NINTHS = tl.constexpr(2.0**14)
+_SMALLEST_STEPS = tl.constexpr(2.0**14)
 _E4M3_NORMAL = tl.constexpr(2.0**-6)
 
 
@@ -189,7 +189,7 @@ def rounded(x, scale, KIND: tl.constexpr):
     word = ratio.to(tl.int32, bitcast=True)
     magnitude = tl.abs(ratio)
     word = (word + 0x7FFFF + ((word >> 20) & 1)) & -0x100000
-    small = (magnitude + _NINTHS) - _NINTHS
+    small = (magnitude + _SMALLEST_STEPS) - _SMALLEST_STEPS
     return tl.where(magnitude < _E4M3_NORMAL, tl.where(ratio < 0.0, -small, small), word.to(tl.float32, bitcast=True))
 
 
