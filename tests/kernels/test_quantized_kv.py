@@ -20,6 +20,7 @@ from headrace_kernels.quantized_kv import (
     quantize,
     restore,
     restored_blocks,
+    restored_tiles,
     scales_of,
     tile_bytes,
     tiles_of,
@@ -58,6 +59,19 @@ def test_a_number_is_off_by_half_a_step_at_most(kind: str, seed: int) -> None:
     # The bound is tight, so that no coarser rounding hides below it.
     assert (error / bound.clamp(min=1e-60)).amax() > 0.9
     assert (restore(numbers, scales).double().abs().amax(-1, keepdim=True) - amax).abs().le(amax * 1e-6).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_are_restored_as_their_numbers_and_scales_say(kind: str) -> None:
+    """All bytes but NaN, scales from the smallest to the largest."""
+    codes = torch.arange(-126, 127, dtype=torch.int8)
+    codes = codes[codes != -1].repeat(16)[: 16 * 240].view(1, 16, 240)
+    cache = zeroed(1, 1, 16, 240, kind)
+    cache.view(torch.int8)[0, 1] = codes
+    scales_of(cache)[0, 1] = 10.0 ** torch.linspace(-32, 35, 16)
+    found = restored_tiles(tiles_of(cache).flatten(0, 2), 16, 240, KV_TYPES[kind], torch.full((2, 3840), float("nan")))
+    assert torch.equal(found.view(2, 16, 240), restored_blocks(cache, torch.tensor([0]))[0, :, 0])
+    assert torch.equal(found[1].view(16, 240), restore(codes.view(KV_TYPES[kind]), scales_of(cache)[0, 1])[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
