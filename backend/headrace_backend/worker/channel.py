@@ -10,7 +10,7 @@ import time
 from headrace_backend.ring import RingFull, RingReader, RingWriter
 from headrace_backend.step_plan import StepResult
 from headrace_backend.worker.lifetime import end_if_orphaned
-from headrace_backend.worker_messages import LoadProgress, RecordKind, WorkerMessage, encode_message
+from headrace_backend.worker_messages import LoadProgress, Notice, RecordKind, WorkerMessage, encode_message
 
 # How often a waiting worker makes sure that it still has a parent.
 _PARENT_CHECK_S = 1.0
@@ -71,5 +71,10 @@ class Channel:
 class FollowerChannel(Channel):
     """The channel of a rank that is not asked for tokens: all ranks draw the same, and rank 0 tells them."""
 
+    _told_late_work = 0
+
     def send_result(self, result: StepResult) -> None:
-        """Tells nothing."""
+        """Tells only what rank 0 can't know: that this rank held all of them up by compiling or capturing when it should have been warm."""
+        if result.late_work > self._told_late_work:
+            self._told_late_work = result.late_work
+            self.send_message(Notice(f"{result.late_work} kernels or graphs so far were made late, in a step"))
