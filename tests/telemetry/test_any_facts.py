@@ -105,7 +105,6 @@ def _check(spans: list[trace_pb2.Span]) -> None:
 
 
 @hypothesis.given(st.data(), st.integers(0, 1 << 32), st.integers(1, 3), st.booleans())
-@hypothesis.settings(max_examples=60, deadline=None, phases=[hypothesis.Phase.generate], suppress_health_check=list(hypothesis.HealthCheck))
 def test_nonsense_is_refused_or_becomes_sound_spans(
     data: st.DataObject, seed: int, num_requests: int, tail: bool
 ) -> None:
