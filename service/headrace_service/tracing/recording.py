@@ -87,9 +87,9 @@ class Recording:
 
     def _shared_times(self) -> tuple[_Times, _Times]:
         """Returns those of the messages; the ones that have not left come last."""
-        times = [(write.made_ns, write.written_ns) for write in self.shared if write.written_ns]
-        made, written = np.array(times, "<i8").reshape(-1, 2).T
-        return made, written
+        left = [write for write in self.shared if write.written_ns]
+        made = np.fromiter([write.made_ns for write in left], "<i8", len(left))
+        return made, np.fromiter([write.written_ns for write in left], "<i8", len(left))
 
 
 def _emission(counts: npt.NDArray[np.integer], made: _Times, written: _Times) -> Emission:
