@@ -2,7 +2,7 @@
 
 Servers stand side by side and take turns of some seconds, in random order within a round; differences are of the turns of one round, with the interval of their median (bootstrap, 95%). The backend is the real one, whose worker
 computes nothing, so that the engine's recording counts too: either as fast as everything takes it (`instant`), where tokens per second tell, or in steps of a set length (`paced`), where latency tells. The telemetry process and the
-collector have a core of their own.
+collector have a core of their own. "off again" is a second server without telemetry, in the same turns: no difference that it shows is telemetry's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ _MAX_CLIENTS = 4
 _PACED_MS = 10.0
 # Milliseconds of a backend's step, by what is measured.
 LOADS = {"instant": 0.0, "paced": _PACED_MS, "bad_collector": _PACED_MS}
-_COMPARED = ("tokens_per_s", "itl_p99_ms", "server_cpu_us_per_token")
+_COMPARED = (
+    "tokens_per_s",
+    "itl_p99_ms",
+    "server_cpu_us_per_token",
+    "service_cpu_us_per_token",
+    "backend_cpu_us_per_token",
+)
 _MIB = 1 << 20
 
 
@@ -75,14 +81,17 @@ def run(loads: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def good_collector(load: Load) -> dict[str, Any]:
-    """Arrays and spans of everything, beside no telemetry."""
+    """Arrays and spans of everything, beside no telemetry. A second server without it tells what two servers of one kind differ by."""
     cores = Cores.dealt()
     with (
         collector_at(cores.telemetry, "ok") as (port, spans),
         server(load.model, cores, load.step_ms, None) as off,
+        server(load.model, cores, load.step_ms, None) as again,
         server(load.model, cores, load.step_ms, port) as on,
     ):
-        kinds = {"off": _Kind(off, 0)} | {name: _Kind(on, detail) for name, detail in _DETAILS.items()}
+        kinds = {"off": _Kind(off, 0), "off again": _Kind(again, 0)} | {
+            name: _Kind(on, detail) for name, detail in _DETAILS.items()
+        }
         result = _compared(kinds, load, cores)
         time.sleep(_DRAIN_S)
         lost = {name: on.metric(f"headrace_telemetry_{name}_total") for name in ("dropped_facts", "dropped_spans")}

@@ -17,12 +17,14 @@ import numpy.typing as npt
 from headrace_facts import facts, step_records
 from headrace_telemetry import step_ids
 from headrace_telemetry.otlp_bytes import link, text_element
+from headrace_telemetry.span_frame import check_time
 
 NUM_STEPS: Final = 65_536
 NUM_REQUESTS: Final = 131_072
 
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
+_TIMES: Final = ("planned_at_ns", "started_at_ns", "finished_at_ns", "settled_at_ns")
 _UNKNOWN: Final = text_element("?")
 
 
@@ -161,11 +163,14 @@ class EngineBook:
         """Remembers steps. Returns the ids of those that were not known with members before, and are now.
 
         Raises:
-            ValueError: columns that do not fit together, or more steps than are remembered.
+            ValueError: columns that do not fit together, times that are none, or more steps than are remembered.
         """
         records = step_records.decode(steps.records)
         if len(records) > self.num_steps:
             raise ValueError(f"{len(records)} steps at once")
+        for name in _TIMES:
+            if len(records):
+                check_time(int(records[name].max()) + max(steps.unix_offset_ns, 0))
         told = _read_members(steps, len(records)) if steps.member_counts else None
         slots = self._slots(records["step_id"])
         known = self._step_ids[slots] == records["step_id"]

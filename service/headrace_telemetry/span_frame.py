@@ -35,6 +35,12 @@ class Frame(NamedTuple):
         return min(max(time_ns, self.start_ns), self.end_ns)
 
 
+def check_time(time_ns: int) -> None:
+    """Raises ValueError if a UNIX time is none that a span can have."""
+    if not 0 <= time_ns <= _LATEST_NS:
+        raise ValueError("a time that is none")
+
+
 def frame_of(generation: facts.Generation) -> Frame:
     """The frame of a generation that has a span context. Raises ValueError if its times are none."""
     span, trace = generation.span, generation.trace
@@ -42,8 +48,8 @@ def frame_of(generation: facts.Generation) -> Frame:
     offset_ns = generation.unix_offset_ns
     start_ns = generation.arrival_ns + offset_ns
     end_ns = max(start_ns, generation.end_ns + offset_ns)
-    if start_ns < 0 or end_ns > _LATEST_NS:
-        raise ValueError("a generation at a time that is none")
+    check_time(start_ns)
+    check_time(end_ns)
     # On one machine the clock is the same; two processes that asked for its offset at two moments would move times by what lay between them.
     engine_offset_ns = offset_ns
     if trace is not None and abs(trace.unix_offset_ns - offset_ns) > _SAME_CLOCK_NS:

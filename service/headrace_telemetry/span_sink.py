@@ -22,6 +22,7 @@ from headrace_telemetry.counts import ExportCounts
 from headrace_telemetry.engine_book import U64, EngineBook, Request
 from headrace_telemetry.generation_spans import GenerationTrace, Kept, Limits, SpanBlock
 from headrace_telemetry.newest_table import NewestTable
+from headrace_telemetry.span_frame import Frame, check_time
 from headrace_telemetry.step_export import StepExport
 from headrace_telemetry.trace_ring import RingPart, TraceRing
 
@@ -148,9 +149,9 @@ class SpanSink:
         if span is None:
             return
         if kept is not None:
-            self._note_bounds(generation, span)
-            waiting = _Waiting(time.time_ns() + _STEPS_WAIT_NS, source, generation_spans.read(generation, kept))
-            self._ready.append(waiting)
+            read = generation_spans.read(generation, kept)
+            self._note_bounds(read.frame, generation.wire, span)
+            self._ready.append(_Waiting(time.time_ns() + _STEPS_WAIT_NS, source, read))
             self._num_ready_tokens += generation.output_tokens
             if self._num_ready_tokens >= _TOKENS_AT_ONCE or len(self._ready) >= _GENERATIONS_AT_ONCE:
                 self._export_ready(time.time_ns())
@@ -251,14 +252,12 @@ class SpanSink:
 
     # Calls.
 
-    def _note_bounds(self, generation: facts.Generation, span: facts.SpanContext) -> None:
+    def _note_bounds(self, frame: Frame, wire: str, span: facts.SpanContext) -> None:
         """Remembers when a call's generation was, if the call lasts as long as that."""
-        if not span.parent_span_id or generation.wire == "submit":
+        if not span.parent_span_id or wire == "submit":
             return
-        begin_ns = generation.arrival_ns + generation.unix_offset_ns
-        end_ns = generation.end_ns + generation.unix_offset_ns
-        known = self._bounds.get(span.parent_span_id) or (begin_ns, end_ns)
-        self._bounds.put(span.parent_span_id, (min(known[0], begin_ns), max(known[1], end_ns)))
+        known = self._bounds.get(span.parent_span_id) or (frame.start_ns, frame.end_ns)
+        self._bounds.put(span.parent_span_id, (min(known[0], frame.start_ns), max(known[1], frame.end_ns)))
         if span.parent_span_id in self._early:
             self._export_early(span.parent_span_id)
 
@@ -269,6 +268,8 @@ class SpanSink:
             return
         for context in (span, *call.links):
             _check(context)
+        check_time(call.start_ns + call.unix_offset_ns)
+        check_time(call.end_ns + call.unix_offset_ns)
         if span.sampled or self._decided.get(span.trace_id) or self._kept_links(call):
             self._export_or_wait(source, call, span)
         elif self._config.keeps_at_end and self._decided.get(span.trace_id) is None:

@@ -71,7 +71,7 @@ def _encode(
     book: EngineBook, record: dict[str, int], ids: bytes, offset_ns: int, work: bytes, links: Iterable[Request]
 ) -> bytes:
     step_id = record["step_id"]
-    start_ns = (record["started_at_ns"] or record["planned_at_ns"]) + offset_ns
+    start_ns = max(0, (record["started_at_ns"] or record["planned_at_ns"]) + offset_ns)
     end_ns = max(start_ns, (record["finished_at_ns"] or record["settled_at_ns"]) + offset_ns)
     head = SpanHead(ids[:16], ids[16:], b"", "engine.step", start_ns, end_ns)
     members = book.members(step_id)

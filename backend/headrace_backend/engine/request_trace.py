@@ -15,13 +15,9 @@ import numpy as np
 from headrace_backend.engine.ledger import Ledger, Phase
 from headrace_facts import facts
 
-_PHASE_NAMES = {
-    Phase.QUEUED: "queued",
-    Phase.PREFILL: "prefill",
-    Phase.DECODE: "decode",
-    Phase.PREEMPTED: "preempted",
-    Phase.RESTARTING: "restarting",
-}
+# Indexed by phase.
+_PHASE_NAMES = ("queued", "prefill", "decode", "preempted", "restarting")
+assert len(_PHASE_NAMES) == Phase.ENDED
 
 # (index of a token, the step that sampled it); the tokens after it come from the steps after that, one each, until the next run.
 Runs = list[tuple[int, int]]

@@ -22,6 +22,7 @@ _REASONS = {
 }
 _ERROR = "error"
 _PARTS = ("queued", "prefill", "decode", "preempted", "engine_restart", "detokenize_and_send", "blocked_on_reader", "end_to_end")  # fmt: skip
+_FIELDS = [(part, f"{part}_ns") for part in _PARTS]
 
 
 def of(stream: GenerationStream, trace: GenerationTrace, now_ns: int, unix_offset_ns: int) -> facts.Generation:
@@ -80,7 +81,7 @@ def _error_type(stream: GenerationStream, trace: GenerationTrace) -> str:
 
 
 def _parts(closed: generation_pb2.Ledger) -> dict[str, int]:
-    return {part: getattr(closed, f"{part}_ns") for part in _PARTS}
+    return {part: getattr(closed, field) for part, field in _FIELDS}
 
 
 def _engine_trace(done: engine_pb2.RequestDone) -> facts.EngineTrace | None:

@@ -21,6 +21,7 @@ from headrace_facts.facts import Emission
 # Of an output's index above the number of tokens, in one entry.
 OUTPUT_SHIFT: Final = 32
 _COUNT_MASK = (1 << OUTPUT_SHIFT) - 1
+_LARGEST_BYTE = 0xFF
 _Times = npt.NDArray[np.int64]
 
 
@@ -61,30 +62,35 @@ class Recording:
     def emissions(self, num_outputs: int) -> list[Emission]:
         """Returns what was written, per output; nothing if nobody read anything."""
         made, written = self._shared_times() if self.shared else self._own_times()
+        if num_outputs == 1 and max(self.entries, default=0) <= _LARGEST_BYTE:
+            # Mostly the messages without tokens come first and last, and what is between them is told as it is.
+            sizes = bytes(self.entries[: len(made)])
+            inner = sizes.strip(b"\0")
+            if 0 not in inner:
+                begin = len(sizes) - len(sizes.lstrip(b"\0"))
+                rows = slice(begin, begin + len(inner))
+                return [_emission(np.frombuffer(inner, np.uint8), made[rows], written[rows])] if inner else []
         entries = np.fromiter(self.entries, np.int64, len(made))
         counts = entries & _COUNT_MASK
         told = counts > 0
         if not told.any():
             return []
-        if num_outputs == 1:
-            return [_emission(counts[told], made[told], written[told])]
         chosen = [told & (entries >> OUTPUT_SHIFT == index) for index in range(num_outputs)]
         return [_emission(counts[mask], made[mask], written[mask]) for mask in chosen]
 
     def _own_times(self) -> tuple[_Times, _Times]:
-        signed = np.fromiter(self.began_ns, np.int64, len(self.began_ns))
+        signed = np.fromiter(self.began_ns, "<i8", len(self.began_ns))
         made = np.abs(signed)
         written = made.copy()
-        (at_once,) = np.nonzero(signed[1:] < 0)
-        written[at_once] = made[at_once + 1]
+        np.copyto(written[:-1], made[1:], where=signed[1:] < 0)
         return made, written
 
     def _shared_times(self) -> tuple[_Times, _Times]:
         """Returns those of the messages; the ones that have not left come last."""
-        times = [(write.made_ns, write.written_ns) for write in self.shared if write.written_ns]
-        made, written = np.array(times, np.int64).reshape(-1, 2).T
-        return made, written
+        left = [write for write in self.shared if write.written_ns]
+        made = np.fromiter([write.made_ns for write in left], "<i8", len(left))
+        return made, np.fromiter([write.written_ns for write in left], "<i8", len(left))
 
 
-def _emission(counts: _Times, made: _Times, written: _Times) -> Emission:
-    return Emission(counts.astype("<u4").tobytes(), made.astype("<u8").tobytes(), written.astype("<u8").tobytes())
+def _emission(counts: npt.NDArray[np.integer], made: _Times, written: _Times) -> Emission:
+    return Emission(counts.astype("<u4").tobytes(), made.tobytes(), written.tobytes())

@@ -33,7 +33,8 @@ def rows_of(emission: Emission) -> list[Row]:
 @given(
     st.integers(1, 4).flatmap(
         lambda outputs: st.tuples(
-            st.just(outputs), st.lists(st.lists(st.tuples(st.integers(0, outputs - 1), st.integers(0, 5)), max_size=4))
+            st.just(outputs),
+            st.lists(st.lists(st.tuples(st.integers(0, outputs - 1), st.sampled_from((0, 1, 2, 300))), max_size=4)),
         )
     ),
     st.booleans(),
