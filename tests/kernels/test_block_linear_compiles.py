@@ -1,0 +1,22 @@
+"""The kernels of weights in blocks compile for cards that this machine may not have, within their limits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.support.compiling import compiled
+
+from headrace_kernels.block_weight import BlockKind
+
+_KINDS = len(BlockKind)
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_all_kernels_fit_the_card(arch: int) -> None:
+    kernels = compiled("compiled_kernels", "blocks", arch)
+    # Three classes of few rows in two types; restored rows in two types, and rows looked up in one.
+    assert Counter(kernel["name"] for kernel in kernels) == {"_small_kernel": 6 * _KINDS, "_restore_kernel": 3 * _KINDS}
+    assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
+    # Few rows wait for memory, and registers spilled inside a loop cost bandwidth.
+    assert not any(kernel["stack_bytes"] for kernel in kernels)
