@@ -33,7 +33,7 @@ def _with_commas(sizes: Any) -> Any:
 class EngineConfig(_Frozen):
     """What the engine and its workers must agree on. What was left to the device (0) is decided when it is made (`device_defaults`)."""
 
-    model: Annotated[pathlib.Path, Field(description="Hugging Face model folder")]
+    model: Annotated[pathlib.Path, Field(description="Hugging Face model folder, or a GGUF file")]
     model_name: Annotated[str, Field(description="name in requests; the folder's name if empty")] = ""
     device: Annotated[str, Field(description="auto, cpu, or cuda[:index]")] = "auto"
     dtype: Annotated[

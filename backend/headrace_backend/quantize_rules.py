@@ -9,13 +9,16 @@ from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_model_folder import ModelConfig, expected_tensors
 
 
-def unsuitable_quantization(config: EngineConfig, model: ModelConfig) -> str | None:
+def unsuitable_quantization(config: EngineConfig, model: ModelConfig, gguf_file: str | None = None) -> str | None:
     """Why the model can't be quantized as configured, with a value that works; None if it can.
 
     Args:
         config: The engine's.
         model: Sizes of its layers.
+        gguf_file: The file whose weights have their own bits; None for a folder.
     """
+    if config.quantize != "off" and gguf_file is not None:
+        return f"quantize is {config.quantize}: {gguf_file} is a GGUF file, whose weights stay as they are; quantize off works"
     if config.quantize != "int4":
         return None
     layers = {name: shape for name, shape in expected_tensors(model).items() if ".layers." in name and len(shape) == 2}

@@ -34,6 +34,8 @@ class TensorRecord:
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
+    # Rows of an attention head whose two halves alternate in the file; 0: all rows are in order.
+    head_rows: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from headrace_kernels.triton_runtime import INTERPRETED
 
 # Rows of `_small_kernel`.
 MAX_SMALL_ROWS = 32
-_BLOCK_N = 32
 _NUM_WARPS = 4
 _RESTORED_ROWS = 16
 
@@ -234,17 +233,19 @@ def multiply_small(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Ten
     assert num_outputs == weight.num_outputs and out.stride(1) == 1
     layout = _layout(weight)
     rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
+    # Sums of more rows take registers.
+    block_n = 32 if rows == 8 else 16
     slices = min(_NUM_WARPS, triton.next_power_of_2(layout["TILES"]))
-    _small_kernel[(triton.cdiv(num_outputs, _BLOCK_N),)](
+    _small_kernel[(triton.cdiv(num_outputs, block_n),)](
         x.contiguous(), *_planes(weight), _table(weight, x.dtype), bias, out, num_rows, num_outputs, out.stride(0),
-        **layout, ROWS=rows, BLOCK_N=_BLOCK_N, SLICES=slices, PLAIN=INTERPRETED,
-        num_warps=_NUM_WARPS, num_stages=_stages(layout["PLANE"] * slices, rows, weight.device),
+        **layout, ROWS=rows, BLOCK_N=block_n, SLICES=slices, PLAIN=INTERPRETED,
+        num_warps=_NUM_WARPS, num_stages=_stages(layout["PLANE"] * slices, block_n, rows, weight.device),
     )  # fmt: skip
 
 
-def _stages(inputs: int, rows: int, device: torch.device) -> int:
+def _stages(inputs: int, block_n: int, rows: int, device: torch.device) -> int:
     """Tiles that are loaded ahead: what fits the shared memory, at 2 bytes a word and a number of x."""
-    return max(1, min(3, card.shared_bytes(device) // (2 * inputs * (_BLOCK_N * 2 + PARTS * rows))))
+    return max(1, min(3, card.shared_bytes(device) // (2 * inputs * (block_n * 2 + PARTS * rows))))
 
 
 def restore(weight: BlockWeight, rows: range, out: Tensor) -> None:

@@ -152,9 +152,8 @@ def nf4_numbers(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def plane_inputs(kind: BlockKind, num_inputs: int) -> int:
-    """P: inputs that one part of a tile holds. The widest of a group's size and less that fills no inputs, or else 16, which tensor cores want."""
-    group = FORMATS[kind].group
-    return next((size for size in (64, 32) if size <= group and num_inputs % (PARTS * size) == 0), 16)
+    """P: inputs that one part of a tile holds. 32 where a group is no smaller and no inputs are filled; or else 16, which is the least that tensor cores take."""
+    return 32 if FORMATS[kind].group >= 32 and num_inputs % (PARTS * 32) == 0 else 16
 
 
 def allocate(

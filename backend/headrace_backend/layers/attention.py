@@ -41,8 +41,8 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads, self.head_dim = len(query) // head_dim, len(key) // head_dim, head_dim
         self.sliding_window = shape.sliding_window
         self.scale = head_dim**-0.5
-        self.qkv_proj = ColumnLinear(shape.hidden_size, (query, key, key), shape.bias, placement)
-        self.o_proj = RowLinear(query, shape.hidden_size, shape.output_bias, placement)
+        self.qkv_proj = ColumnLinear(shape.hidden_size, (query, key, key), shape.bias, placement.within("qkv_proj"))
+        self.o_proj = RowLinear(query, shape.hidden_size, shape.output_bias, placement.within("o_proj"))
         eps = shape.qk_norm_eps
         self.q_norm = None if eps is None else RmsNorm(head_dim, eps, placement)
         self.k_norm = None if eps is None else RmsNorm(head_dim, eps, placement)

@@ -23,9 +23,9 @@ class DecoderLayer(nn.Module):
         super().__init__()
         hidden_size = attention.hidden_size
         self.input_layernorm = RmsNorm(hidden_size, norm_eps, placement)
-        self.self_attn = Attention(attention, placement)
+        self.self_attn = Attention(attention, placement.within("self_attn"))
         self.post_attention_layernorm = RmsNorm(hidden_size, norm_eps, placement)
-        self.mlp = GatedMlp(hidden_size, intermediate_size, mlp_bias, placement)
+        self.mlp = GatedMlp(hidden_size, intermediate_size, mlp_bias, placement.within("mlp"))
         # Partial sums of several ranks have to be added up before they reach the residual stream.
         self._is_whole = placement.shard.world_size == 1
 

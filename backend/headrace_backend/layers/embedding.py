@@ -1,13 +1,14 @@
-"""Token embedding and output head, split over ranks by vocabulary; tied, they share one weight."""
+"""Token embedding and output head, split over ranks by vocabulary; tied, they share one weight, which may be in blocks as a file has it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
+from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.embedding import embedding
 from headrace_kernels.linear import linear
@@ -20,15 +21,17 @@ class TokenEmbedding(ShardedModule):
         super().__init__()
         self._rows = placement.shard.split(vocab_size)
         self._is_whole = len(self._rows) == vocab_size
-        self.weight = placement.empty(len(self._rows), size)
+        self.weight = _table(len(self._rows), size, placement)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, size], a new tensor; with several ranks their results add up to it."""
+        if isinstance(self.weight, BlockLinearWeight):
+            return self.weight.rows(token_ids)
         return embedding(token_ids, self.weight, self._rows.start, self._is_whole)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
-        yield CheckpointPart("weight", 0, WeightTarget.of(self.weight, self._rows, range(self.weight.shape[1])))
+        yield CheckpointPart("weight", 0, _target(self.weight, self._rows))
 
 
 class OutputHead(ShardedModule):
@@ -38,13 +41,28 @@ class OutputHead(ShardedModule):
         super().__init__()
         self._rows = placement.shard.split(vocab_size)
         self._is_tied = tied_to is not None
-        self.weight = placement.empty(len(self._rows), size) if tied_to is None else tied_to.weight
+        self.weight = _table(len(self._rows), size, placement) if tied_to is None else tied_to.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, size] -> [num_tokens, this rank's part of the vocabulary] fp32."""
+        if isinstance(self.weight, BlockLinearWeight):
+            return self.weight.multiply_to(hidden, None, torch.float32)
         return linear(hidden, self.weight, out_dtype=torch.float32)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight; nothing if it is the embedding's."""
         if not self._is_tied:
-            yield CheckpointPart("weight", 0, WeightTarget.of(self.weight, self._rows, range(self.weight.shape[1])))
+            yield CheckpointPart("weight", 0, _target(self.weight, self._rows))
+
+
+def _table(num_rows: int, size: int, placement: Placement) -> nn.Parameter | BlockLinearWeight:
+    """An empty [num_rows, size], as the file has it."""
+    if (kinds := placement.stored_kinds) is not None:
+        return BlockLinearWeight(kinds, (num_rows,), size, placement)
+    return placement.empty(num_rows, size)
+
+
+def _target(weight: nn.Parameter | BlockLinearWeight, rows: range) -> WeightTarget:
+    if isinstance(weight, BlockLinearWeight):
+        return WeightTarget(weight.destination(range(len(rows))), rows, range(weight.num_inputs))
+    return WeightTarget.of(weight, rows, range(weight.shape[1]))

@@ -27,7 +27,7 @@ class ColumnLinear(ShardedModule):
         super().__init__()
         self._outputs = tuple(outputs)
         size = sum(len(rows) for rows in outputs)
-        self.weight = make_weight(size, input_size, placement)
+        self.weight = make_weight(size, input_size, placement, [len(rows) for rows in outputs])
         self.bias = placement.empty(size) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ class GatedMlp(nn.Module):
     def __init__(self, hidden_size: int, intermediate_size: int, bias: bool, placement: Placement) -> None:
         super().__init__()
         inner = placement.shard.split(intermediate_size)
-        self.gate_up_proj = ColumnLinear(hidden_size, (inner, inner), bias, placement)
-        self.down_proj = RowLinear(inner, hidden_size, bias, placement)
+        self.gate_up_proj = ColumnLinear(hidden_size, (inner, inner), bias, placement.within("gate_up_proj"))
+        self.down_proj = RowLinear(inner, hidden_size, bias, placement.within("down_proj"))
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -11,13 +12,15 @@ from headrace_backend.models.llama import LlamaForCausalLM, MistralForCausalLM
 from headrace_backend.models.qwen2 import Qwen2ForCausalLM
 from headrace_backend.models.qwen3 import Qwen3ForCausalLM
 from headrace_backend.quantization.self_check import summarize
+from headrace_backend.quantization.stored_check import summarize_stored
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import Scheme
+from headrace_backend.weights.stored import in_file_order, stored_kinds
 from headrace_kernels.restored_weights import scratch_bytes
-from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, expected_tensors
+from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, TensorRecord, expected_tensors
 
 MODEL_CLASSES: dict[str, type[CausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
@@ -70,7 +73,9 @@ def load_model(
     limit = config.max_position_embeddings
     if max_position is not None and not 1 <= max_position <= limit:
         raise ValueError(f"max_position must be from 1 to {limit} (the model's context), is {max_position}")
-    model = _model_class(config)(config, Placement(dtype, device, scheme=scheme), max_position or limit)
+    records = folder.tensors if folder is not None and load == "folder" else {}
+    placement = Placement(dtype, device, scheme=scheme, stored=stored_kinds(records, CausalLM.stacked_params))
+    model = _model_class(config)(config, placement, max_position or limit)
     targets, shapes = model.weight_targets(), expected_tensors(config)
     assert targets.keys() == shapes.keys()
     with torch.inference_mode():
@@ -79,21 +84,39 @@ def load_model(
         elif folder is None:
             raise ValueError("load='folder' needs a folder")
         else:
+            targets = in_file_order(targets, records)
             load_weights(folder, targets, progress)
+            model.quantization = summarize_stored(targets, model.block_weights)
         if scheme is not None:
             model.quantization = summarize(scheme, targets, model.low_bit_weights)
     return model.eval()
 
 
-def weight_memory(config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None, device: torch.device) -> WeightMemory:
+def weight_memory(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    scheme: Scheme | None,
+    device: torch.device,
+    records: Mapping[str, TensorRecord] | None = None,
+) -> WeightMemory:
     """What the weights will take on a device, exactly: a model is made as it would be, without memory.
+
+    Args:
+        config: The model's configuration.
+        dtype: Type of weights and activations.
+        scheme: How the layers' weights are quantized while they are read; None: not at all.
+        device: Where they will live.
+        records: The checkpoint's tensors; None: all plain.
 
     Raises:
         InvalidModelFolder: the architecture is unknown.
         QuantizationRefused: the scheme does not suit the model.
     """
-    model = _model_class(config)(config, Placement(dtype, torch.device("meta"), scheme=scheme), 1)
+    stored = stored_kinds(records or {}, CausalLM.stacked_params)
+    model = _model_class(config)(config, Placement(dtype, torch.device("meta"), scheme=scheme, stored=stored), 1)
     sizes = {(weight.num_outputs, weight.num_inputs) for weight in model.low_bit_weights.values()}
+    blocks = [part for weight in model.block_weights.values() for part in weight.blocks]
+    sizes |= {(part.num_outputs, part.num_inputs) for part in blocks}
     # Elsewhere products restore weights in small blocks, which they give up again.
     scratch = [scratch_bytes(*size, dtype) for size in sizes] if device.type == "cuda" else []
     return WeightMemory(model.weight_bytes, max(scratch, default=0))

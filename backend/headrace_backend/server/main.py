@@ -109,7 +109,7 @@ def _open_model(config: EngineConfig) -> ModelFolder:
     context = folder.config.max_position_embeddings
     if config.max_model_len > context:
         raise StartRefused(f"max_model_len is {config.max_model_len}; the model's context has {context} tokens")
-    if (reason := unsuitable_quantization(config, folder.config)) is not None:
+    if (reason := unsuitable_quantization(config, folder.config, folder.gguf_file)) is not None:
         raise StartRefused(reason)
     return folder
 

@@ -15,10 +15,20 @@ import torch
 from torch import Tensor
 
 from headrace_backend.weights.progress import Progress
-from headrace_model_folder import InvalidModelFolder
+from headrace_model_folder import InvalidModelFolder, TensorRecord
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _UNIT = 1 << 20
+
+
+def read_as(record: TensorRecord) -> torch.dtype:
+    """The type that a record's bytes are read as: its own, or bytes where it is in blocks."""
+    return DTYPES.get(record.dtype, torch.uint8)
+
+
+def row_bytes(record: TensorRecord) -> int:
+    """Bytes of one row of a tensor."""
+    return record.num_bytes // record.shape[0] if record.num_bytes else 0
 
 
 class CheckpointFiles:

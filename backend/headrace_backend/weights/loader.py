@@ -13,10 +13,11 @@ from collections.abc import Mapping
 import torch
 
 from headrace_backend.weights.checkpoint_files import (
-    DTYPES,
     ByteCounter,
     CheckpointFiles,
     not_finite,
+    read_as,
+    row_bytes,
     row_pieces,
 )
 from headrace_backend.weights.pinned_loader import PINNED_BYTES, CudaTransfer, load_through_buffers
@@ -45,7 +46,7 @@ def load_weights(folder: ModelFolder, targets: Mapping[str, WeightTarget], progr
     Raises:
         InvalidModelFolder: a file is shorter than its header says, unreadable, or a tensor is not finite; file and tensor are named.
     """
-    files = CheckpointFiles(folder.path)
+    files = CheckpointFiles(folder.weights_folder)
     counter = ByteCounter(sum(folder.tensors[name].num_bytes for name in targets), progress)
     device = next(iter(targets.values())).device
     try:
@@ -80,15 +81,14 @@ def _read_tensor(
     files: CheckpointFiles, name: str, record: TensorRecord, target: WeightTarget, counter: ByteCounter
 ) -> None:
     """Reads the target's rows piece by piece; columns are cut after reading, since a row's bytes lie together."""
-    dtype = DTYPES[record.dtype]
-    row_length = math.prod(record.shape[1:])
-    rows_per_piece = max(_PIECE_BYTES // max(row_length * dtype.itemsize, 1), 1)
+    dtype, bytes_of_row = read_as(record), row_bytes(record)
+    rows_per_piece = max(_PIECE_BYTES // max(bytes_of_row, 1), 1)
     for first, last in row_pieces(target.rows, rows_per_piece):
-        piece = torch.empty((last - first) * row_length, dtype=dtype)
-        files.read(piece, record.offset + first * row_length * dtype.itemsize, record.file, name)
+        piece = torch.empty((last - first) * bytes_of_row // dtype.itemsize, dtype=dtype)
+        files.read(piece, record.offset + first * bytes_of_row, record.file, name)
         if piece.numel() and not all(math.isfinite(bound) for bound in piece.aminmax()):
             raise not_finite(record.file, name)
         target.put(piece, first, last)
         counter.add(piece.nbytes)
     # Bytes of rows that other ranks keep count as done, so that the total is the checkpoint's.
-    counter.add(record.num_bytes - len(target.rows) * row_length * dtype.itemsize)
+    counter.add(record.num_bytes - len(target.rows) * bytes_of_row)

@@ -12,7 +12,6 @@ The calls into CUDA are those of `CudaTransfer`, and the rest is tested without 
 from __future__ import annotations
 
 import concurrent.futures
-import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from headrace_backend.weights.checkpoint_files import DTYPES, ByteCounter, CheckpointFiles, not_finite, row_pieces
+from headrace_backend.weights.checkpoint_files import (
+    ByteCounter,
+    CheckpointFiles,
+    not_finite,
+    read_as,
+    row_bytes,
+    row_pieces,
+)
 from headrace_backend.weights.placement import WeightTarget
 from headrace_model_folder import TensorRecord
 
@@ -143,10 +149,10 @@ def load_through_buffers(
     Raises:
         InvalidModelFolder: As for `load_weights`.
     """
-    kept = sum(len(target.rows) * _row_bytes(records[name]) for name, target in targets.items())
+    kept = sum(len(target.rows) * row_bytes(records[name]) for name, target in targets.items())
     # Bytes of rows that other ranks keep count as done, so that the total is the checkpoint's.
     counter.add(sum(records[name].num_bytes for name in targets) - kept)
-    longest = max(_row_bytes(records[name]) for name in targets)
+    longest = max(row_bytes(records[name]) for name in targets)
     buffers = [transfer.buffer(max(piece_bytes, longest)) for _ in range(2 * num_readers)]
     loader = _Loader(files, records, targets, counter, transfer, _BufferPool(buffers))
     pool = concurrent.futures.ThreadPoolExecutor(num_readers, thread_name_prefix="weights")
@@ -204,14 +210,14 @@ class _Loader:
 
     def _load(self, piece: _Piece) -> None:
         record = self._records[piece.name]
-        row_bytes = _row_bytes(record)
-        num_bytes = (piece.end - piece.first) * row_bytes
+        bytes_of_row = row_bytes(record)
+        num_bytes = (piece.end - piece.first) * bytes_of_row
         whole = self._buffers.take()
         last_use: Event | None = None
         try:
             buffer = whole[:num_bytes]
-            self._files.read(buffer, record.offset + piece.first * row_bytes, record.file, piece.name)
-            last_use = self._transfer.submit(lambda: self._copy(piece, buffer.view(DTYPES[record.dtype])))
+            self._files.read(buffer, record.offset + piece.first * bytes_of_row, record.file, piece.name)
+            last_use = self._transfer.submit(lambda: self._copy(piece, buffer.view(read_as(record))))
         finally:
             # Also after a failure: other readers may be waiting for a buffer.
             self._buffers.give(whole, last_use)
@@ -227,17 +233,13 @@ class _Loader:
         target.put(values, piece.first, piece.end)
 
 
-def _row_bytes(record: TensorRecord) -> int:
-    return math.prod(record.shape[1:]) * DTYPES[record.dtype].itemsize
-
-
 def _pieces(
     records: Mapping[str, TensorRecord], targets: Mapping[str, WeightTarget], piece_bytes: int
 ) -> Iterator[_Piece]:
     """All pieces, in the order in which they lie in the files: reads of several readers then follow each other on the disk."""
     indices = {name: index for index, name in enumerate(targets)}
     for name in sorted(targets, key=lambda name: (records[name].file, records[name].offset)):
-        rows_per_piece = max(piece_bytes // max(_row_bytes(records[name]), 1), 1)
+        rows_per_piece = max(piece_bytes // max(row_bytes(records[name]), 1), 1)
         for first, end in row_pieces(targets[name].rows, rows_per_piece):
             yield _Piece(name, indices[name], first, end)
 

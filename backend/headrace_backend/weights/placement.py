@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_backend.weights.scheme import Scheme
+from headrace_kernels.block_weight import BlockKind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +52,20 @@ class Placement:
     shard: Shard = Shard()
     # None: all of `dtype`.
     scheme: Scheme | None = None
+    # Where the module that is being made stands in the model, dots between names.
+    path: str = ""
+    # Path of a module with a weight -> how the file has each projection in it; None: plain. Modules that are not here are plain.
+    stored: Mapping[str, tuple[BlockKind | None, ...]] = dataclasses.field(default_factory=dict)
+
+    def within(self, name: str) -> Placement:
+        """The same for a module inside this one."""
+        return dataclasses.replace(self, path=f"{self.path}.{name}" if self.path else name)
+
+    @property
+    def stored_kinds(self) -> tuple[BlockKind | None, ...] | None:
+        """How the file has the projections of the module at this path; None: all plain."""
+        kinds = self.stored.get(self.path)
+        return None if kinds is None or not any(kinds) else kinds
 
     def empty(self, *shape: int) -> torch.nn.Parameter:
         """A parameter that is still to be filled."""
@@ -95,10 +111,12 @@ class WeightTarget:
         """Hands rows over, cut to the columns.
 
         Args:
-            values: All columns of the rows, flat.
+            values: All columns of the rows, flat; bytes for a destination that takes such.
             first: The first row, counted in the checkpoint tensor.
             end: The row after the last.
         """
-        if self.columns is not None:
+        if self.destination.row_bytes:
+            values = values.view(end - first, -1)
+        elif self.columns is not None:
             values = values.view(end - first, -1)[:, self.columns.start : self.columns.stop]
         self.destination.put(first - self.rows.start, values)

@@ -9,6 +9,7 @@ import torch
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.quantization.stored_check import StoredSummary
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.weights.scheme import Scheme
 from headrace_backend.worker.channel import Channel
@@ -27,7 +28,7 @@ def checked_scheme(config: EngineConfig, folder: ModelFolder, device: torch.devi
     Raises:
         StartRefused: The settings do not suit the model.
     """
-    if (reason := unsuitable_quantization(config, folder.config)) is not None:
+    if (reason := unsuitable_quantization(config, folder.config, folder.gguf_file)) is not None:
         raise StartRefused(reason)
     scheme = Scheme.named(config.quantize, config.quantize_group)
     if scheme is not None and device.type == "cuda":
@@ -50,6 +51,9 @@ def quantization_report(model: CausalLM) -> QuantizationReport | None:
     summary = model.quantization
     if summary is None:
         return None
+    if isinstance(summary, StoredSummary):
+        # The bits are the file's own: nothing is farther from it than nothing.
+        return QuantizationReport(summary.scheme, 0, summary.bits_per_weight, 0.0, 0.0, "")
     return QuantizationReport(
         scheme=summary.scheme.name,
         group_size=summary.scheme.group_size,

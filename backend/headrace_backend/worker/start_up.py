@@ -134,7 +134,7 @@ def start_worker(config: EngineConfig, folder: ModelFolder, channel: Channel, ph
     memory = CudaMemory(device) if device.type == "cuda" else None
     room = Room(device, free_memory_bytes(device), memory.total() if memory else 0, int(config.memory_budget))
     scheme = checked_scheme(config, folder, device, channel)
-    weights = weight_memory(folder.config, dtype, scheme, device)
+    weights = weight_memory(folder.config, dtype, scheme, device, folder.tensors)
     estimate, plan = plan_estimate(config, folder.config, weights, dtype, max_model_len, room)
     plan = msgspec.structs.replace(plan, pinned_host_bytes=pinned_bytes(device) if config.load == "folder" else 0)
     channel.send_message(plan)
@@ -192,7 +192,8 @@ def _loaded_model(
             source, folder.config, dtype, device, config.load, config.seed, channel.send_progress, max_model_len, scheme
         )
     except QuantizationRefused as refused:
-        raise StartRefused(f"quantize is {config.quantize}: {refused}") from refused
+        source_of_bits = folder.gguf_file or f"quantize is {config.quantize}"
+        raise StartRefused(f"{source_of_bits}: {refused}") from refused
 
 
 def _count_late_work(runner: Runner) -> int:
