@@ -45,7 +45,7 @@ class EngineConfig(_Frozen):
     )
     seed: Annotated[int, Field(ge=0, lt=2**63, description="seed of dummy weights")] = 0
     quantize: Annotated[
-        Literal["off", "int8", "int4", "fp8"],
+        Literal["off", "int8", "int4", "fp8", "nf4"],
         Field(
             description="bits of the layers' weights, rounded to nearest while they are read; embedding, output layer, norms and biases stay as dtype says"
         ),

@@ -8,6 +8,9 @@ from __future__ import annotations
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_model_folder import ModelConfig, expected_tensors
 
+# Inputs of a block.
+_NF4_INPUTS = 64
+
 
 def unsuitable_quantization(config: EngineConfig, model: ModelConfig, gguf_file: str | None = None) -> str | None:
     """Why the model can't be quantized as configured, with a value that works; None if it can.
@@ -19,9 +22,14 @@ def unsuitable_quantization(config: EngineConfig, model: ModelConfig, gguf_file:
     """
     if config.quantize != "off" and gguf_file is not None:
         return f"quantize is {config.quantize}: {gguf_file} is a GGUF file, whose weights stay as they are; quantize off works"
-    if config.quantize != "int4":
+    if config.quantize not in ("int4", "nf4"):
         return None
     layers = {name: shape for name, shape in expected_tensors(model).items() if ".layers." in name and len(shape) == 2}
+    for name, (_, num_inputs) in layers.items():
+        if config.quantize == "nf4" and num_inputs % _NF4_INPUTS:
+            return f"quantize is nf4, whose blocks of {_NF4_INPUTS} do not divide the {num_inputs} inputs of {name}; quantize int8 and fp8 work"
+    if config.quantize == "nf4":
+        return None
     for name, (_, num_inputs) in layers.items():
         if num_inputs % config.quantize_group:
             suiting = [g for g in QUANTIZE_GROUPS if all(inputs % g == 0 for _, inputs in layers.values())]

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
-from headrace_kernels.block_weight import PARTS, BlockKind, BlockWeight, nf4_numbers, plane_inputs
+from headrace_kernels.block_weight import NF4_KINDS, PARTS, BlockWeight, nf4_numbers, plane_inputs, scale_codes
 from headrace_kernels.triton_runtime import INTERPRETED
 
 # Rows of `_small_kernel`.
@@ -54,8 +54,15 @@ def _integers(
 
 
 @triton.jit
-def _scale_of(scale_ptr, group_scale_ptr, k, n, N, GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr):
+def _scale_of(
+    scale_ptr, min_ptr, group_scale_ptr, code_ptr, k, n, N,
+    K: tl.constexpr, GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr, NESTED: tl.constexpr,
+):  # fmt: skip
     """The s of input k and output n, fp32."""
+    if NESTED > 0:
+        code = tl.load(group_scale_ptr + k // GROUP * N + n).to(tl.int32)
+        nested = (n.to(tl.int64) * (K // GROUP) + k // GROUP) // NESTED
+        return tl.load(code_ptr + code) * tl.load(scale_ptr + nested) + tl.load(min_ptr + nested)
     scale = tl.load(scale_ptr + k // FACTOR * N + n).to(tl.float32)
     if group_scale_ptr is not None:
         integer = tl.load(group_scale_ptr + k // GROUP * N + n).to(tl.int32)
@@ -108,11 +115,11 @@ def _dot(w, x, PLAIN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M", "N", "row_stride"])
 def _small_kernel(
-    x_ptr, nibble_ptr, pair_ptr, single_ptr, octet_ptr, scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, table_ptr,
+    x_ptr, nibble_ptr, pair_ptr, single_ptr, octet_ptr, scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, table_ptr, code_ptr,
     bias_ptr, out_ptr,
     M, N, row_stride,
     K: tl.constexpr, TILES: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr,
-    OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SLICES: tl.constexpr, PLAIN: tl.constexpr,
+    NESTED: tl.constexpr, HAS_MINS: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SLICES: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Y^T = W X^T for BLOCK_N outputs and ROWS rows. `out` has rows of row_stride numbers."""
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
@@ -139,12 +146,14 @@ def _small_kernel(
             x = tl.load(x_ptr + m * K + k, mask=(k < K) & (m < M), other=0.0)
             part = _dot(_exact(q, table_ptr, DTYPE, SIGNED, PLAIN), x, PLAIN)
             first = tl.minimum(piece, K - 1)
-            scale = _scale_of(scale_ptr, group_scale_ptr, first, n_read, N, GROUP, FACTOR, JOINT)
-            if SHIFT != 0 or min_ptr is not None:
+            scale = _scale_of(
+                scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n_read, N, K, GROUP, FACTOR, JOINT, NESTED
+            )
+            if SHIFT != 0 or HAS_MINS:
                 inputs = _dot(ones, x, PLAIN)
                 part -= SHIFT * inputs
             total += part * scale
-            if min_ptr is not None:
+            if HAS_MINS:
                 total -= inputs * _min_of(
                     min_ptr, group_scale_ptr, group_min_ptr, first, n_read, N, GROUP, FACTOR, JOINT
                 )
@@ -158,11 +167,11 @@ def _small_kernel(
 
 @triton.jit(do_not_specialize=["N", "first_row", "num_rows", "index_ptr"])
 def _restore_kernel(
-    nibble_ptr, pair_ptr, single_ptr, octet_ptr, scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, table_ptr,
+    nibble_ptr, pair_ptr, single_ptr, octet_ptr, scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, table_ptr, code_ptr,
     index_ptr, out_ptr,
     N, first_row, num_rows,
     K: tl.constexpr, TILES: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr,
-    OFFSET: tl.constexpr, BLOCK_N: tl.constexpr, INDEXED: tl.constexpr,
+    NESTED: tl.constexpr, HAS_MINS: tl.constexpr, OFFSET: tl.constexpr, BLOCK_N: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
     """Rows first_row and on of W, or the rows at index_ptr, rounded to the type of `out` [num_rows, K]."""
     r = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -182,8 +191,10 @@ def _restore_kernel(
             numbers = tl.load(table_ptr + q).to(tl.float32)
         else:
             numbers = (q - OFFSET).to(tl.float32)
-        numbers *= _scale_of(scale_ptr, group_scale_ptr, first, n, N, GROUP, FACTOR, JOINT)
-        if min_ptr is not None:
+        numbers *= _scale_of(
+            scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n, N, K, GROUP, FACTOR, JOINT, NESTED
+        )
+        if HAS_MINS:
             numbers -= _min_of(min_ptr, group_scale_ptr, group_min_ptr, first, n, N, GROUP, FACTOR, JOINT)
         k = piece + j
         places = out_ptr + r.to(tl.int64)[:, None] * K + k
@@ -210,13 +221,16 @@ def _layout(weight: BlockWeight) -> dict[str, Any]:
         "GROUP": made.group,
         "FACTOR": made.factor,
         "JOINT": made.is_joint,
+        "NESTED": weight.nested,
+        "HAS_MINS": made.has_mins,
         "OFFSET": made.offset,
     }
 
 
-def _table(weight: BlockWeight, dtype: torch.dtype) -> Tensor | None:
-    """NF4's numbers; None where numbers are integers."""
-    return nf4_numbers(dtype, weight.device) if weight.kind is BlockKind.NF4 else None
+def _tables(weight: BlockWeight, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """NF4's numbers and what its scales' 8 bits stand for; None where numbers and scales are integers."""
+    numbers = nf4_numbers(dtype, weight.device) if weight.kind in NF4_KINDS else None
+    return numbers, scale_codes(weight.device) if weight.nested else None
 
 
 def multiply_small(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor) -> None:
@@ -237,7 +251,7 @@ def multiply_small(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Ten
     block_n = 32 if rows == 8 else 16
     slices = min(_NUM_WARPS, triton.next_power_of_2(layout["TILES"]))
     _small_kernel[(triton.cdiv(num_outputs, block_n),)](
-        x.contiguous(), *_planes(weight), _table(weight, x.dtype), bias, out, num_rows, num_outputs, out.stride(0),
+        x.contiguous(), *_planes(weight), *_tables(weight, x.dtype), bias, out, num_rows, num_outputs, out.stride(0),
         **layout, ROWS=rows, BLOCK_N=block_n, SLICES=slices, PLAIN=INTERPRETED,
         num_warps=_NUM_WARPS, num_stages=_stages(layout["PLANE"] * slices, block_n, rows, weight.device),
     )  # fmt: skip
@@ -265,6 +279,6 @@ def _restore(weight: BlockWeight, indices: Tensor | None, first_row: int, out: T
         return
     layout = _layout(weight)
     _restore_kernel[(layout["TILES"], triton.cdiv(num_rows, _RESTORED_ROWS))](
-        *_planes(weight), _table(weight, torch.float32), indices, out, weight.num_outputs, first_row, num_rows,
+        *_planes(weight), *_tables(weight, torch.float32), indices, out, weight.num_outputs, first_row, num_rows,
         **layout, BLOCK_N=_RESTORED_ROWS, INDEXED=indices is not None, num_warps=_NUM_WARPS,
     )  # fmt: skip

@@ -11,7 +11,8 @@ nibbles  [N, tiles P] int16: bits 4 i to 4 i + 3 of word j of a tile are bits 0 
 pairs    [N, tiles P] uint8: two bits of input i P + j at bit 2 i of byte j. Where there are nibbles they are bits 4 and 5.
 singles  [N, tiles P / 2] uint8: one bit of input i P + j at bit 4 (j div (P / 2)) + i of byte j mod (P / 2): the bit above the others.
 octets   [N, tiles 4 P] int8: the number of each input, signed.
-scales   [K / inputs of a factor, N] fp16, or fp32 for NF4; mins alike. group_scales, group_mins [K / group, N]: the small integers. Q2_K has both in one byte.
+scales   [K / inputs of a factor, N] fp16, or fp32 for NF4_SINGLE; mins alike. group_scales, group_mins [K / group, N]: the small integers. Q2_K has both in one byte.
+         NF4: group_scales [K / 64, N] uint8 are places in a table; scale of group g of row n is table scales[i] + mins[i], where i = (n K / 64 + g) div `nested`. scales, mins: fp32, flat.
 
 The inputs of the last tile beyond K are 0 and multiplied by nothing. K is a multiple of a block; where it is none of 4 P, up to 32 inputs of a row are filled.
 """
@@ -52,7 +53,10 @@ class BlockKind(enum.Enum):
     Q4_K = "Q4_K"
     Q5_K = "Q5_K"
     Q6_K = "Q6_K"
+    # With scales in 8 bits, which a nested scale and an offset of many of them make numbers ("double quantization").
     NF4 = "NF4"
+    # With scales in fp32.
+    NF4_SINGLE = "NF4_SINGLE"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,7 +87,11 @@ FORMATS = {
     BlockKind.Q5_K: BlockFormat((4, 1), 32, 256, has_mins=True),
     BlockKind.Q6_K: BlockFormat((4, 2), 16, 256, offset=32),
     BlockKind.NF4: BlockFormat((4,), 64, 64),
+    BlockKind.NF4_SINGLE: BlockFormat((4,), 64, 64),
 }
+
+
+NF4_KINDS = (BlockKind.NF4, BlockKind.NF4_SINGLE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,6 +124,8 @@ class BlockWeight:
     mins: Tensor | None = None
     group_scales: Tensor | None = None
     group_mins: Tensor | None = None
+    # NF4: groups, counted along the rows, that share a nested scale.
+    nested: int = 0
 
     @property
     def format(self) -> BlockFormat:
@@ -151,13 +161,29 @@ def nf4_numbers(dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.tensor(NF4_NUMBERS, dtype=dtype, device=device)
 
 
+@functools.cache
+def scale_codes(device: torch.device) -> Tensor:
+    """[256] fp32, ascending: the numbers between -1 and 1 that 8 bits of a scale stand for.
+
+    Seven decades, the largest with 64 numbers of each sign, each smaller one with half as many: the middles of equal parts of 0.1 to 1; and 0 and 1.
+    Source: 8-bit Approximations for Parallelism in Deep Learning, arXiv 1511.04561.
+    """
+    numbers = [0.0, 1.0]
+    for decade in range(7):
+        bounds = torch.linspace(0.1, 1, 2**decade + 1, dtype=torch.float32)
+        middles = 10.0 ** (decade - 6) * ((bounds[:-1] + bounds[1:]) / 2)
+        numbers += [*middles.tolist(), *(-middles).tolist()]
+    with torch.inference_mode(False):
+        return torch.tensor(sorted(numbers), dtype=torch.float32, device=device)
+
+
 def plane_inputs(kind: BlockKind, num_inputs: int) -> int:
     """P: inputs that one part of a tile holds. 32 where a group is no smaller and no inputs are filled; or else 16, which is the least that tensor cores take."""
     return 32 if FORMATS[kind].group >= 32 and num_inputs % (PARTS * 32) == 0 else 16
 
 
 def allocate(
-    kind: BlockKind, num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device
+    kind: BlockKind, num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device, nested: int = 0
 ) -> BlockWeight:
     """An empty weight, to be filled by `store_rows`.
 
@@ -167,6 +193,7 @@ def allocate(
         num_inputs: K, a multiple of the inputs that share a factor.
         dtype: Of the activations: bf16, fp16 or fp32.
         device: Where.
+        nested: NF4: groups that share a nested scale; 0: those of a row.
 
     Raises:
         ValueError: Sizes or types that there is no layout for.
@@ -187,21 +214,26 @@ def allocate(
     def by_group(size: int, number: torch.dtype) -> Tensor:
         return torch.empty(num_inputs // size, num_outputs, dtype=number, device=device)
 
-    scale_type = torch.float32 if kind is BlockKind.NF4 else torch.float16
+    if kind is BlockKind.NF4:
+        nested = nested or num_inputs // made.group
+        num_nested = -(-num_outputs * (num_inputs // made.group) // nested)
+    is_double = kind is BlockKind.NF4
+    scale_type = torch.float32 if kind is BlockKind.NF4_SINGLE else torch.float16
     has_integers = made.group < made.factor
     # Q3_K's and Q6_K's are signed.
     integers = torch.uint8 if made.has_mins else torch.int8
     reserve(num_outputs, num_inputs, dtype, torch.device(device))
     return BlockWeight(
         kind, num_outputs, num_inputs, dtype,
-        scales=by_group(made.factor, scale_type),
+        scales=torch.empty(num_nested, dtype=torch.float32, device=device) if is_double else by_group(made.factor, scale_type),
         nibbles=empty(lanes, torch.int16) if 4 in made.bits else None,
         pairs=empty(lanes, torch.uint8) if 2 in made.bits else None,
         singles=empty(lanes // 2, torch.uint8) if 1 in made.bits else None,
         octets=empty(PARTS * lanes, torch.int8) if 8 in made.bits else None,
-        mins=by_group(made.factor, scale_type) if made.has_mins else None,
-        group_scales=by_group(made.group, integers) if has_integers else None,
+        mins=torch.empty(num_nested, dtype=torch.float32, device=device) if is_double else by_group(made.factor, scale_type) if made.has_mins else None,
+        group_scales=by_group(made.group, torch.uint8 if is_double else integers) if has_integers or is_double else None,
         group_mins=by_group(made.group, torch.uint8) if has_integers and made.has_mins and not made.is_joint else None,
+        nested=nested,
     )  # fmt: skip
 
 
@@ -209,7 +241,7 @@ def store_rows(pieces: Pieces, target: BlockWeight, first_row: int) -> None:
     """Packs rows and puts them into rows `first_row` and on of the target. Disjoint rows may be stored by several threads at a time; nothing waits for the device."""
     rows = slice(first_row, first_row + len(pieces.numbers))
     assert rows.stop <= target.num_outputs and pieces.numbers.shape[1] == target.num_inputs
-    _store_numbers(pieces.numbers, target, rows)
+    store_numbers(pieces.numbers, target, rows)
     for part, values in (
         (target.scales, pieces.scales),
         (target.mins, pieces.mins),
@@ -218,10 +250,12 @@ def store_rows(pieces: Pieces, target: BlockWeight, first_row: int) -> None:
     ):
         assert (part is None) == (values is None)
         if part is not None and values is not None:
-            part[:, rows] = values.t()
+            # NF4's nested scales are one for a row here.
+            part[(rows if part.dim() == 1 else (slice(None), rows))] = values.t()
 
 
-def _store_numbers(numbers: Tensor, target: BlockWeight, rows: slice) -> None:
+def store_numbers(numbers: Tensor, target: BlockWeight, rows: slice) -> None:
+    """Packs numbers, [num_rows, K] as in `Pieces`, into some rows; scales are left alone."""
     plane, bits = plane_inputs(target.kind, target.num_inputs), target.format.bits
     filled = target.num_tiles * PARTS * plane - target.num_inputs
     numbers = torch.nn.functional.pad(numbers, (0, filled))
@@ -282,7 +316,7 @@ def restore_rows(weight: BlockWeight, rows: slice | Tensor, out: Tensor) -> None
     """
     made = weight.format
     numbers = numbers_of_rows(weight, rows)
-    if weight.kind is BlockKind.NF4:
+    if weight.kind in NF4_KINDS:
         exact = nf4_numbers(torch.float32, weight.device)[numbers.to(torch.int32)]
     else:
         exact = numbers.float().sub_(made.offset)
@@ -296,6 +330,8 @@ def restore_rows(weight: BlockWeight, rows: slice | Tensor, out: Tensor) -> None
 def group_numbers(weight: BlockWeight, rows: slice | Tensor) -> tuple[Tensor, Tensor | None]:
     """The s and m of each group of some rows, [num_rows, K / group] fp32 each; no m where the kind has none."""
     made = weight.format
+    if weight.kind is BlockKind.NF4:
+        return _nested_scales(weight, rows), None
     scales = weight.scales[:, rows].t().float()
     mins = None if weight.mins is None else weight.mins[:, rows].t().float()
     if weight.group_scales is None:
@@ -311,7 +347,22 @@ def group_numbers(weight: BlockWeight, rows: slice | Tensor) -> tuple[Tensor, Te
     return scales * integers.float(), mins * lows.float()
 
 
+def _nested_scales(weight: BlockWeight, rows: slice | Tensor) -> Tensor:
+    """NF4's scales of some rows, [num_rows, K / 64]."""
+    assert weight.group_scales is not None and weight.mins is not None
+    codes = weight.group_scales[:, rows].t()
+    if isinstance(rows, slice):
+        rows = torch.arange(rows.start, rows.stop, device=weight.device)
+    num_groups = codes.shape[1]
+    places = rows[:, None] * num_groups + torch.arange(num_groups, device=weight.device)
+    nested = places.div_(weight.nested, rounding_mode="floor")
+    return scale_codes(weight.device)[codes.to(torch.int32)] * weight.scales[nested] + weight.mins[nested]
+
+
 def is_finite(weight: BlockWeight, outputs: range) -> bool:
     """Whether every factor of some outputs is a number. Waits for the device."""
     factors = [weight.scales] if weight.mins is None else [weight.scales, weight.mins]
+    if weight.kind is BlockKind.NF4:
+        # Few, and shared among rows.
+        return all(bool(factor.isfinite().all()) for factor in factors)
     return all(bool(factor[:, outputs.start : outputs.stop].isfinite().all()) for factor in factors)

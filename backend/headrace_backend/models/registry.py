@@ -11,6 +11,7 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.llama import LlamaForCausalLM, MistralForCausalLM
 from headrace_backend.models.qwen2 import Qwen2ForCausalLM
 from headrace_backend.models.qwen3 import Qwen3ForCausalLM
+from headrace_backend.quantization.nf4_weight import summarize_nf4
 from headrace_backend.quantization.self_check import summarize
 from headrace_backend.quantization.stored_check import summarize_stored
 from headrace_backend.weights.dummy import fill_with_noise
@@ -86,9 +87,12 @@ def load_model(
         else:
             targets = in_file_order(targets, records)
             load_weights(folder, targets, progress)
-            model.quantization = summarize_stored(targets, model.block_weights)
-        if scheme is not None:
+            if scheme is None:
+                model.quantization = summarize_stored(targets, model.block_weights)
+        if scheme is not None and model.low_bit_weights:
             model.quantization = summarize(scheme, targets, model.low_bit_weights)
+        elif scheme is not None:
+            model.quantization = summarize_nf4(scheme, targets, model.block_weights)
     return model.eval()
 
 

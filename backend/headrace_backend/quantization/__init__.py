@@ -2,6 +2,7 @@
 
     linear_weight   the interface, and the plain weight
     block_linear_weight  weights whose bits come from a file in blocks
+    nf4_weight      rows that are rounded to NF4 as they come
     low_bit_weight  a weight of few bits: filled by rows that are quantized as they come
     make_weight     which of the two a placement asks for
     tensor_error    how far each tensor ended from what was read, and how far it may be

@@ -57,7 +57,7 @@ def summarize_stored(
             raise QuantizationRefused(f"tensor {name!r} holds a scale that is not finite")
     for path, weight in weights.items():
         for part in weight.blocks:
-            _check_product(path.removesuffix(".weight"), part)
+            check_product(path.removesuffix(".weight"), part)
     sizes: Counter[str] = Counter()
     for weight in weights.values():
         for part in weight.blocks:
@@ -74,7 +74,7 @@ def _block_targets(targets: Mapping[str, WeightTarget]) -> Iterator[tuple[str, B
             yield name, into
 
 
-def _check_product(layer: str, weight: BlockWeight) -> None:
+def check_product(layer: str, weight: BlockWeight) -> None:
     """Multiplies random rows by a weight, as steps will."""
     generator = torch.Generator().manual_seed(_SEED)
     counts = _CARD_ROW_COUNTS if weight.device.type == "cuda" else _ROW_COUNTS
