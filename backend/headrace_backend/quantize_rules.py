@@ -20,6 +20,8 @@ def unsuitable_quantization(config: EngineConfig, model: ModelConfig, gguf_file:
         model: Sizes of its layers.
         gguf_file: The file whose weights have their own bits; None for a folder.
     """
+    if config.quantize != "off" and model.quant_method is not None:
+        return f"quantize is {config.quantize}: the folder's weights are {model.quant_method}'s already; quantize off works"
     if config.quantize != "off" and gguf_file is not None:
         return f"quantize is {config.quantize}: {gguf_file} is a GGUF file, whose weights stay as they are; quantize off works"
     if config.quantize not in ("int4", "nf4"):

@@ -10,6 +10,7 @@ import dataclasses
 import pathlib
 from typing import Any, Literal
 
+from headrace_model_folder.bitsandbytes_tensors import refuse_other_bitsandbytes
 from headrace_model_folder.bounded_files import MIB, read_json_object
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
@@ -75,6 +76,8 @@ class ModelConfig:
     torch_dtype: DType
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    # Who quantized the folder's weights; None: nobody, or a GGUF file's maker.
+    quant_method: Literal["bitsandbytes"] | None = None
 
 
 def read_config(folder: pathlib.Path) -> ModelConfig:
@@ -121,6 +124,7 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
         torch_dtype=_dtype(fields),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
+        quant_method="bitsandbytes" if _is_bitsandbytes(fields) else None,
     )
 
 
@@ -134,13 +138,20 @@ def _architecture(values: dict[str, Any]) -> str:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    if fields.get("quantization_config") is not None:
+    if _is_bitsandbytes(fields):
+        refuse_other_bitsandbytes(fields, fields.get("quantization_config"))
+    elif fields.get("quantization_config") is not None:
         raise fields.error(
             "quantization_config",
-            "is set: folders whose weights are quantized are not supported, only those in bf16, fp16 or fp32",
+            "is set: folders whose weights are quantized are not supported, only those in bf16, fp16 or fp32 and bitsandbytes' NF4",
         )
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.error("hidden_act", f"must be 'silu', is {shown(fields.get('hidden_act'))}")
+
+
+def _is_bitsandbytes(fields: Fields) -> bool:
+    settings = fields.get("quantization_config")
+    return isinstance(settings, dict) and settings.get("quant_method") == "bitsandbytes"
 
 
 def _kv_heads(fields: Fields, num_heads: int) -> int:

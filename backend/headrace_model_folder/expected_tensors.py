@@ -65,7 +65,7 @@ def _check_record(name: str, shape: Shape, record: TensorRecord) -> None:
         raise InvalidModelFolder(
             f"{record.file}: tensor {shown(name)} has shape {list(record.shape)}, {list(shape)} expected from config.json"
         )
-    if record.dtype not in WEIGHT_DTYPES:
+    if record.dtype not in WEIGHT_DTYPES and (record.nf4 is None or ".layers." not in name):
         raise InvalidModelFolder(
             f"{record.file}: tensor {shown(name)} has dtype {record.dtype}, one of {', '.join(WEIGHT_DTYPES)} expected"
         )

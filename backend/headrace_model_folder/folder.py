@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Self
 
+from headrace_model_folder.bitsandbytes_tensors import joined_nf4
 from headrace_model_folder.bounded_files import exists_inside, read_bytes
 from headrace_model_folder.chat_template import ChatTemplate, read_chat_template
 from headrace_model_folder.config import CONFIG_FILE, ModelConfig, read_config
@@ -65,8 +66,11 @@ class ModelFolder:
         config = read_config(folder)
         defaults = read_generation_defaults(folder, config.vocab_size, config.eos_token_ids)
         index = read_tensor_index(folder) if require_weights else TensorIndex({}, {})
+        tensors: Mapping[str, TensorRecord] = index.tensors
+        if require_weights and config.quant_method == "bitsandbytes":
+            tensors = joined_nf4(folder, tensors)
         if require_weights:
-            check_tensors(config, index.tensors)
+            check_tensors(config, tensors)
         tokenizer = (
             read_bytes(folder, TOKENIZER_FILE, TOKENIZER_LIMIT) if exists_inside(folder, TOKENIZER_FILE) else None
         )
@@ -74,7 +78,7 @@ class ModelFolder:
             path=folder,
             config=config,
             generation_defaults=defaults,
-            tensors=index.tensors,
+            tensors=tensors,
             revision=_revision(folder, tokenizer, index),
             template=read_chat_template(folder),
             tokenizer_path=None if tokenizer is None else folder / TOKENIZER_FILE,

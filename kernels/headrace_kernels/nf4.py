@@ -12,6 +12,8 @@ from torch import Tensor
 from headrace_kernels.block_weight import BlockKind, BlockWeight, Pieces, nf4_numbers, scale_codes, store_rows
 
 GROUP = 64
+# Groups that share a nested scale in bitsandbytes' layout, counted along a tensor.
+BITSANDBYTES_NESTED = 256
 # Numbers in fp32 at a time: 16 MB.
 _BLOCK_NUMBERS = 1 << 22
 

@@ -13,9 +13,10 @@ from headrace_backend.models.qwen2 import Qwen2ForCausalLM
 from headrace_backend.models.qwen3 import Qwen3ForCausalLM
 from headrace_backend.quantization.nf4_weight import summarize_nf4
 from headrace_backend.quantization.self_check import summarize
-from headrace_backend.quantization.stored_check import summarize_stored
+from headrace_backend.quantization.stored_check import block_targets, summarize_stored
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
+from headrace_backend.weights.nf4_states import load_nf4_states
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import Scheme
@@ -86,6 +87,8 @@ def load_model(
             raise ValueError("load='folder' needs a folder")
         else:
             targets = in_file_order(targets, records)
+            states = {name: into.weight for name, into in block_targets(targets) if records[name].nf4 is not None}
+            load_nf4_states(folder, states)
             load_weights(folder, targets, progress)
             if scheme is None:
                 model.quantization = summarize_stored(targets, model.block_weights)

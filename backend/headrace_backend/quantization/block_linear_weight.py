@@ -19,9 +19,10 @@ from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels import block_linear
-from headrace_kernels.block_weight import BlockKind, BlockWeight, allocate
+from headrace_kernels.block_weight import NF4_KINDS, BlockKind, BlockWeight, allocate, store_numbers
 from headrace_kernels.gguf_blocks import FILE_BLOCKS, store_file_rows
 from headrace_kernels.linear import linear
+from headrace_kernels.nf4 import BITSANDBYTES_NESTED, pieces_of_bytes
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.swiglu import swiglu
 
@@ -30,7 +31,12 @@ class BlockLinearWeight(LinearWeight):
     """One or several projections in blocks."""
 
     def __init__(
-        self, kinds: Sequence[BlockKind | None], sizes: Sequence[int], num_inputs: int, placement: Placement
+        self,
+        kinds: Sequence[BlockKind | None],
+        sizes: Sequence[int],
+        num_inputs: int,
+        placement: Placement,
+        nested: int = BITSANDBYTES_NESTED,
     ) -> None:
         """Allocates it, empty.
 
@@ -39,6 +45,7 @@ class BlockLinearWeight(LinearWeight):
             sizes: Outputs of each.
             num_inputs: Of all.
             placement: Type and device.
+            nested: NF4: groups that share a nested scale; 0: those of a row.
 
         Raises:
             QuantizationRefused: Several ranks, or blocks that the inputs do not fill.
@@ -50,16 +57,17 @@ class BlockLinearWeight(LinearWeight):
         self.parts: list[BlockWeight | Tensor] = []
         self.outputs: list[range] = []
         first = 0
-        for kind, run in itertools.groupby(zip(kinds, sizes, strict=True), key=lambda part: part[0]):
-            size = sum(part[1] for part in run)
+        for (kind, _), run in itertools.groupby(enumerate(zip(kinds, sizes, strict=True)), key=_run_of):
+            size = sum(part[1] for _, part in run)
             self.outputs.append(range(first, first + size))
-            self.parts.append(self._made(kind, size, placement))
+            self.parts.append(self._made(kind, size, placement, nested))
             first += size
 
-    def _made(self, kind: BlockKind | None, size: int, placement: Placement) -> BlockWeight | Tensor:
+    def _made(self, kind: BlockKind | None, size: int, placement: Placement, nested: int) -> BlockWeight | Tensor:
         if kind is not None:
             try:
-                return allocate(kind, size, self.num_inputs, placement.dtype, placement.device)
+                nested = nested if kind is BlockKind.NF4 else 0
+                return allocate(kind, size, self.num_inputs, placement.dtype, placement.device, nested)
             except ValueError as error:
                 raise QuantizationRefused(str(error)) from None
         tensor = placement.empty(size, self.num_inputs)
@@ -131,6 +139,12 @@ class BlockLinearWeight(LinearWeight):
         raise AssertionError(f"no outputs {outputs}")
 
 
+def _run_of(part: tuple[int, tuple[BlockKind | None, int]]) -> tuple[BlockKind | None, int]:
+    """What projections have in common that make one weight. NF4's never do: their nested scales are counted within each tensor."""
+    index, (kind, _) = part
+    return kind, index if kind in NF4_KINDS else -1
+
+
 class BlockRows(Destination):
     """Some outputs of a weight, as a file has them."""
 
@@ -138,9 +152,14 @@ class BlockRows(Destination):
         self.weight = weight
         self.outputs = outputs
         self.shape, self.dtype, self.device = (len(outputs), weight.num_inputs), weight.dtype, weight.device
-        inputs, num_bytes = FILE_BLOCKS[weight.kind]
+        # bitsandbytes has two numbers a byte, and the scales elsewhere (`nf4_states`).
+        inputs, num_bytes = (2, 1) if weight.kind in NF4_KINDS else FILE_BLOCKS[weight.kind]
         self.row_bytes = weight.num_inputs // inputs * num_bytes
 
     def put(self, first: int, rows: Tensor) -> None:
         """See Destination; rows are bytes."""
-        store_file_rows(rows.to(self.device), self.weight, self.outputs.start + first)
+        begin, rows = self.outputs.start + first, rows.to(self.device)
+        if self.weight.kind in NF4_KINDS:
+            store_numbers(pieces_of_bytes(rows), self.weight, slice(begin, begin + len(rows)))
+        else:
+            store_file_rows(rows, self.weight, begin)

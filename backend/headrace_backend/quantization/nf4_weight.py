@@ -39,7 +39,7 @@ class Nf4Weight(BlockLinearWeight):
         Raises:
             QuantizationRefused: Blocks do not divide the inputs, or there are several ranks.
         """
-        super().__init__((BlockKind.NF4,), (num_outputs,), num_inputs, placement)
+        super().__init__((BlockKind.NF4,), (num_outputs,), num_inputs, placement, nested=0)
 
     def destination(self, outputs: range) -> Destination:
         """See LinearWeight."""

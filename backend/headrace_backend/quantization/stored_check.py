@@ -52,7 +52,7 @@ def summarize_stored(
     """
     if not weights:
         return None
-    for name, rows in _block_targets(targets):
+    for name, rows in block_targets(targets):
         if not is_finite(rows.weight, rows.outputs):
             raise QuantizationRefused(f"tensor {name!r} holds a scale that is not finite")
     for path, weight in weights.items():
@@ -66,7 +66,8 @@ def summarize_stored(
     return StoredSummary("+".join(kind for kind, _ in sizes.most_common()), 8 * num_bytes / sizes.total())
 
 
-def _block_targets(targets: Mapping[str, WeightTarget]) -> Iterator[tuple[str, BlockRows]]:
+def block_targets(targets: Mapping[str, WeightTarget]) -> Iterator[tuple[str, BlockRows]]:
+    """Checkpoint name and what takes the rows of each tensor that the file has in blocks."""
     for name, target in targets.items():
         into = target.destination
         into = into.into if isinstance(into, RotatedRows) else into
