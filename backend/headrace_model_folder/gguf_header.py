@@ -28,6 +28,8 @@ _MAX_KEY_BYTES = (1 << 16) - 1
 _MAX_NAME_BYTES = 64
 _MAX_DIMENSIONS = 4
 _MAX_NESTING = 4
+# Of an array; eight times the merges of the largest vocabularies.
+_MAX_ARRAY = 1 << 22
 _MAX_ALIGNMENT = 1 << 20
 _KEY = re.compile(r"[\x21-\x7e]+")
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -214,6 +216,10 @@ def _array(cursor: _Cursor, key: str, depth: int) -> list[Any]:
     if count * least > cursor.size - cursor.place:
         raise InvalidModelFolder(
             f"{cursor.file}: is truncated: metadata {shown(key)} announces {shown(count)} entries, the file ends before"
+        )
+    if count > _MAX_ARRAY:
+        raise InvalidModelFolder(
+            f"{cursor.file}: metadata {shown(key)} has {count} entries, at most {_MAX_ARRAY} are read"
         )
     if kind in _NUMBERS:
         values = list(struct.unpack(f"<{count}{_NUMBERS[kind]}", cursor.take(count * least, key)))

@@ -6,8 +6,9 @@ follow from its scores. Any other is refused by name. A file may hold the whole 
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+import msgspec
 
 from headrace_model_folder.chat_template import TEMPLATE_LIMIT, ChatTemplate
 from headrace_model_folder.errors import shown
@@ -68,7 +69,7 @@ def gguf_tokenizer_json(file: str, metadata: dict[str, Any]) -> bytes | None:
         **made,
         "post_processor": _frame(fields, vocabulary, _begins_texts(fields, kind)),
     }
-    return json.dumps(document, ensure_ascii=False).encode()
+    return msgspec.json.encode(document)
 
 
 def gguf_chat_template(file: str, metadata: dict[str, Any]) -> ChatTemplate:

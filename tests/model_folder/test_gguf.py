@@ -286,6 +286,15 @@ def test_arrays_longer_than_the_file_are_not_begun(tmp_path: pathlib.Path, kind:
     assert "is truncated" in refused(tmp_path, raw + bytes(100))
 
 
+def test_arrays_of_more_entries_than_any_vocabulary_are_refused(tmp_path: pathlib.Path) -> None:
+    raw = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 0, 1 << 23)
+    (tmp_path / FILE).write_bytes(raw)
+    with (tmp_path / FILE).open("r+b") as file:
+        file.truncate(1 << 24)
+    with pytest.raises(InvalidModelFolder, match=f"{FILE}: metadata 'k' has 8388608 entries, at most 4194304 are read"):
+        ModelFolder.open(tmp_path / FILE)
+
+
 def test_arrays_within_arrays_end(tmp_path: pathlib.Path) -> None:
     raw = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9)
     assert "nested more than" in refused(tmp_path, raw + struct.pack("<IQ", 9, 1) * 100_000)

@@ -2429,7 +2429,7 @@ func (x *Model) GetQuantization() *Quantization {
 // Weights of few bits: the products of all decoder layers; embedding, output layer, norms and biases stay as `Model.dtype` says.
 type Quantization struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "int8", "int4" or "fp8".
+	// "int8", "int4", "fp8" or "nf4"; of a file that has its weights in blocks their types, as in "Q4_K+Q6_K", that of most weights first.
 	Scheme string `protobuf:"bytes,1,opt,name=scheme,proto3" json:"scheme,omitempty"`
 	// Inputs that share a scale. 0: all of an output's.
 	GroupSize uint32 `protobuf:"varint,2,opt,name=group_size,json=groupSize,proto3" json:"group_size,omitempty"`

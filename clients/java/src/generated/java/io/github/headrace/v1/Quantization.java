@@ -54,7 +54,7 @@ private static final long serialVersionUID = 0L;
   private volatile java.lang.Object scheme_ = "";
   /**
    * <pre>
-   * "int8", "int4" or "fp8".
+   * "int8", "int4", "fp8" or "nf4"; of a file that has its weights in blocks their types, as in "Q4_K+Q6_K", that of most weights first.
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -75,7 +75,7 @@ private static final long serialVersionUID = 0L;
   }
   /**
    * <pre>
-   * "int8", "int4" or "fp8".
+   * "int8", "int4", "fp8" or "nf4"; of a file that has its weights in blocks their types, as in "Q4_K+Q6_K", that of most weights first.
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -627,7 +627,7 @@ private static final long serialVersionUID = 0L;
     private java.lang.Object scheme_ = "";
     /**
      * <pre>
-     * "int8", "int4" or "fp8".
+     * "int8", "int4", "fp8" or "nf4"; of a file that has its weights in blocks their types, as in "Q4_K+Q6_K", that of most weights first.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -647,7 +647,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * "int8", "int4" or "fp8".
+     * "int8", "int4", "fp8" or "nf4"; of a file that has its weights in blocks their types, as in "Q4_K+Q6_K", that of most weights first.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -668,7 +668,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * "int8", "int4" or "fp8".
+     * "int8", "int4", "fp8" or "nf4"; of a file that has its weights in blocks their types, as in "Q4_K+Q6_K", that of most weights first.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -685,7 +685,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * "int8", "int4" or "fp8".
+     * "int8", "int4", "fp8" or "nf4"; of a file that has its weights in blocks their types, as in "Q4_K+Q6_K", that of most weights first.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -699,7 +699,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * "int8", "int4" or "fp8".
+     * "int8", "int4", "fp8" or "nf4"; of a file that has its weights in blocks their types, as in "Q4_K+Q6_K", that of most weights first.
      * </pre>
      *
      * <code>string scheme = 1;</code>

@@ -12,7 +12,7 @@ public interface QuantizationOrBuilder extends
 
   /**
    * <pre>
-   * "int8", "int4" or "fp8".
+   * "int8", "int4", "fp8" or "nf4"; of a file that has its weights in blocks their types, as in "Q4_K+Q6_K", that of most weights first.
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -21,7 +21,7 @@ public interface QuantizationOrBuilder extends
   java.lang.String getScheme();
   /**
    * <pre>
-   * "int8", "int4" or "fp8".
+   * "int8", "int4", "fp8" or "nf4"; of a file that has its weights in blocks their types, as in "Q4_K+Q6_K", that of most weights first.
    * </pre>
    *
    * <code>string scheme = 1;</code>
