@@ -199,7 +199,8 @@ def test_a_scale_that_is_not_finite_is_refused_by_name(demo: Written, tmp_path: 
     gguf.tensors["blk.3.attn_k.weight"] = (kind, shape, bytes(damaged))
     gguf.write(tmp_path / "bad.gguf")
     with pytest.raises(
-        QuantizationRefused, match=r"tensor 'model\.layers\.3\.self_attn\.k_proj\.weight' holds a scale that is not"
+        QuantizationRefused,
+        match=r"bad\.gguf: tensor 'model\.layers\.3\.self_attn\.k_proj\.weight' holds a scale that is not",
     ):
         read(tmp_path / "bad.gguf")
 

@@ -91,7 +91,7 @@ def load_model(
             load_nf4_states(folder, states)
             load_weights(folder, targets, progress)
             if scheme is None:
-                model.quantization = summarize_stored(targets, model.block_weights)
+                model.quantization = summarize_stored(targets, model.block_weights, records)
         if scheme is not None and model.low_bit_weights:
             model.quantization = summarize(scheme, targets, model.low_bit_weights)
         elif scheme is not None:

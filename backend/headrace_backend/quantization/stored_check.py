@@ -18,6 +18,7 @@ from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels.block_linear import linear
 from headrace_kernels.block_weight import BlockWeight, is_finite, restore_rows
+from headrace_model_folder import TensorRecord
 
 # Rows of the products that are compared: on a card one for each kernel there is, on a CPU, where few rows are multiplied as many are, one.
 _CARD_ROW_COUNTS = (1, 8, 12, 32, 96)
@@ -39,13 +40,14 @@ class StoredSummary:
 
 
 def summarize_stored(
-    targets: Mapping[str, WeightTarget], weights: Mapping[str, BlockLinearWeight]
+    targets: Mapping[str, WeightTarget], weights: Mapping[str, BlockLinearWeight], records: Mapping[str, TensorRecord]
 ) -> StoredSummary | None:
     """Checks all weights in blocks of a model; None if it has none.
 
     Args:
         targets: All targets of the model, filled.
         weights: Path in the model -> weight.
+        records: The checkpoint's tensors, by name.
 
     Raises:
         QuantizationRefused: A scale is not finite, or a product differs from its reference. Tensor or layer is named.
@@ -54,7 +56,7 @@ def summarize_stored(
         return None
     for name, rows in block_targets(targets):
         if not is_finite(rows.weight, rows.outputs):
-            raise QuantizationRefused(f"tensor {name!r} holds a scale that is not finite")
+            raise QuantizationRefused(f"{records[name].file}: tensor {name!r} holds a scale that is not finite")
     for path, weight in weights.items():
         for part in weight.blocks:
             check_product(path.removesuffix(".weight"), part)

@@ -192,8 +192,8 @@ def _loaded_model(
             source, folder.config, dtype, device, config.load, config.seed, channel.send_progress, max_model_len, scheme
         )
     except QuantizationRefused as refused:
-        source_of_bits = folder.gguf_file or f"quantize is {config.quantize}"
-        raise StartRefused(f"{source_of_bits}: {refused}") from refused
+        by_setting = f"quantize is {config.quantize}: " if scheme is not None else ""
+        raise StartRefused(f"{by_setting}{refused}") from refused
 
 
 def _count_late_work(runner: Runner) -> int:
