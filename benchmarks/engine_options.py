@@ -54,7 +54,7 @@ def which_engine(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", type=pathlib.Path, help="a model folder instead of a shape")
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp16", "fp32"), default="auto")
-    parser.add_argument("--quant", choices=("int8", "int4", "fp8"), help="bits of the layers' weights")
+    parser.add_argument("--quant", choices=("int8", "int4", "fp8", "nf4"), help="bits of the layers' weights")
     parser.add_argument("--quant-group", type=int, choices=QUANTIZE_GROUPS, help="inputs that share a scale, of int4")
     parser.add_argument("--kv-dtype", choices=("auto", "fp8", "int8"), default="auto", help="numbers of the KV cache")
     parser.add_argument(

@@ -35,7 +35,7 @@ def _with_commas(sizes: Any) -> Any:
 class EngineConfig(_Frozen):
     """What the engine and its workers must agree on. What was left to the device (0) is decided when it is made (`device_defaults`)."""
 
-    model: Annotated[pathlib.Path, Field(description="Hugging Face model folder")]
+    model: Annotated[pathlib.Path, Field(description="Hugging Face model folder, or a GGUF file")]
     model_name: Annotated[str, Field(description="name in requests; the folder's name if empty")] = ""
     device: Annotated[str, Field(description="auto, cpu, or cuda[:index]")] = "auto"
     tp: Annotated[
@@ -55,7 +55,7 @@ class EngineConfig(_Frozen):
     )
     seed: Annotated[int, Field(ge=0, lt=2**63, description="seed of dummy weights")] = 0
     quantize: Annotated[
-        Literal["off", "int8", "int4", "fp8"],
+        Literal["off", "int8", "int4", "fp8", "nf4"],
         Field(
             description="bits of the layers' weights, rounded to nearest while they are read; embedding, output layer, norms and biases stay as dtype says"
         ),

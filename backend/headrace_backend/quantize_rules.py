@@ -8,22 +8,32 @@ from __future__ import annotations
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_model_folder import ModelConfig, expected_tensors
 
+# Inputs of a block of NF4.
+NF4_INPUTS = 64
 
-def unsuitable_quantization(config: EngineConfig, model: ModelConfig) -> str | None:
+
+def unsuitable_quantization(config: EngineConfig, model: ModelConfig, gguf_file: str | None = None) -> str | None:
     """Why the model can't be quantized as configured, with a value that works; None if it can.
 
     Args:
         config: The engine's.
         model: Sizes of its layers.
+        gguf_file: The file whose weights have their own bits; None for a folder.
     """
-    if model.quantization is not None:
-        if config.quantize != "off":
-            return f"quantize is {config.quantize}, and the folder is quantized already ({model.quantization.method}); quantize off works"
-        if config.load == "dummy":
-            return f"load is dummy, and config.json says that the folder is quantized ({model.quantization.method}): made-up weights of few bits are made by quantize, from a config.json without quantization_config"
-    if config.quantize != "int4":
+    if config.quantize != "off" and model.quantized_by is not None:
+        return f"quantize is {config.quantize}, and the folder is quantized already ({model.quantized_by}); quantize off works"
+    if config.quantize != "off" and gguf_file is not None:
+        return f"quantize is {config.quantize}, and {gguf_file} is a GGUF file, whose weights stay as they are; quantize off works"
+    if config.load == "dummy" and model.quantized_by is not None:
+        return f"load is dummy, and config.json says that the folder is quantized ({model.quantized_by}): made-up weights of few bits are made by quantize, from a config.json without quantization_config"
+    if config.quantize not in ("int4", "nf4"):
         return None
     layers = {name: shape for name, shape in expected_tensors(model).items() if ".layers." in name and len(shape) == 2}
+    for name, (_, num_inputs) in layers.items():
+        if config.quantize == "nf4" and num_inputs % NF4_INPUTS:
+            return f"quantize is nf4, whose blocks of {NF4_INPUTS} do not divide the {num_inputs} inputs of {name}; quantize int8 and fp8 work"
+    if config.quantize == "nf4":
+        return None
     for name, (_, num_inputs) in layers.items():
         if num_inputs % config.quantize_group:
             suiting = [g for g in QUANTIZE_GROUPS if all(inputs % g == 0 for _, inputs in layers.values())]

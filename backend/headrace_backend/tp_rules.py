@@ -6,16 +6,25 @@ Owns the rule and its words, and what a rank has of a model's sizes; backend and
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from headrace_backend.config import MAX_TP, QUANTIZE_GROUPS, EngineConfig
+from headrace_backend.quantize_rules import NF4_INPUTS
 from headrace_model_folder import ModelConfig
 
 
-def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
-    """Why the model can't be shared by `config.tp` ranks, with the numbers that work; None if it can."""
-    group = config.quantize_group if config.quantize == "int4" else 1
-    if config.tp > 1 and model.quantization is not None:
-        return f"tp is {config.tp}, but folders that other tools quantized are served by one rank; --quantize quantizes a plain folder for several"
+def unsuitable_tp(config: EngineConfig, model: ModelConfig, gguf_file: str | None = None) -> str | None:
+    """Why the model can't be shared by `config.tp` ranks, with the numbers that work; None if it can.
+
+    Args:
+        config: The engine's.
+        model: Its sizes.
+        gguf_file: The file that all of the model is in; None for a folder.
+    """
+    if config.tp > 1 and (model.quantized_by is not None or gguf_file is not None):
+        quantized = "folders that other tools quantized" if gguf_file is None else "GGUF files"
+        return f"tp is {config.tp}, but {quantized} are served by one rank; --quantize quantizes a plain folder for several"
+    group = _group(config)
     reason = _reason(config.tp, group, model)
     if reason is None:
         return None
@@ -34,7 +43,21 @@ def rank_part(model: ModelConfig, world_size: int) -> ModelConfig:
     )
 
 
-def _reason(world_size: int, group: int, model: ModelConfig) -> str | None:
+class _Group(NamedTuple):
+    """Inputs that share a scale, and so must lie on one rank."""
+
+    size: int
+    name: str
+
+
+def _group(config: EngineConfig) -> _Group:
+    if config.quantize == "nf4":
+        return _Group(NF4_INPUTS, "NF4's block of")
+    # Of int8 and fp8 each rank has scales of its own.
+    return _Group(config.quantize_group if config.quantize == "int4" else 1, "quantize_group")
+
+
+def _reason(world_size: int, group: _Group, model: ModelConfig) -> str | None:
     if world_size == 1:
         return None
     for name, size in (
@@ -49,21 +72,25 @@ def _reason(world_size: int, group: int, model: ModelConfig) -> str | None:
     return _straddling(world_size, group, model)
 
 
-def _straddling(world_size: int, group: int, model: ModelConfig) -> str | None:
+def _straddling(world_size: int, group: _Group, model: ModelConfig) -> str | None:
     """Inputs that share a scale must lie on one rank."""
     for name, size in (
         ("o_proj", model.num_heads * model.head_dim),
         ("down_proj", model.intermediate_size),
     ):
-        if size // world_size % group:
-            return f"which leaves each rank {size // world_size} of {name}'s {size} inputs, and quantize_group {group} does not divide those"
+        if size // world_size % group.size:
+            return f"which leaves each rank {size // world_size} of {name}'s {size} inputs, and {group.name} {group.size} does not divide those"
     return None
 
 
-def _working(config: EngineConfig, group: int, model: ModelConfig) -> str:
+def _working(config: EngineConfig, group: _Group, model: ModelConfig) -> str:
     """What can be set instead."""
     sizes = [size for size in range(1, MAX_TP + 1) if _reason(size, group, model) is None]
     works = f"tp {', '.join(map(str, sizes))} {'work' if len(sizes) > 1 else 'works'}" if sizes else ""
-    groups = [other for other in QUANTIZE_GROUPS if group > 1 and _reason(config.tp, other, model) is None]
+    groups = [
+        other
+        for other in QUANTIZE_GROUPS
+        if config.quantize == "int4" and _reason(config.tp, group._replace(size=other), model) is None
+    ]
     other = f"quantize_group {groups[-1]} works with tp {config.tp}" if groups else ""
     return ", ".join(filter(None, (works, other))) or "no number of ranks works"

@@ -11,7 +11,7 @@ from headrace_model_folder.errors import InvalidModelFolder
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
-_TEMPLATE_LIMIT = MIB
+TEMPLATE_LIMIT = MIB
 _TOKENIZER_CONFIG_LIMIT = 16 * MIB
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -36,7 +36,7 @@ def read_chat_template(folder: pathlib.Path) -> ChatTemplate:
     if exists_inside(folder, TOKENIZER_CONFIG_FILE):
         config = read_json_object(folder, TOKENIZER_CONFIG_FILE, _TOKENIZER_CONFIG_LIMIT)
     if exists_inside(folder, TEMPLATE_FILE):
-        source: str | None = read_text(folder, TEMPLATE_FILE, _TEMPLATE_LIMIT)
+        source: str | None = read_text(folder, TEMPLATE_FILE, TEMPLATE_LIMIT)
     else:
         source = _template_of_config(config.get("chat_template"))
     tokens = {name: _token_text(config.get(name)) for name in _TOKEN_NAMES}
@@ -51,9 +51,9 @@ def _template_of_config(value: object) -> str | None:
         raise InvalidModelFolder(
             f"{TOKENIZER_CONFIG_FILE}: chat_template must be a string or a list of named templates"
         )
-    if value is not None and len(value) > _TEMPLATE_LIMIT:
+    if value is not None and len(value) > TEMPLATE_LIMIT:
         raise InvalidModelFolder(
-            f"{TOKENIZER_CONFIG_FILE}: chat_template has {len(value)} characters, at most {_TEMPLATE_LIMIT} are read"
+            f"{TOKENIZER_CONFIG_FILE}: chat_template has {len(value)} characters, at most {TEMPLATE_LIMIT} are read"
         )
     return value
 

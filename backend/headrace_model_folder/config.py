@@ -10,10 +10,11 @@ import dataclasses
 import pathlib
 from typing import Any, Literal
 
+from headrace_model_folder.bitsandbytes_tensors import refuse_other_bitsandbytes
 from headrace_model_folder.bounded_files import MIB, read_json_object
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
-from headrace_model_folder.quantization_config import FolderQuantization, read_quantization
+from headrace_model_folder.quantization_config import BITSANDBYTES, FolderQuantization, read_quantization
 from headrace_model_folder.rope_config import RopeConfig, read_rope
 
 CONFIG_FILE = "config.json"
@@ -76,8 +77,17 @@ class ModelConfig:
     torch_dtype: DType
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    # What another tool made of the layers' weights; None: they are plain.
+    # What another tool made of the layers' weights; None: they are plain, bitsandbytes', or a GGUF file's.
     quantization: FolderQuantization | None = None
+    # Whether bitsandbytes quantized the folder's weights: which ones, their tensors say.
+    is_bitsandbytes: bool = False
+
+    @property
+    def quantized_by(self) -> str | None:
+        """Who quantized the folder's weights, as config.json spells it; None: nobody, or a GGUF file's maker."""
+        if self.quantization is not None:
+            return self.quantization.method
+        return BITSANDBYTES if self.is_bitsandbytes else None
 
 
 def read_config(folder: pathlib.Path) -> ModelConfig:
@@ -102,6 +112,7 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
     biases = _biases(architecture, fields)
     windows = _layer_windows(architecture, fields, num_layers)
     bos = fields.token_ids("bos_token_id", vocab_size)
+    is_bitsandbytes = _is_bitsandbytes(fields)
     return ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -124,7 +135,8 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
         torch_dtype=_dtype(fields),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
-        quantization=read_quantization(fields.get("quantization_config"), num_layers),
+        quantization=None if is_bitsandbytes else read_quantization(fields.get("quantization_config"), num_layers),
+        is_bitsandbytes=is_bitsandbytes,
     )
 
 
@@ -138,8 +150,15 @@ def _architecture(values: dict[str, Any]) -> str:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
+    if _is_bitsandbytes(fields):
+        refuse_other_bitsandbytes(fields, fields.get("quantization_config"))
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.error("hidden_act", f"must be 'silu', is {shown(fields.get('hidden_act'))}")
+
+
+def _is_bitsandbytes(fields: Fields) -> bool:
+    settings = fields.get("quantization_config")
+    return isinstance(settings, dict) and settings.get("quant_method") == BITSANDBYTES
 
 
 def _kv_heads(fields: Fields, num_heads: int) -> int:

@@ -102,7 +102,7 @@ def _check_record(name: str, wanted: _Expected, record: TensorRecord) -> None:
         raise InvalidModelFolder(
             f"{record.file}: tensor {shown(name)} has shape {list(record.shape)}, {shapes} expected from config.json"
         )
-    if record.dtype not in wanted.dtypes:
+    if record.dtype not in wanted.dtypes and (record.nf4 is None or ".layers." not in name):
         raise InvalidModelFolder(
             f"{record.file}: tensor {shown(name)} has dtype {record.dtype}, one of {', '.join(wanted.dtypes)} expected"
         )

@@ -11,12 +11,18 @@ import pathlib
 from collections.abc import Mapping
 from typing import Self
 
+from headrace_model_folder.bitsandbytes_tensors import joined_nf4
 from headrace_model_folder.bounded_files import exists_inside, read_bytes
 from headrace_model_folder.chat_template import ChatTemplate, read_chat_template
 from headrace_model_folder.config import CONFIG_FILE, ModelConfig, read_config
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.expected_tensors import check_tensors, parameter_count
 from headrace_model_folder.generation_defaults import GenerationDefaults, read_generation_defaults
+from headrace_model_folder.gguf_config import read_gguf_config
+from headrace_model_folder.gguf_files import find_gguf
+from headrace_model_folder.gguf_header import read_gguf_header
+from headrace_model_folder.gguf_tensors import gguf_records
+from headrace_model_folder.gguf_tokenizer import gguf_chat_template, gguf_tokenizer_json
 from headrace_model_folder.input_orders import with_input_orders
 from headrace_model_folder.safetensors_header import TensorRecord
 from headrace_model_folder.tensor_index import TensorIndex, read_tensor_index
@@ -41,25 +47,32 @@ class ModelFolder:
     tokenizer_path: pathlib.Path | None
     token_table: TokenTable | None
     parameter_count: int
+    # Of all of the model in one GGUF file; None for a folder.
+    gguf_file: str | None = None
 
     @classmethod
     def open(cls, path: pathlib.Path | str, require_weights: bool = True) -> Self:
         """Opens and validates a folder.
 
         Args:
-            path: The folder.
+            path: The folder, or a GGUF file, or a folder with one and without a config.json.
             require_weights: False for dummy weights: then no safetensors file is looked for.
 
         Raises:
             InvalidModelFolder: one line naming the file and what is wrong in it.
         """
+        if (gguf := find_gguf(path)) is not None:
+            return cls._open_gguf(*gguf, require_weights)
         folder = _existing_folder(path)
         config = read_config(folder)
         defaults = read_generation_defaults(folder, config.vocab_size, config.eos_token_ids)
         index = read_tensor_index(folder) if require_weights else TensorIndex({}, {})
+        tensors: Mapping[str, TensorRecord] = index.tensors
+        if require_weights and config.is_bitsandbytes:
+            tensors = joined_nf4(folder, tensors)
         if require_weights:
-            check_tensors(config, index.tensors)
-            config = with_input_orders(folder, config, index.tensors)
+            check_tensors(config, tensors)
+            config = with_input_orders(folder, config, tensors)
         tokenizer = (
             read_bytes(folder, TOKENIZER_FILE, TOKENIZER_LIMIT) if exists_inside(folder, TOKENIZER_FILE) else None
         )
@@ -67,7 +80,7 @@ class ModelFolder:
             path=folder,
             config=config,
             generation_defaults=defaults,
-            tensors=index.tensors,
+            tensors=tensors,
             revision=_revision(folder, tokenizer, index),
             template=read_chat_template(folder),
             tokenizer_path=None if tokenizer is None else folder / TOKENIZER_FILE,
@@ -75,10 +88,54 @@ class ModelFolder:
             parameter_count=parameter_count(config),
         )
 
+    @classmethod
+    def _open_gguf(cls, folder: pathlib.Path, file: str, require_weights: bool) -> Self:
+        """`open` for a GGUF file. Its tokenizer is in it, so there is no `tokenizer_path`."""
+        header = read_gguf_header(folder, file)
+        config = read_gguf_config(folder, header)
+        records = gguf_records(header, config)
+        tokenizer = gguf_tokenizer_json(file, header.metadata)
+        return cls(
+            path=folder / file,
+            config=config,
+            generation_defaults=GenerationDefaults(eos_token_ids=config.eos_token_ids),
+            tensors=records if require_weights else {},
+            revision=f"{pathlib.PurePath(file).stem}@{header.digest.hex()[:12]}",
+            template=gguf_chat_template(file, header.metadata),
+            tokenizer_path=None,
+            token_table=None if tokenizer is None else _gguf_table(tokenizer, config.vocab_size, file),
+            parameter_count=parameter_count(config),
+            gguf_file=file,
+        )
+
     @property
     def name(self) -> str:
-        """The folder's own name, the default name of the model."""
-        return self.path.name
+        """The folder's or file's own name, the default name of the model."""
+        return self.path.name if self.gguf_file is None else self.path.stem
+
+    @property
+    def weights_folder(self) -> pathlib.Path:
+        """The folder that the tensors' files are in."""
+        return self.path if self.gguf_file is None else self.path.parent
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What the tokenizer would be found in."""
+        return TOKENIZER_FILE if self.gguf_file is None else "tokenizer.ggml.model"
+
+    def tokenizer_json(self) -> bytes:
+        """The tokenizer as tokenizer.json has it; read anew, as it is large. Only where there is a `token_table`.
+
+        Raises:
+            InvalidModelFolder: the file has gone or changed.
+        """
+        assert self.token_table is not None
+        if self.gguf_file is None:
+            return read_bytes(self.path, TOKENIZER_FILE, TOKENIZER_LIMIT)
+        made = gguf_tokenizer_json(self.gguf_file, read_gguf_header(self.path.parent, self.gguf_file).metadata)
+        if made is None:
+            raise InvalidModelFolder(f"{self.gguf_file}: has no tokenizer any more")
+        return made
 
     @property
     def chat_template(self) -> str | None:
@@ -115,6 +172,13 @@ def _checked_table(tokenizer: bytes, vocab_size: int) -> TokenTable:
             f"{TOKENIZER_FILE}: token {shown(text)} has id {beyond}, {CONFIG_FILE} has vocab_size {vocab_size}"
         )
     return table
+
+
+def _gguf_table(tokenizer: bytes, vocab_size: int, file: str) -> TokenTable:
+    try:
+        return _checked_table(tokenizer, vocab_size)
+    except InvalidModelFolder as error:
+        raise InvalidModelFolder(f"{file}: vocabulary, as tokenizer.json: {error}") from None
 
 
 def _revision(folder: pathlib.Path, tokenizer: bytes | None, index: TensorIndex) -> str:

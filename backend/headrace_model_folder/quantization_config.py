@@ -15,6 +15,8 @@ from headrace_model_folder.fields import Fields
 from headrace_model_folder.layer_format import BLOCK_SIZE, LayerFormat, Layout
 from headrace_model_folder.layer_names import LM_HEAD, compiled, linear_layers, names_part, strings
 
+# The method whose folders say per tensor, not per layer, what was quantized: `bitsandbytes_tensors` reads them.
+BITSANDBYTES = "bitsandbytes"
 _NAME = "config.json: quantization_config"
 _GROUP_SIZES = (32, 64, 128)
 # What GPTQ may change per layer that says nothing of the file.
@@ -35,7 +37,7 @@ def read_quantization(values: object, num_layers: int) -> FolderQuantization | N
     """The quantization of a folder; None if it has none.
 
     Args:
-        values: `quantization_config` of config.json.
+        values: `quantization_config` of config.json, not bitsandbytes'.
         num_layers: Decoder layers of the model.
 
     Raises:
@@ -54,7 +56,7 @@ def read_quantization(values: object, num_layers: int) -> FolderQuantization | N
     }
     method = fields.text("quant_method")
     if method not in readers:
-        raise fields.error("quant_method", f"must be one of {', '.join(readers)}, is {shown(method)}")
+        raise fields.error("quant_method", f"must be one of {', '.join(readers)}, {BITSANDBYTES}, is {shown(method)}")
     return FolderQuantization(method, readers[method](fields, linear_layers(num_layers)))
 
 

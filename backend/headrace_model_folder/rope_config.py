@@ -41,6 +41,8 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     # yarn: round the bounds of the blend to whole dimensions.
     truncate: bool = True
+    # [head_dim / 2] default: what each frequency is divided by, where a file states that itself; None: nothing.
+    frequency_divisors: tuple[float, ...] | None = None
 
     @property
     def stretched_context(self) -> int:

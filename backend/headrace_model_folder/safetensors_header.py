@@ -34,6 +34,23 @@ class TensorRecord:
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
+    # Rows of an attention head whose two halves alternate in the file; 0: all rows are in order.
+    head_rows: int = 0
+    # Where the scales of a weight in NF4 are; None: it is none.
+    nf4: Nf4State | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Nf4State:
+    """What bitsandbytes keeps beside a weight in NF4."""
+
+    absmax: TensorRecord
+    # NF4's numbers.
+    table: TensorRecord
+    # What the scales' 8 bits mean; None where they are fp32.
+    nested: TensorRecord | None = None
+    nested_table: TensorRecord | None = None
+    offset: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -80,6 +80,10 @@ def _open(config: QuantizeConfig) -> ModelFolder:
         model = ModelFolder.open(folder)
     except InvalidModelFolder as error:
         raise QuantizeRefused(f"MODEL_FOLDER: {error}") from None
+    if model.gguf_file is not None:
+        raise QuantizeRefused(
+            f"MODEL_FOLDER {folder} is a GGUF file, whose weights have their own bits: a folder is needed"
+        )
     if (config.calibration or config.evaluation) and model.tokenizer_path is None:
         raise QuantizeRefused(f"MODEL_FOLDER {folder} has no tokenizer.json, which --calibration and --evaluation need")
     return model

@@ -63,14 +63,14 @@ class TextModel:
             InvalidModelFolder: the folder is missing, unsound, or without tokenizer.
         """
         folder = ModelFolder.open(folder_path or pathlib.Path(engine.folder), require_weights=False)
-        table, tokenizer_path = folder.token_table, folder.tokenizer_path
-        if table is None or tokenizer_path is None:
-            raise InvalidModelFolder(f"{folder.path}: has no tokenizer.json, which a service needs")
+        table = folder.token_table
+        if table is None:
+            raise InvalidModelFolder(f"{folder.path}: has no {folder.tokenizer_name}, which a service needs")
         pieces = _piece_table(table, engine.vocabulary_size)
         return cls(
             engine=engine,
             facts=_facts(engine, pieces, folder.generation_defaults, max_text_bytes),
-            tokenizer=Tokenizer(tokenizer_path, threads),
+            tokenizer=Tokenizer(folder.tokenizer_json(), threads),
             pieces=pieces,
             chat_template=folder.chat_template,
             template_tokens=dict(folder.template.special_tokens),

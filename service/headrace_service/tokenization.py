@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import pathlib
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +23,12 @@ class Tokenizer:
     """A model's tokenizer.
 
     Args:
-        path: tokenizer.json.
+        source: what a tokenizer.json holds.
         threads: where long texts are encoded.
     """
 
-    def __init__(self, path: pathlib.Path, threads: concurrent.futures.Executor) -> None:
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    def __init__(self, source: bytes, threads: concurrent.futures.Executor) -> None:
+        self._tokenizer = tokenizers.Tokenizer.from_buffer(source)
         # A truncation or padding saved in the file would silently change prompts.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -162,7 +162,7 @@ def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> Server
         supervisor=supervisor,
         service=service,
         backend=backend,
-        model_name=engine.model_name or engine.model.resolve().name,
+        model_name=engine.model_name or _own_name(engine.model),
         engine_values=engine_values,
         telemetry=_telemetry_of_server(supervisor, _part(SERVE[4], values)),
     )
@@ -181,6 +181,11 @@ def _with_model_found(engine_values: dict[str, Any], supervisor: SupervisorConfi
     if engine_values["model_name"] not in ("", name):
         raise ConfigError(f"model_name is for a model given as a path; {name} of the repository has its folder's name")
     return {**engine_values, "model": folder}
+
+
+def _own_name(model: pathlib.Path) -> str:
+    """The name of a model that is given by its path: its folder's, or its file's without the ending. A file may be a link to a name that says nothing."""
+    return model.stem if model.suffix == ".gguf" else model.resolve().name
 
 
 def model_backend(

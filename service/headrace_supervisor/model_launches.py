@@ -92,8 +92,8 @@ class ModelLaunches:
         engine = backend.engine
         try:
             opened = ModelFolder.open(engine.model, require_weights=engine.load == "folder")
-            if opened.tokenizer_path is None:
-                raise InvalidModelFolder("has no tokenizer.json, which a service needs")
+            if opened.token_table is None:
+                raise InvalidModelFolder(f"has no {opened.tokenizer_name}, which a service needs")
         except InvalidModelFolder as error:
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {error}") from None
         first, *further = engine.expected_devices()

@@ -56,7 +56,7 @@ _TOKENS = click.IntRange(1, 1_000_000)
 @click.option("--output-tokens", type=_TOKENS, default=256, show_default=True, help="mean of the answers")
 @click.option("--think-s", type=click.FloatRange(0, 86_400), default=0.0, help="mean seconds between answer and prompt")
 @click.option("--target-itl-ms", type=click.FloatRange(0, 10_000, min_open=True), help="longest time between tokens")
-@click.option("--quantize", type=click.Choice(["off", "int8", "int4", "fp8"]), default="off", show_default=True)
+@click.option("--quantize", type=click.Choice(["off", "int8", "int4", "fp8", "nf4"]), default="off", show_default=True)
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
 def plan(shape: str | None, model: pathlib.Path | None, as_json: bool, **options: Any) -> None:

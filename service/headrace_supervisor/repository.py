@@ -1,4 +1,4 @@
-"""The model repository: a folder whose subfolders with a config.json are models, by their names.
+"""The model repository: a folder whose subfolders with a config.json, or a GGUF file, are models, by their names.
 
 Owns which names there can be and where they lead: a name never leaves the repository, neither by its letters nor by a symbolic link. What is in a
 model's folder is the model folder's reader's business; which models run, `backend_table`'s.
@@ -42,11 +42,13 @@ class ModelRepository:
         return found
 
     def _model_at(self, name: str) -> pathlib.Path | None:
-        """The folder of that name if it is a model of ours: with a config.json, and really below the repository."""
+        """The folder of that name if it is a model of ours: with a config.json or a GGUF file, and really below the repository."""
         if not _is_name(name):
             return None
         folder = self.folder / name
-        if not (folder / _CONFIG_FILE).is_file() or not is_inside(folder, self.folder):
+        if not is_inside(folder, self.folder):
+            return None
+        if not (folder / _CONFIG_FILE).is_file() and not any(folder.glob("*.gguf")):
             return None
         return folder
 

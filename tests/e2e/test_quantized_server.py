@@ -11,7 +11,11 @@ from tests.support.running_server import DEMO, RunningServer, refused, running_s
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_model_folder import ModelFolder, expected_tensors
 
-SETTINGS = {"int4": ("--quantize", "int4", "--quantize-group", "64"), "int8": ("--quantize", "int8")}
+SETTINGS = {
+    "int4": ("--quantize", "int4", "--quantize-group", "64"),
+    "int8": ("--quantize", "int8"),
+    "nf4": ("--quantize", "nf4"),
+}
 
 
 @pytest.fixture(scope="module", params=list(SETTINGS))
@@ -31,10 +35,10 @@ def test_the_model_says_how_it_was_quantized(server: RunningServer, scheme: str)
         model = stub.GetModel(inference_pb2.GetModelRequest()).model
     report, shapes = model.quantization, expected_tensors(ModelFolder.open(DEMO, require_weights=False).config)
     layers = sum(rows * columns for name, (rows, *rest) in shapes.items() for columns in rest if "_proj" in name)
-    assert (report.scheme, report.group_size) == (scheme, 64 if scheme == "int4" else 0)
+    assert (report.scheme, report.group_size) == (scheme, 0 if scheme == "int8" else 64)
     assert model.memory_plan.weight_bytes == 4 * (model.parameter_count - layers) + layers * report.bits_per_weight / 8
     assert report.worst_tensor in shapes
-    assert 0 < report.mean_relative_error <= report.worst_relative_error < (0.15 if scheme == "int4" else 0.02)
+    assert 0 < report.mean_relative_error <= report.worst_relative_error < (0.02 if scheme == "int8" else 0.15)
 
 
 @pytest.mark.parametrize(("question", "answer"), [("What is 17 plus 25?", "42"), ("What is 9 times 8?", "72")])

@@ -109,7 +109,8 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
 @pytest.mark.parametrize(
     ("quantization", "words"),
     [
-        ({"quant_method": "bitsandbytes"}, "quant_method must be one of gptq, awq, compressed-tensors, fp8, is 'bitsandbytes'"),
+        ({"quant_method": "quanto"}, "quant_method must be one of gptq, awq, compressed-tensors, fp8, bitsandbytes, is 'quanto'"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_4bit must be True: of bitsandbytes only NF4 is read"),
         ({}, "quant_method is missing"),
         ([], "must be an object"),
         (GPTQ | {"bits": 3}, "bits must be 4 or 8, is 3"),

@@ -75,7 +75,7 @@ def targets_of(
 
 def load_late(path: pathlib.Path, targets: dict[str, WeightTarget], piece_bytes: int, num_readers: int) -> LateTransfer:
     folder, transfer = ModelFolder.open(path), LateTransfer()
-    files = CheckpointFiles(folder.path)
+    files = CheckpointFiles(folder.weights_folder)
     counter = ByteCounter(sum(record.num_bytes for record in folder.tensors.values()), ignore_progress)
     try:
         load_through_buffers(files, folder.tensors, targets, counter, transfer, piece_bytes, num_readers)
@@ -118,7 +118,7 @@ def test_progress_ends_at_its_total_for_a_rank_too(checkpoint: pathlib.Path) -> 
     folder, seen = ModelFolder.open(checkpoint), []
     targets = targets_of(folder, torch.float32, Shard(1, 2))
     total = sum(record.num_bytes for record in folder.tensors.values())
-    files = CheckpointFiles(folder.path)
+    files = CheckpointFiles(folder.weights_folder)
     counter = ByteCounter(total, lambda *report: seen.append(report))
     load_through_buffers(files, folder.tensors, targets, counter, LateTransfer(), 1000, 3)
     files.close()

@@ -16,7 +16,7 @@ from tests.support.quantized_folders import Quantized, Recipe, layer_names, quan
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import MODEL_CLASSES, load_model, weight_memory
-from headrace_backend.quantization.folder_check import FolderSummary
+from headrace_backend.quantization.folder_check import StoredSummary
 from headrace_backend.quantization.folder_layers import formats_by_path, stage_layers
 from headrace_backend.quantization.parted_weight import PartedWeight
 from headrace_backend.quantization.source_numbers import zeros_of
@@ -133,7 +133,7 @@ def test_a_folder_is_loaded_as_its_format_says(name: str, folders: Made) -> None
     assert weight_memory(opened.config, torch.float32, None, CPU).weights == model.weight_bytes == held
     assert model.parameter_count == opened.parameter_count
     summary = model.quantization
-    assert isinstance(summary, FolderSummary)
+    assert isinstance(summary, StoredSummary)
     kind = "fp8" if recipe.is_float else f"int{recipe.bits}"
     assert summary.scheme == f"{recipe.config()['quant_method']} {kind}"
     assert summary.group_size == max(recipe.group, 0)
@@ -204,7 +204,7 @@ def test_groups_of_compressed_tensors_may_differ_by_layer(source: pathlib.Path, 
     check_numbers(model, folder)
     torch.testing.assert_close(logits(model), logits(load(folder.plain)), rtol=1e-4, atol=1e-3)
     summary, opened = model.quantization, ModelFolder.open(folder.path)
-    assert isinstance(summary, FolderSummary)
+    assert isinstance(summary, StoredSummary)
     assert (summary.scheme, summary.group_size) == ("compressed-tensors int4+int8", 0)
     assert weight_memory(opened.config, torch.float32, None, CPU).weights == model.weight_bytes
     assert model.parameter_count == opened.parameter_count

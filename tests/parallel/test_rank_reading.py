@@ -25,7 +25,7 @@ class Folder:
     def __init__(self, path: pathlib.Path, weight: torch.Tensor) -> None:
         safetensors.torch.save_file({"w": weight}, path / "w.safetensors")
         offset = (path / "w.safetensors").stat().st_size - weight.nbytes
-        self.path = path
+        self.weights_folder = path
         self.tensors = {"w": TensorRecord("w.safetensors", "F32", tuple(weight.shape), offset, weight.nbytes)}
 
 
@@ -59,7 +59,7 @@ def test_ranks_read_their_own_bytes_only(
 
 
 def test_spans_are_columns_that_are_worth_it() -> None:
-    assert RowSpan.of(range(1024, 2048), (10, 4096), 4) == RowSpan(16384, 4096, 4096)
-    assert RowSpan.of(range(0, 512), (10, 4096), 4) == RowSpan(16384, 0, 16384)
-    assert RowSpan.of(range(0, 4096), (10, 4096), 4).is_whole
-    assert RowSpan.of(None, (10,), 2) == RowSpan(2, 0, 2)
+    assert RowSpan.of_columns(range(1024, 2048), (10, 4096), 4) == RowSpan(16384, 4096, 4096)
+    assert RowSpan.of_columns(range(0, 512), (10, 4096), 4) == RowSpan(16384, 0, 16384)
+    assert RowSpan.of_columns(range(0, 4096), (10, 4096), 4).is_whole
+    assert RowSpan.of_columns(None, (10,), 2) == RowSpan(2, 0, 2)

@@ -52,11 +52,16 @@ def test_sizes_that_do_not_divide_are_refused(tp: int, changes: dict[str, int], 
     assert unsuitable_tp(config(tp), dataclasses.replace(MODEL, **changes)) == reason
 
 
-def test_folders_that_are_quantized_already_are_for_one_rank() -> None:
+def test_folders_and_files_that_are_quantized_already_are_for_one_rank() -> None:
     quantized = dataclasses.replace(MODEL, quantization=read_quantization(Recipe("gptq").config(), MODEL.num_layers))
     assert unsuitable_tp(config(1), quantized) is None
     said = unsuitable_tp(config(2), quantized)
     assert said is not None and "tp is 2, but folders that other tools quantized are served by one rank" in said
+    assert unsuitable_tp(config(2), dataclasses.replace(MODEL, is_bitsandbytes=True)) == said
+    assert unsuitable_tp(config(1), MODEL, "small.gguf") is None
+    assert unsuitable_tp(config(2), MODEL, "small.gguf") == said.replace(
+        "folders that other tools quantized", "GGUF files"
+    )
 
 
 def test_key_value_heads_may_be_fewer_than_ranks() -> None:
@@ -74,13 +79,21 @@ def test_groups_that_straddle_ranks_are_refused_with_what_works() -> None:
     assert unsuitable_tp(config(2, quantize="int8"), MODEL) is None
 
 
+def test_blocks_of_nf4_that_straddle_ranks_are_refused() -> None:
+    said = unsuitable_tp(config(2, quantize="nf4"), MODEL)
+    assert said is not None
+    assert "which leaves each rank 352 of down_proj's 704 inputs, and NF4's block of 64 does not divide those" in said
+    assert said.endswith("; tp 1 works")
+    assert unsuitable_tp(config(2, quantize="nf4"), dataclasses.replace(MODEL, intermediate_size=768)) is None
+
+
 @given(
     tp=st.integers(1, 8),
     heads=st.integers(1, 12),
     kv=st.integers(1, 12),
-    inner=st.integers(1, 12).map(lambda n: 16 * n),
+    inner=st.integers(1, 16).map(lambda n: 16 * n),
     vocabulary=st.integers(1, 64),
-    scheme=st.sampled_from(["off", "int4"]),
+    scheme=st.sampled_from(["off", "int4", "nf4"]),
 )
 def test_what_is_not_refused_can_be_built_and_the_rest_can_not(
     tp: int, heads: int, kv: int, inner: int, vocabulary: int, scheme: str

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.models.checkpoints import write_checkpoint
 from tests.quantize.quantize_parts import DRAFT, quantize, request, write_text
+from tests.support.gguf_writer import from_folder
 
 from headrace_quantize.checks import QuantizeRefused, check
 from headrace_supervisor import quantize_command
@@ -83,6 +84,12 @@ def test_a_folder_that_is_quantized_already_is_refused(tmp_path: pathlib.Path) -
     quantize(request(DRAFT, tmp_path / "once", method="rtn"))
     message = refused(tmp_path, model_folder=str(tmp_path / "once"), method="rtn", group_size="32")
     assert "is quantized already: config.json has a quantization_config" in message
+
+
+def test_a_gguf_file_is_refused(tmp_path: pathlib.Path) -> None:
+    file = from_folder(DRAFT, "Q8_0")[0].write(tmp_path / "small.gguf")
+    message = refused(tmp_path, model_folder=str(file), method="rtn", group_size="32")
+    assert "small.gguf is a GGUF file, whose weights have their own bits: a folder is needed" in message
 
 
 def test_a_folder_in_use_is_refused(tmp_path: pathlib.Path) -> None:

@@ -31,6 +31,11 @@ def test_models_are_folders_with_a_config_below_the_repository(folder: pathlib.P
     assert ModelRepository(folder).names() == ("a.1-x", "alias", "b")
 
 
+def test_a_folder_with_a_gguf_file_is_a_model(folder: pathlib.Path) -> None:
+    (folder / "no-config" / "model.gguf").touch()
+    assert ModelRepository(folder).names() == ("a.1-x", "alias", "b", "no-config")
+
+
 def test_a_repository_that_is_gone_has_no_models(tmp_path: pathlib.Path) -> None:
     assert ModelRepository(tmp_path / "missing").names() == ()
 

@@ -1,6 +1,6 @@
 """Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
 
-    python -m tests.support.compiled_kernels attention|small_linear|low_bits|arranged 90
+    python -m tests.support.compiled_kernels attention|small_linear|low_bits|arranged|blocks 90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
@@ -28,6 +28,8 @@ from triton.runtime.jit import JITFunction
 
 from headrace_kernels import (
     attention,
+    block_linear_kernels,
+    block_weight,
     card,
     fp8_activations,
     input_order,
@@ -261,11 +263,33 @@ def compile_arranged(arch: int) -> list[Any]:
     return compiled
 
 
+def compile_blocks(arch: int) -> list[Any]:
+    """The kernels of weights in blocks: every kind at a product of an 8B Llama, few rows of the first and last class; restoring rows, and looking them up."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
+        compiled = stack.enter_context(compiling_for(arch))
+        cpu = torch.device("cpu")
+        for kind in block_weight.BlockKind:
+            # fp16 has a conversion of its own, whatever the planes.
+            dtype = (
+                torch.float16 if kind in (block_weight.BlockKind.Q5_0, block_weight.BlockKind.Q5_K) else torch.bfloat16
+            )
+            weight = block_weight.allocate(kind, 64, 4096, dtype, cpu)
+            for num_rows in (1, 20):
+                x, out = torch.empty(num_rows, 4096, dtype=dtype), torch.empty(num_rows, 64, dtype=dtype)
+                block_linear_kernels.multiply_small(x, weight, torch.empty(64, dtype=dtype), out)
+            block_linear_kernels.restore(weight, range(8), torch.empty(8, 4096, dtype=dtype))
+            tokens = torch.zeros(3, dtype=torch.int64)
+            block_linear_kernels.gather(weight, tokens, torch.empty(3, 4096, dtype=dtype))
+    return compiled
+
+
 _ROOMS = {
     "attention": compile_attention,
     "small_linear": compile_small_linear,
     "low_bits": compile_low_bits,
     "arranged": compile_arranged,
+    "blocks": compile_blocks,
 }
 
 

@@ -1,4 +1,4 @@
-"""Token embedding and output head, split over ranks by vocabulary; tied, they share one weight.
+"""Token embedding and output head, split over ranks by vocabulary; tied, they share one weight, which may be in blocks as a file has it.
 
 With several ranks both give every rank the whole: an embedding is the sum of what the ranks have of it, all but one of them zeros, and logits are the ranks' parts side by side, so that whatever is
 done to logits is done by every rank to the same bits, as it would be by one.
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
+from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.embedding import embedding
 from headrace_kernels.linear import linear
@@ -26,16 +27,18 @@ class TokenEmbedding(ShardedModule):
         self._shard = placement.shard
         self._rows = placement.shard.split(vocab_size)
         self._is_whole = len(self._rows) == vocab_size
-        self.weight = placement.empty(len(self._rows), size)
+        self.weight = _table(len(self._rows), size, placement)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, size], a new tensor."""
+        if isinstance(self.weight, BlockLinearWeight):
+            return self.weight.rows(token_ids)
         found = embedding(token_ids, self.weight, self._rows.start, self._is_whole)
         return found if self._is_whole else self._shard.together.all_reduce(found)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
-        yield CheckpointPart("weight", 0, WeightTarget.of(self.weight, self._rows, range(self.weight.shape[1])))
+        yield CheckpointPart("weight", 0, _target(self.weight, self._rows))
 
 
 class OutputHead(ShardedModule):
@@ -47,7 +50,7 @@ class OutputHead(ShardedModule):
         self._rows = placement.shard.split(vocab_size)
         self._is_whole = len(self._rows) == vocab_size
         self._is_tied = tied_to is not None
-        self.weight = placement.empty(len(self._rows), size) if tied_to is None else tied_to.weight
+        self.weight = _table(len(self._rows), size, placement) if tied_to is None else tied_to.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, size] -> [num_tokens, vocab_size] fp32."""
@@ -65,9 +68,24 @@ class OutputHead(ShardedModule):
 
     def part(self, hidden: Tensor) -> Tensor:
         """[num_tokens, size] -> [num_tokens, this rank's part of the vocabulary] fp32."""
+        if isinstance(self.weight, BlockLinearWeight):
+            return self.weight.multiply_to(hidden, None, torch.float32)
         return linear(hidden, self.weight, out_dtype=torch.float32)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight; nothing if it is the embedding's."""
         if not self._is_tied:
-            yield CheckpointPart("weight", 0, WeightTarget.of(self.weight, self._rows, range(self.weight.shape[1])))
+            yield CheckpointPart("weight", 0, _target(self.weight, self._rows))
+
+
+def _table(num_rows: int, size: int, placement: Placement) -> nn.Parameter | BlockLinearWeight:
+    """An empty [num_rows, size], as the file has it."""
+    if placement.block_kinds is not None:
+        return BlockLinearWeight.of_file((num_rows,), size, placement)
+    return placement.empty(num_rows, size)
+
+
+def _target(weight: nn.Parameter | BlockLinearWeight, rows: range) -> WeightTarget:
+    if isinstance(weight, BlockLinearWeight):
+        return WeightTarget(weight.destination(range(len(rows))), rows, range(weight.num_inputs))
+    return WeightTarget.of(weight, rows, range(weight.shape[1]))

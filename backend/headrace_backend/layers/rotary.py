@@ -38,7 +38,10 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """[head_dim / 2] fp32 radians per token, and the factor on cosine and sine."""
     match rope.rope_type:
         case "default" | "dynamic":  # dynamic stretches beyond the stated context only, which we never exceed
-            return default_frequencies(head_dim, rope.theta), 1.0
+            frequencies = default_frequencies(head_dim, rope.theta)
+            if rope.frequency_divisors is not None:
+                frequencies /= torch.tensor(rope.frequency_divisors)
+            return frequencies, 1.0
         case "linear":
             return linear_frequencies(head_dim, rope.theta, rope.factor), 1.0
         case "llama3":

@@ -19,9 +19,9 @@ from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.layers.sharded_module import ShardedModule
 from headrace_backend.layers.step_metadata import StepMetadata
-from headrace_backend.quantization.folder_check import FolderSummary
+from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
-from headrace_backend.quantization.self_check import QuantizationSummary
+from headrace_backend.quantization.self_check import QuantizationSummary, StoredSummary
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_model_folder import ModelConfig
 
@@ -39,7 +39,9 @@ class Decoder(nn.Module):
         self, config: ModelConfig, layers: list[DecoderLayer], placement: Placement, max_position: int
     ) -> None:
         super().__init__()
-        self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size, placement)
+        self.embed_tokens = TokenEmbedding(
+            config.vocab_size, config.hidden_size, placement.within("model.embed_tokens")
+        )
         self.rotary = RotaryTable(config.rope, config.head_dim, max_position, placement.device)
         self.layers = nn.ModuleList(layers)
         # The same, with their type.
@@ -93,7 +95,7 @@ class CausalLM(nn.Module, abc.ABC):
         ]
         self.model = Decoder(config, layers, placement, max_position)
         tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
-        self.lm_head = OutputHead(config.vocab_size, config.hidden_size, placement, tied_to)
+        self.lm_head = OutputHead(config.vocab_size, config.hidden_size, placement.within("lm_head"), tied_to)
         self.num_layers = config.num_layers
         self.shard = placement.shard
         # Of this rank: what attention and the KV cache need.
@@ -106,13 +108,18 @@ class CausalLM(nn.Module, abc.ABC):
         self.vocab_size = config.vocab_size
         self.max_position = max_position
         # How the layers were quantized, once they are; None where they were not.
-        self.quantization: QuantizationSummary | FolderSummary | None = None
+        self.quantization: QuantizationSummary | StoredSummary | None = None
         self.low_bit_weights = {
             path: weight for path, weight in self.named_modules() if isinstance(weight, LowBitWeight)
+        }
+        # Weights in blocks, as a file has them or rounded to such.
+        self.block_weights = {
+            path: weight for path, weight in self.named_modules() if isinstance(weight, BlockLinearWeight)
         }
         # Of this rank; tied embeddings count once.
         self.parameter_count = sum(parameter.numel() for parameter in self.parameters())
         self.parameter_count += sum(weight.num_weights for weight in self.low_bit_weights.values())
+        self.parameter_count += sum(weight.num_block_weights for weight in self.block_weights.values())
 
     @abc.abstractmethod
     def make_layer(self, config: ModelConfig, index: int, placement: Placement) -> DecoderLayer:
@@ -146,7 +153,8 @@ class CausalLM(nn.Module, abc.ABC):
     def weight_bytes(self) -> int:
         """Memory of all weights of this rank."""
         plain = sum(parameter.nbytes for parameter in self.parameters())
-        return plain + sum(weight.num_bytes for weight in self.low_bit_weights.values())
+        low_bits = sum(weight.num_bytes for weight in self.low_bit_weights.values())
+        return plain + low_bits + sum(weight.num_bytes for weight in self.block_weights.values())
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Checkpoint tensor name -> the place in a parameter that it fills. Together they cover every parameter exactly once."""

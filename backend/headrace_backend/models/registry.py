@@ -11,16 +11,20 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.llama import LlamaForCausalLM, MistralForCausalLM
 from headrace_backend.models.qwen2 import Qwen2ForCausalLM
 from headrace_backend.models.qwen3 import Qwen3ForCausalLM
+from headrace_backend.quantization.block_check import block_targets, summarize_blocks
 from headrace_backend.quantization.folder_check import summarize_folder
 from headrace_backend.quantization.folder_layers import formats_by_path, stage_layers
+from headrace_backend.quantization.nf4_weight import summarize_nf4
 from headrace_backend.quantization.self_check import summarize
+from headrace_backend.weights.block_records import block_kinds, with_rotated_rows
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
+from headrace_backend.weights.nf4_states import load_nf4_states
 from headrace_backend.weights.placement import ALONE, Placement, Shard, WeightTarget
 from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import Scheme
 from headrace_kernels.restored_weights import scratch_bytes
-from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, expected_tensors
+from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, TensorRecord, expected_tensors
 
 MODEL_CLASSES: dict[str, type[CausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
@@ -75,7 +79,8 @@ def load_model(
     limit = config.max_position_embeddings
     if max_position is not None and not 1 <= max_position <= limit:
         raise ValueError(f"max_position must be from 1 to {limit} (the model's context), is {max_position}")
-    placement = Placement(dtype, device, shard, scheme, formats=formats_by_path(config, CausalLM.stacked_params))
+    records = folder.tensors if folder is not None and load == "folder" else {}
+    placement = _placement(config, dtype, device, scheme, shard, records)
     model = _model_class(config)(config, placement, max_position or limit)
     targets, shapes = model.weight_targets(), expected_tensors(config)
     # Biases that are added once are rank 0's.
@@ -88,16 +93,18 @@ def load_model(
         elif config.quantization is not None:
             _load_quantized(model, folder, targets, progress)
         else:
-            load_weights(folder, targets, progress)
-        if scheme is not None:
+            _load_rows(model, folder, targets, progress)
+        if scheme is not None and model.low_bit_weights:
             model.quantization = summarize(scheme, targets, model.low_bit_weights)
+        elif scheme is not None:
+            model.quantization = summarize_nf4(scheme, targets, model.block_weights)
     return model.eval()
 
 
 def _load_quantized(
     model: CausalLM, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress
 ) -> None:
-    """Fills a model from a folder that another tool quantized."""
+    """Fills a model from a folder whose layers another tool quantized."""
     quantization = folder.config.quantization
     assert quantization is not None
     staged = stage_layers(folder.config, targets, expected_tensors(folder.config), folder.tensors)
@@ -107,22 +114,61 @@ def _load_quantized(
     model.quantization = summarize_folder(quantization, staged.layers, model.low_bit_weights, norms)
 
 
+def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress) -> None:
+    """Fills a model by rows, whether numbers, which may be quantized as they come, or bytes that a file has in blocks."""
+    records = folder.tensors
+    targets = with_rotated_rows(targets, records)
+    states = {name: into.weight for name, into in block_targets(targets) if records[name].nf4 is not None}
+    load_nf4_states(folder, states)
+    load_weights(folder, targets, progress)
+    if any(block_targets(targets)):
+        model.quantization = summarize_blocks(targets, model.block_weights, records)
+
+
 def weight_memory(
-    config: ModelConfig, dtype: torch.dtype, scheme: Scheme | None, device: torch.device, shard: Shard = ALONE
+    config: ModelConfig,
+    dtype: torch.dtype,
+    scheme: Scheme | None,
+    device: torch.device,
+    shard: Shard = ALONE,
+    records: Mapping[str, TensorRecord] | None = None,
 ) -> WeightMemory:
     """What the weights of a rank will take on a device, exactly: a model is made as it would be, without memory.
+
+    Args:
+        config: The model's configuration.
+        dtype: Type of weights and activations.
+        scheme: How the layers' weights are quantized while they are read; None: not at all.
+        device: Where they will live.
+        shard: Which of several ranks.
+        records: The checkpoint's tensors, of which some may be in blocks; None: none is.
 
     Raises:
         InvalidModelFolder: the architecture is unknown.
         QuantizationRefused: the scheme does not suit the model.
     """
-    formats = formats_by_path(config, CausalLM.stacked_params)
-    placement = Placement(dtype, torch.device("meta"), shard, scheme, formats=formats)
+    placement = _placement(config, dtype, torch.device("meta"), scheme, shard, records or {})
     model = _model_class(config)(config, placement, 1)
     sizes = {(weight.num_outputs, weight.num_inputs) for weight in model.low_bit_weights.values()}
+    blocks = [part for weight in model.block_weights.values() for part in weight.blocks]
+    sizes |= {(part.num_outputs, part.num_inputs) for part in blocks}
     # Elsewhere products restore weights in small blocks, which they give up again.
     scratch = [scratch_bytes(*size, dtype) for size in sizes] if device.type == "cuda" else []
     return WeightMemory(model.weight_bytes, max(scratch, default=0))
+
+
+def _placement(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    scheme: Scheme | None,
+    shard: Shard,
+    records: Mapping[str, TensorRecord],
+) -> Placement:
+    """With what folder or file say of the bits of their weights."""
+    stacked = CausalLM.stacked_params
+    formats, kinds = formats_by_path(config, stacked), block_kinds(records, stacked)
+    return Placement(dtype, device, shard, scheme, formats=formats, blocks=kinds)
 
 
 def _model_class(config: ModelConfig) -> type[CausalLM]:

@@ -2,11 +2,13 @@
 
     linear_weight   the interface, and the plain weight
     low_bit_weight  weights of few bits; those filled by rows that are quantized as they come
-    stored_weight   those that another tool made, in its formats: which of our layouts holds which
+    stored_weight   those whose layers another tool made, in its formats: which of our layouts holds which
     parted_weight   projections of different formats side by side
+    block_linear_weight  weights that keep the blocks that a file has, or rows are rounded to: GGUF's types, NF4
+    nf4_weight      those filled by rows that are rounded to NF4 as they come
     make_weight     which of them a placement asks for
     tensor_error    how far each tensor ended from what was read, and how far it may be
-    self_check      what is checked and said once all weights are there
+    self_check      what is checked and said once all weights are there; block_check: of weights in blocks
     folder_layers   all layers of a folder of another tool; staged_layer: one, from its tensors to our layout; source_numbers: the bits of each format
     folder_check    what is checked and said of those; layer_statistics: what their integers tell
 

@@ -6,7 +6,6 @@ stand for.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -14,21 +13,9 @@ from torch import Tensor
 
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.quantization.packing_check import check_packing
-from headrace_backend.quantization.self_check import check_product
+from headrace_backend.quantization.self_check import StoredSummary, check_product
 from headrace_backend.quantization.staged_layer import StagedLayer
 from headrace_model_folder import FolderQuantization
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FolderSummary:
-    """How a folder's layers are quantized."""
-
-    # Its format and its numbers, the most frequent first, such as "gptq int4" or "compressed-tensors int4+int8".
-    scheme: str
-    # Inputs that share a scale; 0: all of an output's, or not the same for all layers.
-    group_size: int
-    # What the quantized weights take in memory, scales and zero points included, per weight.
-    bits_per_weight: float
 
 
 def summarize_folder(
@@ -36,7 +23,7 @@ def summarize_folder(
     layers: Sequence[StagedLayer],
     weights: Mapping[str, LowBitWeight],
     norms: Mapping[str, Tensor],
-) -> FolderSummary:
+) -> StoredSummary:
     """Checks all quantized weights of a model.
 
     Args:
@@ -56,7 +43,7 @@ def summarize_folder(
     groups = {128 if form.scales == "block" else form.group_size for form in quantization.layers.values()}
     num_bytes = sum(weight.num_bytes for weight in weights.values())
     num_weights = sum(weight.num_weights for weight in weights.values())
-    return FolderSummary(
+    return StoredSummary(
         f"{quantization.method} {'+'.join(number for number, _ in numbers.most_common())}",
         groups.pop() if len(groups) == 1 else 0,
         8 * num_bytes / num_weights,

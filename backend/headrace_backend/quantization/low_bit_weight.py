@@ -16,7 +16,7 @@ from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import Scheme
 from headrace_kernels import low_bit_linear
-from headrace_kernels.quantized_weight import QuantizedWeight, allocate, dequantize_rows, quantize_rows
+from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize_rows, quantize_rows
 
 # Weights that are in fp32 at a time while they are compared: 16 MB.
 _BLOCK_NUMBERS = 1 << 22
@@ -67,6 +67,7 @@ class RoundedWeight(LowBitWeight):
             QuantizationRefused: The scheme's groups do not divide the inputs.
         """
         group = scheme.group(num_inputs)
+        assert isinstance(scheme.kind, QuantKind)
         super().__init__(allocate(scheme.kind, num_outputs, num_inputs, group, placement.dtype, placement.device))
 
     def destination(self, outputs: range) -> Destination:

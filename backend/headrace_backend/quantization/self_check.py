@@ -42,6 +42,18 @@ class QuantizationSummary:
     worst_tensor: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredSummary:
+    """How a folder or file has the weights that somebody else quantized. There is no original to state a distance from."""
+
+    # A folder's format and its numbers, such as "gptq int4" or "compressed-tensors int4+int8", or the kinds of blocks, such as "Q4_K+Q6_K"; the most frequent first.
+    scheme: str
+    # Inputs that share a scale; 0: all of an output's, or not the same for all weights.
+    group_size: int
+    # What the quantized weights take in memory, scales and zero points included, per weight.
+    bits_per_weight: float
+
+
 def summarize(
     scheme: Scheme, targets: Mapping[str, WeightTarget], weights: Mapping[str, LowBitWeight]
 ) -> QuantizationSummary:

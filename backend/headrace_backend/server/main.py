@@ -111,7 +111,7 @@ def _open_model(config: EngineConfig) -> ModelFolder:
     if config.max_model_len > context:
         raise StartRefused(f"max_model_len is {config.max_model_len}; the model's context has {context} tokens")
     for unsuitable in (unsuitable_quantization, unsuitable_tp):
-        if (reason := unsuitable(config, folder.config)) is not None:
+        if (reason := unsuitable(config, folder.config, folder.gguf_file)) is not None:
             raise StartRefused(reason)
     return folder
 

@@ -37,6 +37,11 @@ _UNIT = 1 << 20
 _LEAST_SPAN_BYTES = 4096
 
 
+def read_as(record: TensorRecord) -> torch.dtype:
+    """The type that a record's bytes are read as: its own, or bytes where it is in blocks."""
+    return DTYPES.get(record.dtype, torch.uint8)
+
+
 class RowSpan(NamedTuple):
     """Which bytes of each row of a checkpoint tensor are read."""
 
@@ -52,7 +57,15 @@ class RowSpan(NamedTuple):
         return self.num_bytes == self.row_bytes
 
     @classmethod
-    def of(
+    def of(cls, target: WeightTarget, record: TensorRecord) -> RowSpan:
+        """What is read of a tensor for a target: of rows in blocks, whose columns are no bytes of their own, all."""
+        if target.destination.row_bytes:
+            assert record.num_bytes == record.shape[0] * target.destination.row_bytes
+            return cls(target.destination.row_bytes, 0, target.destination.row_bytes)
+        return cls.of_columns(target.columns, record.shape, DTYPES[record.dtype].itemsize)
+
+    @classmethod
+    def of_columns(
         cls, columns: range | None, shape: tuple[int, ...], itemsize: int, least: int = _LEAST_SPAN_BYTES
     ) -> RowSpan:
         """What is read where a rank keeps some columns: those alone if they are worth a read for each row, else whole rows.

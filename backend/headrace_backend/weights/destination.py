@@ -18,6 +18,8 @@ class Destination(abc.ABC):
     # Of the model's plain weights. Rows may come in another type.
     dtype: torch.dtype
     device: torch.device
+    # Of a row as a file has it, where rows come as bytes; 0: they come as numbers.
+    row_bytes: int = 0
 
     @abc.abstractmethod
     def put(self, first: int, rows: Tensor) -> None:
@@ -49,3 +51,31 @@ class TensorRows(Destination):
     def in_place(self) -> Tensor | None:
         """See Destination."""
         return self.tensor
+
+
+class RotatedRows(Destination):
+    """Another destination whose rows come with the two halves of each head alternating, and are put into order."""
+
+    def __init__(self, into: Destination, head_rows: int) -> None:
+        self.into = into
+        self._head_rows = head_rows
+        self.shape, self.dtype, self.device, self.row_bytes = into.shape, into.dtype, into.device, into.row_bytes
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """See Destination."""
+        size = self._head_rows
+        begin = min(-first % size, len(rows))
+        end = begin + (len(rows) - begin) // size * size
+        self._put_part(first, rows[:begin])
+        if end > begin:
+            # Whole heads: [heads, places, halves] -> [heads, halves, places].
+            heads = rows[begin:end].reshape(-1, size // 2, 2, *rows.shape[1:]).transpose(1, 2).flatten(0, 2)
+            self.into.put(first + begin, heads)
+        self._put_part(first + end, rows[end:])
+
+    def _put_part(self, first: int, rows: Tensor) -> None:
+        """Some rows of one head: those of each half follow each other."""
+        size = self._head_rows
+        for offset in range(min(2, len(rows))):
+            place, half = divmod((first + offset) % size, 2)
+            self.into.put(first // size * size + half * (size // 2) + place, rows[offset::2])

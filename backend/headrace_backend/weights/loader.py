@@ -12,12 +12,12 @@ from collections.abc import Mapping
 import torch
 
 from headrace_backend.weights.checkpoint_files import (
-    DTYPES,
     ByteCounter,
     CheckpointFiles,
     RowSpan,
     all_finite,
     not_finite,
+    read_as,
     reading_order,
     row_pieces,
 )
@@ -47,7 +47,7 @@ def load_weights(folder: ModelFolder, targets: Mapping[str, WeightTarget], progr
     Raises:
         InvalidModelFolder: a file is shorter than its header says, unreadable, or a tensor is not finite; file and tensor are named.
     """
-    files = CheckpointFiles(folder.path)
+    files = CheckpointFiles(folder.weights_folder)
     counter = ByteCounter(sum(folder.tensors[name].num_bytes for name in targets), progress)
     device = next(iter(targets.values())).device
     try:
@@ -83,8 +83,7 @@ def _read_tensor(
     files: CheckpointFiles, name: str, record: TensorRecord, target: WeightTarget, counter: ByteCounter
 ) -> None:
     """Reads the target's rows piece by piece, of each row what the target keeps if that is worth it, else all, to be cut afterwards."""
-    dtype = DTYPES[record.dtype]
-    span = RowSpan.of(target.columns, record.shape, dtype.itemsize)
+    dtype, span = read_as(record), RowSpan.of(target, record)
     rows_per_piece = max(_PIECE_BYTES // max(span.num_bytes, 1), 1)
     for first, last in row_pieces(target.rows, rows_per_piece):
         piece = torch.empty((last - first) * span.num_bytes // dtype.itemsize, dtype=dtype)

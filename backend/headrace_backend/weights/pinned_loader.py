@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from headrace_backend.weights.checkpoint_files import (
-    DTYPES,
     ByteCounter,
     CheckpointFiles,
     RowSpan,
     all_finite,
     not_finite,
+    read_as,
     reading_order,
     row_pieces,
 )
@@ -151,7 +151,7 @@ def load_through_buffers(
     Raises:
         InvalidModelFolder: As for `load_weights`.
     """
-    spans = {name: _span(records[name], target) for name, target in targets.items()}
+    spans = {name: RowSpan.of(target, records[name]) for name, target in targets.items()}
     kept = sum(len(target.rows) * spans[name].num_bytes for name, target in targets.items())
     # Bytes that other ranks keep count as done, so that the total is the checkpoint's.
     counter.add(sum(records[name].num_bytes for name in targets) - kept)
@@ -222,7 +222,7 @@ class _Loader:
         try:
             buffer = whole[:num_bytes]
             self._files.read_rows(buffer, record.offset + piece.first * span.row_bytes, span, record.file, piece.name)
-            last_use = self._transfer.submit(lambda: self._copy(piece, buffer.view(DTYPES[record.dtype])))
+            last_use = self._transfer.submit(lambda: self._copy(piece, buffer.view(read_as(record))))
         finally:
             # Also after a failure: other readers may be waiting for a buffer.
             self._buffers.give(whole, last_use)
@@ -235,10 +235,6 @@ class _Loader:
         if values.numel():
             self._flags[piece.flag].logical_or_(~all_finite(values))
         target.put(values, piece.first, piece.end)
-
-
-def _span(record: TensorRecord, target: WeightTarget) -> RowSpan:
-    return RowSpan.of(target.columns, record.shape, DTYPES[record.dtype].itemsize)
 
 
 def _pieces(

@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_backend.weights.scheme import Scheme
+from headrace_kernels.block_weight import BlockKind
 from headrace_model_folder import LayerFormat
 
 
@@ -66,12 +67,20 @@ class Placement:
     scheme: Scheme | None = None
     # Where the module that is being made stands in the model, dots between names.
     path: str = ""
-    # Path of a module with a weight -> the format of each projection in it, where another tool quantized the folder; None: plain. Modules that are not here are plain.
+    # Path of a module with a weight -> the format of each projection in it, where another tool quantized the folder's layers; None: plain. Modules that are not here are plain.
     formats: Mapping[str, tuple[LayerFormat | None, ...]] = dataclasses.field(default_factory=dict)
+    # Path of a module with a weight -> the blocks that the file has each projection in; None: plain. Modules that are not here are plain.
+    blocks: Mapping[str, tuple[BlockKind | None, ...]] = dataclasses.field(default_factory=dict)
 
     def within(self, name: str) -> Placement:
         """The same for a module inside this one."""
         return dataclasses.replace(self, path=f"{self.path}.{name}" if self.path else name)
+
+    @property
+    def block_kinds(self) -> tuple[BlockKind | None, ...] | None:
+        """The blocks that the file has the projections of the module at this path in; None: all plain."""
+        kinds = self.blocks.get(self.path)
+        return None if kinds is None or not any(kinds) else kinds
 
     def empty(self, *shape: int) -> torch.nn.Parameter:
         """A parameter that is still to be filled."""
@@ -119,11 +128,13 @@ class WeightTarget:
         """Hands rows over, cut to the columns.
 
         Args:
-            values: All columns of the rows, or those that are kept, flat.
+            values: All columns of the rows, or those that are kept, flat; bytes for a destination that takes such.
             first: The first row, counted in the checkpoint tensor.
             end: The row after the last.
         """
-        if self.columns is not None:
+        if self.destination.row_bytes:
+            values = values.view(end - first, self.destination.row_bytes)
+        elif self.columns is not None:
             values = values.view(end - first, -1)
             if values.shape[1] != len(self.columns):
                 values = values[:, self.columns.start : self.columns.stop]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from headrace_kernels.block_weight import FORMATS, BlockKind
 from headrace_kernels.quantized_weight import QuantKind
 
 
@@ -18,7 +19,7 @@ class QuantizationRefused(ValueError):
 class Scheme:
     """One way to quantize: all products of the decoder layers; embedding, output layer, norms and biases stay."""
 
-    kind: QuantKind
+    kind: QuantKind | BlockKind
     # Inputs that share a scale; 0: all of an output's.
     group_size: int = 0
 
@@ -27,6 +28,8 @@ class Scheme:
         """The scheme of the settings `quantize` and `quantize_group`; None for "off"."""
         if quantize == "off":
             return None
+        if quantize == "nf4":
+            return cls(BlockKind.NF4, FORMATS[BlockKind.NF4].group)
         kind = QuantKind[quantize.upper()]
         return cls(kind, group_size if kind is QuantKind.INT4 else 0)
 

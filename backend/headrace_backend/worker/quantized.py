@@ -11,13 +11,14 @@ import torch
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.quantization.folder_check import FolderSummary
+from headrace_backend.quantization.self_check import StoredSummary
 from headrace_backend.quantization.stored_weight import KINDS
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.weights.scheme import Scheme
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker_messages import Notice, QuantizationReport
+from headrace_kernels.block_weight import BlockKind
 from headrace_kernels.quantized_weight import QuantKind
 from headrace_model_folder import ModelFolder
 
@@ -31,10 +32,10 @@ def checked_scheme(config: EngineConfig, folder: ModelFolder, device: torch.devi
     Raises:
         StartRefused: The settings do not suit the model.
     """
-    if (reason := unsuitable_quantization(config, folder.config)) is not None:
+    if (reason := unsuitable_quantization(config, folder.config, folder.gguf_file)) is not None:
         raise StartRefused(reason)
     scheme = Scheme.named(config.quantize, config.quantize_group)
-    kinds = {scheme.kind} if scheme is not None else stored_kinds(folder)
+    kinds = {scheme.kind} if scheme is not None else folder_kinds(folder)
     if kinds and device.type == "cuda":
         notice = without_products(kinds, torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
         if notice is not None:
@@ -42,13 +43,13 @@ def checked_scheme(config: EngineConfig, folder: ModelFolder, device: torch.devi
     return scheme
 
 
-def stored_kinds(folder: ModelFolder) -> set[QuantKind]:
+def folder_kinds(folder: ModelFolder) -> set[QuantKind]:
     """Kinds of numbers that another tool gave the folder's layers."""
     quantization = folder.config.quantization
     return {KINDS[form.number] for form in quantization.layers.values()} if quantization else set()
 
 
-def without_products(kinds: Collection[QuantKind], card: str, capability: tuple[int, int]) -> str | None:
+def without_products(kinds: Collection[QuantKind | BlockKind], card: str, capability: tuple[int, int]) -> str | None:
     """One line where a card can't multiply by numbers of these kinds themselves; None where it can, or no card does."""
     if QuantKind.FP8 not in kinds or capability >= _OLDEST_FP8_CAPABILITY:
         return None
@@ -61,8 +62,8 @@ def quantization_report(model: CausalLM) -> QuantizationReport | None:
     summary = model.quantization
     if summary is None:
         return None
-    if isinstance(summary, FolderSummary):
-        # How far these are from what they were made of, only who made them knows.
+    if isinstance(summary, StoredSummary):
+        # The bits are as they were found: how far these are from what they were made of, only who made them knows.
         return QuantizationReport(summary.scheme, summary.group_size, summary.bits_per_weight, 0.0, 0.0, "")
     return QuantizationReport(
         scheme=summary.scheme.name,

@@ -144,7 +144,7 @@ def start_worker(
         PeerLost: Another rank was lost.
     """
     max_model_len = checked_max_model_len(config, folder)
-    if (reason := unsuitable_tp(config, folder.config)) is not None:
+    if (reason := unsuitable_tp(config, folder.config, folder.gguf_file)) is not None:
         raise StartRefused(reason)
     timer = _Phases(phases)
     device = _prepared_device(config, links.rank if links else 0, channel)
@@ -154,7 +154,7 @@ def start_worker(
     memory = CudaMemory(device) if device.type == "cuda" else None
     room = Room.of_rank(device, free_memory_bytes(device), memory.total() if memory else 0, config)
     scheme = checked_scheme(config, folder, device, channel)
-    weights = weight_memory(folder.config, dtype, scheme, device, place.shard)
+    weights = weight_memory(folder.config, dtype, scheme, device, place.shard, folder.tensors)
     part = rank_part(folder.config, config.tp)
     estimate, plan = plan_estimate(config, part, weights, dtype, max_model_len, room)
     plan = _agreed(plan, place)

@@ -2447,7 +2447,8 @@ func (x *Model) GetKvBytesPerToken() uint32 {
 // Weights of few bits: the products of all decoder layers; embedding, output layer, norms and biases stay as `Model.dtype` says.
 type Quantization struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+	// "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+	// Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
 	Scheme string `protobuf:"bytes,1,opt,name=scheme,proto3" json:"scheme,omitempty"`
 	// Inputs that share a scale. 0: all of an output's, or not the same for all layers.
 	GroupSize uint32 `protobuf:"varint,2,opt,name=group_size,json=groupSize,proto3" json:"group_size,omitempty"`

@@ -54,7 +54,8 @@ private static final long serialVersionUID = 0L;
   private volatile java.lang.Object scheme_ = "";
   /**
    * <pre>
-   * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+   * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+   * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -75,7 +76,8 @@ private static final long serialVersionUID = 0L;
   }
   /**
    * <pre>
-   * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+   * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+   * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -627,7 +629,8 @@ private static final long serialVersionUID = 0L;
     private java.lang.Object scheme_ = "";
     /**
      * <pre>
-     * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+     * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -647,7 +650,8 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+     * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -668,7 +672,8 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+     * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -685,7 +690,8 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+     * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -699,7 +705,8 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+     * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
      * </pre>
      *
      * <code>string scheme = 1;</code>

@@ -12,7 +12,8 @@ public interface QuantizationOrBuilder extends
 
   /**
    * <pre>
-   * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+   * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+   * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -21,7 +22,8 @@ public interface QuantizationOrBuilder extends
   java.lang.String getScheme();
   /**
    * <pre>
-   * "int8", "int4" or "fp8". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+   * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
+   * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
    * </pre>
    *
    * <code>string scheme = 1;</code>

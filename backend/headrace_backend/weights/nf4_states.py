@@ -1,0 +1,64 @@
+"""The scales that bitsandbytes keeps beside weights in NF4: read into the weights before their rows are.
+
+Owns the check that the file's tables of numbers are NF4's. What the tensors are called and how large they are is `headrace_model_folder`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from headrace_backend.weights.checkpoint_files import DTYPES, CheckpointFiles
+from headrace_kernels.block_weight import BlockWeight, nf4_numbers, scale_codes
+from headrace_model_folder import InvalidModelFolder, ModelFolder, TensorRecord
+
+_HOST = torch.device("cpu")
+# Tables are fp32, written by several versions of the same arithmetic.
+_TOLERANCE = 1e-6
+
+
+def load_nf4_states(folder: ModelFolder, weights: Mapping[str, BlockWeight]) -> None:
+    """Fills the scales of weights.
+
+    Args:
+        folder: Opened with its weights.
+        weights: By checkpoint name; each holds the outputs of that tensor and no others.
+
+    Raises:
+        InvalidModelFolder: A file is shorter than its header says, or a table is another one; file and tensor are named.
+    """
+    files = CheckpointFiles(folder.weights_folder)
+    try:
+        for name, weight in weights.items():
+            _load(files, name, folder.tensors[name], weight)
+    finally:
+        files.close()
+
+
+def _load(files: CheckpointFiles, name: str, record: TensorRecord, weight: BlockWeight) -> None:
+    state = record.nf4
+    assert state is not None
+    _check_table(files, f"{name}.quant_map", state.table, nf4_numbers(torch.float32, _HOST))
+    absmax = _read(files, f"{name}.absmax", state.absmax).view(weight.num_outputs, -1).t()
+    if state.nested is None or state.nested_table is None:
+        weight.scales.copy_(absmax)
+        return
+    assert weight.group_scales is not None and weight.mins is not None
+    _check_table(files, f"{name}.nested_quant_map", state.nested_table, scale_codes(_HOST))
+    weight.group_scales.copy_(absmax)
+    weight.scales.copy_(_read(files, f"{name}.nested_absmax", state.nested))
+    weight.mins.fill_(state.offset)
+
+
+def _read(files: CheckpointFiles, name: str, record: TensorRecord) -> Tensor:
+    out = torch.empty(math.prod(record.shape), dtype=DTYPES.get(record.dtype, torch.uint8))
+    files.read(out, record.offset, record.file, name)
+    return out
+
+
+def _check_table(files: CheckpointFiles, name: str, record: TensorRecord, expected: Tensor) -> None:
+    if not torch.allclose(_read(files, name, record), expected, rtol=0, atol=_TOLERANCE):
+        raise InvalidModelFolder(f"{record.file}: tensor {name!r} is another table than NF4's")

@@ -1,0 +1,264 @@
+"""Models read from GGUF files: the logits of the numbers that their bits stand for, in the memory that was planned, with every type where files have it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.models.checkpoints import VOCAB_SIZE, ignore_progress, load, write_checkpoint
+from tests.models.paged_driver import PagedDriver, Row
+from tests.models.test_pinned_loader import load_late
+from tests.support.gguf_numbers import BLOCK_KINDS, KINDS
+from tests.support.gguf_writer import Gguf, from_folder
+from tests.support.running_server import DEMO
+
+from headrace_backend.layers.rotary import rope_frequencies
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.registry import MODEL_CLASSES, load_model, weight_memory
+from headrace_backend.quantization import block_check
+from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
+from headrace_backend.quantization.self_check import StoredSummary
+from headrace_backend.weights.block_records import block_kinds, with_rotated_rows
+from headrace_backend.weights.destination import RotatedRows, TensorRows
+from headrace_backend.weights.placement import Placement, Shard
+from headrace_backend.weights.scheme import QuantizationRefused
+from headrace_kernels.block_weight import BlockKind, BlockWeight
+from headrace_model_folder import InvalidModelFolder, ModelFolder
+
+CPU = torch.device("cpu")
+# fp32 with sums in another order; logits are of order 10.
+TOLERANCE = 3e-4
+# Types of the files that carry these names, roughly: values and half of the down projections have more bits.
+MIXES = {
+    "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed_tokens": "Q4_K", "lm_head": "Q6_K", "": "Q4_K"},
+    "Q3_K_M": {"v_proj": "Q5_K", "o_proj": "Q4_K", "": "Q3_K"},
+    "Q2_K": {"v_proj": "Q3_K", "embed_tokens": "Q2_K", "lm_head": "Q6_K", "": "Q2_K"},
+    "odd": {"q_proj": "F16", "k_proj": "Q5_1", "v_proj": "BF16", "gate_proj": "Q4_1", "up_proj": "F32", "": "Q5_0"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def kind_of(mix: str, name: str) -> str:
+    return next(kind for part, kind in MIXES[mix].items() if part in name)
+
+
+def written(path: pathlib.Path, source: pathlib.Path, kind: str) -> tuple[Gguf, pathlib.Path]:
+    """The model of a folder as a GGUF file, and a folder with the numbers that the file stands for, in fp32."""
+    gguf, exact = from_folder(source, (lambda name, _: kind_of(kind, name)) if kind in MIXES else kind)
+    plain = path / f"{kind}-exact"
+    plain.mkdir(exist_ok=True)
+    (plain / "config.json").write_text((source / "config.json").read_text())
+    safetensors.torch.save_file(exact, plain / "model.safetensors")
+    gguf.write(path / f"{kind}.gguf")
+    return gguf, plain
+
+
+Written = Callable[[str], tuple[Gguf, pathlib.Path, pathlib.Path]]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The demo model as a GGUF file of a kind, and a folder with the numbers that it stands for."""
+    path = tmp_path_factory.mktemp("demo")
+
+    @functools.cache
+    def made(kind: str) -> tuple[Gguf, pathlib.Path, pathlib.Path]:
+        gguf, plain = written(path, DEMO, kind)
+        return gguf, plain, path / f"{kind}.gguf"
+
+    return made
+
+
+def read(file: pathlib.Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    folder = ModelFolder.open(file)
+    return load_model(folder, folder.config, dtype, CPU, "folder", 0, ignore_progress)
+
+
+def logits(model: CausalLM, vocab: int = VOCAB_SIZE) -> torch.Tensor:
+    tokens = np.random.default_rng(3).integers(0, vocab, 70).tolist()
+    row = Row(tokens)
+    driver = PagedDriver(model)
+    return torch.cat([*driver.step([row], [40]), *driver.step([row], [29]), *driver.step([row], [1])])
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "odd"])
+@pytest.mark.parametrize("name", ["llama-wide", "qwen2", "qwen3"])
+def test_logits_are_those_of_the_numbers(tmp_path: pathlib.Path, name: str, kind: str) -> None:
+    """All families: Llama's rotated rows and biases, Qwen's norms and biases. 80 inputs fit no block and stay plain."""
+    write_checkpoint(tmp_path / "source", name)
+    _, plain = written(tmp_path, tmp_path / "source", kind)
+    torch.testing.assert_close(logits(read(tmp_path / f"{kind}.gguf")), logits(load(plain)), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in BLOCK_KINDS if kind.endswith("_K")), *MIXES])
+def test_the_demo_models_logits_are_those_of_the_numbers(demo: Written, kind: str) -> None:
+    """256 inputs: one K block. 704, of the down projections, fit none and are Q8_0, as in files of such models."""
+    _, plain, file = demo(kind)
+    model, expected = read(file), load(plain)
+    torch.testing.assert_close(logits(model, 4096), logits(expected, 4096), atol=2e-3, rtol=0)
+    assert model.parameter_count == ModelFolder.open(DEMO).parameter_count
+
+
+def test_every_type_is_held_as_it_was_written(demo: Written) -> None:
+    model = read(demo("Q4_K_M")[2])
+    qkv = model.block_weights["model.layers.0.self_attn.qkv_proj.weight"]
+    assert [(part.kind, part.num_outputs) for part in qkv.blocks] == [(BlockKind.Q4_K, 384), (BlockKind.Q6_K, 128)]
+    assert (
+        isinstance(model.model.embed_tokens.weight, BlockLinearWeight)
+        and model.lm_head.weight is model.model.embed_tokens.weight
+    )
+    summary = model.quantization
+    assert isinstance(summary, StoredSummary) and summary.scheme == "Q4_K+Q8_0+Q6_K"
+    held = [part for weight in model.block_weights.values() for block in weight.blocks for part in block.parts]
+    weights = sum(weight.num_block_weights for weight in model.block_weights.values())
+    assert summary.bits_per_weight == 8 * sum(part.nbytes for part in held) / weights
+
+
+@pytest.mark.parametrize("kind", ["Q4_K_M", "odd", "F16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_what_the_plan_said(demo: Written, kind: str, dtype: torch.dtype) -> None:
+    gguf, _, file = demo(kind)
+    folder, model = ModelFolder.open(file), read(file, dtype)
+    held = list(model.parameters())
+    held += [part for weight in model.block_weights.values() for block in weight.blocks for part in block.parts]
+    assert model.weight_bytes == sum(tensor.nbytes for tensor in held)
+    assert weight_memory(folder.config, dtype, None, CPU, records=folder.tensors).weights == model.weight_bytes
+    on_card = weight_memory(folder.config, dtype, None, torch.device("cuda", 0), records=folder.tensors).scratch
+    assert (on_card > 0) == bool(model.block_weights)
+    if kind == "Q4_K_M":
+        in_blocks = sum(len(data) for of, _, data in gguf.tensors.values() if KINDS[of].inputs > 1)
+        assert sum(weight.num_bytes for weight in model.block_weights.values()) <= 1.05 * in_blocks
+
+
+@pytest.mark.parametrize("kind", ["Q4_K_M", "odd"])
+@pytest.mark.parametrize("piece_bytes", [1500, 1 << 20])
+def test_a_cards_loader_gives_the_same_weights(demo: Written, kind: str, piece_bytes: int) -> None:
+    """Pieces of any number of rows, also such as end within a head whose rows alternate."""
+    file = demo(kind)[2]
+    folder = ModelFolder.open(file)
+    kinds = block_kinds(folder.tensors, CausalLM.stacked_params)
+    late = MODEL_CLASSES[folder.config.architecture](folder.config, Placement(torch.float32, CPU, blocks=kinds), 128)
+    load_late(file, with_rotated_rows(late.weight_targets(), folder.tensors), piece_bytes, 3)
+    direct = read(file)
+    for name, parameter in direct.named_parameters():
+        assert torch.equal(late.get_parameter(name), parameter)
+    for path, weight in direct.block_weights.items():
+        for found, expected in zip(late.block_weights[path].blocks, weight.blocks, strict=True):
+            assert all(
+                torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+                for a, b in zip(found.parts, expected.parts, strict=True)
+            )
+
+
+@settings(max_examples=100, deadline=None)
+@given(heads=st.integers(1, 5), half=st.integers(1, 5), cuts=st.lists(st.integers(0, 50), max_size=6))
+def test_alternating_rows_are_put_into_order_whatever_the_pieces(heads: int, half: int, cuts: list[int]) -> None:
+    size = heads * half * 2
+    expected = torch.arange(size)
+    rows = expected.view(heads, 2, half).transpose(1, 2).flatten()
+    target = torch.full((size,), -1)
+    into = RotatedRows(TensorRows(target), 2 * half)
+    bounds = sorted({0, size, *(cut for cut in cuts if cut < size)})
+    for first, end in zip(bounds, bounds[1:], strict=False):
+        into.put(first, rows[first:end])
+    assert torch.equal(target, expected)
+
+
+def test_divisors_of_frequencies_are_used(tmp_path: pathlib.Path) -> None:
+    """Llama 3.1's stretched context, as the tensor that its files have."""
+    write_checkpoint(tmp_path / "source", "llama-llama3")
+    gguf, plain = written(tmp_path, tmp_path / "source", "F32")
+    rope = ModelFolder.open(plain).config.rope
+    stretched, _ = rope_frequencies(rope, 8)
+    default = 1000.0 ** -(torch.arange(0, 8, 2) / 8)
+    gguf.tensors["rope_freqs.weight"] = ("F32", (4,), (default / stretched).numpy().tobytes())
+    gguf.write(tmp_path / "F32.gguf")
+    torch.testing.assert_close(logits(read(tmp_path / "F32.gguf")), logits(load(plain)), atol=TOLERANCE, rtol=0)
+
+
+def test_a_scale_that_is_not_finite_is_refused_by_name(demo: Written, tmp_path: pathlib.Path) -> None:
+    gguf = _copied(demo("Q4_K")[0])
+    kind, shape, data = gguf.tensors["blk.3.attn_k.weight"]
+    damaged = bytearray(data)
+    damaged[144 * 100 : 144 * 100 + 2] = np.float16(np.nan).tobytes()
+    gguf.tensors["blk.3.attn_k.weight"] = (kind, shape, bytes(damaged))
+    gguf.write(tmp_path / "bad.gguf")
+    with pytest.raises(
+        QuantizationRefused,
+        match=r"bad\.gguf: tensor 'model\.layers\.3\.self_attn\.k_proj\.weight' holds a scale that is not",
+    ):
+        read(tmp_path / "bad.gguf")
+
+
+def _copied(gguf: Gguf) -> Gguf:
+    return dataclasses.replace(gguf, tensors=dict(gguf.tensors))
+
+
+def test_a_plain_number_that_is_not_finite_is_refused_by_name(demo: Written, tmp_path: pathlib.Path) -> None:
+    gguf = _copied(demo("Q4_K")[0])
+    kind, shape, data = gguf.tensors["blk.3.attn_norm.weight"]
+    gguf.tensors["blk.3.attn_norm.weight"] = (kind, shape, np.float32(np.inf).tobytes() + data[4:])
+    gguf.write(tmp_path / "bad.gguf")
+    with pytest.raises(
+        InvalidModelFolder, match=r"bad\.gguf: tensor 'model\.layers\.3\.input_layernorm\.weight' holds a value"
+    ):
+        read(tmp_path / "bad.gguf")
+
+
+def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
+    demo: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear = block_check.linear
+
+    def broken(x: torch.Tensor, weight: BlockWeight) -> torch.Tensor:
+        out = linear(x, weight)
+        if weight.kind is BlockKind.Q8_0:
+            out[:, 3] = 0
+        return out
+
+    monkeypatch.setattr(block_check, "linear", broken)
+    with pytest.raises(
+        QuantizationRefused, match=r"layer 'model\.layers\.0\.mlp\.down_proj': its Q8_0 product of 8 rows"
+    ):
+        read(demo("Q4_K")[2])
+
+
+def test_ranks_do_not_share_such_a_file(demo: Written) -> None:
+    folder = ModelFolder.open(demo("Q4_K")[2])
+    kinds = block_kinds(folder.tensors, CausalLM.stacked_params)
+    placement = Placement(torch.float32, CPU, Shard(0, 2), blocks=kinds)
+    with pytest.raises(QuantizationRefused, match="can't be split among ranks"):
+        MODEL_CLASSES[folder.config.architecture](folder.config, placement, 16)
+
+
+on_a_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@pytest.mark.gpu
+@on_a_card
+@pytest.mark.parametrize("kind", ["Q4_K_M", "Q3_K_M", "odd"])
+def test_a_card_holds_and_checks_the_same_bits(demo: Written, kind: str) -> None:
+    file = demo(kind)[2]
+    folder, card = ModelFolder.open(file), torch.device("cuda", 0)
+    model = load_model(folder, folder.config, torch.bfloat16, card, "folder", 0, ignore_progress)
+    for path, weight in read(file).block_weights.items():
+        for found, expected in zip(model.block_weights[path].blocks, weight.blocks, strict=True):
+            assert all(
+                torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8))
+                for a, b in zip(found.parts, expected.parts, strict=True)
+            )
