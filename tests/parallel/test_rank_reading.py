@@ -10,10 +10,12 @@ import safetensors.torch
 import torch
 from tests.models.checkpoints import ignore_progress
 
+from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.weights import checkpoint_files
 from headrace_backend.weights.checkpoint_files import RowSpan
 from headrace_backend.weights.loader import load_weights
-from headrace_backend.weights.placement import Shard, WeightTarget
+from headrace_backend.weights.placement import Placement, Shard, WeightTarget
+from headrace_kernels.block_weight import BlockKind
 from headrace_model_folder import TensorRecord
 
 ROWS, COLUMNS = 6, 4096
@@ -63,3 +65,15 @@ def test_spans_are_columns_that_are_worth_it() -> None:
     assert RowSpan.of_columns(range(0, 512), (10, 4096), 4) == RowSpan(16384, 0, 16384)
     assert RowSpan.of_columns(range(0, 4096), (10, 4096), 4).is_whole
     assert RowSpan.of_columns(None, (10,), 2) == RowSpan(2, 0, 2)
+
+
+def test_rows_in_blocks_are_read_whole() -> None:
+    weight = BlockLinearWeight((BlockKind.Q8_0,), (4,), 4096, Placement(torch.float32, torch.device("cpu")))
+    target = WeightTarget(weight.destination(range(4)), range(2, 6), range(4096))
+    row_bytes = 4096 // 32 * 34
+    assert RowSpan.of(target, TensorRecord("w", "Q8_0", (10, 4096), 0, 10 * row_bytes)) == RowSpan(
+        row_bytes, 0, row_bytes
+    )
+    plain = WeightTarget.of(torch.empty(4, 1024), range(2, 6), range(1024, 2048))
+    assert RowSpan.of(plain, TensorRecord("w", "BF16", (10, 4096), 0, 10 * 8192)) == RowSpan(8192, 0, 8192)
+    assert RowSpan.of(plain, TensorRecord("w", "F32", (10, 4096), 0, 10 * 16384)) == RowSpan(16384, 4096, 4096)
