@@ -12,6 +12,7 @@ from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, generate, g
 from tests.support.running_server import DEMO, RunningServer, refused, running_server
 
 from headrace.v1 import generation_pb2, inference_pb2
+from headrace_model_folder import ModelFolder
 
 CPU = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512")
 
@@ -68,7 +69,22 @@ def test_a_prefix_hit_changes_nothing(server: RunningServer) -> None:
 def test_such_a_file_is_not_quantized_again(file: pathlib.Path) -> None:
     ended, _ = refused("--quantize", "int8", model=file)
     assert ended.returncode == 2
-    assert "quantize is int8: demo-q4_k_m.gguf is a GGUF file, whose weights stay as they are" in ended.stderr
+    assert "quantize is int8, and demo-q4_k_m.gguf is a GGUF file, whose weights stay as they are" in ended.stderr
+
+
+def test_such_a_file_is_for_one_rank(file: pathlib.Path) -> None:
+    ended, _ = refused(*CPU, "--tp", "2", model=file)
+    assert ended.returncode == 2 and "tp is 2, but GGUF files are served by one rank" in ended.stderr
+
+
+def test_its_cache_may_be_quantized(file: pathlib.Path) -> None:
+    sizes = ModelFolder.open(file).config
+    with running_server(*CPU, "--kv-dtype", "int8", model=file) as running, connected(running.address) as stub:
+        model = stub.GetModel(inference_pb2.GetModelRequest()).model
+        told = generate(running.address, greedy([17 * index % 4000 for index in range(3, 60)], 8))
+    assert model.quantization.scheme == "Q4_K+Q8_0+Q6_K" and model.kv_dtype == "int8"
+    assert model.kv_bytes_per_token == 2 * sizes.num_layers * sizes.num_kv_heads * (sizes.head_dim + 4)
+    assert len(told.tokens[0]) == 8
 
 
 def test_a_file_that_is_cut_ends_the_start(file: pathlib.Path, tmp_path: pathlib.Path) -> None:
