@@ -160,7 +160,7 @@ def test_settings_that_serve_decides_are_unknown_to_it() -> None:
         ({**MODEL, "graph_sizes": "8,4,0", "max_num_seqs": "6"}, "the nearest that works is 1,4,6"),
         (
             {**MODEL, "quantize": "int3"},
-            "--quantize: input should be 'off', 'int8', 'int4' or 'fp8', not 'int3' (nearest: int8)",
+            "--quantize: input should be 'off', 'int8', 'int4', 'fp8' or 'nf4', not 'int3' (nearest: int8)",
         ),
         (
             {**MODEL, "quantize": "int4", "quantize_group": "100"},
