@@ -121,11 +121,13 @@ async def test_a_stopped_rank_is_who_the_others_wait_for(model: pathlib.Path) ->
 
 async def test_a_start_that_does_not_go_on_tells_where_each_rank_is(model: pathlib.Path) -> None:
     command = (*FAKE_WORKER, "--silent-rank", "1")
-    async with ranks(model, 2, command=command, start_timeout_s=2.0) as group:
+    async with ranks(model, 2, command=command, start_timeout_s=0.2) as group:
+        # Both have said all that they will: the plan and the weights, and rank 0 that it waits.
+        await group.until(lambda: group.group.num_records == 5)
         with pytest.raises(WorkersLost) as lost:
             await group.group.wait_ready()
     said = str(lost.value)
-    assert said.startswith("no start-up progress for 2 s: worker 0 (process ") and lost.value.hung
+    assert said.startswith("no start-up progress for 0.2 s: worker 0 (process ") and lost.value.hung
     assert "is in 'ranks', 1 of 2 ranks; worker 1 (process " in said and said.endswith("is in 'weights', 3 of 40 MiB")
 
 

@@ -76,7 +76,8 @@ async def check_canary(running: Running) -> None:
 async def test_three_thousand_streams_at_once_are_answered_or_refused(
     model_path: pathlib.Path, sockets: pathlib.Path
 ) -> None:
-    async with running_service(model_path, sockets, max_open_generations=2000) as running:
+    # Callers, service and engine are one thread here: while it opens calls, nobody hears the engine.
+    async with running_service(model_path, sockets, max_open_generations=2000, engine_silence_s=300) as running:
         running.engine.running.clear()
         calls = [running.stub.Generate(_REQUEST) for _ in range(3000)]
         reading = [asyncio.create_task(outcome(call)) for call in calls]

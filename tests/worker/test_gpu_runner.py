@@ -108,7 +108,7 @@ def test_tokens_are_those_of_the_cpu(
     assert (runner.num_captured > 0) == bool(batch_sizes and device != "cpu")
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_tokens_over_a_quantized_cache_are_those_of_the_cpu(
     model: CausalLM, device: str, kv_dtype: str, llama: CausalLM
 ) -> None:
