@@ -5,35 +5,48 @@ Owns which of its schemes are served and which layer is in which group: a layer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.layer_format import BLOCK_SIZE, LayerFormat, Layout
-from headrace_model_folder.layer_names import LM_HEAD, compiled, strings
+from headrace_model_folder.layer_names import LM_HEAD, Patterns, strings
 
+# Where the numbers are, and of which types.
 _FORMATS = {
-    "pack-quantized": Layout.PACKED,
-    "int-quantized": Layout.WHOLE,
-    "naive-quantized": Layout.WHOLE,
-    "float-quantized": Layout.WHOLE,
+    "pack-quantized": (Layout.PACKED, ("int",)),
+    "int-quantized": (Layout.WHOLE, ("int",)),
+    "naive-quantized": (Layout.WHOLE, ("int", "float")),
+    "float-quantized": (Layout.WHOLE, ("float",)),
 }
+# Tools of 2024 wrote numbers and called them frozen; the types of the tensors tell whether they are numbers.
+_STATUSES = ("compressed", "frozen")
 _GROUP_SIZES = (32, 64, 128)
 _CLASS = "Linear"
 _PATTERN = "re:"
-_MOST_GROUPS = 1024
+_MOST_GROUPS = 64
+
+
+class _Names(NamedTuple):
+    """Layers that a list names."""
+
+    exact: frozenset[str]
+    patterns: tuple[re.Pattern[str], ...]
+
+    def rank(self, name: str) -> int:
+        """How exactly it names a layer: 3 by name, 2 by pattern, 1 by class, 0 not at all."""
+        if name in self.exact:
+            return 3
+        return 2 if any(pattern.match(name) for pattern in self.patterns) else int(_CLASS in self.exact)
 
 
 class _Group(NamedTuple):
     """Layers of one scheme."""
 
-    targets: tuple[Callable[[str], int], ...]
+    targets: _Names
     form: LayerFormat
-
-    def rank(self, name: str) -> int:
-        """How exactly it names a layer: 3 by name, 2 by pattern, 1 by class, 0 not at all."""
-        return max((target(name) for target in self.targets), default=0)
 
 
 def read_compressed_tensors(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
@@ -43,13 +56,14 @@ def read_compressed_tensors(fields: Fields, names: list[str]) -> dict[str, Layer
         InvalidModelFolder: What can't be served; the field is named.
     """
     _refuse_unsupported(fields)
-    groups = _groups(fields)
-    ignored = _matchers(fields.get("ignore"), f"{fields.name}: ignore")
+    patterns = Patterns()
+    groups = _groups(fields, patterns)
+    ignored = _names(fields.get("ignore"), f"{fields.name}: ignore", patterns)
     layers: dict[str, LayerFormat] = {}
     for name in [*names, LM_HEAD]:
-        if any(matches(name) for matches in ignored):
+        if ignored.rank(name):
             continue
-        ranks = [group.rank(name) for group in groups]
+        ranks = [group.targets.rank(name) for group in groups]
         forms = {group.form for group, rank in zip(groups, ranks, strict=True) if rank == max(ranks) > 0}
         if len(forms) > 1:
             raise fields.error("config_groups", f"has several groups for {name}")
@@ -63,10 +77,9 @@ def read_compressed_tensors(fields: Fields, names: list[str]) -> dict[str, Layer
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    if fields.text("quantization_status", "compressed") != "compressed":
-        raise fields.error(
-            "quantization_status", f"must be 'compressed', is {shown(fields.get('quantization_status'))}"
-        )
+    status = fields.text("quantization_status", "compressed")
+    if status not in _STATUSES:
+        raise fields.error("quantization_status", f"must be 'compressed' or 'frozen', is {shown(status)}")
     if fields.get("kv_cache_scheme") is not None:
         raise fields.error("kv_cache_scheme", "is set: caches with scales from the folder are not supported")
     sparsity = fields.get("sparsity_config")
@@ -77,21 +90,13 @@ def _refuse_unsupported(fields: Fields) -> None:
         raise fields.error("transform_config", "is set: transformed activations are not supported")
 
 
-def _matchers(entries: object, where: str) -> tuple[Callable[[str], int], ...]:
-    return tuple(_matcher(entry, where) for entry in strings(entries, where))
+def _names(value: object, where: str, patterns: Patterns) -> _Names:
+    entries = strings(value, where)
+    found = [entry.removeprefix(_PATTERN) for entry in entries if entry.startswith(_PATTERN)]
+    return _Names(frozenset(entries), tuple(patterns.compiled(pattern, where) for pattern in found))
 
 
-def _matcher(entry: str, where: str) -> Callable[[str], int]:
-    """How exactly an entry names a layer: see `_Group.rank`."""
-    if entry.startswith(_PATTERN):
-        pattern = compiled(entry.removeprefix(_PATTERN), where)
-        return lambda name: 2 if pattern.match(name) else 0
-    if entry == _CLASS:
-        return lambda name: 1
-    return lambda name: 3 if name == entry else 0
-
-
-def _groups(fields: Fields) -> list[_Group]:
+def _groups(fields: Fields, patterns: Patterns) -> list[_Group]:
     groups = fields.get("config_groups")
     if not isinstance(groups, dict) or not 1 <= len(groups) <= _MOST_GROUPS:
         raise fields.error("config_groups", f"must be an object of 1 to {_MOST_GROUPS} groups, is {shown(groups)}")
@@ -102,24 +107,27 @@ def _groups(fields: Fields) -> list[_Group]:
             raise InvalidModelFolder(f"{name} must be an object, is {shown(group)}")
         scheme = Fields(name, group)
         stated = scheme.get("format") or fields.get("format")
-        form = _form(scheme, _layout(scheme if scheme.get("format") else fields, stated))
-        found.append(_Group(_matchers(group.get("targets"), f"{name}: targets"), form))
+        form = _form(scheme, _known_format(scheme if scheme.get("format") else fields, stated))
+        found.append(_Group(_names(group.get("targets"), f"{name}: targets", patterns), form))
     return found
 
 
-def _layout(fields: Fields, stated: object) -> Layout:
+def _known_format(fields: Fields, stated: object) -> str:
     if not isinstance(stated, str) or stated not in _FORMATS:
         raise fields.error("format", f"must be one of {', '.join(_FORMATS)}, is {shown(stated)}")
-    return _FORMATS[stated]
+    return stated
 
 
-def _form(scheme: Fields, layout: Layout) -> LayerFormat:
+def _form(scheme: Fields, stated: str) -> LayerFormat:
     if scheme.get("output_activations") is not None:
         raise scheme.error("output_activations", "is set, which is not supported")
     weights = _arguments(scheme, "weights")
     if weights is None:
         raise scheme.error("weights", "is missing")
-    number = _number(weights, layout)
+    layout, kinds = _FORMATS[stated]
+    number = _number(weights)
+    if weights.text("type", "int") not in kinds:
+        raise weights.error("type", f"must be '{kinds[0]}' in the format '{stated}'")
     scales, group_size = _strategy(weights)
     _check_strategy(weights, number, scales)
     order = _order(weights, scales)
@@ -153,7 +161,7 @@ def _arguments(scheme: Fields, key: str) -> Fields | None:
     return Fields(f"{scheme.name}: {key}", value)
 
 
-def _number(weights: Fields, layout: Layout) -> Literal["int4", "int8", "fp8"]:
+def _number(weights: Fields) -> Literal["int4", "int8", "fp8"]:
     bits, kind = weights.integer("num_bits", 1, 64, 8), weights.text("type", "int")
     numbers: Mapping[tuple[str, int], Literal["int4", "int8", "fp8"]]
     numbers = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "fp8"}
@@ -161,8 +169,6 @@ def _number(weights: Fields, layout: Layout) -> Literal["int4", "int8", "fp8"]:
         raise weights.error(
             "num_bits", f"must be 4 or 8 of type 'int' or 8 of type 'float', is {bits} of {shown(kind)}"
         )
-    if layout is Layout.PACKED and kind != "int":
-        raise weights.error("type", "must be 'int' in the format 'pack-quantized'")
     return numbers[kind, bits]
 
 
@@ -178,15 +184,15 @@ def _strategy(weights: Fields) -> tuple[Literal["tensor", "channel", "group", "b
         if group_size not in _GROUP_SIZES:
             raise weights.error("group_size", f"must be one of 32, 64, 128, is {group_size}")
         return "group", group_size
+    if stated not in ("tensor", "channel", "block"):
+        raise weights.error("strategy", f"must be 'tensor', 'channel', 'group' or 'block', is {shown(stated)}")
+    if size not in (None, -1):
+        raise weights.error("group_size", f"must be absent or -1 where strategy is {shown(stated)}, is {shown(size)}")
     if stated == "block":
         if weights.get("block_structure") not in ([BLOCK_SIZE, BLOCK_SIZE], f"{BLOCK_SIZE}x{BLOCK_SIZE}"):
             raise weights.error("block_structure", f"must be [{BLOCK_SIZE}, {BLOCK_SIZE}], is another")
         return "block", 0
-    if stated == "tensor":
-        return "tensor", 0
-    if stated == "channel":
-        return "channel", 0
-    raise weights.error("strategy", f"must be 'tensor', 'channel', 'group' or 'block', is {shown(stated)}")
+    return ("tensor", 0) if stated == "tensor" else ("channel", 0)
 
 
 def _check_strategy(weights: Fields, number: str, scales: str) -> None:

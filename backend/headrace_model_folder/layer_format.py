@@ -2,7 +2,7 @@
 
 Owns the layouts as their formats' public descriptions say, N outputs and K inputs, G groups of inputs, P = 32 / bits numbers in a word, lowest bits first:
 
-    gptq      qweight [K/P, N], qzeros [G, N/P], scales [G, N], g_idx [K] (group of each input). Zero points are stored minus one in the first version of the format.
+    gptq      qweight [K/P, N], qzeros [G, N/P], scales [G, N], g_idx [K] (group of each input). Zero points are stored minus one in the first version of the format, each by itself or, by one tool, whole words.
     awq       qweight [K, N/8], qzeros [G, N/8], scales [G, N]; a word's nibbles are outputs 0, 2, 4, 6, 1, 3, 5, 7 of its eight.
     packed    weight_packed [N, K/P], weight_scale [N, G], weight_zero_point [N/P, G], weight_g_idx [K], weight_shape [2]; numbers and zero points are stored plus half their range.
     whole     weight [N, K] int8 or e4m3, weight_scale [], [1], [N, 1], [N, G], or of blocks [ceil(N/128), ceil(K/128)]; weight_zero_point like the scale.
@@ -75,6 +75,8 @@ class LayerFormat:
     is_symmetric: bool = True
     # GPTQ: zero points are stored minus one.
     is_less_one: bool = False
+    # With that: one was taken from whole words, so that a zero point of 0 borrowed from its neighbour.
+    has_borrows: bool = False
     # Whether inputs of a group may be no neighbours: then the file says which group each is in.
     is_ordered: bool = False
     # Which order, of those that are no plain sequence: equal for layers whose inputs are in the same one. Known once the file was read.

@@ -6,21 +6,24 @@ Owns the configurations of GPTQ, AWQ and FP8, and which formats there are; compr
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace_model_folder.compressed_tensors_config import read_compressed_tensors
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.layer_format import BLOCK_SIZE, LayerFormat, Layout
-from headrace_model_folder.layer_names import LM_HEAD, compiled, linear_layers, names_part, strings
+from headrace_model_folder.layer_names import LM_HEAD, PROJECTIONS, Patterns, dotted_parts, linear_layers, strings
 
 # The method whose folders say per tensor, not per layer, what was quantized: `bitsandbytes_tensors` reads them.
 BITSANDBYTES = "bitsandbytes"
 _NAME = "config.json: quantization_config"
 _GROUP_SIZES = (32, 64, 128)
 # What GPTQ may change per layer that says nothing of the file.
-_GPTQ_LAYOUT_FIELDS = frozenset({"bits", "group_size", "sym", "desc_act"})
+_GPTQ_LAYOUT_FIELDS = ("bits", "group_size", "sym", "desc_act")
+# Tools that take one from whole words of zero points; others, and the kernels of the format's first tool, from each by itself.
+_BORROWING_TOOL = "gptqmodel"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +60,10 @@ def read_quantization(values: object, num_layers: int) -> FolderQuantization | N
     method = fields.text("quant_method")
     if method not in readers:
         raise fields.error("quant_method", f"must be one of {', '.join(readers)}, {BITSANDBYTES}, is {shown(method)}")
-    return FolderQuantization(method, readers[method](fields, linear_layers(num_layers)))
+    layers = readers[method](fields, linear_layers(num_layers))
+    if not layers:
+        raise InvalidModelFolder(f"{_NAME}: {method} is asked for, and no layer is left that it is for")
+    return FolderQuantization(method, layers)
 
 
 def _group_size(fields: Fields, default: int) -> int:
@@ -69,9 +75,23 @@ def _group_size(fields: Fields, default: int) -> int:
 
 
 def _with_synonyms(fields: Fields, synonyms: Mapping[str, str]) -> Fields:
-    """Fields under the names that we ask for; older tools wrote other ones."""
+    """Fields under the names that we ask for; older tools wrote other ones.
+
+    Raises:
+        InvalidModelFolder: Both are there, and differ.
+    """
+    for name, old in synonyms.items():
+        values = fields.get(name), fields.get(old)
+        if None not in values and _unordered(values[0]) != _unordered(values[1]):
+            raise fields.error(
+                name, f"is {shown(values[0])}, and {old}, which means the same, differs: {shown(values[1])}"
+            )
     known: dict[str, Any] = {name: fields.get(old) for name, old in synonyms.items() if fields.get(name) is None}
     return Fields(fields.name, {**fields.values, **known})
+
+
+def _unordered(value: object) -> object:
+    return sorted(map(repr, value)) if isinstance(value, list) else value
 
 
 def _gptq(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
@@ -82,17 +102,29 @@ def _gptq(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
         raise fields.error("pack_dtype", f"must be 'int32', is {shown(fields.get('pack_dtype'))}")
     if fields.boolean("lm_head", False):
         raise fields.error("lm_head", "is true: an output layer of few bits is not supported")
-    blocks = _gptq_blocks(fields)
-    plain = _gptq_layer(fields, form)
-    changes = _gptq_changes(fields)
+    if fields.boolean("is_marlin_format", False):
+        raise fields.error("is_marlin_format", "must be false: other layouts are not read")
+    blocks, changes = _gptq_blocks(fields), _gptq_changes(fields)
+    plain, has_borrows = _gptq_layer(fields, form), _has_borrows(fields)
     layers: dict[str, LayerFormat] = {}
     for name in names:
-        if blocks is not None and name.split(".", 3)[3] not in blocks:
+        if name.split(".", 3)[3] not in blocks:
             continue
-        change = next((change for pattern, change in changes if pattern.match(name)), {})
-        if change is not None:
-            layers[name] = _gptq_layer(Fields(fields.name, {**fields.values, **change}), form) if change else plain
+        own = next((change.fields for change in changes if change.pattern.match(name)), fields)
+        if own is not None:
+            layer = plain if own is fields else _gptq_layer(own, form)
+            layers[name] = dataclasses.replace(layer, has_borrows=layer.is_less_one and has_borrows)
     return layers
+
+
+def _has_borrows(fields: Fields) -> bool:
+    """Whether a tool that lets zero points borrow is one of those that wrote the folder, such as `gptqmodel:2.0.0`."""
+    meta = fields.get("meta")
+    tools = meta.get("quantizer") if isinstance(meta, dict) else None
+    return any(
+        isinstance(tool, str) and tool.startswith(_BORROWING_TOOL)
+        for tool in (tools if isinstance(tools, list) else [tools])
+    )
 
 
 def _gptq_layer(fields: Fields, form: str) -> LayerFormat:
@@ -111,33 +143,45 @@ def _gptq_layer(fields: Fields, form: str) -> LayerFormat:
     )
 
 
-def _gptq_blocks(fields: Fields) -> frozenset[str] | None:
-    """Names inside a decoder layer that are quantized; None: all."""
+def _gptq_blocks(fields: Fields) -> frozenset[str]:
+    """Names inside a decoder layer that are quantized."""
     stages = fields.get("modules_in_block_to_quantize")
     if stages is None:
-        return None
+        return frozenset(PROJECTIONS)
     where = f"{fields.name}: modules_in_block_to_quantize"
     if not isinstance(stages, list):
         raise InvalidModelFolder(f"{where} must be a list of lists of names, is {shown(stages)}")
     # One list, or one for each stage.
     lists = stages if all(isinstance(stage, list) for stage in stages) else [stages]
-    return frozenset(name for stage in lists for name in strings(stage, where))
+    blocks = frozenset(name for stage in lists for name in strings(stage, where))
+    for name in sorted(blocks.difference(PROJECTIONS)):
+        raise InvalidModelFolder(f"{where} must be of {', '.join(PROJECTIONS)}, has {shown(name)}")
+    return blocks
 
 
-def _gptq_changes(fields: Fields) -> list[tuple[Any, dict[str, Any] | None]]:
-    """Patterns of names in order, each with the fields that are others there, None where nothing is quantized. The first that matches counts."""
+class _Change(NamedTuple):
+    """What GPTQ does with layers whose name matches."""
+
+    pattern: re.Pattern[str]
+    # None: nothing is quantized.
+    fields: Fields | None
+
+
+def _gptq_changes(fields: Fields) -> list[_Change]:
+    """In order: the first that matches counts."""
     dynamic, where = fields.get("dynamic"), f"{fields.name}: dynamic"
     if dynamic is None:
         return []
     if not isinstance(dynamic, dict):
         raise InvalidModelFolder(f"{where} must be an object, is {shown(dynamic)}")
-    changes: list[tuple[Any, dict[str, Any] | None]] = []
+    patterns, changes = Patterns(), []
     for pattern, change in dynamic.items():
-        expression = compiled(pattern.removeprefix("-:").removeprefix("+:"), where)
+        expression = patterns.compiled(pattern.removeprefix("-:").removeprefix("+:"), where)
         if pattern.startswith("-:"):
-            changes.append((expression, None))
+            changes.append(_Change(expression, None))
         elif isinstance(change, dict):
-            changes.append((expression, {k: v for k, v in change.items() if k in _GPTQ_LAYOUT_FIELDS}))
+            values = {key: change.get(key, fields.get(key)) for key in _GPTQ_LAYOUT_FIELDS}
+            changes.append(_Change(expression, Fields(f"{where} {shown(pattern)}", values)))
         else:
             raise InvalidModelFolder(f"{where}: {shown(pattern)} must be an object, is {shown(change)}")
     return changes
@@ -177,4 +221,4 @@ def _fp8(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
     fields = _with_synonyms(fields, {"modules_to_not_convert": "ignored_layers"})
     plain = strings(fields.get("modules_to_not_convert"), f"{fields.name}: modules_to_not_convert")
     assert LM_HEAD not in names
-    return {name: form for name in names if not any(names_part(name, entry) for entry in plain)}
+    return {name: form for name in names if dotted_parts(name).isdisjoint(plain)}

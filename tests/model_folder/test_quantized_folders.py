@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from tests.model_folder.folders import CONFIG, write_safetensors
 
-from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
+from headrace_model_folder import InvalidModelFolder, LayerFormat, ModelFolder, expected_tensors
 from headrace_model_folder.config import parse_config
+from headrace_model_folder.layer_names import Patterns
 
 SIZES = CONFIG | {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
@@ -123,21 +124,40 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
         (GPTQ | {"sym": "yes"}, "sym must be true or false"),
         (GPTQ | {"dynamic": ["x"]}, "dynamic must be an object"),
         (GPTQ | {"dynamic": {"(": {}}}, "which is no regular expression"),
-        (GPTQ | {"dynamic": {"(a+)+$": {}}}, "none inside another"),
+        (GPTQ | {"dynamic": {"(a+)+$": {}}}, "no repeated group"),
         (GPTQ | {"dynamic": {".*.*.*.*.*": {}}}, "4 repetitions"),
-        (GPTQ | {"dynamic": {".*": {"bits": 2}}}, "bits must be 4 or 8, is 2"),
+        (GPTQ | {"dynamic": {".*": {"bits": 2}}}, "dynamic '.*': bits must be 4 or 8, is 2"),
+        (GPTQ | {"dynamic": {"+:.*up_proj": {"group_size": 7}}}, "dynamic '+:.*up_proj': group_size must be one of"),
+        (GPTQ | {"dynamic": {f".*{index}.*.*.*": {} for index in range(16)}}, "other patterns, which together may take too long"),
+        (GPTQ | {"dynamic": {f"layer{index}": {} for index in range(4097)}}, "after 4096 other patterns, which together"),
+        (GPTQ | {"dynamic": {"-:.*": {}}}, "gptq is asked for, and no layer is left that it is for"),
+        (GPTQ | {"modules_in_block_to_quantize": []}, "gptq is asked for, and no layer is left that it is for"),
+        (GPTQ | {"modules_in_block_to_quantize": [["self_attn.qproj"]]}, "mlp.down_proj, has 'self_attn.qproj'"),
+        (GPTQ | {"is_marlin_format": True}, "is_marlin_format must be false"),
         (GPTQ | {"modules_in_block_to_quantize": "mlp"}, "modules_in_block_to_quantize must be a list"),
         (AWQ | {"bits": 8}, "bits must be 4"),
         (AWQ | {"version": "gemv"}, "version must be 'gemm', is 'gemv'"),
         (AWQ | {"zero_point": False}, "zero_point must be true"),
         (AWQ | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert must be a list of strings"),
+        (AWQ | {"w_bit": 8}, "bits is 4, and w_bit, which means the same, differs: 8"),
+        (AWQ | {"q_group_size": 128}, "group_size is 32, and q_group_size, which means the same, differs: 128"),
+        (AWQ | {"modules_to_not_convert": [""]}, "awq is asked for, and no layer is left that it is for"),
+        (AWQ | {"modules_to_not_convert": ["x"] * 16385}, "must have at most 16384 entries, has 16385"),
+        (FP8 | {"modules_to_not_convert": ["v_proj"], "ignored_layers": ["q_proj"]}, "and ignored_layers, which means the same, differs: a list of 1 entries"),
         (FP8 | {"weight_block_size": [64, 64]}, "weight_block_size must be [128, 128] or null"),
         (FP8 | {"activation_scheme": "lazy"}, "activation_scheme must be 'dynamic' or 'static', is 'lazy'"),
         (FP8 | {"fmt": "e5m2"}, "fmt must be 'e4m3', is 'e5m2'"),
         (PACKED | {"format": "marlin-24"}, "format must be one of pack-quantized, int-quantized, naive-quantized, float-quantized, is 'marlin-24'"),
         (PACKED | {"config_groups": {}}, "config_groups must be an object of 1 to"),
         (PACKED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is set"),
-        (PACKED | {"quantization_status": "frozen"}, "quantization_status must be 'compressed', is 'frozen'"),
+        (PACKED | {"quantization_status": "calibration"}, "quantization_status must be 'compressed' or 'frozen', is 'calibration'"),
+        (PACKED | {"ignore": ["re:.*"]}, "compressed-tensors is asked for, and no layer is left that it is for"),
+        (PACKED | {"config_groups": {"a": {"targets": ["Conv2d"], "weights": WEIGHTS}}}, "no layer is left that it is for"),
+        (PACKED | {"config_groups": {str(index): {"targets": ["Linear"], "weights": WEIGHTS} for index in range(65)}}, "an object of 1 to 64 groups"),
+        (PACKED | {"format": "float-quantized"}, "type must be 'float' in the format 'float-quantized'"),
+        (packed(type="float", num_bits=8, strategy="channel", group_size=None) | {"format": "int-quantized"}, "type must be 'int' in the format 'int-quantized'"),
+        (packed(strategy="channel", group_size=128), "group_size must be absent or -1 where strategy is 'channel', is 128"),
+        (packed(strategy="tensor", group_size=32), "group_size must be absent or -1 where strategy is 'tensor', is 32"),
         (PACKED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config must be absent"),
         (PACKED | {"transform_config": {"config_groups": {"a": 1}}}, "transform_config is set"),
         (PACKED | {"ignore": []}, "ignore must name lm_head"),
@@ -146,9 +166,9 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
         (packed(type="float", num_bits=8), "type must be 'int' in the format 'pack-quantized'"),
         (packed(group_size=16), "group_size must be one of 32, 64, 128, is 16"),
         (packed(strategy="tensor_group"), "strategy must be 'tensor', 'channel', 'group' or 'block', is 'tensor_group'"),
-        (packed(strategy="block", block_structure=[128, 128]), "strategy must not be 'block' where type is 'int'"),
+        (packed(strategy="block", block_structure=[128, 128], group_size=None), "strategy must not be 'block' where type is 'int'"),
         (packed(actorder="sideways"), "actorder must be"),
-        (packed(actorder="group", strategy="channel"), "actorder is for strategy 'group'"),
+        (packed(actorder="group", strategy="channel", group_size=-1), "actorder is for strategy 'group'"),
         (packed(dynamic=True), "dynamic must be false"),
         (PACKED | {"config_groups": {"a": {"targets": ["Linear"], "weights": None}}}, "weights is missing"),
         (
@@ -244,3 +264,95 @@ def test_what_ignore_and_targets_name(tmp_path: pathlib.Path) -> None:
         64,
     )
     assert layers["model.layers.0.mlp.up_proj"].group_size == 32
+
+
+def layers_of(quantization: dict[str, Any], num_layers: int = 2) -> Mapping[str, LayerFormat]:
+    config = parse_config(SIZES | {"quantization_config": quantization, "num_hidden_layers": num_layers})
+    assert config.quantization is not None
+    return config.quantization.layers
+
+
+def test_folders_whose_status_is_frozen_are_read_by_their_tensors(tmp_path: pathlib.Path) -> None:
+    """Tools of 2024 called compressed folders frozen; one whose weights are still floats is refused by tensor."""
+    frozen = PACKED | {"quantization_status": "frozen"}
+    assert layers_of(frozen) == layers_of(PACKED)
+    ModelFolder.open(write(tmp_path / "numbers", frozen))
+
+    def floats(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+        for name in [name for name in tensors if name.endswith(".weight_packed")]:
+            dtype, (outputs, inputs) = "F16", tensors.pop(name)[1]
+            tensors[name.replace("weight_packed", "weight")] = dtype, (outputs, 8 * inputs)
+
+    assert "weight_packed' is missing" in refusal(write(tmp_path / "floats", frozen, floats))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(.|.)*X", "(?:.*.)*X", "(.?.?)*X", "(.?){200}X", "((.|.)*)X", ".?" * 250 + "X", "(.*.)*", "(?:(.)*)+X",
+        "(.+)+X", "(?x)(.*) *X", "(?#)(.*)(?#)*X", "(?i).*X", "(.|.)" * 100 + "X", "(?:a|.)" * 60 + "X",
+        ".*(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)(.|.|.|.)X", r"(\(.|.)*X", "([)]|.)*X", "x" * 513,
+    ],
+)  # fmt: skip
+def test_patterns_that_may_take_long_are_refused(pattern: str) -> None:
+    with pytest.raises(InvalidModelFolder, match="has the pattern"):
+        Patterns().compiled(pattern, "here")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        (".*down_proj$", "model.layers.1.mlp.down_proj"),
+        (r"model\.layers\.\d+\.(self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj", "model.layers.1.mlp.down_proj"),
+        (r"model\.layers\.(" + "|".join(map(str, range(80))) + r")\.mlp.*", "model.layers.79.mlp.up_proj"),
+        (r"^model\.layers\.[0-9]{1,2}\.mlp\.(?:gate|up|down)_proj$", "model.layers.17.mlp.up_proj"),
+        (r".*layers\.[0-9]+\.mlp\.[a-z]+_proj.*", "model.layers.1.mlp.down_proj"),
+        (r"model\.layers\.(?!0\.).*", "model.layers.1.mlp.down_proj"),
+        (r"(?P<all>.*)\.mlp[.]down(_proj)?", "model.layers.1.mlp.down_proj"),
+        (r"[^)*]*[(*+]*.*\)*down_proj", "model.layers.1.mlp.down_proj"),
+        ("lm_head", "lm_head"),
+    ],
+)  # fmt: skip
+def test_usual_patterns_match(pattern: str, name: str) -> None:
+    assert Patterns().compiled(pattern, "here").match(name)
+
+
+def test_entries_are_looked_up_whatever_their_number() -> None:
+    """Each name is compared with none of them, but looked up: as fast as a few, and the same layers."""
+    others = [f"other.{index}" for index in range(16000)]
+    named = "model.layers.1.mlp.down_proj"
+    assert named not in layers_of(PACKED | {"ignore": [*others, "lm_head", named]})
+    assert named not in layers_of(FP8 | {"modules_to_not_convert": [*others, "1.mlp"]})
+    assert named in layers_of(FP8 | {"modules_to_not_convert": [*others, "1.ml", "layers.11", ""]})
+
+
+def test_which_tool_wrote_a_folder_says_how_its_zero_points_are() -> None:
+    def has_borrows(**changes: Any) -> set[bool]:
+        return {form.has_borrows for form in layers_of(GPTQ | changes).values()}
+
+    assert has_borrows() == {False}
+    for tools in ("gptqmodel:2.0.0", ["gptqmodel:1.4.5"], ["optimum:1.23.3", "gptqmodel:1.4.2"]):
+        assert has_borrows(meta={"quantizer": tools}) == {True}
+        assert has_borrows(meta={"quantizer": tools}, checkpoint_format="gptq_v2") == {False}
+    for meta in (None, {}, [], {"quantizer": None}, {"quantizer": "intel/auto-round:0.4"}, {"quantizer": [1]}):
+        assert has_borrows(meta=meta) == {False}
+
+
+def test_fields_that_say_the_same_twice_are_let_pass() -> None:
+    assert layers_of(AWQ | {"w_bit": 4, "q_group_size": 32}) == layers_of(AWQ)
+    assert layers_of({"quant_method": "awq", "w_bit": 4, "q_group_size": 32}) == layers_of(AWQ)
+    both = {"modules_to_not_convert": ["v_proj", "lm_head"], "ignored_layers": ["lm_head", "v_proj"]}
+    assert len(layers_of(FP8 | both)) == 2 * 6
+    assert layers_of(packed(strategy="channel", group_size=-1)) == layers_of(
+        packed(strategy="channel", group_size=None)
+    )
+
+
+def test_dynamic_changes_go_from_what_holds_for_all() -> None:
+    """What a pattern does not name stays."""
+    layers = layers_of(
+        GPTQ | {"dynamic": {r".*up_proj": {"bits": 8, "unknown": 1}, r"-:.*down_proj": {}}, "sym": False}
+    )
+    assert {name.rsplit(".")[-1] for name in layers}.isdisjoint({"down_proj"})
+    up = layers["model.layers.0.mlp.up_proj"]
+    assert (up.number, up.group_size, up.is_symmetric) == ("int8", 32, False)

@@ -304,7 +304,7 @@ def first_to(number: float) -> Callable[[torch.Tensor], torch.Tensor]:
     [
         ("gptq", "scales", first_to(math.nan), "holds a value that is not finite"),
         ("gptq", "scales", first_to(math.inf), "holds a value that is not finite"),
-        ("gptq", "scales", negative, "has a scale that is negative, or 0 where numbers are not"),
+        ("gptq asymmetric", "scales", negative, "has a scale that is negative, or 0 where numbers are not"),
         ("packed", "weight_scale", first_to(0), "has a scale that is negative, or 0 where numbers are not"),
         ("gptq", "qzeros", first_to(0), "has a zero point that is not the middle of its range"),
         ("gptq 8 bits", "qzeros", first_to(0), "has a zero point that is not the middle of its range"),
@@ -314,7 +314,10 @@ def first_to(number: float) -> Callable[[torch.Tensor], torch.Tensor]:
         ("fp8 rows", "weight", lambda value: first_to(0x7F)(value.view(torch.uint8)).view(value.dtype), "not finite"),
         ("fp8 rows", "weight_scale", negative, "has a scale that is negative"),
         ("fp8 inverse blocks", "weight_scale_inv", negative, "has a scale that is negative"),
-        ("int8", "weight_scale", first_to(-1), "has a scale that is negative"),
+        ("fp8 inverse blocks", "weight_scale_inv", first_to(0), "has a scale that is negative, or 0 where numbers are"),
+        ("gptq", "scales", first_to(0), "has a scale that is negative, or 0 where numbers are not"),
+        ("gptq", "qzeros", lambda value: value + 0x11111111, "they would be it with checkpoint_format gptq_v2"),
+        ("gptq 8 bits", "qzeros", lambda value: value + 0x01010101, "they would be it with checkpoint_format gptq_v2"),
     ],
 )
 def test_values_that_can_not_be_are_refused_by_file_and_tensor(
@@ -346,8 +349,42 @@ def test_scales_that_the_models_type_does_not_hold_are_refused(source: pathlib.P
 
 def test_a_zero_point_of_0_survives_the_first_version_of_gptq() -> None:
     """Minus one in every place borrows from the next; adding it back gives all eight their own."""
-    form = LayerFormat(Layout.GPTQ, "int4", "group", 32, is_symmetric=False, is_less_one=True)
+    form = LayerFormat(Layout.GPTQ, "int4", "group", 32, is_symmetric=False, is_less_one=True, has_borrows=True)
     zeros = torch.tensor([[0, 5, 0, 0, 15, 1, 0, 9]])
     stored = words(zeros.numpy(), 4) - 0x11111111
     found = zeros_of(form, stored, slice(0, 8), 1, CPU)
     assert found is not None and found.t().tolist() == zeros.tolist()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zero_points_of_the_first_version_of_gptq_are_each_by_themselves(bits: int) -> None:
+    """The largest that can be stored stands for 0, and its neighbour stays as it is."""
+    top = (1 << bits) - 1
+    form = LayerFormat(Layout.GPTQ, "int4" if bits == 4 else "int8", "group", 32, is_symmetric=False, is_less_one=True)
+    stored = torch.tensor([[top, 4, top, top, 14, 0, top, 8]])
+    found = zeros_of(form, words(stored.numpy(), bits), slice(0, 8), 1, CPU)
+    middle = 0 if bits == 4 else 128
+    assert found is not None
+    assert (found.t().int() + middle).tolist() == [[0, 5, 0, 0, 15, 1, 0, 9]]
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptq rows", "int8", "packed"])
+def test_scales_of_symmetric_layers_may_be_negative(name: str, source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """As tools write them that search for the better sign of each group."""
+    folder = quantize_folder(source, tmp_path, RECIPES[name])
+    for layer in folder.weights:
+        scales = next(key for key in folder.tensors if key in (f"{layer}.scales", f"{layer}.weight_scale"))
+        folder.tensors[scales] = -folder.tensors[scales]
+        folder.weights[layer] = -folder.weights[layer]
+    folder.rewrite()
+    check_numbers(load(folder.path), folder)
+
+
+def test_a_block_of_zeros_may_have_a_scale_of_0(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = quantize_folder(source, tmp_path, RECIPES["fp8 inverse blocks"])
+    layer = "model.layers.2.self_attn.k_proj"
+    for suffix in ("weight", "weight_scale_inv"):
+        folder.tensors[f"{layer}.{suffix}"] = torch.zeros_like(folder.tensors[f"{layer}.{suffix}"])
+    folder.weights[layer] = torch.zeros_like(folder.weights[layer])
+    folder.rewrite()
+    check_numbers(load(folder.path), folder)

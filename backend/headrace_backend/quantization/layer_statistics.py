@@ -4,7 +4,7 @@ Owns the sums, on the layer's device, each row seen once. `folder_check` judges 
 
 *Middle.* Weights scatter around 0, so that number less zero point is 0 on average to a small part of a step. Zero points one off shift it by a step, a third of int4's scatter.
 *Scales.* A scale comes from the largest weight of its group. Where that is large by chance, the scale is large and the group's numbers scatter less. So logarithms of scale and of scatter, without what a row or a column of
-groups has in common, fall against each other (-0.5 to -0.9), as soon as a layer has some hundred groups; scales of other groups do not. For rows in another order within a word it is tried which order falls most.
+groups has in common, fall against each other (-0.5 to -0.9), as soon as a layer has some hundred groups; scales of other groups do not. A scale that comes from the scatter of its group leaves all groups the same scatter, and says nothing. For rows in another order within a word it is tried which order falls most.
 *Sizes.* Norms of rows and columns, which layers that feed each other share in trained models.
 """
 
@@ -41,6 +41,8 @@ class Findings(NamedTuple):
     num_groups: int
     # Of logarithms of scale and scatter: as they are, then with rows in each of WORD_ORDERS.
     correlations: tuple[float, ...]
+    # How much the scatter of groups varies, as a part of its mean.
+    variation: float
     # [N] and [K] sums of squares.
     rows: Tensor
     columns: Tensor
@@ -66,8 +68,9 @@ class LayerStatistics:
         Args:
             groups: [num_rows, num_groups, group_size] integers.
             zeros: [num_rows, num_groups].
-            scales: The same, fp32.
+            scales: The same, fp32, of either sign.
         """
+        scales = scales.abs()
         numbers = groups.float()
         steps = numbers - zeros.float()[:, :, None]
         full = float(1 << self._bits)
@@ -106,7 +109,7 @@ class LayerStatistics:
         if self._sums is None or self._columns is None or self._correlations is None:
             return None
         total, squares, count, reaching, all_groups = self._sums.tolist()
-        num_groups, *correlations = self._correlations.tolist()
+        num_groups, variation, *correlations = self._correlations.tolist()
         mean, rows = total / count, torch.cat(self._rows).cpu()
         return Findings(
             self._bits,
@@ -115,24 +118,34 @@ class LayerStatistics:
             reaching / all_groups,
             int(num_groups),
             tuple(correlations),
+            variation,
             rows,
             self._columns.cpu(),
         )
 
 
 def _correlations(scales: Tensor, scatters: Tensor) -> Tensor:
-    """[2 + orders]: how many groups count, the correlation of both logarithms, and that with rows of words in other orders."""
+    """[3 + orders]: how many groups count, how much their scatter varies, the correlation of both logarithms, and that with rows of words in other orders."""
     whole = len(scales) // _WORD * _WORD
     scales, scatters = scales[:whole], scatters[:whole]
     if scales.shape[1] < 2 or whole == 0:
-        return torch.zeros(2 + len(WORD_ORDERS), dtype=torch.float64, device=scales.device)
+        return torch.zeros(3 + len(WORD_ORDERS), dtype=torch.float64, device=scales.device)
     sound = (scales > 0) & (scatters > 0)
     sizes, spreads = (_without_common(values, sound) for values in (scales, scatters))
     words = torch.arange(whole, device=scales.device).view(-1, _WORD)
     # Indices of Python would be copied to the device, which waits for the stream, once for each layer: little beside its reading.
     places = [words[:, list(order)].flatten() for order in WORD_ORDERS.values()]
     found = [_correlation(sizes, spreads), *(_correlation(sizes, spreads[place]) for place in places)]
-    return torch.stack([sound.sum().double(), *found])
+    return torch.stack([sound.sum().double(), _variation(scatters, sound), *found])
+
+
+def _variation(values: Tensor, sound: Tensor) -> Tensor:
+    """Deviation of those that are sound, as a part of their mean."""
+    count = sound.sum().clamp(min=1)
+    kept = torch.where(sound, values, torch.zeros_like(values)).double()
+    mean = kept.sum() / count
+    squares = torch.where(sound, kept - mean, torch.zeros_like(kept)).square().sum()
+    return (squares / count).sqrt() / mean.clamp(min=1e-30)
 
 
 def _without_common(values: Tensor, sound: Tensor) -> Tensor:

@@ -28,6 +28,8 @@ _FEWEST_REACHING = 0.8
 # Groups from which on their correlation says something, and standard deviations that it must be off.
 _FEWEST_GROUPS = 500
 _DEVIATIONS = 6.0
+# Scatter of groups that varies by less than this part of it: scales come from the scatter (0.03 at most, by rounding), not from the largest of their groups (0.07 at least).
+_LEAST_VARIATION = 0.05
 # Inputs from which on their sizes are compared.
 _FEWEST_INPUTS = 128
 _WORD = 8
@@ -62,7 +64,7 @@ def _check_middle(layer: str, found: Findings) -> None:
 
 
 def _check_scales(layer: str, found: Findings) -> None:
-    if found.num_groups < _FEWEST_GROUPS or found.reaching < _FEWEST_REACHING:
+    if found.num_groups < _FEWEST_GROUPS or found.reaching < _FEWEST_REACHING or found.variation < _LEAST_VARIATION:
         return
     own, *others = found.correlations
     deviation = found.num_groups**-0.5

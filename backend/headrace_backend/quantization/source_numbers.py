@@ -81,10 +81,14 @@ def zeros_of(
         words = zeros[_words(form, outputs)]
         return _in_range(form, _unpacked(form, words, 1).flatten(0, 1)[:num_outputs])
     words = zeros[:, _words(form, outputs)]
-    if form.is_less_one:
+    if form.has_borrows:
         # One in every place of a word; carries undo the borrows that a zero point of 0 made.
         words = words + (0x11111111 if form.bits == 4 else 0x01010101)
-    return _in_range(form, _unpacked(form, words, 2).flatten(1).t())
+    found = _unpacked(form, words, 2).flatten(1).t()
+    if form.is_less_one and not form.has_borrows:
+        # The largest stands for 0.
+        found = (found + 1) & ((1 << form.bits) - 1)
+    return _in_range(form, found)
 
 
 def scales_of(form: LayerFormat, scales: Tensor, outputs: slice, num_groups: int) -> Tensor:

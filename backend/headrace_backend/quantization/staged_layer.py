@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from headrace_backend.quantization.layer_statistics import LayerStatistics
 from headrace_backend.quantization.source_numbers import rows_of
@@ -34,12 +35,16 @@ _WORD_OUTPUTS = 8
 _FAULTS = (
     (Role.SCALES, "has a scale that is negative, or 0 where numbers are not"),
     (Role.SCALES, "has a scale that is too large or too small for the model's type"),
+    (
+        Role.ZEROS,
+        "has zero points one above the middle of their range (they would be it with checkpoint_format gptq_v2)",
+    ),
     (Role.ZEROS, "has a zero point that is not the middle of its range, and config.json says that all are"),
     (Role.SHAPE, "is not the shape that config.json says"),
     (Role.NUMBERS, "has a number that is not from -8 to 7"),
     (Role.INPUT_SCALE, "is not above 0"),
 )
-_BAD_SCALE, _UNFIT_SCALE, _ODD_ZERO, _OTHER_SHAPE, _WIDE_NUMBER, _BAD_INPUT_SCALE = range(len(_FAULTS))
+_BAD_SCALE, _UNFIT_SCALE, _OTHER_VERSION, _ODD_ZERO, _OTHER_SHAPE, _WIDE_NUMBER, _BAD_INPUT_SCALE = range(len(_FAULTS))
 
 
 class StagedLayer:
@@ -159,6 +164,8 @@ class StagedLayer:
             numbers = rows.numbers[:, inputs.start : inputs.stop]
             rows = Rows(numbers if order is None else _taken(numbers, order), *self._of_inputs(rows))
             self._look_at(rows)
+            if self._form.scales == "block":
+                self._look_at_blocks(rows.numbers, begin)
             # Symmetric INT8 needs no zero points.
             kept = rows if weight.zeros is not None else rows._replace(zeros=None)
             store_rows(kept, weight, first + begin - self._outputs.start)
@@ -184,12 +191,14 @@ class StagedLayer:
         return order
 
     def _store_blocks(self) -> None:
-        outputs, inputs = self._outputs, self._inputs
-        blocks = self._staged[Role.SCALES].float()[
+        store_blocks(self._blocks_of(self._outputs), BLOCK_SIZE, self._into.weight, self._into.outputs)
+
+    def _blocks_of(self, outputs: range) -> Tensor:
+        """Scales of the blocks of some outputs and this rank's inputs, fp32."""
+        return self._staged[Role.SCALES].float()[
             outputs.start // BLOCK_SIZE : -(-outputs.stop // BLOCK_SIZE),
-            inputs.start // BLOCK_SIZE : -(-inputs.stop // BLOCK_SIZE),
+            self._inputs.start // BLOCK_SIZE : -(-self._inputs.stop // BLOCK_SIZE),
         ]
-        store_blocks(blocks, BLOCK_SIZE, self._into.weight, self._into.outputs)
 
     def _note(self, fault: int, is_there: Tensor) -> None:
         assert self._faults is not None
@@ -206,8 +215,16 @@ class StagedLayer:
         if Role.INPUT_SCALE in staged:
             self._note(_BAD_INPUT_SCALE, (staged[Role.INPUT_SCALE] <= 0).any())
         if form.scales == "block":
-            # A block of zeros may have any scale that is not negative.
             self._note(_BAD_SCALE, (staged[Role.SCALES] < 0).any())
+
+    def _look_at_blocks(self, numbers: Tensor, begin: int) -> None:
+        """A block of zeros may have any scale that is not negative, others none that is 0."""
+        scales = self._blocks_of(range(begin, begin + len(numbers)))
+        height, width = len(scales) * BLOCK_SIZE, scales.shape[1] * BLOCK_SIZE
+        sizes = numbers.view(torch.uint8) & 0x7F
+        whole = functional.pad(sizes, (0, width - sizes.shape[1], 0, height - len(sizes)))
+        used = whole.view(len(scales), BLOCK_SIZE, scales.shape[1], BLOCK_SIZE).amax((1, 3)) > 0
+        self._note(_BAD_SCALE, ((scales == 0) & used).any())
 
     def _look_at(self, rows: Rows) -> None:
         """Of rows as they are stored."""
@@ -222,10 +239,15 @@ class StagedLayer:
             middle = 8 if weight.kind is QuantKind.INT4 else 0
             if self._form.is_symmetric:
                 self._note(_ODD_ZERO, (rows.zeros != middle).any())
+                if self._form.is_less_one:
+                    self._note(_OTHER_VERSION, (rows.zeros == middle + 1).all())
             self.statistics.add(groups, rows.zeros, rows.scales)
-        self._note(_BAD_SCALE, (rows.scales < 0).any() | ((rows.scales == 0) & used).any())
+        self._note(_BAD_SCALE, ((rows.scales == 0) & used).any())
+        # Some tools choose the sign of a scale by which end of the range the largest weight is at.
+        if not self._form.is_symmetric or self._form.number == "fp8":
+            self._note(_BAD_SCALE, (rows.scales < 0).any())
         stored = rows.scales.to(weight.scales.dtype)
-        self._note(_UNFIT_SCALE, (~stored.isfinite()).any() | ((stored == 0) & (rows.scales > 0) & used).any())
+        self._note(_UNFIT_SCALE, (~stored.isfinite()).any() | ((stored == 0) & (rows.scales != 0) & used).any())
 
 
 class _Stage(Destination):
