@@ -162,11 +162,6 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
-    async def wait_exited(self, timeout_s: float) -> bool:
-        """Whether the worker ended within the time."""
-        await asyncio.wait([self.exited], timeout=timeout_s)
-        return self.exited.done()
-
     def close(self) -> None:
         """Gives descriptors back. The process must have ended, or is left to the kernel."""
         self._loop.remove_reader(self._reader.fileno())
