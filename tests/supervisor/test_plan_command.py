@@ -40,6 +40,18 @@ def test_every_number_of_ranks_has_its_row() -> None:
         assert row["holds"] and row["kv_token_bytes"] == 2 * 8 * 4 * 32 * 2 // tp
 
 
+def test_a_quantized_cache_holds_more() -> None:
+    def row(kv_dtype: str) -> dict[str, int]:
+        ended = run("--shape", "llama-3.1-8b", "--kv-dtype", kv_dtype, "--max-model-len", "8192", "--json")
+        assert ended.exit_code == 0
+        [row] = json.loads(ended.output)
+        return row
+
+    plain, fp8 = row("auto"), row("fp8")
+    assert (plain["kv_token_bytes"], fp8["kv_token_bytes"]) == (131_072, 67_584)
+    assert fp8["kv_tokens"] > 1.9 * plain["kv_tokens"]
+
+
 def test_a_model_that_does_not_fit_is_said_with_the_arithmetic() -> None:
     ended = run("--shape", "llama-3.1-70b", "--gpu", "h100", "--gpus", "2")
     assert ended.exit_code == 1
