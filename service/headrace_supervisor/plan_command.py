@@ -121,7 +121,7 @@ def _asked(question: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rank_sizes(answer: dict[str, Any], config: dict[str, Any]) -> RankSizes:
-    names = ("read_bytes", "multiplied", "kv_token_bytes", "kv_tokens")
+    names = ("read_bytes", "multiplied", "kv_token_bytes", "kv_tokens", "max_num_seqs")
     return RankSizes(answer["tp"], config["num_hidden_layers"], *(answer[name] for name in names))
 
 
@@ -153,7 +153,7 @@ def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
         if row["refused"]:
             console.print(f"tp {row['tp']}: {row['refused']}", markup=False, soft_wrap=True)
     console.print(
-        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine's cache holds, and that are active of its share of {options['users']:,} users. Times are a floor, at measured ceilings of the card.",
+        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its cache holds them, and a step has that many rows), and that are active of its share of {options['users']:,} users. Times are a floor, at measured ceilings of the card.",
         soft_wrap=True,
     )
 

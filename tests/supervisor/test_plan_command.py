@@ -18,8 +18,8 @@ from headrace_supervisor.capacity import GPUS, Demand, RankSizes, predict, step_
 from headrace_supervisor.plan_command import plan
 
 # Llama-3.1-8B in bf16 on one card, 70B in FP8 on four, caches in bf16.
-ONE_8B = RankSizes(1, 32, 2 * 7_504_000_000, 7_504_000_000, 131_072, 900_000)
-FOUR_70B = RankSizes(4, 80, (68_450_000_000 + 2 * 1_051_000_000) // 4, 69_501_000_000 // 4, 81_920, 1_500_000)
+ONE_8B = RankSizes(1, 32, 2 * 7_504_000_000, 7_504_000_000, 131_072, 900_000, 512)
+FOUR_70B = RankSizes(4, 80, (68_450_000_000 + 2 * 1_051_000_000) // 4, 69_501_000_000 // 4, 81_920, 1_500_000, 512)
 
 
 def run(*arguments: str) -> Result:
@@ -84,7 +84,7 @@ def test_steps_are_those_of_the_published_floors() -> None:
 def test_a_balance_is_one(users: int, prompt: int, output: int, think_s: float) -> None:
     demand = Demand(users, prompt, output, think_s)
     found = predict(ONE_8B, GPUS["h200"], demand)
-    assert found.rows_held == 900_000 // (prompt + output)
+    assert found.rows_held == min(900_000 // (prompt + output), 512)
     assert 0 < found.active <= users * 1.000001
     assert found.itl_ms >= 1e3 * step_s(ONE_8B, GPUS["h200"], 0, 0)
     assert found.active == pytest.approx(users * found.answer_s / (found.answer_s + think_s))
@@ -99,3 +99,10 @@ def test_rows_beyond_the_cache_wait() -> None:
     assert held.rows_held == 10 and not held.is_overloaded
     crowd = predict(small, GPUS["h200"], Demand(40, 500, 300, 0.0))
     assert crowd.is_overloaded and crowd.answer_s > 3 * held.answer_s
+
+
+def test_rows_beyond_a_step_wait_though_the_cache_would_hold_them() -> None:
+    demand = Demand(600, 100, 100, 0.0)
+    assert not predict(ONE_8B._replace(max_num_seqs=1024), GPUS["h200"], demand).is_overloaded
+    crowd = predict(ONE_8B, GPUS["h200"], demand)
+    assert crowd.rows_held == 512 and crowd.is_overloaded

@@ -55,6 +55,8 @@ class Sizes(msgspec.Struct):
     # Of the weights: what every step reads, and how many numbers a token is multiplied by.
     read_bytes: int = 0
     multiplied: int = 0
+    # Most rows of a step.
+    max_num_seqs: int = 0
 
 
 def sizes(question: Question, tp: int) -> Sizes:
@@ -84,6 +86,7 @@ def sizes(question: Question, tp: int) -> Sizes:
         kv_token_bytes=memory.kv_block // plan.block_size,
         read_bytes=memory.weights - embedding * dtype.itemsize,
         multiplied=_matrix_numbers(model) // tp,
+        max_num_seqs=config.max_num_seqs,
     )
 
 
