@@ -275,12 +275,15 @@ def _fitted_runner(
     """
     with timer.timed("profile"):
         needed = measured_memory(estimate, _profiled(model, memory, channel), room)
+    collectives = model.place.collectives
+    # Cards of one kind may differ in memory by less than their kind tells; all ranks capture again, or none.
+    tolerance = agreed_least(collectives, room.reserve_bytes) // 2
     for attempt in range(1, _CAPTURE_ATTEMPTS + 1):
         plan = _agreed(plan_memory(model.config, needed, model.max_model_len, room), model.place)
         runner = _ready_runner(model, plan.num_blocks, channel, timer)
         with timer.timed("graphs"):
-            graph_bytes = agreed_most(model.place.collectives, _capture(runner, memory, channel))
-        if graph_bytes <= needed.graphs + room.reserve_bytes // 2:
+            graph_bytes = agreed_most(collectives, _capture(runner, memory, channel))
+        if graph_bytes <= needed.graphs + tolerance:
             return runner, msgspec.structs.replace(plan, graph_bytes=graph_bytes)
         if attempt < _CAPTURE_ATTEMPTS:
             # The next attempt needs their memory.
