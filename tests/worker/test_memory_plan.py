@@ -157,6 +157,23 @@ def test_what_a_budget_cannot_hold_is_refused_with_the_arithmetic() -> None:
         plan_memory(config_of(), MEMORY, 16, Room(CPU, GIB, 0, 120 * MIB))
 
 
+def test_ranks_on_a_cpu_share_the_budget_that_a_refusal_states() -> None:
+    config = config_of(device="cpu", tp=4, memory_budget=480 * MIB)
+    room = Room.of_rank(CPU, 64 * GIB, 0, config)
+    assert room.usable_bytes == 120 * MIB
+    said = r"memory_budget is 503316480 \(480\.0 MiB\), 65,536\.0 MiB are free on cpu, of which each of 4 ranks gets its share"
+    with pytest.raises(DoesNotFit, match=rf"= 151\.0 MiB; {said}, and the cache"):
+        plan_memory(config, MEMORY, 16, room)
+    # Less than a byte for each is not the same as no budget.
+    with pytest.raises(DoesNotFit, match=r"memory_budget is 3 \("):
+        plan_memory(config, MEMORY, 16, room._replace(budget_bytes=3))
+    on_cards = Room.of_rank(GPU, 70 * GIB, 80 * GIB, config_of(device="cuda", tp=4, memory_budget=20 * GIB))
+    assert (on_cards.usable_bytes, on_cards.sharers) == (20 * GIB, 1)
+    # Without a budget each has a share of what is free, and of that a quarter for the cache.
+    alone = Room.of_rank(CPU, 8 * GIB, 0, config_of(device="cpu", tp=4))
+    assert plan_memory(config_of(), MEMORY, 16, alone).num_blocks == 512
+
+
 def test_what_the_driver_takes_is_measured_on_the_card_not_on_the_budget() -> None:
     estimate = ModelMemory(weights=14 * GIB, activations=9 * GIB, kv_block=MIB, graphs=GIB)
     profile = Profile(weights=15 * GIB, activations=2 * GIB, free=60 * GIB)
