@@ -243,6 +243,26 @@ def test_the_models_bytes_are_those_it_allocates(llama_path: pathlib.Path) -> No
     assert memory.activations > 64 * 97 * 4
 
 
+def test_what_ranks_on_a_cpu_gather_is_planned(llama_path: pathlib.Path) -> None:
+    model = ModelFolder.open(llama_path).config
+
+    def per_token(tp: int, dtype: torch.dtype, on_gpu: bool = False) -> int:
+        sizes = (
+            model_memory(
+                model, config_of(tp=tp, graph_sizes="off", max_num_batched_tokens=tokens), WeightMemory(0), dtype, on_gpu
+            ).activations
+            for tokens in (100, 101)
+        )
+        return -int.__sub__(*sizes)
+
+    gathered = 4 * model.hidden_size * 4
+    # Everybody's, and two sums.
+    assert per_token(4, torch.float32) == per_token(1, torch.float32) + gathered + 2 * 4 * model.hidden_size
+    # As many numbers of half the size; two sums and a summand in fp32.
+    assert per_token(4, torch.bfloat16) == per_token(1, torch.bfloat16) + gathered // 2 + 3 * 4 * model.hidden_size
+    assert per_token(4, torch.bfloat16, on_gpu=True) == per_token(1, torch.bfloat16, on_gpu=True)
+
+
 def test_free_memory_is_what_the_kernel_says_or_less() -> None:
     free = free_memory_bytes(CPU)
     assert 0 < free < int(pathlib.Path("/proc/meminfo").read_text().split()[1]) * 1024

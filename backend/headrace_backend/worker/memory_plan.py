@@ -98,13 +98,15 @@ class ModelMemory:
 
 
 def model_memory(
-    model: ModelConfig, config: EngineConfig, weights: WeightMemory, dtype: torch.dtype, has_graphs: bool = False
+    model: ModelConfig, config: EngineConfig, weights: WeightMemory, dtype: torch.dtype, on_gpu: bool = False
 ) -> ModelMemory:
     """Estimates: weights, a step's activations at the token budget, graphs, and one block of the cache over all layers."""
     size = dtype.itemsize
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     # Residual and normed stream, queries, keys and values with their rotated copies, gate-up and its product.
     per_token = size * (4 * model.hidden_size + 3 * heads + 3 * model.intermediate_size)
+    if config.tp > 1 and not on_gpu:
+        per_token += model.hidden_size * _gathered_bytes(config.tp, size)
     # Log probabilities of prompts take pieces of the CPU's size with half as many copies at most.
     rows = max(config.max_num_seqs, CPU_PIECE_ROWS // 2)
     sampled = model.vocab_size * (4 * rows * _LOGIT_COPIES + config.max_num_seqs * BYTES_PER_TOKEN)
@@ -112,9 +114,14 @@ def model_memory(
         weights=weights.weights,
         activations=config.max_num_batched_tokens * per_token + sampled + weights.scratch,
         kv_block=config.block_size * kv_token_bytes(model, size, config.kv_dtype),
-        graphs=_graphs_estimate(config, per_token, model.vocab_size) if has_graphs else 0,
+        graphs=_graphs_estimate(config, per_token, model.vocab_size) if on_gpu else 0,
         scratch=weights.scratch,
     )
+
+
+def _gathered_bytes(world_size: int, size: int) -> int:
+    """Of each number that ranks on a CPU add up: everybody's, and in fp32 the sum, the sum before and, of shorter types, a summand."""
+    return world_size * size + (8 if size == 4 else 12)
 
 
 def _graphs_estimate(config: EngineConfig, bytes_per_token: int, vocab_size: int) -> int:
