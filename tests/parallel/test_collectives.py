@@ -11,6 +11,8 @@ from tests.models.checkpoints import write_checkpoint
 from tests.parallel.rank_group import ranks
 from tests.worker.driver import Entry, admission, step
 
+from headrace_backend.parallel.gloo import GlooCollectives
+
 needs_cards = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs several CUDA GPUs")
 
 
@@ -19,6 +21,30 @@ def test_ranks_on_a_cpu_add_up() -> None:
     assert [(result["bytes"], result["way"]) for result in found] == [
         (num_bytes, way) for num_bytes in (8192, 1 << 16) for way in ("all_reduce", "norm", "norm_apart")
     ]
+
+
+class Gathered(GlooCollectives):
+    """Without the sockets."""
+
+    def __init__(self, parts: list[torch.Tensor]) -> None:
+        self.parts = parts
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sums_on_a_cpu_are_rounded_once(dtype: torch.dtype) -> None:
+    # Between the first number and the next of its type lie two of the others.
+    first = 2 / torch.finfo(dtype).eps
+    parts = [torch.tensor([number], dtype=dtype) for number in (first, 1.0, 1.0, 0.0)]
+    found = Gathered(parts).all_reduce(parts[0])
+    if dtype == torch.float32:
+        # There is no wider type: rounded at each addition, in the order of the ranks.
+        assert found.item() == first
+    else:
+        assert found.item() == first + 2 and (parts[0] + parts[1] + parts[2]).item() == first
+    assert found.dtype == dtype
 
 
 @pytest.mark.multi_gpu
