@@ -38,6 +38,11 @@ def test_every_number_of_ranks_has_its_row() -> None:
         weights = weight_memory(config, torch.bfloat16, None, torch.device("cpu"), Shard(0, tp)).weights
         assert (row["tp"], row["replicas"], row["weight_bytes"]) == (tp, 4 // tp, weights)
         assert row["holds"] and row["kv_token_bytes"] == 2 * 8 * 4 * 32 * 2 // tp
+        # The cache gets what is left by the reserve, by the driver's GiB and, of several ranks, by half a GiB of the group.
+        taken = sum(row[name] for name in ("weight_bytes", "activation_bytes", "graph_bytes", "kv_cache_bytes"))
+        card = GPUS["h200"].memory_bytes
+        left = card - int(0.0075 * card) - (1 << 30) - (0 if tp == 1 else 1 << 29) - taken
+        assert 0 <= left < 16 * row["kv_token_bytes"]
 
 
 def test_a_quantized_cache_holds_more() -> None:

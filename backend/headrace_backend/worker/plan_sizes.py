@@ -27,6 +27,8 @@ from headrace_model_folder.config import parse_config
 _CARD = torch.device("cuda", 0)
 # The driver's and libraries' own memory of a card, which a worker measures. A guess.
 _OTHER_BYTES = 1 << 30
+# The same of a rank's part in a group: NCCL's channels, the memory that ranks read of each other. A guess too.
+_GROUP_BYTES = 512 << 20
 
 
 class Question(msgspec.Struct):
@@ -69,7 +71,8 @@ def sizes(question: Question, tp: int) -> Sizes:
     dtype = choose_dtype(config.dtype, model, _CARD)
     scheme = Scheme.named(config.quantize, config.quantize_group)
     weights = weight_memory(model, dtype, scheme, _CARD, Shard(0, tp))
-    room = Room(_CARD, question.gpu_bytes - _OTHER_BYTES, question.gpu_bytes, int(config.memory_budget))
+    other = _OTHER_BYTES + (_GROUP_BYTES if tp > 1 else 0)
+    room = Room(_CARD, question.gpu_bytes - other, question.gpu_bytes, int(config.memory_budget))
     longest = config.max_model_len or model.max_position_embeddings
     try:
         memory, plan = plan_estimate(config, rank_part(model, tp), weights, dtype, longest, room)

@@ -149,10 +149,13 @@ def start_worker(
     timer = _Phases(phases)
     device = _prepared_device(config, links.rank if links else 0, channel)
     dtype = choose_dtype(config.dtype, folder.config, device)
+    memory = CudaMemory(device) if device.type == "cuda" else None
+    # What a card's part in the group takes is in the plan: the libraries' own.
+    free_on_card = memory.free() if memory else 0
     with timer.timed("ranks"):
         place = take_place(config, links, device, dtype, channel)
-    memory = CudaMemory(device) if device.type == "cuda" else None
-    room = Room.of_rank(device, free_memory_bytes(device), memory.total() if memory else 0, config)
+    free_bytes = free_on_card if memory else free_memory_bytes(device)
+    room = Room.of_rank(device, free_bytes, memory.total() if memory else 0, config)
     scheme = checked_scheme(config, folder, device, channel)
     weights = weight_memory(folder.config, dtype, scheme, device, place.shard)
     part = rank_part(folder.config, config.tp)
