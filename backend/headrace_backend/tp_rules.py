@@ -15,7 +15,7 @@ def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
     """Why the model can't be shared by `config.tp` ranks, with the numbers that work; None if it can."""
     group = config.quantize_group if config.quantize == "int4" else 1
     if config.tp > 1 and model.quantization is not None:
-        return f"tp is {config.tp}, but folders that other tools quantized are served by one rank; --quantize quantizes a plain folder for several"
+        return f"tp is {config.tp}, but a folder whose weights are quantized already is served by one rank; --quantize quantizes a plain folder for several"
     reason = _reason(config.tp, group, model)
     if reason is None:
         return None
