@@ -22,6 +22,12 @@ def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
     return f"tp is {config.tp}, {reason}; {_working(config, group, model)}"
 
 
+def fewer_ranks(config: EngineConfig, model: ModelConfig, most: int) -> str:
+    """The numbers of ranks up to `most` that suit the model, as the end of a refusal."""
+    sizes = [size for size in range(1, most + 1) if unsuitable_tp(config.model_copy(update={"tp": size}), model) is None]
+    return f"tp {', '.join(map(str, sizes))} {'work' if len(sizes) > 1 else 'works'}"
+
+
 def rank_part(model: ModelConfig, world_size: int) -> ModelConfig:
     """The sizes of what one rank computes; the vocabulary stays whole, because every rank gets whole logits."""
     if world_size == 1:

@@ -104,10 +104,15 @@ def can_be_built(model: ModelConfig, tp: int, settings: EngineConfig) -> bool:
 
 
 def test_more_ranks_than_cards_are_refused() -> None:
-    assert too_few_cards(0, 4, 4) is None
-    assert too_few_cards(2, 2, 4) is None
-    reason = "tp is 4, one GPU for each rank from cuda:2 on, and torch sees 4; tp of at most 2 works"
-    assert too_few_cards(2, 4, 4) == reason
+    assert too_few_cards(0, config(4), MODEL, 4) is None
+    assert too_few_cards(2, config(2), MODEL, 4) is None
+    reason = "tp is 4, one GPU for each rank from cuda:2 on, and torch sees 4; tp 1, 2 work"
+    assert too_few_cards(2, config(4), MODEL, 4) == reason
+    # Three cards, of which three ranks can't make use.
+    said = too_few_cards(0, config(4), MODEL, 3)
+    assert said is not None and said.endswith("and torch sees 3; tp 1, 2 work")
+    said = too_few_cards(3, config(4), MODEL, 4)
+    assert said is not None and said.endswith("; tp 1 works")
 
 
 def test_ranks_take_the_devices_from_the_first_on() -> None:

@@ -147,7 +147,7 @@ def start_worker(
     if (reason := unsuitable_tp(config, folder.config)) is not None:
         raise StartRefused(reason)
     timer = _Phases(phases)
-    device = _prepared_device(config, links.rank if links else 0, channel)
+    device = _prepared_device(config, folder, links.rank if links else 0, channel)
     dtype = choose_dtype(config.dtype, folder.config, device)
     memory = CudaMemory(device) if device.type == "cuda" else None
     # What a card's part in the group takes is in the plan: the libraries' own.
@@ -244,9 +244,9 @@ def checked_max_model_len(config: EngineConfig, folder: ModelFolder) -> int:
     return config.max_model_len or context
 
 
-def _prepared_device(config: EngineConfig, rank: int, channel: Channel) -> torch.device:
+def _prepared_device(config: EngineConfig, folder: ModelFolder, rank: int, channel: Channel) -> torch.device:
     """The device, ready for work. Tells the operator what is not as it might be."""
-    device, notice = choose_rank_device(config.device, rank, config.tp)
+    device, notice = choose_rank_device(config, folder.config, rank)
     if device.type == "cpu" and config.graph_sizes not in ("auto", "off"):
         raise StartRefused(f"graph_sizes is {config.graph_sizes}; the CPU has no graphs: auto and off work")
     prepare_torch(config, device)
