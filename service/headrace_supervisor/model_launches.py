@@ -96,8 +96,7 @@ class ModelLaunches:
                 raise InvalidModelFolder("has no tokenizer.json, which a service needs")
         except InvalidModelFolder as error:
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {error}") from None
-        first, *further = engine.expected_devices()
-        return Claim(name, first, int(engine.memory_budget), further_devices=tuple(further))
+        return Claim(name, engine.expected_device(), int(engine.memory_budget), ranks=engine.tp)
 
     def prepare(self, name: str, memory_bytes: int) -> Launch:
         """Checks a model and writes the configuration of a backend for it. Raises Refused, as `check`."""

@@ -115,12 +115,6 @@ def test_more_ranks_than_cards_are_refused() -> None:
     assert said is not None and said.endswith("; tp 1 works")
 
 
-def test_ranks_take_the_devices_from_the_first_on() -> None:
-    assert config(2).expected_devices() == ("cpu",)
-    settings = EngineConfig(model=pathlib.Path("m"), device="cuda:2", tp=2)
-    assert settings.expected_devices() == ("cuda:2", "cuda:3")
-
-
 def test_devices_of_different_kinds_are_refused_by_every_rank() -> None:
     store = os.memfd_create("store")
     said: list[str] = []
