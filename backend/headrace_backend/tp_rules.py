@@ -1,6 +1,6 @@
 """Which numbers of ranks suit a model: what can be refused before torch is loaded.
 
-Owns the rule and its words, and what a rank has of a model's sizes; backend and worker both ask here. Which rows and columns a rank keeps is `weights.placement`'s.
+Owns the rule and its words, and what a rank has of a model's sizes; supervisor, backend and worker all ask here. Which rows and columns a rank keeps is `weights.placement`'s.
 """
 
 from __future__ import annotations
