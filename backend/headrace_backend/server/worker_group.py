@@ -104,10 +104,10 @@ class WorkerGroup:
     """All ranks of one life. `on_results` gets the payloads of rank 0's step results, in order; its ValueError loses the group."""
 
     def __init__(self, launch: WorkerLaunch, on_results: Callable[[list[bytes]], None]) -> None:
-        """Creates the rings and spawns every rank.
+        """Creates the rings and spawns every rank; one that could not be started loses the group.
 
         Raises:
-            WorkersLost: A process could not be started.
+            OSError: There are no descriptors or no memory for what the ranks share.
         """
         self._launch = launch
         self._on_results = on_results
@@ -124,11 +124,11 @@ class WorkerGroup:
         # Ranks that ended, or will, because another one is lost.
         self._followers: set[int] = set()
         self._late_ranks = LateRanks(launch.world_size)
-        plan_ring = create_ring(plan_ring_bytes(launch), num_readers=launch.world_size)
-        self._plans = RingWriter(plan_ring)
         self._workers: list[WorkerProcess] = []
+        plan_ring = create_ring(plan_ring_bytes(launch), num_readers=launch.world_size)
         try:
             with self._late_ranks.descriptors() as ranks:
+                self._plans = RingWriter(plan_ring)
                 self._spawn(plan_ring, ranks)
         finally:
             plan_ring.close()

@@ -111,7 +111,7 @@ class WorkerSupervision:
 
     async def _one_life(self) -> None:
         """Raises WorkersLost, EngineStuck, or what cancels it."""
-        group = WorkerGroup(self._launch, self._engine_loop.on_results)
+        group = self._new_group()
         grace_s = 0.0
         try:
             await self._start(group)
@@ -128,6 +128,15 @@ class WorkerSupervision:
             raise
         finally:
             await group.close(grace_s)
+
+    def _new_group(self) -> WorkerGroup:
+        """Raises WorkersLost: there is nothing to make it of, descriptors for one."""
+        try:
+            return WorkerGroup(self._launch, self._engine_loop.on_results)
+        except OSError as error:
+            lost = WorkersLost(f"workers could not be started: {error.strerror}")
+            self._log.error("worker lost", reason=str(lost), pids=[])
+            raise lost from error
 
     def _note_outcome(self, outcome: LossOutcome) -> None:
         """Deaths on the way to the request that caused them end with it: they say nothing about the next life."""
