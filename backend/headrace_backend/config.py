@@ -171,14 +171,6 @@ class EngineConfig(_Frozen):
             return "cpu"
         return self.device if ":" in self.device else "cuda:0"
 
-    def expected_devices(self) -> tuple[str, ...]:
-        """The devices of all ranks, as `expected_device`: from its index on, one each; a CPU is shared."""
-        first = self.expected_device()
-        if first == "cpu":
-            return (first,)
-        kind, index = first.split(":")
-        return tuple(f"{kind}:{int(index) + rank}" for rank in range(self.tp))
-
     def captured_batch_sizes(self) -> tuple[int, ...]:
         """Batch sizes of decode steps to capture as CUDA graphs, ascending; none if they are off."""
         return checked_graph_sizes(self.graph_sizes, self.max_num_seqs)

@@ -75,20 +75,27 @@ def create_ring(capacity_bytes: int, num_readers: int) -> RingDescriptors:
 
     Raises:
         ValueError: One of the two is out of range.
+        OSError: There are no descriptors left, or no memory; nothing is left open.
     """
     if capacity_bytes < 1:
         raise ValueError(f"capacity_bytes is {capacity_bytes}; at least 1 is needed")
     if not 1 <= num_readers <= _MAX_READERS:
         raise ValueError(f"num_readers is {num_readers}; it must be 1 to {_MAX_READERS}")
     capacity = -(-capacity_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = os.memfd_create("headrace-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(memory, _HEADER_BYTES + capacity)
-    # Sealed, nobody can shrink the file under the others (SIGBUS).
-    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
-    os.pwrite(memory, _GEOMETRY.pack(_MAGIC, _VERSION, capacity, num_readers), 0)
     flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
-    data_events = tuple(os.eventfd(0, flags) for _ in range(num_readers))
-    return RingDescriptors(memory, data_events, os.eventfd(0, flags))
+    with contextlib.ExitStack() as made:
+        memory = os.memfd_create("headrace-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        made.callback(os.close, memory)
+        os.ftruncate(memory, _HEADER_BYTES + capacity)
+        # Sealed, nobody can shrink the file under the others (SIGBUS).
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+        os.pwrite(memory, _GEOMETRY.pack(_MAGIC, _VERSION, capacity, num_readers), 0)
+        events = []
+        for _ in range(num_readers + 1):
+            events.append(os.eventfd(0, flags))
+            made.callback(os.close, events[-1])
+        made.pop_all()
+    return RingDescriptors(memory, tuple(events[:-1]), events[-1])
 
 
 class _Memory:

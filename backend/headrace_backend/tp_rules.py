@@ -1,6 +1,6 @@
 """Which numbers of ranks suit a model: what can be refused before torch is loaded.
 
-Owns the rule and its words, and what a rank has of a model's sizes; backend and worker both ask here. Which rows and columns a rank keeps is `weights.placement`'s.
+Owns the rule and its words, and what a rank has of a model's sizes; supervisor, backend and worker all ask here. Which rows and columns a rank keeps is `weights.placement`'s.
 """
 
 from __future__ import annotations
@@ -22,13 +22,19 @@ def unsuitable_tp(config: EngineConfig, model: ModelConfig, gguf_file: str | Non
         gguf_file: The file that all of the model is in; None for a folder.
     """
     if config.tp > 1 and (model.quantized_by is not None or gguf_file is not None):
-        quantized = "folders that other tools quantized" if gguf_file is None else "GGUF files"
-        return f"tp is {config.tp}, but {quantized} are served by one rank; --quantize quantizes a plain folder for several"
+        quantized = "a folder whose weights are quantized already" if gguf_file is None else "a GGUF file"
+        return f"tp is {config.tp}, but {quantized} is served by one rank; --quantize quantizes a plain folder for several"
     group = _group(config)
     reason = _reason(config.tp, group, model)
     if reason is None:
         return None
     return f"tp is {config.tp}, {reason}; {_working(config, group, model)}"
+
+
+def fewer_ranks(config: EngineConfig, model: ModelConfig, most: int) -> str:
+    """The numbers of ranks up to `most` that suit the model, as the end of a refusal."""
+    sizes = [size for size in range(1, most + 1) if unsuitable_tp(config.model_copy(update={"tp": size}), model) is None]
+    return f"tp {', '.join(map(str, sizes))} {'work' if len(sizes) > 1 else 'works'}"
 
 
 def rank_part(model: ModelConfig, world_size: int) -> ModelConfig:

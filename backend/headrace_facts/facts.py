@@ -62,7 +62,7 @@ class EngineFacts(msgspec.Struct, tag="engine", frozen=True):
     flops_per_token: float
     flops_per_pair: float
     flops_per_sample: float
-    # Of the cache, all layers.
+    # Of the cache, all layers, on all ranks together.
     kv_bytes_per_token: int
     # Measured at start on this device; 0: not measured.
     copy_bytes_per_s: float = 0.0

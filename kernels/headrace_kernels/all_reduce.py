@@ -71,9 +71,11 @@ def all_reduce_add_rms_norm_reference(parts: Sequence[Tensor], residual: Tensor,
 
 
 def takes(x: Tensor, peers: Peers) -> bool:
-    """Whether `all_reduce` can take a tensor: it fits, lies in one piece and is whole vectors."""
-    fits = x.nbytes <= peers.capacity_bytes and x.nbytes % _VECTOR_BYTES == 0
-    return fits and x.is_contiguous() and x.data_ptr() % _VECTOR_BYTES == 0
+    """Whether `all_reduce` can take a tensor: it fits, lies in one piece and is whole vectors. By its shape alone, so alike on all ranks."""
+    is_taken = x.nbytes <= peers.capacity_bytes and x.nbytes % _VECTOR_BYTES == 0 and x.is_contiguous()
+    # Ranks that went different ways by their addresses would wait for each other forever.
+    assert not is_taken or x.data_ptr() % _VECTOR_BYTES == 0, "what is added up begins with an allocation"
+    return is_taken
 
 
 def takes_norm(x: Tensor, peers: Peers) -> bool:

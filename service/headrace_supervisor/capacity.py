@@ -42,6 +42,8 @@ class RankSizes(NamedTuple):
     multiplied: int
     kv_token_bytes: int
     kv_tokens: int
+    # Rows of a step.
+    max_num_seqs: int
 
 
 class Demand(NamedTuple):
@@ -57,13 +59,13 @@ class Demand(NamedTuple):
 class Prediction:
     """Of one engine."""
 
-    # Sequences that the cache holds at once, each whole.
+    # Sequences that run at once: rows of a step, each of which the cache holds whole.
     rows_held: int
     # Sequences that are being written at a time, on average.
     active: float
     itl_ms: float
     answer_s: float
-    # Prompts alone, or rows beyond the cache, are more than it can do: users wait for each other.
+    # Prompts alone, or rows beyond those held, are more than it can do: users wait for each other.
     is_overloaded: bool
 
 
@@ -81,7 +83,7 @@ def step_s(sizes: RankSizes, gpu: Gpu, rows: float, context: float) -> float:
 
 def predict(sizes: RankSizes, gpu: Gpu, demand: Demand) -> Prediction:
     """The balance of one engine with all of the users."""
-    held = sizes.kv_tokens // (demand.prompt + demand.output)
+    held = min(sizes.kv_tokens // (demand.prompt + demand.output), sizes.max_num_seqs)
     low, high = 0.0, _LONGEST_ANSWER_S
     for _ in range(_HALVINGS):
         answer_s = (low + high) / 2
@@ -112,7 +114,7 @@ def _prompt_s(sizes: RankSizes, gpu: Gpu, demand: Demand) -> float:
 
 
 def _answer_s(sizes: RankSizes, gpu: Gpu, demand: Demand, held: int, assumed_s: float) -> float:
-    """How long an answer takes if answers take as long as assumed; rows beyond the cache wait for their turn."""
+    """How long an answer takes if answers take as long as assumed; rows beyond those held wait for their turn."""
     active = _active(demand, assumed_s)
     rows = max(min(active, held), 1e-9)
     step = step_s(sizes, gpu, rows, demand.prompt + demand.output / 2)

@@ -26,19 +26,23 @@ class Claim(NamedTuple):
         device: "cpu" or "cuda:<index>".
         budget_bytes: its memory budget; 0: none is stated.
         device_bytes: all of the device's memory, as its worker found it; 0: not known (yet).
-        further_devices: of a model with several ranks, the other GPUs, each of which it takes as much of.
+        ranks: that share the model, each on a GPU of its own from `device` on, of which it takes as much; a CPU they share.
     """
 
     name: str
     device: str
     budget_bytes: int
     device_bytes: int = 0
-    further_devices: tuple[str, ...] = ()
+    ranks: int = 1
 
     @property
     def devices(self) -> tuple[str, ...]:
         """All devices that the model lies on."""
-        return (self.device, *self.further_devices)
+        kind, _, index = self.device.partition(":")
+        # An index that is none is refused by the worker.
+        if not index.isdecimal():
+            return (self.device,)
+        return tuple(f"{kind}:{int(index) + rank}" for rank in range(self.ranks))
 
 
 def check(new: Claim, loaded: Sequence[Claim], cpu_bytes: int) -> None:

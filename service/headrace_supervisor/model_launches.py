@@ -11,6 +11,8 @@ import pathlib
 import sys
 from typing import NamedTuple, Protocol
 
+from headrace_backend.quantize_rules import unsuitable_quantization
+from headrace_backend.tp_rules import unsuitable_tp
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.folder import ModelFolder
 from headrace_supervisor import config as configs
@@ -86,7 +88,7 @@ class ModelLaunches:
             memory_bytes: its budget; 0: what the settings say.
 
         Raises:
-            Refused: INVALID_ARGUMENT, NOT_FOUND, or FAILED_PRECONDITION with what is wrong in the folder.
+            Refused: INVALID_ARGUMENT, NOT_FOUND, or FAILED_PRECONDITION with what is wrong in the folder, or in settings that do not suit it.
         """
         backend = self._backend(name, memory_bytes, index=0)
         engine = backend.engine
@@ -96,8 +98,10 @@ class ModelLaunches:
                 raise InvalidModelFolder(f"has no {opened.tokenizer_name}, which a service needs")
         except InvalidModelFolder as error:
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {error}") from None
-        first, *further = engine.expected_devices()
-        return Claim(name, first, int(engine.memory_budget), further_devices=tuple(further))
+        for unsuitable in (unsuitable_quantization, unsuitable_tp):
+            if (reason := unsuitable(engine, opened.config)) is not None:
+                raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {reason}")
+        return Claim(name, engine.expected_device(), int(engine.memory_budget), ranks=engine.tp)
 
     def prepare(self, name: str, memory_bytes: int) -> Launch:
         """Checks a model and writes the configuration of a backend for it. Raises Refused, as `check`."""

@@ -57,6 +57,7 @@ _TOKENS = click.IntRange(1, 1_000_000)
 @click.option("--think-s", type=click.FloatRange(0, 86_400), default=0.0, help="mean seconds between answer and prompt")
 @click.option("--target-itl-ms", type=click.FloatRange(0, 10_000, min_open=True), help="longest time between tokens")
 @click.option("--quantize", type=click.Choice(["off", "int8", "int4", "fp8", "nf4"]), default="off", show_default=True)
+@click.option("--kv-dtype", type=click.Choice(["auto", "fp8", "int8"]), default="auto", show_default=True)
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
 def plan(shape: str | None, model: pathlib.Path | None, as_json: bool, **options: Any) -> None:
@@ -92,7 +93,7 @@ def _model_config(shape: str | None, model: pathlib.Path | None) -> dict[str, An
 def _rows(config: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
     """One row per number of ranks."""
     gpu, gpus = GPUS[options["gpu"]], options["gpus"]
-    engine = {"quantize": options["quantize"], "max_model_len": options["max_model_len"], "load": "dummy"}
+    engine = {name: options[name] for name in ("quantize", "kv_dtype", "max_model_len")} | {"load": "dummy"}
     question = {"model": config, "engine": engine, "gpu_bytes": gpu.memory_bytes}
     answers = _asked(question | {"ranks": [tp for tp in _RANKS if tp <= gpus]})
     lengths = options["prompt_tokens"], options["output_tokens"]
@@ -120,7 +121,7 @@ def _asked(question: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rank_sizes(answer: dict[str, Any], config: dict[str, Any]) -> RankSizes:
-    names = ("read_bytes", "multiplied", "kv_token_bytes", "kv_tokens")
+    names = ("read_bytes", "multiplied", "kv_token_bytes", "kv_tokens", "max_num_seqs")
     return RankSizes(answer["tp"], config["num_hidden_layers"], *(answer[name] for name in names))
 
 
@@ -152,7 +153,7 @@ def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
         if row["refused"]:
             console.print(f"tp {row['tp']}: {row['refused']}", markup=False, soft_wrap=True)
     console.print(
-        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine's cache holds, and that are active of its share of {options['users']:,} users. Times are a floor, at measured ceilings of the card.",
+        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its cache holds them, and a step has that many rows), and that are active of its share of {options['users']:,} users. Times are a floor, at measured ceilings of the card.",
         soft_wrap=True,
     )
 

@@ -132,6 +132,8 @@ def main() -> int:
     parser.add_argument("--captured", type=int, nargs="+", default=[])
     parser.add_argument("--refuse-model", action="store_true")
     parser.add_argument("--die-at-start", action="store_true")
+    # Where a file of this name exists, memory is too small, and the file is gone then.
+    parser.add_argument("--no-memory-file", type=pathlib.Path)
     # Where a file of this name exists, a step that reads it fails as a forward pass that raises would.
     parser.add_argument("--fail-file", type=pathlib.Path)
     # A step that computes this token of a prompt fails, every time.
@@ -157,6 +159,10 @@ def main() -> int:
         return 1
     if options.refuse_model:
         send(WorkerFailed("model.safetensors: tensor 'x' is missing", invalid_model=True))
+        return 2
+    if options.no_memory_file is not None and options.no_memory_file.exists():
+        options.no_memory_file.unlink()
+        send(WorkerFailed("weights 2.0 MiB; 1.0 MiB are free", invalid_model=True, does_not_fit=True))
         return 2
     block_size = config["block_size"]
     send(MemoryPlan("cpu", 1 << 30, 1 << 20, 1 << 16, 0, 1 << 20, 4096, options.blocks, block_size))

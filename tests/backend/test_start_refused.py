@@ -125,6 +125,14 @@ async def test_worker_that_refuses_the_model_ends_the_backend_with_its_line(
     assert plain == ["headrace backend: worker 0: model.safetensors: tensor 'x' is missing"]
 
 
+async def test_memory_that_is_too_small_at_first_ends_the_backend(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    no_memory = tmp_path / "no-memory"
+    no_memory.touch()
+    backend = start_backend(tmp_path, model, "--no-memory-file", str(no_memory))
+    assert await backend.wait_exit() == 2
+    assert "headrace backend: worker 0: weights 2.0 MiB; 1.0 MiB are free" in backend.log.splitlines()
+
+
 @pytest.mark.parametrize("restarts", [1, 2])
 async def test_worker_that_always_dies_is_given_up(model: pathlib.Path, tmp_path: pathlib.Path, restarts: int) -> None:
     backend = start_backend(tmp_path, model, "--die-at-start", max_worker_restarts=restarts)

@@ -159,6 +159,21 @@ async def test_failing_step_restarts_the_worker(model: pathlib.Path, tmp_path: p
         assert "forward pass failed" in backend.log_lines("worker lost")[0]["reason"]
 
 
+async def test_memory_that_is_not_free_again_yet_is_waited_for(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    no_memory = tmp_path / "no-memory"
+    arguments = ("--step-ms", "10", "--no-memory-file", str(no_memory))
+    async with running_backend(tmp_path, model, *arguments) as backend, connected(backend.address) as client:
+        await client.wait_serving()
+        requests = await start_requests(client, 400)
+        no_memory.touch()
+        os.kill(backend.worker_pids()[0], signal.SIGKILL)
+        # The second life is refused its memory, the third has it.
+        await check_continued(requests, 400, resumed=1)
+        killed, refused = backend.log_lines("worker lost")
+        assert "ended with signal 9" in killed["reason"]
+        assert refused["reason"] == "worker 0: weights 2.0 MiB; 1.0 MiB are free"
+
+
 async def test_after_too_many_deaths_streams_end_with_a_hint(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     async with running_backend(tmp_path, model, "--step-ms", "5") as backend, connected(backend.address) as client:
         await client.wait_serving()

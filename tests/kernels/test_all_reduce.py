@@ -116,5 +116,7 @@ def test_what_does_not_fit_is_left_to_others() -> None:
     assert not takes(torch.empty(CAPACITY_BYTES // 4 + 4), peers)
     assert not takes(torch.empty(5), peers)
     assert not takes(torch.empty(8, 8)[:, :4], peers)
+    with pytest.raises(AssertionError, match="begins with an allocation"):
+        takes(torch.empty(9)[1:], peers)
     assert takes_norm(torch.empty(2, 64), peers)
     assert CAPACITY_BYTES < ONE_SHOT_BYTES

@@ -8,8 +8,13 @@ import pytest
 import torch
 import transformers
 from tests.models.checkpoints import CONFIGS
+from tests.support.running_server import DEMO
 
+from headrace_backend.config import EngineConfig
 from headrace_backend.server.model_cost import model_cost
+from headrace_backend.server.model_facts import ModelFacts, model_limits
+from headrace_backend.worker_messages import WorkerReady
+from headrace_model_folder import ModelFolder
 from headrace_model_folder.config import parse_config
 
 
@@ -58,3 +63,13 @@ def test_quantized_layers_are_read_with_their_bits_and_the_rest_as_it_is() -> No
     plain, quantized = model_cost(config, "bf16"), model_cost(config, "bf16", layer_bits=4.5)
     assert plain.weight_bytes - quantized.weight_bytes == int(plain.flops_per_token / 2 * (16 - 4.5) / 8)
     assert plain[1:] == quantized[1:]
+
+
+@pytest.mark.parametrize(("tp", "copies"), [(1, 1), (2, 1), (4, 1), (8, 2)])
+def test_heads_that_several_ranks_keep_count_as_often(tp: int, copies: int) -> None:
+    folder = ModelFolder.open(DEMO, require_weights=False)
+    assert folder.config.num_kv_heads == 4
+    config = EngineConfig(model=DEMO, device="cpu", dtype="bf16", tp=tp)
+    cost = ModelFacts(config, folder, model_limits(config, folder)).cost(WorkerReady("cpu", 1, 16, 1, {}))
+    plain = model_cost(folder.config, "bf16")
+    assert cost == plain._replace(kv_bytes_per_token=copies * plain.kv_bytes_per_token)

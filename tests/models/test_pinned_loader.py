@@ -46,17 +46,24 @@ class LateTransfer:
         self._work: list[Callable[[], object]] = []
         self._done = 0
         self.buffer_bytes: list[int] = []
+        # Threads that may use it: who made it, and those that began.
+        self._users = {threading.get_ident()}
+
+    def begin_thread(self) -> None:
+        self._users.add(threading.get_ident())
 
     def buffer(self, num_bytes: int) -> torch.Tensor:
         self.buffer_bytes.append(num_bytes)
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def submit(self, work: Callable[[], object]) -> LazyEvent:
+        assert threading.get_ident() in self._users
         with self._lock:
             self._work.append(work)
             return LazyEvent(self, len(self._work))
 
     def do_until(self, number: int) -> None:
+        assert threading.get_ident() in self._users
         with self._lock, torch.inference_mode():
             for work in self._work[self._done : number]:
                 work()

@@ -6,10 +6,15 @@ import pathlib
 
 import pytest
 import torch
+import torch.distributed as dist
 from benchmarks.bench_collectives import results
 from tests.models.checkpoints import write_checkpoint
 from tests.parallel.rank_group import ranks
 from tests.worker.driver import Entry, admission, step
+
+from headrace_backend.parallel.errors import PeerLost
+from headrace_backend.parallel.gloo import GlooCollectives
+from headrace_backend.parallel.nccl import NcclCollectives
 
 needs_cards = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs several CUDA GPUs")
 
@@ -19,6 +24,49 @@ def test_ranks_on_a_cpu_add_up() -> None:
     assert [(result["bytes"], result["way"]) for result in found] == [
         (num_bytes, way) for num_bytes in (8192, 1 << 16) for way in ("all_reduce", "norm", "norm_apart")
     ]
+
+
+class Gathered(GlooCollectives):
+    """Without the sockets."""
+
+    def __init__(self, parts: list[torch.Tensor]) -> None:
+        self.parts = parts
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sums_on_a_cpu_are_rounded_once(dtype: torch.dtype) -> None:
+    # Between the first number and the next of its type lie two of the others.
+    first = 2 / torch.finfo(dtype).eps
+    parts = [torch.tensor([number], dtype=dtype) for number in (first, 1.0, 1.0, 0.0)]
+    found = Gathered(parts).all_reduce(parts[0])
+    if dtype == torch.float32:
+        # There is no wider type: rounded at each addition, in the order of the ranks.
+        assert found.item() == first
+    else:
+        assert found.item() == first + 2 and (parts[0] + parts[1] + parts[2]).item() == first
+    assert found.dtype == dtype
+
+
+class Unconnected(NcclCollectives):
+    """Without a group."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size, self.device = 0, 2, torch.device("cpu")
+        self._on_enter = lambda: None
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather"])
+def test_an_error_of_nccl_blames_no_rank(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    def fail(*tensors: torch.Tensor) -> None:
+        raise dist.DistBackendError("NCCL error: remote process exited")
+
+    monkeypatch.setattr(dist, "all_reduce", fail)
+    monkeypatch.setattr(dist, "all_gather_into_tensor", fail)
+    with pytest.raises(PeerLost, match="the ranks' connection broke: NCCL error: remote process exited"):
+        getattr(Unconnected(), operation)(torch.zeros(2, 3))
 
 
 @pytest.mark.multi_gpu

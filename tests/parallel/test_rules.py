@@ -56,11 +56,11 @@ def test_folders_and_files_that_are_quantized_already_are_for_one_rank() -> None
     quantized = dataclasses.replace(MODEL, quantization=read_quantization(Recipe("gptq").config(), MODEL.num_layers))
     assert unsuitable_tp(config(1), quantized) is None
     said = unsuitable_tp(config(2), quantized)
-    assert said is not None and "tp is 2, but folders that other tools quantized are served by one rank" in said
+    assert said is not None and "tp is 2, but a folder whose weights are quantized already is served by one rank" in said
     assert unsuitable_tp(config(2), dataclasses.replace(MODEL, is_bitsandbytes=True)) == said
     assert unsuitable_tp(config(1), MODEL, "small.gguf") is None
     assert unsuitable_tp(config(2), MODEL, "small.gguf") == said.replace(
-        "folders that other tools quantized", "GGUF files"
+        "a folder whose weights are quantized already", "a GGUF file"
     )
 
 
@@ -117,16 +117,15 @@ def can_be_built(model: ModelConfig, tp: int, settings: EngineConfig) -> bool:
 
 
 def test_more_ranks_than_cards_are_refused() -> None:
-    assert too_few_cards(0, 4, 4) is None
-    assert too_few_cards(2, 2, 4) is None
-    reason = "tp is 4, one GPU for each rank from cuda:2 on, and torch sees 4; tp of at most 2 works"
-    assert too_few_cards(2, 4, 4) == reason
-
-
-def test_ranks_take_the_devices_from_the_first_on() -> None:
-    assert config(2).expected_devices() == ("cpu",)
-    settings = EngineConfig(model=pathlib.Path("m"), device="cuda:2", tp=2)
-    assert settings.expected_devices() == ("cuda:2", "cuda:3")
+    assert too_few_cards(0, config(4), MODEL, 4) is None
+    assert too_few_cards(2, config(2), MODEL, 4) is None
+    reason = "tp is 4, one GPU for each rank from cuda:2 on, and torch sees 4; tp 1, 2 work"
+    assert too_few_cards(2, config(4), MODEL, 4) == reason
+    # Three cards, of which three ranks can't make use.
+    said = too_few_cards(0, config(4), MODEL, 3)
+    assert said is not None and said.endswith("and torch sees 3; tp 1, 2 work")
+    said = too_few_cards(3, config(4), MODEL, 4)
+    assert said is not None and said.endswith("; tp 1 works")
 
 
 def test_devices_of_different_kinds_are_refused_by_every_rank() -> None:

@@ -57,6 +57,9 @@ class Fakes:
         self.serving.set()
         self.idle = asyncio.Event()
         self.idle.set()
+        # What is expected of every model, and where it then really runs.
+        self.expected = Claim("", "cpu", 0)
+        self.device = "cpu"
 
     def names(self) -> tuple[str, ...]:
         return tuple(self.scripts)
@@ -68,7 +71,7 @@ class Fakes:
             assert holding.wait(30)
         if name not in self.scripts:
             raise refusals.not_found(f"model {name} is unknown")
-        return Claim(name, "cpu", memory_bytes)
+        return self.expected._replace(name=name, budget_bytes=memory_bytes)
 
     def prepare(self, name: str, memory_bytes: int) -> Launch:
         self.launched.append(name)
@@ -85,7 +88,7 @@ class Fakes:
         await self.serving.wait()
         while not (self.folder / f"pid-{address.removeprefix('unix:')}").exists():
             await asyncio.sleep(0.01)
-        return engine_pb2.EngineModel(device="cpu")
+        return engine_pb2.EngineModel(device=self.device)
 
     async def until_idle(self, address: str) -> None:
         await self.idle.wait()
@@ -245,6 +248,23 @@ async def test_the_sum_of_budgets_is_bounded_by_the_machine(table: BackendTable,
     assert state_of(table, "b") == UNLOADED and fakes.launched == ["a"]
     await table.unload("a", 0)
     await table.load("b", 8 * GIB)
+
+
+async def test_ranks_that_turn_out_to_share_a_cpu_leave_the_gpus_to_others(table: BackendTable, fakes: Fakes) -> None:
+    fakes.expected, fakes.device = Claim("", "cuda:0", 0, ranks=2), "cpu x2"
+    await table.load("a", GIB)
+    # Without a budget, on a GPU that the first model was expected on.
+    fakes.expected, fakes.device = Claim("", "cuda:1", 0), "cuda:1"
+    await table.load("b")
+    assert state_of(table, "b") == READY
+
+
+async def test_ranks_keep_their_gpus_when_the_first_has_told_its_own(table: BackendTable, fakes: Fakes) -> None:
+    fakes.expected, fakes.device = Claim("", "cuda:0", 0, ranks=2), "cuda:0 x2"
+    await table.load("a", GIB)
+    fakes.expected = Claim("", "cuda:1", 0)
+    with pytest.raises(Refused, match="models that share cuda:1 need a memory budget each, and b has none"):
+        await table.load("b")
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -72,9 +72,9 @@ def test_models_without_budgets_share_a_cpu() -> None:
 
 def test_a_model_of_several_ranks_takes_of_each_of_its_cards() -> None:
     loaded = [Claim("a", "cuda:1", 40 * GIB, CARD), Claim("b", "cuda:3", 0, CARD)]
-    pair = Claim("pair", "cuda:0", CARD - 40 * GIB, further_devices=("cuda:1",))
+    pair = Claim("pair", "cuda:0", CARD - 40 * GIB, ranks=2)
     assert refusal(pair, loaded) is None
     refused = refusal(pair._replace(budget_bytes=pair.budget_bytes + 1), loaded)
     assert refused is not None and "cuda:1 has" in str(refused)
-    refused = refusal(pair._replace(device="cuda:2", further_devices=("cuda:3",)), loaded)
+    refused = refusal(pair._replace(device="cuda:2"), loaded)
     assert refused is not None and "models that share cuda:3 need a memory budget each, and b has none" in str(refused)

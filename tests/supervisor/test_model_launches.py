@@ -97,6 +97,20 @@ def test_a_models_file_with_a_mistake_is_refused_by_name(repository: pathlib.Pat
     assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION and str(repository) not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("tp = 3", "second: tp is 3, which does not divide num_attention_heads"),
+        ('quantize = "int4"', "second: quantize_group is 128, which does not divide"),
+    ],
+)
+def test_a_models_file_that_does_not_suit_the_model_is_refused(repository: pathlib.Path, text: str, named: str) -> None:
+    (repository / "second" / "headrace.toml").write_text(text)
+    with pytest.raises(Refused, match=named) as refused:
+        launches(repository).check("second")
+    assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION and str(repository) not in str(refused.value)
+
+
 def test_a_models_file_may_not_be_a_link_out_of_its_folder(repository: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / "elsewhere.toml").write_text("seed = 1")
     (repository / "second" / "headrace.toml").symlink_to(tmp_path / "elsewhere.toml")

@@ -18,8 +18,8 @@ from headrace_supervisor.capacity import GPUS, Demand, RankSizes, predict, step_
 from headrace_supervisor.plan_command import plan
 
 # Llama-3.1-8B in bf16 on one card, 70B in FP8 on four, caches in bf16.
-ONE_8B = RankSizes(1, 32, 2 * 7_504_000_000, 7_504_000_000, 131_072, 900_000)
-FOUR_70B = RankSizes(4, 80, (68_450_000_000 + 2 * 1_051_000_000) // 4, 69_501_000_000 // 4, 81_920, 1_500_000)
+ONE_8B = RankSizes(1, 32, 2 * 7_504_000_000, 7_504_000_000, 131_072, 900_000, 512)
+FOUR_70B = RankSizes(4, 80, (68_450_000_000 + 2 * 1_051_000_000) // 4, 69_501_000_000 // 4, 81_920, 1_500_000, 512)
 
 
 def run(*arguments: str) -> Result:
@@ -38,6 +38,23 @@ def test_every_number_of_ranks_has_its_row() -> None:
         weights = weight_memory(config, torch.bfloat16, None, torch.device("cpu"), Shard(0, tp)).weights
         assert (row["tp"], row["replicas"], row["weight_bytes"]) == (tp, 4 // tp, weights)
         assert row["holds"] and row["kv_token_bytes"] == 2 * 8 * 4 * 32 * 2 // tp
+        # The cache gets what is left by the reserve, by the driver's GiB and, of several ranks, by half a GiB of the group.
+        taken = sum(row[name] for name in ("weight_bytes", "activation_bytes", "graph_bytes", "kv_cache_bytes"))
+        card = GPUS["h200"].memory_bytes
+        left = card - int(0.0075 * card) - (1 << 30) - (0 if tp == 1 else 1 << 29) - taken
+        assert 0 <= left < 16 * row["kv_token_bytes"]
+
+
+def test_a_quantized_cache_holds_more() -> None:
+    def row(kv_dtype: str) -> dict[str, int]:
+        ended = run("--shape", "llama-3.1-8b", "--kv-dtype", kv_dtype, "--max-model-len", "8192", "--json")
+        assert ended.exit_code == 0
+        [row] = json.loads(ended.output)
+        return row
+
+    plain, fp8 = row("auto"), row("fp8")
+    assert (plain["kv_token_bytes"], fp8["kv_token_bytes"]) == (131_072, 67_584)
+    assert fp8["kv_tokens"] > 1.9 * plain["kv_tokens"]
 
 
 def test_a_model_that_does_not_fit_is_said_with_the_arithmetic() -> None:
@@ -72,7 +89,7 @@ def test_steps_are_those_of_the_published_floors() -> None:
 def test_a_balance_is_one(users: int, prompt: int, output: int, think_s: float) -> None:
     demand = Demand(users, prompt, output, think_s)
     found = predict(ONE_8B, GPUS["h200"], demand)
-    assert found.rows_held == 900_000 // (prompt + output)
+    assert found.rows_held == min(900_000 // (prompt + output), 512)
     assert 0 < found.active <= users * 1.000001
     assert found.itl_ms >= 1e3 * step_s(ONE_8B, GPUS["h200"], 0, 0)
     assert found.active == pytest.approx(users * found.answer_s / (found.answer_s + think_s))
@@ -87,3 +104,10 @@ def test_rows_beyond_the_cache_wait() -> None:
     assert held.rows_held == 10 and not held.is_overloaded
     crowd = predict(small, GPUS["h200"], Demand(40, 500, 300, 0.0))
     assert crowd.is_overloaded and crowd.answer_s > 3 * held.answer_s
+
+
+def test_rows_beyond_a_step_wait_though_the_cache_would_hold_them() -> None:
+    demand = Demand(600, 100, 100, 0.0)
+    assert not predict(ONE_8B._replace(max_num_seqs=1024), GPUS["h200"], demand).is_overloaded
+    crowd = predict(ONE_8B, GPUS["h200"], demand)
+    assert crowd.rows_held == 512 and crowd.is_overloaded

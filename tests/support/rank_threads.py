@@ -11,6 +11,7 @@ import torch
 
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.weights.placement import Shard
+from headrace_kernels.all_reduce import all_reduce_reference
 
 _T = TypeVar("_T")
 _LIMIT_S = 60.0
@@ -25,7 +26,7 @@ class ThreadGroup:
 
 
 class ThreadCollectives(Collectives):
-    """One rank's end: gathers through memory, adds in the order of the ranks."""
+    """One rank's end: gathers through memory, adds as gloo's does."""
 
     def __init__(self, group: ThreadGroup, rank: int) -> None:
         self.rank, self.world_size = rank, len(group.parts)
@@ -34,10 +35,7 @@ class ThreadCollectives(Collectives):
         self.num_calls = 0
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        first, *others = self.all_gather(partial).unbind()
-        for other in others:
-            first += other
-        return first
+        return all_reduce_reference(self.all_gather(partial).unbind())
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         self.num_calls += 1

@@ -157,6 +157,23 @@ def test_what_a_budget_cannot_hold_is_refused_with_the_arithmetic() -> None:
         plan_memory(config_of(), MEMORY, 16, Room(CPU, GIB, 0, 120 * MIB))
 
 
+def test_ranks_on_a_cpu_share_the_budget_that_a_refusal_states() -> None:
+    config = config_of(device="cpu", tp=4, memory_budget=480 * MIB)
+    room = Room.of_rank(CPU, 64 * GIB, 0, config)
+    assert room.usable_bytes == 120 * MIB
+    said = r"memory_budget is 503316480 \(480\.0 MiB\), 65,536\.0 MiB are free on cpu, of which each of 4 ranks gets its share"
+    with pytest.raises(DoesNotFit, match=rf"= 151\.0 MiB; {said}, and the cache"):
+        plan_memory(config, MEMORY, 16, room)
+    # Less than a byte for each is not the same as no budget.
+    with pytest.raises(DoesNotFit, match=r"memory_budget is 3 \("):
+        plan_memory(config, MEMORY, 16, room._replace(budget_bytes=3))
+    on_cards = Room.of_rank(GPU, 70 * GIB, 80 * GIB, config_of(device="cuda", tp=4, memory_budget=20 * GIB))
+    assert (on_cards.usable_bytes, on_cards.sharers) == (20 * GIB, 1)
+    # Without a budget each has a share of what is free, and of that a quarter for the cache.
+    alone = Room.of_rank(CPU, 8 * GIB, 0, config_of(device="cpu", tp=4))
+    assert plan_memory(config_of(), MEMORY, 16, alone).num_blocks == 512
+
+
 def test_what_the_driver_takes_is_measured_on_the_card_not_on_the_budget() -> None:
     estimate = ModelMemory(weights=14 * GIB, activations=9 * GIB, kv_block=MIB, graphs=GIB)
     profile = Profile(weights=15 * GIB, activations=2 * GIB, free=60 * GIB)
@@ -224,6 +241,26 @@ def test_the_models_bytes_are_those_it_allocates(llama_path: pathlib.Path) -> No
     assert memory.kv_block == folder.config.num_layers * torch.zeros(2, 2, 32, 8, dtype=torch.bfloat16).nbytes
     # At the least the logits of every row.
     assert memory.activations > 64 * 97 * 4
+
+
+def test_what_ranks_on_a_cpu_gather_is_planned(llama_path: pathlib.Path) -> None:
+    model = ModelFolder.open(llama_path).config
+
+    def per_token(tp: int, dtype: torch.dtype, on_gpu: bool = False) -> int:
+        sizes = (
+            model_memory(
+                model, config_of(tp=tp, graph_sizes="off", max_num_batched_tokens=tokens), WeightMemory(0), dtype, on_gpu
+            ).activations
+            for tokens in (100, 101)
+        )
+        return -int.__sub__(*sizes)
+
+    gathered = 4 * model.hidden_size * 4
+    # Everybody's, and two sums.
+    assert per_token(4, torch.float32) == per_token(1, torch.float32) + gathered + 2 * 4 * model.hidden_size
+    # As many numbers of half the size; two sums and a summand in fp32.
+    assert per_token(4, torch.bfloat16) == per_token(1, torch.bfloat16) + gathered // 2 + 3 * 4 * model.hidden_size
+    assert per_token(4, torch.bfloat16, on_gpu=True) == per_token(1, torch.bfloat16, on_gpu=True)
 
 
 def test_free_memory_is_what_the_kernel_says_or_less() -> None:

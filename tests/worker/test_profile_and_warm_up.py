@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepPlan
+from headrace_backend.weights.placement import Shard
 from headrace_backend.worker import start_up
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.gpu_runner import GpuRunner
@@ -18,6 +20,7 @@ from headrace_backend.worker.kv_caches import allocate_kv_caches, cache_bytes, k
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, next_step
 from headrace_backend.worker.memory_plan import ModelMemory, Room
 from headrace_backend.worker.profile_step import largest_steps, measure_steps, run_steps
+from headrace_backend.worker.ranks import RankPlace
 from headrace_backend.worker.runner import Runner
 from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.start_up import make_runner
@@ -219,8 +222,27 @@ def test_a_profile_counts_all_but_weights_and_cache() -> None:
     assert memory.held == 15 * GIB, "the runner was not dropped"
 
 
+class Fellow(Collectives):
+    """One of two ranks; the other says the same at everything but the first question, which is about the reserve."""
+
+    rank, world_size, device = 0, 2, torch.device("cpu")
+
+    def __init__(self, reserve_bytes: int) -> None:
+        self._answers = iter([reserve_bytes])
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part, torch.full_like(part, next(self._answers, int(part[0])))])
+
+
 def start(
-    monkeypatch: pytest.MonkeyPatch, llama: CausalLM, graphs: list[int], **values: object
+    monkeypatch: pytest.MonkeyPatch,
+    llama: CausalLM,
+    graphs: list[int],
+    place: RankPlace = RankPlace(),  # noqa: B008  # immutable
+    **values: object,
 ) -> tuple[Runner, MemoryPlan, FakeMemory, dict[str, float], list[LoadProgress]]:
     """Fits a cache beside the fake card's tenants. `graphs`: what the captures of each runner in turn take; of the profile's, nothing."""
     memory = FakeMemory(80 * GIB, weights=15 * GIB, other=GIB)
@@ -231,7 +253,7 @@ def start(
 
     monkeypatch.setattr(start_up, "make_runner", sized_runner)
     config = config_of(max_num_seqs=4, max_num_batched_tokens=32, **values)
-    model = start_up._Model(llama, config, 64, torch.float32, torch.device("cpu"))
+    model = start_up._Model(llama, config, 64, torch.float32, torch.device("cpu"), place)
     # Caches are not taken from the fake card: their blocks are as large as the arithmetic below wants them.
     monkeypatch.setattr(start_up._Model, "kv_caches", lambda self, num_blocks: [torch.zeros(1, 2, 1, 0, 1)])
     estimate = ModelMemory(weights=14 * GIB, activations=9 * GIB, kv_block=GIB // 4, graphs=GIB)
@@ -274,6 +296,15 @@ def test_graphs_larger_than_estimated_are_captured_again_beside_a_smaller_cache(
     assert plan.graph_bytes == 3 * GIB and plan.kv_cache_bytes == first.kv_cache_bytes - 2 * GIB
     assert memory.held == 15 * GIB + GIB and memory.other == GIB + 3 * GIB, "the first runner was not dropped"
     assert isinstance(runner, SizedRunner)
+
+
+def test_ranks_whose_reserves_differ_capture_again_together(monkeypatch: pytest.MonkeyPatch, llama: CausalLM) -> None:
+    # More than was estimated, by less than half of this card's reserve and more than half of the other's.
+    graphs = [GIB + GIB // 5] * 2
+    alike, other = (RankPlace(Shard(0, 2, Fellow(reserve))) for reserve in (80 * GIB, 256 << 20))
+    alone = start(monkeypatch, llama, graphs)[1]
+    assert start(monkeypatch, llama, graphs, alike)[1] == alone
+    assert start(monkeypatch, llama, graphs, other)[1].num_blocks == alone.num_blocks - 1
 
 
 def test_graphs_that_grow_with_every_capture_are_refused(monkeypatch: pytest.MonkeyPatch, llama: CausalLM) -> None:

@@ -1,6 +1,6 @@
 """Collectives of ranks on a CPU, over gloo's sockets on the loopback interface.
 
-A sum is a gather and an addition in the order of the ranks. That moves more bytes than gloo's own ring, and is what the kernels on GPUs do with messages of this size; gloo's order depends on the shape.
+A sum is a gather and an addition in the order of the ranks, in fp32. That moves more bytes than gloo's own ring, and is what the kernels on GPUs do with messages of this size; gloo's order depends on the shape.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import Store
 
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.errors import PeerLost
+from headrace_kernels.all_reduce import all_reduce_reference
 
 _INTERFACE = "lo"
 # Part of every message about a connection, and of none about shapes.
@@ -58,10 +59,7 @@ class GlooCollectives(Collectives):
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """See Collectives."""
-        first, *others = self.all_gather(partial).unbind()
-        for other in others:
-            first += other
-        return first
+        return all_reduce_reference(self.all_gather(partial).unbind())
 
     def all_gather(self, part: Tensor) -> Tensor:
         """See Collectives."""

@@ -64,12 +64,23 @@ class NcclCollectives(Collectives):
     def all_reduce(self, partial: Tensor) -> Tensor:
         """See Collectives."""
         self._on_enter()
-        dist.all_reduce(partial)
+        try:
+            dist.all_reduce(partial)
+        except dist.DistBackendError as error:
+            raise _peer_lost(error) from error
         return partial
 
     def all_gather(self, part: Tensor) -> Tensor:
         """See Collectives."""
         self._on_enter()
         gathered = torch.empty(self.world_size, *part.shape, dtype=part.dtype, device=part.device)
-        dist.all_gather_into_tensor(gathered.flatten(0, 1), part)
+        try:
+            dist.all_gather_into_tensor(gathered.flatten(0, 1), part)
+        except dist.DistBackendError as error:
+            raise _peer_lost(error) from error
         return gathered
+
+
+def _peer_lost(error: dist.DistBackendError) -> PeerLost:
+    """NCCL does not tell whose fault it was. If it was this rank's, no other one ends first, and its words are what is told."""
+    return PeerLost(f"the ranks' connection broke: {error}")

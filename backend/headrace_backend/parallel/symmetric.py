@@ -14,6 +14,7 @@ import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor
 
 from headrace_backend.parallel.collectives import Collectives
+from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.parallel.nccl import NcclCollectives
 from headrace_kernels import all_reduce
 from headrace_kernels.all_reduce import PROGRAMS, Peers, data_bytes, flag_shape
@@ -39,6 +40,9 @@ class SymmetricCollectives(Collectives):
         Args:
             nccl: Of the same group.
             on_enter: As NcclCollectives has it.
+
+        Raises:
+            PeerLost: The memory could not be shared with another rank.
         """
         self.rank, self.world_size, self.device = nccl.rank, nccl.world_size, nccl.device
         self._nccl = nccl
@@ -49,7 +53,10 @@ class SymmetricCollectives(Collectives):
         self._memory = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=self.device).zero_()
         world = dist.group.WORLD
         assert world is not None, "the group is joined"
-        self._handle = symmetric_memory.rendezvous(self._memory, world)
+        try:
+            self._handle = symmetric_memory.rendezvous(self._memory, world)
+        except RuntimeError as error:
+            raise PeerLost(f"the ranks could not share memory: {error}") from error
         data = torch.tensor(self._handle.buffer_ptrs, dtype=torch.int64, device=self.device)
         calls = torch.zeros(PROGRAMS, dtype=torch.int32, device=self.device)
         flags = data + data_bytes(CAPACITY_BYTES)

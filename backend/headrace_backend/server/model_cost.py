@@ -25,7 +25,7 @@ class ModelCost(NamedTuple):
     flops_per_pair: float
     # Of the output layer, per token sampled.
     flops_per_sample: float
-    # Of the cache, all layers.
+    # Of the cache, all layers, each head once.
     kv_bytes_per_token: int
 
 

@@ -69,9 +69,13 @@ class ModelFacts:
         )
 
     def cost(self, ready: WorkerReady) -> ModelCost:
-        """What its steps compute and read."""
+        """What its steps compute and read, all ranks together."""
         layer_bits = ready.quantization.bits_per_weight if ready.quantization else None
-        return model_cost(self._folder.config, self._dtype(), layer_bits, self._config.kv_dtype)
+        model = self._folder.config
+        cost = model_cost(model, self._dtype(), layer_bits, self._config.kv_dtype)
+        # Of all ranks together: where they are more than key and value heads, several have the same one.
+        copies = max(1, self._config.tp // model.num_kv_heads)
+        return cost._replace(kv_bytes_per_token=copies * cost.kv_bytes_per_token)
 
     def _kv_dtype(self) -> str:
         return self._dtype() if self._config.kv_dtype == "auto" else self._config.kv_dtype

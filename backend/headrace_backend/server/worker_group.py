@@ -39,7 +39,8 @@ _MAX_TOP_LOGPROBS = 20
 _PEER_S = 1.0
 # A stack dump of a worker takes milliseconds once it runs again.
 _DUMP_S = 0.5
-_KILL_S = 5.0
+# A process that holds much of a card's memory takes seconds to end, and the next life measures what is free. Waiting ends with the last of them.
+_KILL_S = 30.0
 
 
 class WorkersLost(Exception):  # what happened, not a mistake of ours
@@ -103,10 +104,10 @@ class WorkerGroup:
     """All ranks of one life. `on_results` gets the payloads of rank 0's step results, in order; its ValueError loses the group."""
 
     def __init__(self, launch: WorkerLaunch, on_results: Callable[[list[bytes]], None]) -> None:
-        """Creates the rings and spawns every rank.
+        """Creates the rings and spawns every rank; one that could not be started loses the group.
 
         Raises:
-            WorkersLost: A process could not be started.
+            OSError: There are no descriptors or no memory for what the ranks share.
         """
         self._launch = launch
         self._on_results = on_results
@@ -123,11 +124,11 @@ class WorkerGroup:
         # Ranks that ended, or will, because another one is lost.
         self._followers: set[int] = set()
         self._late_ranks = LateRanks(launch.world_size)
-        plan_ring = create_ring(plan_ring_bytes(launch), num_readers=launch.world_size)
-        self._plans = RingWriter(plan_ring)
         self._workers: list[WorkerProcess] = []
+        plan_ring = create_ring(plan_ring_bytes(launch), num_readers=launch.world_size)
         try:
             with self._late_ranks.descriptors() as ranks:
+                self._plans = RingWriter(plan_ring)
                 self._spawn(plan_ring, ranks)
         finally:
             plan_ring.close()
@@ -302,8 +303,9 @@ class WorkerGroup:
             await self._shut_down(grace_s)
         for worker in self._workers:
             worker.send_signal(signal.SIGKILL)
+        await self._wait_exited(_KILL_S)
         for worker in self._workers:
-            if not await worker.wait_exited(_KILL_S):
+            if not worker.exited.done():
                 self._log.error("worker does not die", rank=worker.rank, pid=worker.pid)
             worker.close()
         self._plans.close()
@@ -316,8 +318,12 @@ class WorkerGroup:
             self._plans.write(RecordKind.SHUTDOWN, b"", timeout_s=0)
         except RingFull:
             return
+        await self._wait_exited(grace_s)
+
+    async def _wait_exited(self, timeout_s: float) -> None:
+        """Until all have ended, or the time is over."""
         if self._workers:
-            await asyncio.wait([worker.exited for worker in self._workers], timeout=grace_s)
+            await asyncio.wait([worker.exited for worker in self._workers], timeout=timeout_s)
 
 
 def _ending(exit_code: int) -> str:

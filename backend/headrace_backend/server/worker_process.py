@@ -44,8 +44,17 @@ class RankDescriptors(NamedTuple):
 
     @classmethod
     def create(cls, world_size: int) -> RankDescriptors:
-        """New ones, close-on-exec."""
-        return cls(os.memfd_create("headrace-store", os.MFD_CLOEXEC), create_board(world_size))
+        """New ones, close-on-exec.
+
+        Raises:
+            OSError: There are no descriptors left, or no memory.
+        """
+        store = os.memfd_create("headrace-store", os.MFD_CLOEXEC)
+        try:
+            return cls(store, create_board(world_size))
+        except OSError:
+            os.close(store)
+            raise
 
     def close(self) -> None:
         """Closes both."""
@@ -90,7 +99,14 @@ class WorkerProcess:
             self._process = self._spawn(command, config_json, plan_ring, result_ring, ranks)
         finally:
             result_ring.close()
-        self._pidfd = os.pidfd_open(self._process.pid)
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError:
+            # Nobody would see its end, nor bring it about.
+            self._process.kill()
+            self._process.wait()
+            self._reader.close()
+            raise
         self.exited: asyncio.Future[int] = self._loop.create_future()
         self._loop.add_reader(self._pidfd, self._reap)
         self._loop.add_reader(self._reader.fileno(), self.read_records)
@@ -161,11 +177,6 @@ class WorkerProcess:
         if not self.exited.done():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
-
-    async def wait_exited(self, timeout_s: float) -> bool:
-        """Whether the worker ended within the time."""
-        await asyncio.wait([self.exited], timeout=timeout_s)
-        return self.exited.done()
 
     def close(self) -> None:
         """Gives descriptors back. The process must have ended, or is left to the kernel."""

@@ -1,7 +1,7 @@
 """Keeps workers alive: start, watchdog, replacement with backoff, and giving up.
 
 Owns the decision what a lost worker means: the engine preempts everything and goes on with new workers, unless the model is at fault or
-workers die too often. Deaths that bring the engine closer to a request that causes them (`engine.isolation`) are not counted. Does not own the processes of one life (`worker_group`).
+workers die too often. Too little memory is the model's fault only if it never fitted: later, what an earlier life held may not be given back yet. Deaths that bring the engine closer to a request that causes them (`engine.isolation`) are not counted. Does not own the processes of one life (`worker_group`).
 
 The watchdog's sign of progress is a record from any rank, or a plan pushed to idle workers. A single step that takes longer than `watchdog_s` therefore looks
 like a hang: where a prefill chunk of `max_num_batched_tokens` takes that long (a large model on a slow CPU), lower the one or raise the other.
@@ -93,12 +93,13 @@ class WorkerSupervision:
         self._log = get_logger()
         self._deaths: collections.deque[float] = collections.deque()
         self._on_ready = on_ready
+        self._was_ready = False
 
     async def run(self) -> None:
         """Never returns. Cancel it to end the workers.
 
         Raises:
-            ModelRefused: The workers refuse model or configuration.
+            ModelRefused: The workers refuse model or configuration; for too little memory only before they were ever ready.
             WorkersGivenUp: `max_worker_restarts` deaths within a minute (0 gives up at the first, as 1 does).
             EngineStuck: See there.
         """
@@ -110,7 +111,7 @@ class WorkerSupervision:
 
     async def _one_life(self) -> None:
         """Raises WorkersLost, EngineStuck, or what cancels it."""
-        group = WorkerGroup(self._launch, self._engine_loop.on_results)
+        group = self._new_group()
         grace_s = 0.0
         try:
             await self._start(group)
@@ -127,6 +128,15 @@ class WorkerSupervision:
             raise
         finally:
             await group.close(grace_s)
+
+    def _new_group(self) -> WorkerGroup:
+        """Raises WorkersLost: there is nothing to make it of, descriptors for one."""
+        try:
+            return WorkerGroup(self._launch, self._engine_loop.on_results)
+        except OSError as error:
+            lost = WorkersLost(f"workers could not be started: {error.strerror}")
+            self._log.error("worker lost", reason=str(lost), pids=[])
+            raise lost from error
 
     def _note_outcome(self, outcome: LossOutcome) -> None:
         """Deaths on the way to the request that caused them end with it: they say nothing about the next life."""
@@ -153,6 +163,7 @@ class WorkerSupervision:
         self._engine_loop.workers_ready(group.send_plan, num_blocks, on_gpu, ready[0].captured_mixed_sizes)
         self._on_ready(_together(ready, num_blocks))
         self._health.set_serving()
+        self._was_ready = True
 
     async def _watch(self, group: WorkerGroup) -> None:
         """Raises WorkersLost or EngineStuck; returns never."""
@@ -171,7 +182,7 @@ class WorkerSupervision:
 
     async def _after_death(self, lost: WorkersLost) -> None:
         """Waits before the next life, or raises if there is none."""
-        if lost.invalid_model:
+        if lost.invalid_model and not (lost.does_not_fit and self._was_ready):
             raise ModelRefused(str(lost), does_not_fit=lost.does_not_fit) from lost
         now = time.monotonic()
         self._deaths.append(now)

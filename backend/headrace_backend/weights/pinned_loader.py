@@ -55,6 +55,9 @@ class Transfer(Protocol):
 
     device: torch.device
 
+    def begin_thread(self) -> None:
+        """Called once by each thread that uses it."""
+
     def buffer(self, num_bytes: int) -> Tensor:
         """Host memory that the device can copy from, uint8 [num_bytes]."""
 
@@ -75,6 +78,10 @@ class CudaTransfer:
         self._stream.wait_stream(torch.cuda.current_stream(device))
         # Streams and inference mode are the thread's: what one thread launches in between another's copy and event would be waited for too.
         self._lock = threading.Lock()
+
+    def begin_thread(self) -> None:
+        """See Transfer. A new thread stands on card 0: without this, what it waits for would make a context there."""
+        torch.cuda.set_device(self.device)
 
     def buffer(self, num_bytes: int) -> Tensor:
         """See Transfer."""
@@ -158,7 +165,7 @@ def load_through_buffers(
     longest = max(span.num_bytes for span in spans.values())
     buffers = [transfer.buffer(max(piece_bytes, longest)) for _ in range(2 * num_readers)]
     loader = _Loader(files, records, targets, spans, counter, transfer, _BufferPool(buffers))
-    pool = concurrent.futures.ThreadPoolExecutor(num_readers, thread_name_prefix="weights")
+    pool = concurrent.futures.ThreadPoolExecutor(num_readers, "weights", initializer=transfer.begin_thread)
     try:
         pieces = _Shared(_pieces(records, targets, spans, piece_bytes))
         for reader in [pool.submit(loader.run, pieces) for _ in range(num_readers)]:

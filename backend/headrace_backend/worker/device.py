@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.tp_rules import fewer_ranks
 from headrace_backend.worker.errors import StartRefused
 from headrace_model_folder import ModelConfig
 
@@ -93,25 +94,26 @@ def choose_device(name: str) -> tuple[torch.device, str | None]:
     return device, unmeasured(card)
 
 
-def choose_rank_device(name: str, rank: int, world_size: int) -> tuple[torch.device, str | None]:
+def choose_rank_device(config: EngineConfig, model: ModelConfig, rank: int) -> tuple[torch.device, str | None]:
     """As `choose_device`, of one of several ranks: the cards from the configured one on, one each; a CPU is shared.
 
     Raises:
         StartRefused: As there; or there are fewer cards than ranks.
     """
-    device, notice = choose_device(name)
-    if world_size == 1 or device.type == "cpu":
+    device, notice = choose_device(config.device)
+    if config.tp == 1 or device.type == "cpu":
         return device, notice if rank == 0 else None
-    if (reason := too_few_cards(device.index, world_size, torch.cuda.device_count())) is not None:
+    if (reason := too_few_cards(device.index, config, model, torch.cuda.device_count())) is not None:
         raise StartRefused(reason)
     return choose_device(f"cuda:{device.index + rank}")
 
 
-def too_few_cards(first: int, world_size: int, count: int) -> str | None:
-    """Why there can't be so many ranks from a card on; None if there can."""
-    if first + world_size <= count:
+def too_few_cards(first: int, config: EngineConfig, model: ModelConfig, count: int) -> str | None:
+    """Why there can't be `config.tp` ranks from a card on, if there are `count` cards, with the numbers that work; None if there can."""
+    if first + config.tp <= count:
         return None
-    return f"tp is {world_size}, one GPU for each rank from cuda:{first} on, and torch sees {count}; tp of at most {count - first} works"
+    fewer = fewer_ranks(config, model, count - first)
+    return f"tp is {config.tp}, one GPU for each rank from cuda:{first} on, and torch sees {count}; {fewer}"
 
 
 def _best_device() -> tuple[torch.device, str | None]:

@@ -48,19 +48,26 @@ class Room(NamedTuple):
     free_bytes: int
     # The whole device's; 0 on a CPU.
     device_bytes: int = 0
-    # The most that this worker may take of it; 0: all.
+    # The most that may be taken of it; 0: all.
     budget_bytes: int = 0
+    # Workers that have equal shares of what is free and of the budget.
+    sharers: int = 1
 
     @classmethod
     def of_rank(cls, device: torch.device, free_bytes: int, device_bytes: int, config: EngineConfig) -> Room:
         """One rank's: all of its card, or its share of the machine."""
         sharers = config.tp if device.type == "cpu" else 1
-        return cls(device, free_bytes // sharers, device_bytes, int(config.memory_budget) // sharers)
+        return cls(device, free_bytes, device_bytes, int(config.memory_budget), sharers)
+
+    @property
+    def free_share(self) -> int:
+        """Of what nobody uses, this worker's."""
+        return self.free_bytes // self.sharers
 
     @property
     def usable_bytes(self) -> int:
         """What the worker may use in all."""
-        return min(self.free_bytes, self.budget_bytes or self.free_bytes)
+        return min(self.free_share, self.budget_bytes // self.sharers) if self.budget_bytes else self.free_share
 
     @property
     def reserve_bytes(self) -> int:
@@ -91,13 +98,15 @@ class ModelMemory:
 
 
 def model_memory(
-    model: ModelConfig, config: EngineConfig, weights: WeightMemory, dtype: torch.dtype, has_graphs: bool = False
+    model: ModelConfig, config: EngineConfig, weights: WeightMemory, dtype: torch.dtype, on_gpu: bool = False
 ) -> ModelMemory:
     """Estimates: weights, a step's activations at the token budget, graphs, and one block of the cache over all layers."""
     size = dtype.itemsize
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     # Residual and normed stream, queries, keys and values with their rotated copies, gate-up and its product.
     per_token = size * (4 * model.hidden_size + 3 * heads + 3 * model.intermediate_size)
+    if config.tp > 1 and not on_gpu:
+        per_token += model.hidden_size * _gathered_bytes(config.tp, size)
     # Log probabilities of prompts take pieces of the CPU's size with half as many copies at most.
     rows = max(config.max_num_seqs, CPU_PIECE_ROWS // 2)
     sampled = model.vocab_size * (4 * rows * _LOGIT_COPIES + config.max_num_seqs * BYTES_PER_TOKEN)
@@ -105,9 +114,14 @@ def model_memory(
         weights=weights.weights,
         activations=config.max_num_batched_tokens * per_token + sampled + weights.scratch,
         kv_block=config.block_size * kv_token_bytes(model, size, config.kv_dtype),
-        graphs=_graphs_estimate(config, per_token, model.vocab_size) if has_graphs else 0,
+        graphs=_graphs_estimate(config, per_token, model.vocab_size) if on_gpu else 0,
         scratch=weights.scratch,
     )
+
+
+def _gathered_bytes(world_size: int, size: int) -> int:
+    """Of each number that ranks on a CPU add up: everybody's, and in fp32 the sum, the sum before and, of shorter types, a summand."""
+    return world_size * size + (8 if size == 4 else 12)
 
 
 def _graphs_estimate(config: EngineConfig, bytes_per_token: int, vocab_size: int) -> int:
@@ -214,7 +228,7 @@ def _cache_share(memory: ModelMemory, room: Room) -> int:
     left = max(0, room.usable_bytes - room.reserve_bytes - memory.beside_cache)
     if room.device.type == "cpu":
         # A budget says already what is left to others.
-        share = left if room.budget_bytes else int(room.free_bytes * _CPU_CACHE_SHARE)
+        share = left if room.budget_bytes else int(room.free_share * _CPU_CACHE_SHARE)
         return min(share, _CPU_CACHE_LIMIT)
     return left
 
@@ -239,10 +253,10 @@ def _arithmetic(config: EngineConfig, memory: ModelMemory, cache_bytes: int, roo
 
 def _there_is(room: Room) -> str:
     """What a sum is held against, for the message of a refusal."""
-    free = f"{_mib(room.free_bytes)} are free on {room.device}"
-    if not room.budget_bytes:
-        return free
-    return f"memory_budget is {room.budget_bytes} ({_mib(room.budget_bytes)}), {free}"
+    there_is = f"{_mib(room.free_bytes)} are free on {room.device}"
+    if room.budget_bytes:
+        there_is = f"memory_budget is {room.budget_bytes} ({_mib(room.budget_bytes)}), {there_is}"
+    return there_is if room.sharers == 1 else f"{there_is}, of which each of {room.sharers} ranks gets its share"
 
 
 def _cache_rule(config: EngineConfig, room: Room) -> str:

@@ -27,6 +27,8 @@ from headrace_model_folder.config import parse_config
 _CARD = torch.device("cuda", 0)
 # The driver's and libraries' own memory of a card, which a worker measures. A guess.
 _OTHER_BYTES = 1 << 30
+# The same of a rank's part in a group: NCCL's channels, the memory that ranks read of each other. A guess too.
+_GROUP_BYTES = 512 << 20
 
 
 class Question(msgspec.Struct):
@@ -55,6 +57,8 @@ class Sizes(msgspec.Struct):
     # Of the weights: what every step reads, and how many numbers a token is multiplied by.
     read_bytes: int = 0
     multiplied: int = 0
+    # Most rows of a step.
+    max_num_seqs: int = 0
 
 
 def sizes(question: Question, tp: int) -> Sizes:
@@ -67,7 +71,8 @@ def sizes(question: Question, tp: int) -> Sizes:
     dtype = choose_dtype(config.dtype, model, _CARD)
     scheme = Scheme.named(config.quantize, config.quantize_group)
     weights = weight_memory(model, dtype, scheme, _CARD, Shard(0, tp))
-    room = Room(_CARD, question.gpu_bytes - _OTHER_BYTES, question.gpu_bytes, int(config.memory_budget))
+    other = _OTHER_BYTES + (_GROUP_BYTES if tp > 1 else 0)
+    room = Room(_CARD, question.gpu_bytes - other, question.gpu_bytes, int(config.memory_budget))
     longest = config.max_model_len or model.max_position_embeddings
     try:
         memory, plan = plan_estimate(config, rank_part(model, tp), weights, dtype, longest, room)
@@ -84,6 +89,7 @@ def sizes(question: Question, tp: int) -> Sizes:
         kv_token_bytes=memory.kv_block // plan.block_size,
         read_bytes=memory.weights - embedding * dtype.itemsize,
         multiplied=_matrix_numbers(model) // tp,
+        max_num_seqs=config.max_num_seqs,
     )
 
 

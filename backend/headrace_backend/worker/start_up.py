@@ -147,12 +147,15 @@ def start_worker(
     if (reason := unsuitable_tp(config, folder.config, folder.gguf_file)) is not None:
         raise StartRefused(reason)
     timer = _Phases(phases)
-    device = _prepared_device(config, links.rank if links else 0, channel)
+    device = _prepared_device(config, folder, links.rank if links else 0, channel)
     dtype = choose_dtype(config.dtype, folder.config, device)
+    memory = CudaMemory(device) if device.type == "cuda" else None
+    # What a card's part in the group takes is in the plan: the libraries' own.
+    free_on_card = memory.free() if memory else 0
     with timer.timed("ranks"):
         place = take_place(config, links, device, dtype, channel)
-    memory = CudaMemory(device) if device.type == "cuda" else None
-    room = Room.of_rank(device, free_memory_bytes(device), memory.total() if memory else 0, config)
+    free_bytes = free_on_card if memory else free_memory_bytes(device)
+    room = Room.of_rank(device, free_bytes, memory.total() if memory else 0, config)
     scheme = checked_scheme(config, folder, device, channel)
     weights = weight_memory(folder.config, dtype, scheme, device, place.shard, folder.tensors)
     part = rank_part(folder.config, config.tp)
@@ -241,9 +244,9 @@ def checked_max_model_len(config: EngineConfig, folder: ModelFolder) -> int:
     return config.max_model_len or context
 
 
-def _prepared_device(config: EngineConfig, rank: int, channel: Channel) -> torch.device:
+def _prepared_device(config: EngineConfig, folder: ModelFolder, rank: int, channel: Channel) -> torch.device:
     """The device, ready for work. Tells the operator what is not as it might be."""
-    device, notice = choose_rank_device(config.device, rank, config.tp)
+    device, notice = choose_rank_device(config, folder.config, rank)
     if device.type == "cpu" and config.graph_sizes not in ("auto", "off"):
         raise StartRefused(f"graph_sizes is {config.graph_sizes}; the CPU has no graphs: auto and off work")
     prepare_torch(config, device)
@@ -275,12 +278,15 @@ def _fitted_runner(
     """
     with timer.timed("profile"):
         needed = measured_memory(estimate, _profiled(model, memory, channel), room)
+    collectives = model.place.collectives
+    # Cards of one kind may differ in memory by less than their kind tells; all ranks capture again, or none.
+    tolerance = agreed_least(collectives, room.reserve_bytes) // 2
     for attempt in range(1, _CAPTURE_ATTEMPTS + 1):
         plan = _agreed(plan_memory(model.config, needed, model.max_model_len, room), model.place)
         runner = _ready_runner(model, plan.num_blocks, channel, timer)
         with timer.timed("graphs"):
-            graph_bytes = agreed_most(model.place.collectives, _capture(runner, memory, channel))
-        if graph_bytes <= needed.graphs + room.reserve_bytes // 2:
+            graph_bytes = agreed_most(collectives, _capture(runner, memory, channel))
+        if graph_bytes <= needed.graphs + tolerance:
             return runner, msgspec.structs.replace(plan, graph_bytes=graph_bytes)
         if attempt < _CAPTURE_ATTEMPTS:
             # The next attempt needs their memory.

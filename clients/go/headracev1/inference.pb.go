@@ -2282,7 +2282,7 @@ type Model struct {
 	Quantization *Quantization `protobuf:"bytes,16,opt,name=quantization,proto3" json:"quantization,omitempty"`
 	// Type of the KV cache's numbers: as dtype, or "int8" or "fp8" (e4m3), which have a scale for each token and head.
 	KvDtype string `protobuf:"bytes,20,opt,name=kv_dtype,json=kvDtype,proto3" json:"kv_dtype,omitempty"`
-	// Bytes that a token takes in the KV cache, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
+	// Bytes that a token takes in the KV cache on each rank's device, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
 	KvBytesPerToken uint32 `protobuf:"varint,21,opt,name=kv_bytes_per_token,json=kvBytesPerToken,proto3" json:"kv_bytes_per_token,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -2537,7 +2537,7 @@ func (x *Quantization) GetWorstTensor() string {
 	return ""
 }
 
-// How the memory of the device is divided, in bytes.
+// How the memory of the device is divided, in bytes. Where several ranks share the model: rank 0's, of its GPU or of its share of the machine; the others' are alike.
 type MemoryPlan struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// All of the device's memory, whoever uses it. 0 on a CPU.

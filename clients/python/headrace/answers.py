@@ -125,7 +125,7 @@ class Model:
     memory_plan: MemoryPlan | None
     # None where no weights are, while the server loads the model, and from servers older than this client.
     quantization: Quantization | None = None
-    # Of the KV cache, all layers and scales included; "" and 0 from servers older than this client, 0 while the server loads the model.
+    # Of the KV cache on each rank's device, all layers and scales included; "" and 0 from servers older than this client, 0 while the server loads the model.
     kv_dtype: str = ""
     kv_bytes_per_token: int = 0
 

@@ -7,7 +7,7 @@ package io.github.headrace.v1;
 
 /**
  * <pre>
- * How the memory of the device is divided, in bytes.
+ * How the memory of the device is divided, in bytes. Where several ranks share the model: rank 0's, of its GPU or of its share of the machine; the others' are alike.
  * </pre>
  *
  * Protobuf type {@code headrace.v1.MemoryPlan}
@@ -438,7 +438,7 @@ private static final long serialVersionUID = 0L;
   }
   /**
    * <pre>
-   * How the memory of the device is divided, in bytes.
+   * How the memory of the device is divided, in bytes. Where several ranks share the model: rank 0's, of its GPU or of its share of the machine; the others' are alike.
    * </pre>
    *
    * Protobuf type {@code headrace.v1.MemoryPlan}

@@ -602,7 +602,7 @@ private static final long serialVersionUID = 0L;
   private int kvBytesPerToken_ = 0;
   /**
    * <pre>
-   * Bytes that a token takes in the KV cache, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
+   * Bytes that a token takes in the KV cache on each rank's device, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
    * </pre>
    *
    * <code>uint32 kv_bytes_per_token = 21;</code>
@@ -2844,7 +2844,7 @@ private static final long serialVersionUID = 0L;
     private int kvBytesPerToken_ ;
     /**
      * <pre>
-     * Bytes that a token takes in the KV cache, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
+     * Bytes that a token takes in the KV cache on each rank's device, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
      * </pre>
      *
      * <code>uint32 kv_bytes_per_token = 21;</code>
@@ -2856,7 +2856,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Bytes that a token takes in the KV cache, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
+     * Bytes that a token takes in the KV cache on each rank's device, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
      * </pre>
      *
      * <code>uint32 kv_bytes_per_token = 21;</code>
@@ -2872,7 +2872,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Bytes that a token takes in the KV cache, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
+     * Bytes that a token takes in the KV cache on each rank's device, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
      * </pre>
      *
      * <code>uint32 kv_bytes_per_token = 21;</code>

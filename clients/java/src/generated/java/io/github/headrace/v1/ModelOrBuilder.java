@@ -312,7 +312,7 @@ public interface ModelOrBuilder extends
 
   /**
    * <pre>
-   * Bytes that a token takes in the KV cache, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
+   * Bytes that a token takes in the KV cache on each rank's device, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
    * </pre>
    *
    * <code>uint32 kv_bytes_per_token = 21;</code>
