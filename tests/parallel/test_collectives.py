@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 
 import pytest
 import torch
@@ -21,6 +22,15 @@ def test_ranks_on_a_cpu_add_up() -> None:
     ]
 
 
+def test_a_rank_that_fails_ends_the_others(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "rank"
+    program.write_text('#!/bin/sh\ncase "$*" in *"--seat 1,"*) exit 3;; esac\nexec sleep 600\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(SystemExit, match="rank 1 failed with 3"):
+        list(results(3, "cpu", [8192]))
+
+
 @pytest.mark.multi_gpu
 @needs_cards
 def test_cards_add_up_in_every_way() -> None:
@@ -32,6 +42,8 @@ def test_cards_add_up_in_every_way() -> None:
 
 @pytest.mark.multi_gpu
 @needs_cards
+# Two groups start, and each compiles its kernels where none are cached.
+@pytest.mark.timeout(560)
 @pytest.mark.parametrize("graph_sizes", ["off", "1,2,4,8"])
 async def test_two_cards_draw_the_tokens_of_one(tmp_path: pathlib.Path, graph_sizes: str) -> None:
     write_checkpoint(tmp_path / "llama", "llama-wide")
