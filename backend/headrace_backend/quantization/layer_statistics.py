@@ -129,7 +129,7 @@ def _correlations(scales: Tensor, scatters: Tensor) -> Tensor:
     sound = (scales > 0) & (scatters > 0)
     sizes, spreads = (_without_common(values, sound) for values in (scales, scatters))
     # Not by an index, which would be copied to the device and waits for its stream.
-    rows = spreads.unflatten(0, (-1, _WORD)).unbind(1)
+    rows = spreads.view(-1, _WORD, spreads.shape[1]).unbind(1)
     others = (torch.stack([rows[place] for place in order], 1).flatten(0, 1) for order in WORD_ORDERS.values())
     found = [_correlation(sizes, spreads), *(_correlation(sizes, other) for other in others)]
     return torch.stack([sound.sum().double(), *found])
