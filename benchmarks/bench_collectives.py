@@ -14,9 +14,11 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -197,8 +199,22 @@ def run_rank(seat: Seat, device: torch.device, sizes: list[int]) -> None:
                 print(json.dumps(result), flush=True)
 
 
+def end_rank(seat: Seat, device: torch.device, sizes: list[int]) -> NoReturn:
+    """A rank, and its process with it."""
+    code = 1
+    try:
+        run_rank(seat, device, sizes)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not by the interpreter, which takes the group apart: with NCCL that may wait for ranks that are gone.
+    os._exit(code)
+
+
 def results(world_size: int, device: str, sizes: list[int]) -> Iterator[dict[str, Any]]:
-    """Starts all ranks and yields what rank 0 prints. Raises SystemExit if a rank fails; none is left behind."""
+    """Starts all ranks and yields what rank 0 prints. Raises SystemExit if a rank fails; none waits for it, and none is left behind."""
     store = os.memfd_create("store")
     command = [sys.executable, "-m", "benchmarks.bench_collectives", "--sizes", ",".join(map(str, sizes))]
     ranks = [
@@ -211,18 +227,36 @@ def results(world_size: int, device: str, sizes: list[int]) -> Iterator[dict[str
         )
         for rank in range(world_size)
     ]
+    failures: list[str] = []
+    watches = [threading.Thread(target=_watch, args=(rank, ranks, failures)) for rank in range(world_size)]
+    for watch in watches:
+        watch.start()
     try:
         assert ranks[0].stdout is not None
         for line in ranks[0].stdout:
             if line.startswith("{"):
                 yield json.loads(line)
-        if failed := [rank for rank, process in enumerate(ranks) if process.wait()]:
-            raise SystemExit(f"rank {failed[0]} failed")
+        for watch in watches:
+            watch.join()
+        if failures:
+            raise SystemExit(failures[0])
     finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+        _kill(ranks)
+        for watch in watches:
+            watch.join()
         os.close(store)
+
+
+def _watch(rank: int, ranks: list[subprocess.Popen[str]], failures: list[str]) -> None:
+    """Waits for a rank. The others, which may wait for it for good, end with it if it fails; so what stands first in `failures` is not their end."""
+    if code := ranks[rank].wait():
+        failures.append(f"rank {rank} failed with {code}")
+        _kill(ranks)
+
+
+def _kill(ranks: list[subprocess.Popen[str]]) -> None:
+    for process in ranks:
+        process.kill()
 
 
 def main() -> None:
@@ -239,8 +273,7 @@ def main() -> None:
     if options.seat:
         rank, world_size, store = (int(part) for part in options.seat.split(","))
         device = torch.device("cpu") if options.device == "cpu" else torch.device("cuda", rank)
-        run_rank(Seat(rank, world_size, store), device, sizes)
-        return
+        end_rank(Seat(rank, world_size, store), device, sizes)
     found = []
     for result in results(options.ranks, options.device, sizes):
         found.append(result)

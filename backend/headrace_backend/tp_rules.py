@@ -23,7 +23,9 @@ def unsuitable_tp(config: EngineConfig, model: ModelConfig, gguf_file: str | Non
     """
     if config.tp > 1 and (model.quantized_by is not None or gguf_file is not None):
         quantized = "a folder whose weights are quantized already" if gguf_file is None else "a GGUF file"
-        return f"tp is {config.tp}, but {quantized} is served by one rank; --quantize quantizes a plain folder for several"
+        return (
+            f"tp is {config.tp}, but {quantized} is served by one rank; --quantize quantizes a plain folder for several"
+        )
     group = _group(config)
     reason = _reason(config.tp, group, model)
     if reason is None:
@@ -33,7 +35,9 @@ def unsuitable_tp(config: EngineConfig, model: ModelConfig, gguf_file: str | Non
 
 def fewer_ranks(config: EngineConfig, model: ModelConfig, most: int) -> str:
     """The numbers of ranks up to `most` that suit the model, as the end of a refusal."""
-    sizes = [size for size in range(1, most + 1) if unsuitable_tp(config.model_copy(update={"tp": size}), model) is None]
+    sizes = [
+        size for size in range(1, most + 1) if unsuitable_tp(config.model_copy(update={"tp": size}), model) is None
+    ]
     return f"tp {', '.join(map(str, sizes))} {'work' if len(sizes) > 1 else 'works'}"
 
 

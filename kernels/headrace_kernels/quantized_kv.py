@@ -116,7 +116,8 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Heads [..., head_dim] as numbers of a type of KV_TYPES, of the same shape, and their scales, fp32 [...]."""
     kind, wide = _KINDS[dtype], x.float()
     amax = wide.abs().amax(-1)
-    scale = torch.where(amax < _LEAST, 0.0, amax / _LARGEST[kind])
+    # A tensor divides as IEEE says; by a number of Python's torch multiplies with its inverse on a GPU.
+    scale = torch.where(amax < _LEAST, 0.0, amax / amax.new_full((), _LARGEST[kind]))
     # infinity times 0 is NaN.
     scale = scale + (wide * 0.0).sum(-1)
     divisor = torch.where(scale > 0.0, scale, torch.inf)[..., None]

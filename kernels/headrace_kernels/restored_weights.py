@@ -29,7 +29,7 @@ def scratch_bytes(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
 
 def reserve(num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device) -> None:
     """Sees to it that the buffer of a card is large enough for a weight. Elsewhere there is none."""
-    needed = scratch_bytes(num_outputs, num_inputs, dtype)
+    needed, device = scratch_bytes(num_outputs, num_inputs, dtype), _indexed(device)
     if device.type == "cuda" and (device not in _buffers or _buffers[device].nbytes < needed):
         # The smaller one goes first: both need not fit.
         _buffers.pop(device, None)
@@ -38,7 +38,7 @@ def reserve(num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch
 
 def release(device: torch.device) -> None:
     """Gives the buffer of a card back, when no weight on it is used any more."""
-    _buffers.pop(device, None)
+    _buffers.pop(_indexed(device), None)
 
 
 def room(num_rows: int, num_inputs: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -46,4 +46,11 @@ def room(num_rows: int, num_inputs: int, dtype: torch.dtype, device: torch.devic
     if device.type != "cuda":
         return torch.empty(num_rows, num_inputs, dtype=dtype, device=device)
     num_bytes = math.prod((num_rows, num_inputs, dtype.itemsize))
-    return _buffers[device][:num_bytes].view(dtype).view(num_rows, num_inputs)
+    return _buffers[_indexed(device)][:num_bytes].view(dtype).view(num_rows, num_inputs)
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """The card that is meant by one without a number, as its tensors name it."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

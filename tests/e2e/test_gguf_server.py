@@ -74,7 +74,7 @@ def test_such_a_file_is_not_quantized_again(file: pathlib.Path) -> None:
 
 def test_such_a_file_is_for_one_rank(file: pathlib.Path) -> None:
     ended, _ = refused(*CPU, "--tp", "2", model=file)
-    assert ended.returncode == 2 and "tp is 2, but GGUF files are served by one rank" in ended.stderr
+    assert ended.returncode == 2 and "tp is 2, but a GGUF file is served by one rank" in ended.stderr
 
 
 def test_its_cache_may_be_quantized(file: pathlib.Path) -> None:

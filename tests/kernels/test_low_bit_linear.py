@@ -368,6 +368,18 @@ def test_a_card_s_buffer_is_as_large_as_the_largest_weight_needs() -> None:
     assert restored_weights.rows_at_a_time(3, 1 << 30, torch.bfloat16) == 1
 
 
+@pytest.mark.gpu
+def test_a_card_without_a_number_is_the_current_one() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    named = torch.device("cuda", torch.cuda.current_device())
+    restored_weights.reserve(64, 64, torch.float16, torch.device("cuda"))
+    assert restored_weights.room(64, 64, torch.float16, named).shape == (64, 64)
+    restored_weights.release(torch.device("cuda"))
+    with pytest.raises(KeyError):
+        restored_weights.room(64, 64, torch.float16, named)
+
+
 def test_warm_rows_take_every_tile_of_the_rules(device: str) -> None:
     """Whatever number of rows comes, its path and tile are those of one of the warm ones."""
 

@@ -83,9 +83,9 @@ def folders(source: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> M
     return Made(source, tmp_path_factory)
 
 
-def load(path: pathlib.Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+def load(path: pathlib.Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> CausalLM:
     folder = ModelFolder.open(path)
-    return load_model(folder, folder.config, dtype, CPU, "folder", 0, ignore_progress)
+    return load_model(folder, folder.config, dtype, device, "folder", 0, ignore_progress)
 
 
 def numbers(model: CausalLM) -> dict[str, torch.Tensor]:
@@ -102,6 +102,17 @@ def numbers(model: CausalLM) -> dict[str, torch.Tensor]:
         rows = [sizes[part.rsplit(".", 1)[1].removesuffix("_proj")] for part in names]
         found.update(zip(names, whole.split(rows), strict=True))
     return found
+
+
+def bits(model: CausalLM) -> dict[tuple[str, str], torch.Tensor]:
+    """What every quantized weight holds, by path and field."""
+    fields = ("packed", "scales", "zeros", "order")
+    held = {
+        (path, field): getattr(weight.quantized, field)
+        for path, weight in model.low_bit_weights.items()
+        for field in fields
+    }
+    return {name: part for name, part in held.items() if part is not None}
 
 
 def logits(model: CausalLM) -> torch.Tensor:
@@ -127,9 +138,7 @@ def test_a_folder_is_loaded_as_its_format_says(name: str, folders: Made) -> None
     for parameter, value in model.named_parameters():
         assert torch.equal(value, plain.get_parameter(parameter))
     held = sum(parameter.nbytes for parameter in model.parameters())
-    for weight in model.low_bit_weights.values():
-        parts = [getattr(weight.quantized, field) for field in ("packed", "scales", "zeros", "order")]
-        held += sum(part.nbytes for part in parts if part is not None)
+    held += sum(part.nbytes for part in bits(model).values())
     assert weight_memory(opened.config, torch.float32, None, CPU).weights == model.weight_bytes == held
     assert model.parameter_count == opened.parameter_count
     summary = model.quantization
@@ -139,6 +148,17 @@ def test_a_folder_is_loaded_as_its_format_says(name: str, folders: Made) -> None
     assert summary.group_size == max(recipe.group, 0)
     # Tiles of int4 hold 128 inputs, of which small models fill half; then scales, zero points and orders.
     assert recipe.bits < summary.bits_per_weight < (13 if recipe.bits == 4 else 11)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@recipes
+def test_a_card_holds_the_bits_that_a_cpu_holds(name: str, folders: Made) -> None:
+    found = bits(load(folders[name].path, torch.bfloat16, torch.device("cuda", 0)))
+    expected = bits(load(folders[name].path, torch.bfloat16))
+    assert found.keys() == expected.keys()
+    for field, part in expected.items():
+        assert torch.equal(found[field].cpu().view(torch.uint8), part.view(torch.uint8)), field
 
 
 @recipes

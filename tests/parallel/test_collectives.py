@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 
 import pytest
 import torch
@@ -69,6 +70,15 @@ def test_an_error_of_nccl_blames_no_rank(monkeypatch: pytest.MonkeyPatch, operat
         getattr(Unconnected(), operation)(torch.zeros(2, 3))
 
 
+def test_a_rank_that_fails_ends_the_others(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "rank"
+    program.write_text('#!/bin/sh\ncase "$*" in *"--seat 1,"*) exit 3;; esac\nexec sleep 600\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(SystemExit, match="rank 1 failed with 3"):
+        list(results(3, "cpu", [8192]))
+
+
 @pytest.mark.multi_gpu
 @needs_cards
 def test_cards_add_up_in_every_way() -> None:
@@ -80,6 +90,8 @@ def test_cards_add_up_in_every_way() -> None:
 
 @pytest.mark.multi_gpu
 @needs_cards
+# Two groups start, and each compiles its kernels where none are cached.
+@pytest.mark.timeout(560)
 @pytest.mark.parametrize("graph_sizes", ["off", "1,2,4,8"])
 async def test_two_cards_draw_the_tokens_of_one(tmp_path: pathlib.Path, graph_sizes: str) -> None:
     write_checkpoint(tmp_path / "llama", "llama-wide")

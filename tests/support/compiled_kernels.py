@@ -106,6 +106,11 @@ _QUANTIZED = (
     Shape(32, 8, 128, 16, None, torch.bfloat16, "fp8"),
     Shape(6, 2, 80, 16, 100, torch.float16, "fp8"),
 )
+# Wide heads: what reads the cache.
+_QUANTIZED_WIDE = (
+    Shape(8, 4, 256, 16, None, torch.bfloat16, "int8"),
+    Shape(8, 4, 256, 16, None, torch.bfloat16, "fp8"),
+)
 
 
 def _decode_raw(shape: Shape, normed: bool) -> None:
@@ -114,7 +119,7 @@ def _decode_raw(shape: Shape, normed: bool) -> None:
 
 
 def compile_attention(arch: int) -> list[Any]:
-    """Every kernel of a decode, a mixed and a gathered step of the first two; of decodes alone of all; of drafts of the first; of quantized caches."""
+    """Every kernel of a decode, a mixed and a gathered step of the first two; of decodes alone of all; of drafts of the first; of quantized caches, of wide heads too."""
     llama = _HEADS[0]
     with contextlib.ExitStack() as stack:
         for ability, oldest in (("has_warpgroup_products", 90), ("has_copy_engine", 90), ("has_fp8_products", 89)):
@@ -133,6 +138,10 @@ def compile_attention(arch: int) -> list[Any]:
             attention.paged_attention(case.query, case.kv_cache, case.step, llama.scale)
         for shape in _QUANTIZED:
             _quantized_steps(shape)
+        for shape in _QUANTIZED_WIDE:
+            _decode_raw(shape, normed=False)
+            case = Case(shape, [(700, 20)], "cpu", max_query_len=1)
+            attention.paged_attention(case.query, case.kv_cache, case.step, shape.scale)
     return compiled
 
 
@@ -232,11 +241,14 @@ def compile_low_bits(arch: int) -> list[Any]:
     return compiled
 
 
-# What folders of other tools need beyond: INT8 in groups, with and without zero points, FP8 in blocks.
+# What folders of other tools need beyond: INT8 in groups and by outputs (0), with and without zero points, FP8 in blocks.
 _ARRANGED = (
-    (QuantKind.INT8, 128, Arrangement()),
-    (QuantKind.INT8, 32, Arrangement(has_zeros=True)),
-    (QuantKind.FP8, 128, Arrangement(scale_outputs=128)),
+    (QuantKind.INT8, 128, Arrangement(), torch.bfloat16),
+    (QuantKind.INT8, 64, Arrangement(), torch.bfloat16),
+    (QuantKind.INT8, 32, Arrangement(has_zeros=True), torch.bfloat16),
+    (QuantKind.INT8, 0, Arrangement(has_zeros=True), torch.bfloat16),
+    (QuantKind.FP8, 128, Arrangement(scale_outputs=128), torch.bfloat16),
+    (QuantKind.FP8, 128, Arrangement(scale_outputs=128), torch.float16),
 )
 
 
@@ -248,13 +260,13 @@ def compile_arranged(arch: int) -> list[Any]:
         for room in (int8_activations, input_order):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
-        for (kind, group, arrangement), product in itertools.product(_ARRANGED, (_PRODUCTS[2], _PRODUCTS[3])):
+        for (kind, group, arrangement, dtype), product in itertools.product(_ARRANGED, (_PRODUCTS[2], _PRODUCTS[3])):
             outputs = product.num_outputs * (1 + product.gated)
-            sizes = (outputs, product.num_inputs, group)
-            weight = allocate(kind, *sizes, torch.bfloat16, torch.device("cpu"), arrangement)
+            sizes = (outputs, product.num_inputs, group or product.num_inputs)
+            weight = allocate(kind, *sizes, dtype, torch.device("cpu"), arrangement)
             for num_rows in (1, 12, 64, 200):
                 launch_low_bits(num_rows, product, weight)
-            low_bit_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=torch.bfloat16))
+            low_bit_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
         sizes = (4096, 14_336, 14_336)
         weight = allocate(QuantKind.INT8, *sizes, torch.bfloat16, torch.device("cpu"))
         x = torch.empty(300, 14_336, dtype=torch.bfloat16)

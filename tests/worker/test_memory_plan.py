@@ -191,6 +191,9 @@ def test_where_no_cache_fits_smaller_steps_are_named_if_they_leave_room_for_one(
 
     estimated = estimate(10 * GIB)
     assert estimated.graphs > 300 * MIB and estimate(10 * GIB, graph_sizes="off").graphs == 0
+    # Ranks gather the logits of a captured draw, which takes a third copy.
+    shared = estimate(10 * GIB, tp=2).graphs - estimated.graphs
+    assert shared == 512 * 4 * folder.config.vocab_size
     # The reserve and some: enough for the weights, not for the activations of such steps.
     with pytest.raises(
         StartRefused, match=r"max_num_batched_tokens (\d+) with max_num_seqs (\d+) leaves room"
@@ -249,7 +252,11 @@ def test_what_ranks_on_a_cpu_gather_is_planned(llama_path: pathlib.Path) -> None
     def per_token(tp: int, dtype: torch.dtype, on_gpu: bool = False) -> int:
         sizes = (
             model_memory(
-                model, config_of(tp=tp, graph_sizes="off", max_num_batched_tokens=tokens), WeightMemory(0), dtype, on_gpu
+                model,
+                config_of(tp=tp, graph_sizes="off", max_num_batched_tokens=tokens),
+                WeightMemory(0),
+                dtype,
+                on_gpu,
             ).activations
             for tokens in (100, 101)
         )

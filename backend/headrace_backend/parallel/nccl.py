@@ -17,8 +17,14 @@ from torch._C._distributed_c10d import Store
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.errors import PeerLost
 
-# NVLink multicast is never used: a program that does can put a shared host's cards out of service.
-_ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_SOCKET_IFNAME": "lo"}
+_ENVIRONMENT = {
+    # NVLink multicast is never used: a program that does can put a shared host's cards out of service.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    # A captured operation would have its buffers mapped by all ranks: a handshake for each, and mappings of memory that goes with its graph.
+    "NCCL_GRAPH_REGISTER": "0",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
 
 
 class NcclCollectives(Collectives):

@@ -132,10 +132,10 @@ def _correlations(scales: Tensor, scatters: Tensor) -> Tensor:
         return torch.zeros(3 + len(WORD_ORDERS), dtype=torch.float64, device=scales.device)
     sound = (scales > 0) & (scatters > 0)
     sizes, spreads = (_without_common(values, sound) for values in (scales, scatters))
-    words = torch.arange(whole, device=scales.device).view(-1, _WORD)
-    # Indices of Python would be copied to the device, which waits for the stream, once for each layer: little beside its reading.
-    places = [words[:, list(order)].flatten() for order in WORD_ORDERS.values()]
-    found = [_correlation(sizes, spreads), *(_correlation(sizes, spreads[place]) for place in places)]
+    # Not by an index, which would be copied to the device and waits for its stream.
+    rows = spreads.view(-1, _WORD, spreads.shape[1]).unbind(1)
+    others = (torch.stack([rows[place] for place in order], 1).flatten(0, 1) for order in WORD_ORDERS.values())
+    found = [_correlation(sizes, spreads), *(_correlation(sizes, other) for other in others)]
     return torch.stack([sound.sum().double(), _variation(scatters, sound), *found])
 
 

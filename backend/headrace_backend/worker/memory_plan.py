@@ -34,7 +34,7 @@ _GPU_LEAST_RESERVE = 256 * _MIB
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 # The sampler holds about this many float32 copies of the logits at once: logits, log-softmax, scaled, noise, two int64 temporaries.
 _LOGIT_COPIES = 8
-# The plain draw that is captured needs the logits and a copy.
+# The plain draw that is captured needs the logits and a copy; ranks that share them also what they have gathered, in the order in which it came.
 _CAPTURED_LOGIT_COPIES = 2
 # The driver's memory for one captured shape, on top of its activations, which all shapes share. Not measured yet on our graphs; other engines' captures of such models take 8 to 10 MiB.
 _SHAPE_BYTES = 10 * _MIB
@@ -131,7 +131,8 @@ def _graphs_estimate(config: EngineConfig, bytes_per_token: int, vocab_size: int
         return 0
     captured = (*batches, *config.captured_mixed_sizes())
     num_tokens = max(captured)
-    logits = min(num_tokens, config.max_num_seqs) * 4 * _CAPTURED_LOGIT_COPIES * vocab_size
+    copies = _CAPTURED_LOGIT_COPIES + (config.tp > 1)
+    logits = min(num_tokens, config.max_num_seqs) * 4 * copies * vocab_size
     return num_tokens * bytes_per_token + logits + len(captured) * _SHAPE_BYTES
 
 
