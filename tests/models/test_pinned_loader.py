@@ -121,15 +121,29 @@ def test_values_are_those_of_the_other_way(
         assert max(transfer.buffer_bytes) <= max(piece_bytes, longest_row)
 
 
-def test_progress_ends_at_its_total_for_a_rank_too(checkpoint: pathlib.Path) -> None:
-    folder, seen = ModelFolder.open(checkpoint), []
-    targets = targets_of(folder, torch.float32, Shard(1, 2))
-    total = sum(record.num_bytes for record in folder.tensors.values())
+class Steps(ByteCounter):
+    """What is added, one by one."""
+
+    def __init__(self) -> None:
+        super().__init__(1, ignore_progress)
+        self.added: list[int] = []
+
+    def add(self, num_bytes: int) -> None:
+        self.added.append(num_bytes)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_progress_goes_to_the_checkpoints_total_in_even_steps_for_a_rank_too(
+    checkpoint: pathlib.Path, rank: int
+) -> None:
+    folder, counter = ModelFolder.open(checkpoint), Steps()
     files = CheckpointFiles(folder.weights_folder)
-    counter = ByteCounter(total, lambda *report: seen.append(report))
+    targets = targets_of(folder, torch.float32, Shard(rank, 2))
     load_through_buffers(files, folder.tensors, targets, counter, LateTransfer(), 1000, 3)
     files.close()
-    assert seen[-1][1] == seen[-1][2]
+    assert sum(counter.added) == sum(folder.tensors[name].num_bytes for name in targets)
+    # A piece, and as much of the other rank's.
+    assert 0 < min(counter.added) and max(counter.added) <= 2 * 1000
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

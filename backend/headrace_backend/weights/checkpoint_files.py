@@ -96,8 +96,11 @@ class CheckpointFiles:
         Raises:
             InvalidModelFolder: The file ends before, or can't be read; it and the tensor `name` are named.
         """
+        self._read(memoryview(into.view(torch.uint8).numpy()), offset, file, name)  # type: ignore[arg-type]  # arrays are buffers
+
+    def _read(self, view: memoryview, offset: int, file: str, name: str) -> None:
+        """`read` into bytes."""
         descriptor = self._descriptor(file)
-        view = memoryview(into.view(torch.uint8).numpy())  # type: ignore[arg-type]  # arrays are buffers
         done = 0
         while done < len(view):
             try:
@@ -124,9 +127,11 @@ class CheckpointFiles:
         if span.is_whole:
             self.read(into, offset, file, name)
             return
-        rows = into.view(torch.uint8).view(-1, span.num_bytes)
-        for index, row in enumerate(rows.unbind()):
-            self.read(row, offset + index * span.row_bytes + span.first, file, name)
+        # One view for all rows: a tensor for each would cost more than a short read.
+        view = memoryview(into.view(torch.uint8).numpy())  # type: ignore[arg-type]  # arrays are buffers
+        for index in range(len(view) // span.num_bytes):
+            row = view[index * span.num_bytes : (index + 1) * span.num_bytes]
+            self._read(row, offset + index * span.row_bytes + span.first, file, name)
 
     def close(self) -> None:
         """Closes all files."""

@@ -159,9 +159,6 @@ def load_through_buffers(
         InvalidModelFolder: As for `load_weights`.
     """
     spans = {name: RowSpan.of(target, records[name]) for name, target in targets.items()}
-    kept = sum(len(target.rows) * spans[name].num_bytes for name, target in targets.items())
-    # Bytes that other ranks keep count as done, so that the total is the checkpoint's.
-    counter.add(sum(records[name].num_bytes for name in targets) - kept)
     longest = max(span.num_bytes for span in spans.values())
     buffers = [transfer.buffer(max(piece_bytes, longest)) for _ in range(2 * num_readers)]
     loader = _Loader(files, records, targets, spans, counter, transfer, _BufferPool(buffers))
@@ -233,7 +230,7 @@ class _Loader:
         finally:
             # Also after a failure: other readers may be waiting for a buffer.
             self._buffers.give(whole, last_use)
-        self._counter.add(num_bytes)
+        self._counter.add(_counted_bytes(record, self._targets[piece.name].rows, piece))
 
     def _copy(self, piece: _Piece, buffer: Tensor) -> None:
         """From the buffer, flat, to the rows of the target that the piece is; launched, not waited for."""
@@ -242,6 +239,12 @@ class _Loader:
         if values.numel():
             self._flags[piece.flag].logical_or_(~all_finite(values))
         target.put(values, piece.first, piece.end)
+
+
+def _counted_bytes(record: TensorRecord, rows: range, piece: _Piece) -> int:
+    """A piece's share of the whole tensor: bytes that other ranks keep count as done with this one's, so that the total is the checkpoint's."""
+    before, after = (record.num_bytes * (row - rows.start) // len(rows) for row in (piece.first, piece.end))
+    return after - before
 
 
 def _pieces(
