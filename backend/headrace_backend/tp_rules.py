@@ -24,7 +24,9 @@ def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
 
 def fewer_ranks(config: EngineConfig, model: ModelConfig, most: int) -> str:
     """The numbers of ranks up to `most` that suit the model, as the end of a refusal."""
-    sizes = [size for size in range(1, most + 1) if unsuitable_tp(config.model_copy(update={"tp": size}), model) is None]
+    sizes = [
+        size for size in range(1, most + 1) if unsuitable_tp(config.model_copy(update={"tp": size}), model) is None
+    ]
     return f"tp {', '.join(map(str, sizes))} {'work' if len(sizes) > 1 else 'works'}"
 
 

@@ -56,7 +56,9 @@ def test_folders_that_are_quantized_already_are_for_one_rank() -> None:
     quantized = dataclasses.replace(MODEL, quantization=read_quantization(Recipe("gptq").config(), MODEL.num_layers))
     assert unsuitable_tp(config(1), quantized) is None
     said = unsuitable_tp(config(2), quantized)
-    assert said is not None and "tp is 2, but a folder whose weights are quantized already is served by one rank" in said
+    assert (
+        said is not None and "tp is 2, but a folder whose weights are quantized already is served by one rank" in said
+    )
 
 
 def test_key_value_heads_may_be_fewer_than_ranks() -> None:

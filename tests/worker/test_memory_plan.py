@@ -249,7 +249,11 @@ def test_what_ranks_on_a_cpu_gather_is_planned(llama_path: pathlib.Path) -> None
     def per_token(tp: int, dtype: torch.dtype, on_gpu: bool = False) -> int:
         sizes = (
             model_memory(
-                model, config_of(tp=tp, graph_sizes="off", max_num_batched_tokens=tokens), WeightMemory(0), dtype, on_gpu
+                model,
+                config_of(tp=tp, graph_sizes="off", max_num_batched_tokens=tokens),
+                WeightMemory(0),
+                dtype,
+                on_gpu,
             ).activations
             for tokens in (100, 101)
         )

@@ -60,7 +60,9 @@ def take_place(
         kind = f"{device_kind(device)}, {dtype}"
         collectives = join(seat, device, kind, channel.send_progress, channel.check_parent, line.enter_collective)
     except MixedRanks as mixed:
-        raise StartRefused(f"tp is {config.tp}: {mixed}; a device of which the next ones are alike works, or tp 1") from None
+        raise StartRefused(
+            f"tp is {config.tp}: {mixed}; a device of which the next ones are alike works, or tp 1"
+        ) from None
     return RankPlace(Shard(links.rank, config.tp, collectives), line)
 
 

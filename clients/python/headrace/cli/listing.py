@@ -118,7 +118,9 @@ _MODEL_ROWS: tuple[tuple[str, Callable[[Model], str]], ...] = (
 
 def kv_bytes_text(row: Model) -> str:
     """Type of the KV cache's numbers and what a token takes on each rank's device, where the server tells them."""
-    return f", {row.kv_dtype}, {row.kv_bytes_per_token:,} bytes a token on each device" if row.kv_bytes_per_token else ""
+    return (
+        f", {row.kv_dtype}, {row.kv_bytes_per_token:,} bytes a token on each device" if row.kv_bytes_per_token else ""
+    )
 
 
 def quantization_line(report: Quantization) -> str:
