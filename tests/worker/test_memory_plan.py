@@ -250,17 +250,11 @@ def test_what_ranks_on_a_cpu_gather_is_planned(llama_path: pathlib.Path) -> None
     model = ModelFolder.open(llama_path).config
 
     def per_token(tp: int, dtype: torch.dtype, on_gpu: bool = False) -> int:
-        sizes = (
-            model_memory(
-                model,
-                config_of(tp=tp, graph_sizes="off", max_num_batched_tokens=tokens),
-                WeightMemory(0),
-                dtype,
-                on_gpu,
-            ).activations
-            for tokens in (100, 101)
-        )
-        return -int.__sub__(*sizes)
+        def activations(tokens: int) -> int:
+            config = config_of(tp=tp, graph_sizes="off", max_num_batched_tokens=tokens)
+            return model_memory(model, config, WeightMemory(0), dtype, on_gpu).activations
+
+        return activations(101) - activations(100)
 
     gathered = 4 * model.hidden_size * 4
     # Everybody's, and two sums.

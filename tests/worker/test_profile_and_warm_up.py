@@ -14,7 +14,7 @@ from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepPlan
 from headrace_backend.weights.placement import Shard
 from headrace_backend.worker import start_up
-from headrace_backend.worker.errors import StartRefused
+from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.kv_caches import allocate_kv_caches, cache_bytes, kv_type
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, next_step
@@ -308,7 +308,7 @@ def test_ranks_whose_reserves_differ_capture_again_together(monkeypatch: pytest.
 
 
 def test_graphs_that_grow_with_every_capture_are_refused(monkeypatch: pytest.MonkeyPatch, llama: CausalLM) -> None:
-    with pytest.raises(StartRefused, match="graph_sizes off"):
+    with pytest.raises(DoesNotFit, match="graph_sizes off"):
         start(monkeypatch, llama, [3 * GIB, 9 * GIB])
 
 

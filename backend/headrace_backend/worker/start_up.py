@@ -32,7 +32,7 @@ from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.cpu_runner import CpuRunner
 from headrace_backend.worker.device import choose_dtype, choose_rank_device, prepare_torch
 from headrace_backend.worker.device_memory import CudaMemory, DeviceMemory
-from headrace_backend.worker.errors import StartRefused
+from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.kernel_cache import use_kernel_cache
 from headrace_backend.worker.kv_caches import allocate_kv_caches, cache_bytes, kv_type
@@ -274,7 +274,7 @@ def _fitted_runner(
     """A runner whose cache takes what weights, measured activations and graphs leave; and the final plan.
 
     Raises:
-        StartRefused: What was measured leaves too little.
+        DoesNotFit: What was measured leaves too little.
     """
     with timer.timed("profile"):
         needed = measured_memory(estimate, _profiled(model, memory, channel), room)
@@ -293,7 +293,7 @@ def _fitted_runner(
             del runner
             memory.release()
             needed = dataclasses.replace(needed, graphs=graph_bytes)
-    raise StartRefused(f"graphs take {graph_bytes} bytes, and took less before; graph_sizes off works")
+    raise DoesNotFit(f"graphs take {graph_bytes} bytes, and took less before; graph_sizes off works")
 
 
 def _profiled(model: _Model, memory: DeviceMemory, channel: Channel) -> Profile:
