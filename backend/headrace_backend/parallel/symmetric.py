@@ -50,7 +50,7 @@ class SymmetricCollectives(Collectives):
         world = dist.group.WORLD
         assert world is not None, "the group is joined"
         self._handle = symmetric_memory.rendezvous(self._memory, world)
-        assert self._handle.buffer_ptrs[self.rank] == self._memory.data_ptr(), "others map what this rank wrote to"
+        assert self._handle.buffer_ptrs[self.rank] == self._memory.data_ptr(), "what the others map is this memory"
         data = torch.tensor(self._handle.buffer_ptrs, dtype=torch.int64, device=self.device)
         calls = torch.zeros(PROGRAMS, dtype=torch.int32, device=self.device)
         flags = data + data_bytes(CAPACITY_BYTES)
