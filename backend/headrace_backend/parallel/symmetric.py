@@ -57,7 +57,7 @@ class SymmetricCollectives(Collectives):
             self._handle = symmetric_memory.rendezvous(self._memory, world)
         except RuntimeError as error:
             raise PeerLost(f"the ranks could not share memory: {error}") from error
-        assert self._handle.buffer_ptrs[self.rank] == self._memory.data_ptr(), "others map what this rank wrote to"
+        assert self._handle.buffer_ptrs[self.rank] == self._memory.data_ptr(), "what the others map is this memory"
         data = torch.tensor(self._handle.buffer_ptrs, dtype=torch.int64, device=self.device)
         calls = torch.zeros(PROGRAMS, dtype=torch.int32, device=self.device)
         flags = data + data_bytes(CAPACITY_BYTES)
