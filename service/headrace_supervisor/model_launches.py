@@ -99,7 +99,7 @@ class ModelLaunches:
         except InvalidModelFolder as error:
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {error}") from None
         for unsuitable in (unsuitable_quantization, unsuitable_tp):
-            if (reason := unsuitable(engine, opened.config)) is not None:
+            if (reason := unsuitable(engine, opened.config, opened.gguf_file)) is not None:
                 raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {reason}")
         return Claim(name, engine.expected_device(), int(engine.memory_budget), ranks=engine.tp)
 
