@@ -74,7 +74,7 @@ def _store(normed, out, scales, places, mask, rows, num_rows, DTYPE: tl.constexp
     if scales is None:
         tl.store(out + places, normed.to(out.dtype.element_ty), mask=mask)
     else:
-        store_rounded(normed.to(DTYPE).to(tl.float32), out, scales, places, mask, rows, rows < num_rows)
+        store_rounded(normed, out, scales, places, mask, rows, rows < num_rows, DTYPE)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -72,18 +72,20 @@ def round_tokens_reference(x: Tensor, number: torch.dtype) -> RoundedTokens:
 
 
 @triton.jit
-def store_rounded(wide, out, scales, places, mask, rows, is_row):
+def store_rounded(wide, out, scales, places, mask, rows, is_row, DTYPE: tl.constexpr):
     """Stores whole rows, each a token, as numbers of 8 bits and a scale.
 
     Args:
-        wide: [rows, n] fp32, 0 outside the mask; numbers of the model's type.
+        wide: [rows, n] fp32, 0 outside the mask.
         out: Pointer to e4m3 or int8.
         scales: Pointer to fp32, one for each token.
         places: [rows, n] where the numbers go, counted in `out`.
         mask: [rows, n] which do.
         rows: [rows] which tokens they are.
         is_row: [rows] whether there is such a token; None: all are.
+        DTYPE: The model's type, to which `wide` is rounded first.
     """
+    wide = wide.to(DTYPE).to(tl.float32)
     IS_INT8: tl.constexpr = out.dtype.element_ty == tl.int8
     # Without their signs, numbers are ordered as their bits are, with infinity and then NaN above all.
     magnitudes = wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF
@@ -97,8 +99,9 @@ def store_rounded(wide, out, scales, places, mask, rows, is_row):
         numbers = (scaled + _INTEGERS).to(tl.int32, bitcast=True).to(tl.int8)
     else:
         numbers = scaled.to(tl.float8e4nv)
-    # 8 numbers a thread, as 16-byte loads have them: with 16, as a store might, rows would change their layout on the way, and sums their order.
-    tl.store(tl.max_contiguous(out + places, [1, 8]), numbers, mask=mask)
+    # As many numbers a thread as a load of 16 bytes has: with the 16 of such a store rows would change their layout on the way, and sums their order.
+    VECTOR: tl.constexpr = 128 // DTYPE.primitive_bitwidth
+    tl.store(tl.max_contiguous(out + places, [1, VECTOR]), numbers, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -108,7 +111,7 @@ def _round_kernel(x, out, scales, num_rows, SIZE: tl.constexpr, ROWS: tl.constex
     mask = (rows < num_rows)[:, None] & (offs < SIZE)
     places = rows[:, None] * SIZE + offs
     wide = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
-    store_rounded(wide, out, scales, places, mask, rows, rows < num_rows)
+    store_rounded(wide, out, scales, places, mask, rows, rows < num_rows, x.dtype.element_ty)
 
 
 def launch_rule(size: int) -> tuple[int, int, int]:
