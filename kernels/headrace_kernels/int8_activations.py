@@ -41,11 +41,11 @@ def scaled_linear_reference(tokens: RoundedTokens, weight: QuantizedWeight, bias
     return (total if bias is None else total + bias.float()).to(weight.dtype)
 
 
-@triton.jit(do_not_specialize=["M", "N"])
+@triton.jit(do_not_specialize=["M"])
 def _scaled_kernel(
     x_ptr, x_scale_ptr, word_ptr, scale_ptr, bias_ptr, out_ptr,
-    M, N,
-    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    M,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Y = X W^T for a tile: integers summed exactly, then both scales and the bias."""
     # Programs of the same outputs follow each other, so that their weight is read from memory once.
@@ -65,6 +65,7 @@ def _scaled_kernel(
     y = total.to(tl.float32) * x_scale * tl.load(scale_ptr + tl.minimum(n, N - 1))[None, :]
     if bias_ptr is not None:
         y += tl.load(bias_ptr + tl.minimum(n, N - 1)).to(tl.float32)[None, :]
+    # N is a constant so that it is known which multiples rows begin at: stores are of 16 bytes, and of 2 otherwise.
     places = m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(out_ptr + places, y.to(out_ptr.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
 
