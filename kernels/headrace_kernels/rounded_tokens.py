@@ -4,8 +4,8 @@ Owns the value (`RoundedTokens`), the rounding and its kernel. Kernels that make
 
     scale = max|x| (1 / 448) (e4m3) or max|x| (1 / 127) (int8), number = x (1 / scale) to nearest, ties to even
 
-x is what would have been stored in the model's type, rounded to it: so tokens are the same to the bit whether the kernel that makes them rounds them or one behind it. bf16 before e4m3 adds a
-thousandth of e4m3's own error. A token with NaN or infinity has the scale NaN or infinity, and its products are NaN, which ends its request.
+x is what would have been stored in the model's type, rounded to it: so tokens are the same to the bit whether the kernel that makes them rounds them or one behind it. bf16 before adds a
+thousandth to e4m3's own error and a hundredth to int8's. A token with NaN or infinity has the scale NaN or infinity, and its products are NaN, which ends its request.
 
 Launch rule of the kernel of its own: as the norms', one token a program from 2,048 numbers on; 16 numbers a thread, at most 16 warps. Not measured yet.
 """
@@ -43,7 +43,7 @@ _INTEGERS = tl.constexpr(1.5 * 2**23)
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class RoundedTokens:
-    """Their product is what was rounded, nearly."""
+    """Numbers times scales are what was rounded, nearly."""
 
     # [num_tokens, size] e4m3fn or int8, the latter from -127 to 127.
     numbers: Tensor
