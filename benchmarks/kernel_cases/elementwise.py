@@ -29,11 +29,12 @@ Case = tuple[Callable[[], object], int, int]
 Cases = Iterator[tuple[str, Callable[[], Case]]]
 
 
-def _randn(*size: int) -> Tensor:
+def randn(*size: int) -> Tensor:
+    """Gaussian numbers in bf16."""
     return torch.randn(*size, device="cuda", dtype=torch.bfloat16)
 
 
-def _case(run: Callable[[], object], num_bytes: int) -> Case:
+def launch_case(run: Callable[[], object], num_bytes: int) -> Case:
     """A launch whose result stays alive, so that the copies of a case write to memory of their own."""
     kept: list[object] = [None]
 
@@ -45,52 +46,52 @@ def _case(run: Callable[[], object], num_bytes: int) -> Case:
 
 def rms_norm_case(num_tokens: int) -> Case:
     """Reads and writes the rows."""
-    x, weight = _randn(num_tokens, HIDDEN), _randn(HIDDEN)
-    return _case(lambda: rms_norm(x, weight, EPS), 2 * (2 * x.numel() + HIDDEN))
+    x, weight = randn(num_tokens, HIDDEN), randn(HIDDEN)
+    return launch_case(lambda: rms_norm(x, weight, EPS), 2 * (2 * x.numel() + HIDDEN))
 
 
 def add_rms_norm_case(num_tokens: int) -> Case:
     """Reads rows and residual stream, writes the stream and the norm."""
-    x, residual, weight = _randn(num_tokens, HIDDEN), _randn(num_tokens, HIDDEN), _randn(HIDDEN)
-    return _case(lambda: add_rms_norm(x, residual, weight, EPS), 2 * (4 * x.numel() + HIDDEN))
+    x, residual, weight = randn(num_tokens, HIDDEN), randn(num_tokens, HIDDEN), randn(HIDDEN)
+    return launch_case(lambda: add_rms_norm(x, residual, weight, EPS), 2 * (4 * x.numel() + HIDDEN))
 
 
 def swiglu_case(num_tokens: int) -> Case:
     """Reads two halves, writes one."""
-    gate_up = _randn(num_tokens, 2 * FFN)
-    return _case(lambda: swiglu(gate_up), 3 * gate_up.numel())
+    gate_up = randn(num_tokens, 2 * FFN)
+    return launch_case(lambda: swiglu(gate_up), 3 * gate_up.numel())
 
 
 def rope_kv_case(num_tokens: int, normed: bool = False) -> Case:
     """Reads the projection, the rotations and the slots, writes all heads once. The slots lie in blocks of a shuffled cache."""
-    qkv = _randn(num_tokens, HEADS + 2 * KV_HEADS, HEAD_DIM)
+    qkv = randn(num_tokens, HEADS + 2 * KV_HEADS, HEAD_DIM)
     rotations = rope_rows(_table(), torch.arange(num_tokens, device="cuda"))
     num_blocks = 2 * -(-num_tokens // BLOCK_SIZE)
     kv_cache = torch.zeros(num_blocks, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     starts = torch.randperm(num_blocks, device="cuda")[:, None] * BLOCK_SIZE
     slots = (starts + torch.arange(BLOCK_SIZE, device="cuda")).flatten()[:num_tokens].contiguous()
-    weights = (_randn(HEAD_DIM), _randn(HEAD_DIM)) if normed else (None, None)
+    weights = (randn(HEAD_DIM), randn(HEAD_DIM)) if normed else (None, None)
     num_bytes = 2 * 2 * qkv.numel() + 4 * 2 * rotations[:, 0].numel() + 8 * num_tokens
-    return _case(lambda: rope_and_write_kv(qkv, rotations, kv_cache, slots, HEADS, *weights, EPS), num_bytes)
+    return launch_case(lambda: rope_and_write_kv(qkv, rotations, kv_cache, slots, HEADS, *weights, EPS), num_bytes)
 
 
 def embedding_case(num_tokens: int) -> Case:
     """Reads and writes the tokens' rows."""
     weight = _embedding_table()
     tokens = torch.randint(0, VOCABULARY, (num_tokens,), device="cuda")
-    return _case(lambda: embedding(tokens, weight), 2 * 2 * num_tokens * HIDDEN)
+    return launch_case(lambda: embedding(tokens, weight), 2 * 2 * num_tokens * HIDDEN)
 
 
 @functools.cache
 def _embedding_table() -> Tensor:
     # One for all copies of the case, whose tokens differ: it is 20 times the largest cache.
-    return _randn(VOCABULARY, HIDDEN)
+    return randn(VOCABULARY, HIDDEN)
 
 
 def rope_rows_case(num_tokens: int) -> Case:
     """Reads two numbers a plane and writes three."""
     table, positions = _table(), torch.randint(0, 8192, (num_tokens,), device="cuda")
-    return _case(lambda: rope_rows(table, positions), 5 * 4 * num_tokens * HEAD_DIM // 2)
+    return launch_case(lambda: rope_rows(table, positions), 5 * 4 * num_tokens * HEAD_DIM // 2)
 
 
 def _table() -> Tensor:
@@ -107,7 +108,7 @@ def build_step_inputs_case(num_tokens: int) -> Case:
     outputs = [torch.empty(num_tokens, device="cuda", dtype=torch.int64) for _ in range(3)]
     ids = torch.full_like(entries, -1)
     columns = (ids, entries, positions, rows, last_tokens, tables)
-    return _case(lambda: build_step_inputs(*columns, BLOCK_SIZE, *outputs), (3 * 4 + 3 * 4 + 3 * 8) * num_tokens)
+    return launch_case(lambda: build_step_inputs(*columns, BLOCK_SIZE, *outputs), (3 * 4 + 3 * 4 + 3 * 8) * num_tokens)
 
 
 def tokens() -> Cases:
@@ -134,9 +135,9 @@ def copies_of_blocks() -> Cases:
 
 
 def _copy_case(num_copies: int) -> Case:
-    kv_cache = _randn(4 * num_copies, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    kv_cache = randn(4 * num_copies, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     sources, targets = torch.randperm(4 * num_copies, device="cuda")[: 2 * num_copies].view(2, -1)
-    return _case(lambda: copy_blocks([kv_cache], sources, targets), 2 * 2 * kv_cache[0].numel() * num_copies)
+    return launch_case(lambda: copy_blocks([kv_cache], sources, targets), 2 * 2 * kv_cache[0].numel() * num_copies)
 
 
 def staged_values() -> Cases:
@@ -150,11 +151,11 @@ def _scatter_case(num_values: int) -> Case:
     target = torch.zeros(513 * 512, device="cuda", dtype=torch.int32)
     places = torch.randperm(target.numel(), device="cuda")[:num_values]
     values = torch.arange(num_values, device="cuda", dtype=torch.int32)
-    return _case(lambda: scatter_int32(target, places, values), 16 * num_values)
+    return launch_case(lambda: scatter_int32(target, places, values), 16 * num_values)
 
 
 def _last_tokens_case() -> Case:
     last_tokens = torch.zeros(513, device="cuda", dtype=torch.int32)
     rows = torch.randperm(512, device="cuda")[:256].int()
     sampled = torch.randint(0, VOCABULARY, (256,), device="cuda")
-    return _case(lambda: store_last_tokens(last_tokens, rows, sampled), 16 * 256)
+    return launch_case(lambda: store_last_tokens(last_tokens, rows, sampled), 16 * 256)

@@ -27,6 +27,7 @@ from headrace_kernels.quantized_weight import (
     dequantize,
     quantize_rows,
 )
+from headrace_kernels.rounded_tokens import round_tokens
 
 SHAPES = {name: shape for name, shape in small_linear.SHAPES.items() if name != "lm_head"}
 GROUP_SIZE = 128
@@ -128,7 +129,7 @@ class Operands:
 
     def scaled(self) -> Tensor:
         """FP8 activations, the product alone with their rounding."""
-        return scaled_linear(self.x, self.weight, None)
+        return scaled_linear(round_tokens(self.x, torch.float8_e4m3fn), self.weight, None)
 
     def restored(self) -> Tensor:
         """By way of bf16, the product alone with the restoring."""

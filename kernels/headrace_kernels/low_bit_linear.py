@@ -19,7 +19,8 @@ from headrace_kernels.linear import linear_reference as plain_linear_reference
 from headrace_kernels.low_bit_kernels import WideTile, multiply_wide, restore, takes
 from headrace_kernels.low_bit_small_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, takes_small
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, dequantize, restore_rows
-from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
+from headrace_kernels.rms_norm import rms_norm, rms_norm_reference, rounded_rms_norm
+from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens
 from headrace_kernels.swiglu import swiglu, swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton
 
@@ -132,15 +133,47 @@ def _ordered_linear(
     if path is Path.RESTORED:
         return restored_linear(x, weight, bias, out_dtype)
     if path is Path.SCALED:
-        is_fp8 = weight.kind is QuantKind.FP8
-        scaled_linear = fp8_activations.scaled_linear if is_fp8 else int8_activations.scaled_linear
-        return scaled_linear(x, weight, bias).to(out_dtype or x.dtype)
+        return rounded_linear(round_tokens(x, _number(weight)), weight, bias).to(out_dtype or x.dtype)
     out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype)
     if path is Path.SMALL:
         multiply_small(x, weight, bias, out, small_rule(x.shape[0], weight))
     else:
         multiply_wide(x, weight, bias, out, wide_rule(x.shape[0], weight))
     return out
+
+
+def _number(weight: QuantizedWeight) -> torch.dtype:
+    """Of 8-bit activations of a weight."""
+    return torch.float8_e4m3fn if weight.kind is QuantKind.FP8 else torch.int8
+
+
+def rounds_to(num_rows: int, weight: QuantizedWeight) -> torch.dtype | None:
+    """The 8-bit type to which `linear` rounds so many tokens first, so that what makes them may do it (`rounded_linear`); None: it takes them as they are. Decided on the host, by sizes alone.
+
+    Args:
+        num_rows: Rows of the step, padding included.
+        weight: Of the layer.
+    """
+    # Inputs are put in order before they are rounded.
+    is_scaled = weight.order is None and path_rule(num_rows, weight) is Path.SCALED
+    return _number(weight) if is_scaled else None
+
+
+def rounded_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """`linear` of tokens that are rounded to the weight's type of 8 bits.
+
+    Args:
+        tokens: [num_tokens, in].
+        weight: One that `rounds_to` tells a type of.
+        bias: [out].
+
+    Returns:
+        [num_tokens, out] in the weight's activation type.
+    """
+    assert tokens.numbers.dtype == _number(weight)
+    is_fp8 = weight.kind is QuantKind.FP8
+    scaled_linear = fp8_activations.scaled_linear if is_fp8 else int8_activations.scaled_linear
+    return scaled_linear(tokens, weight, bias)
 
 
 def restored_linear(
@@ -193,6 +226,9 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: QuantizedWei
     Returns:
         [num_rows, out] in the type of x.
     """
+    number = rounds_to(x.shape[0], weight)
+    if number is not None:
+        return rounded_linear(rounded_rms_norm(x, norm_weight, eps, number), weight, bias)
     if weight.order is not None or not fuses(x.shape[0], weight):
         return linear(rms_norm(x, norm_weight, eps), weight, bias)
     out = x.new_empty(x.shape[0], weight.num_outputs)

@@ -1,4 +1,4 @@
-"""Root mean square norm, alone or fused with the residual addition before it.
+"""Root mean square norm, alone or fused with the residual addition before it, as numbers of the model's type or rounded to 8 bits for the product behind it.
 
 One kernel per operation. A program holds whole rows in registers and reads each number once; short rows (the norm of each head) share a program. Rows longer than any known model's take the reference.
 
@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens, round_tokens_reference, store_rounded
 from headrace_kernels.triton_runtime import uses_triton
 
 # Numbers of a row that 16 warps hold in registers, 64 in each thread.
@@ -42,6 +43,18 @@ def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: flo
     return rms_norm_reference(residual.add_(x), weight, eps)
 
 
+def rounded_rms_norm_reference(x: Tensor, weight: Tensor, eps: float, number: torch.dtype) -> RoundedTokens:
+    """The norm in the type of x, then rounded. See `rounded_rms_norm`."""
+    return round_tokens_reference(rms_norm_reference(x, weight, eps), number)
+
+
+def rounded_add_rms_norm_reference(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
+) -> RoundedTokens:
+    """`residual += x` in place, then the norm in their type, then rounded. See `rounded_add_rms_norm`."""
+    return round_tokens_reference(add_rms_norm_reference(x, residual, weight, eps), number)
+
+
 @triton.jit
 def scaled_by_rms(wide, mean_square, weight, eps, DTYPE: tl.constexpr):
     """`wide` [rows, n] fp32 over its root mean square ([rows], given squared), rounded to the storage type, times `weight`: fp32, to be rounded once more by the store."""
@@ -55,11 +68,21 @@ def _weights(weight, rows, offs, mask):
     return tl.load(weight + offs + rows[:, None] * 0, mask=mask, other=0.0)
 
 
+@triton.jit
+def _store(normed, out, scales, places, mask, rows, num_rows, DTYPE: tl.constexpr):
+    """Stores norms, fp32 to be rounded to DTYPE; with scales, rounded to 8 bits from there."""
+    if scales is None:
+        tl.store(out + places, normed.to(out.dtype.element_ty), mask=mask)
+    else:
+        store_rounded(normed, out, scales, places, mask, rows, rows < num_rows, DTYPE)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x,
     weight,
     out,
+    scales,
     num_rows,
     eps,
     INNER_ROWS: tl.constexpr,
@@ -77,7 +100,7 @@ def _rms_norm_kernel(
     factors = _weights(weight, rows, offs, mask)
     mean_square = tl.sum(wide * wide, axis=1) / SIZE
     normed = scaled_by_rms(wide, mean_square, factors, eps, x.dtype.element_ty)
-    tl.store(out + rows[:, None] * SIZE + offs, normed.to(out.dtype.element_ty), mask=mask)
+    _store(normed, out, scales, rows[:, None] * SIZE + offs, mask, rows, num_rows, x.dtype.element_ty)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -86,6 +109,7 @@ def _add_rms_norm_kernel(
     residual,
     weight,
     out,
+    scales,
     num_rows,
     eps,
     SIZE: tl.constexpr,
@@ -105,7 +129,7 @@ def _add_rms_norm_kernel(
     wide = total.to(tl.float32)
     mean_square = tl.sum(wide * wide, axis=1) / SIZE
     normed = scaled_by_rms(wide, mean_square, factors, eps, residual.dtype.element_ty)
-    tl.store(out + places, normed.to(out.dtype.element_ty), mask=mask)
+    _store(normed, out, scales, places, mask, rows, num_rows, residual.dtype.element_ty)
 
 
 def launch_rule(size: int) -> tuple[int, int, int]:
@@ -127,27 +151,37 @@ def _row_layout(x: Tensor) -> tuple[int, int, int] | None:
     return (x.shape[1], x.stride(0), x.stride(1)) if x.dim() == 3 else None
 
 
-def _rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _launch_rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None) -> None:
     layout = _row_layout(x)
     if layout is None:
         x, layout = x.contiguous(), (1, x.shape[-1], 0)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
     if num_rows:
         rows, block, num_warps = launch_rule(size)
         grid = (triton.cdiv(num_rows, rows),)
-        _rms_norm_kernel[grid](x, weight, out, num_rows, eps, *layout, size, rows, block, num_warps=num_warps)
-    return out
+        _rms_norm_kernel[grid](x, weight, out, scales, num_rows, eps, *layout, size, rows, block, num_warps=num_warps)
 
 
-def _add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    out = torch.empty_like(residual)
+def _launch_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None
+) -> None:
     num_rows, size = residual.shape
     if num_rows:
         rows, block, num_warps = launch_rule(size)
         grid = (triton.cdiv(num_rows, rows),)
-        _add_rms_norm_kernel[grid](x, residual, weight, out, num_rows, eps, size, rows, block, num_warps=num_warps)
-    return out
+        _add_rms_norm_kernel[grid](
+            x, residual, weight, out, scales, num_rows, eps, size, rows, block, num_warps=num_warps
+        )
+
+
+def _takes(x: Tensor) -> bool:
+    """Whether the kernels norm x."""
+    return uses_triton(x) and x.shape[-1] <= _LONGEST_ROW
+
+
+def _takes_sum(x: Tensor, residual: Tensor) -> bool:
+    """Whether the kernels add x to the residual stream and norm that."""
+    return _takes(x) and x.is_contiguous() and residual.is_contiguous()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -161,9 +195,30 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         [..., size] in the type of x.
     """
-    if uses_triton(x) and x.shape[-1] <= _LONGEST_ROW:
-        return _rms_norm_triton(x, weight, eps)
-    return rms_norm_reference(x, weight, eps)
+    if not _takes(x):
+        return rms_norm_reference(x, weight, eps)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch_rms_norm(x, weight, eps, out, None)
+    return out
+
+
+def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, number: torch.dtype) -> RoundedTokens:
+    """`round_tokens` of the norm, in one operation.
+
+    Args:
+        x: [num_tokens, size].
+        weight: [size] in the type of x.
+        eps: Added to the mean square.
+        number: As `round_tokens` takes it.
+
+    Returns:
+        [num_tokens, size].
+    """
+    if not _takes(x):
+        return round_tokens(rms_norm(x, weight, eps), number)
+    tokens = RoundedTokens.empty(x.shape, number, x.device)
+    _launch_rms_norm(x, weight, eps, tokens.numbers, tokens.scales)
+    return tokens
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -178,6 +233,28 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     Returns:
         [num_tokens, size] the normalized sum.
     """
-    if uses_triton(x) and x.shape[-1] <= _LONGEST_ROW and x.is_contiguous() and residual.is_contiguous():
-        return _add_rms_norm_triton(x, residual, weight, eps)
-    return add_rms_norm_reference(x, residual, weight, eps)
+    if not _takes_sum(x, residual):
+        return add_rms_norm_reference(x, residual, weight, eps)
+    out = torch.empty_like(residual)
+    _launch_add_rms_norm(x, residual, weight, eps, out, None)
+    return out
+
+
+def rounded_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype) -> RoundedTokens:
+    """`round_tokens` of the normalized sum, in one operation.
+
+    Args:
+        x: [num_tokens, size] a layer's output.
+        residual: [num_tokens, size] the residual stream; holds the sum afterwards.
+        weight: [size].
+        eps: Added to the mean square.
+        number: As `round_tokens` takes it.
+
+    Returns:
+        [num_tokens, size].
+    """
+    if not _takes_sum(x, residual):
+        return round_tokens(add_rms_norm(x, residual, weight, eps), number)
+    tokens = RoundedTokens.empty(x.shape, number, x.device)
+    _launch_add_rms_norm(x, residual, weight, eps, tokens.numbers, tokens.scales)
+    return tokens

@@ -9,12 +9,7 @@ import torch
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernels_on
 
 from headrace_kernels import low_bit_linear, restored_weights
-from headrace_kernels.fp8_activations import (
-    can_scale,
-    quantize_tokens,
-    quantize_tokens_reference,
-    scaled_linear,
-)
+from headrace_kernels.fp8_activations import can_scale, scaled_linear
 from headrace_kernels.low_bit_kernels import WideTile, multiply_wide, restore, wide_variants
 from headrace_kernels.low_bit_linear import Path, path_rule
 from headrace_kernels.low_bit_small_kernels import (
@@ -25,6 +20,7 @@ from headrace_kernels.low_bit_small_kernels import (
     takes_small,
 )
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize, quantize_rows
+from headrace_kernels.rounded_tokens import round_tokens
 
 EPS = 1e-5
 # Outputs, inputs, group of INT4: pieces of 128, 64 and 32 inputs, tiles that are not full, odd numbers of outputs and inputs.
@@ -317,34 +313,6 @@ def test_a_row_does_not_depend_on_its_neighbours(device: str) -> None:
         assert torch.equal(together[3:6], apart[3:6])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_tokens_are_rounded_to_the_nearest_of_their_scale(dtype: torch.dtype, device: str) -> None:
-    x = Numbers(device, dtype).randn(5, 300) * torch.logspace(-3, 2, 5, device=device, dtype=dtype)[:, None]
-    x[2] = 0
-    if device == "cpu":
-        numbers, scales = quantize_tokens_reference(x)
-    else:
-        numbers, scales = quantize_tokens(x)
-    restored = numbers.double() * scales.double()
-    step = x.double().abs().amax(1, keepdim=True) / 448
-    # Half a unit in the last of 4 bits, or half of the smallest numbers' step; a thousandth for fp32 on the way.
-    allowed = 1.001 * torch.maximum(x.double().abs() * 2**-4, step * 2**-10)
-    assert bool(((restored - x.double()).abs() <= allowed).all()) and not restored[2].any()
-
-
-@pytest.mark.filterwarnings("ignore:invalid value encountered")
-def test_the_kernel_that_rounds_tokens_equals_its_reference(device: str) -> None:
-    x = Numbers(device, torch.bfloat16).randn(4, 333)
-    (found, scales), (expected, expected_scales) = quantize_tokens(x), quantize_tokens_reference(x)
-    torch.testing.assert_close(scales, expected_scales, rtol=1e-6, atol=0)
-    # Numbers between two of e4m3 may go the other way after a last bit's difference.
-    off = (found.float() - expected.float()).abs() > (expected.float().abs() / 8).clamp(min=2**-9)
-    if device == "cpu":
-        # The interpreter's cast does not carry into the exponent: numbers that round up to a power of two come out at half of it.
-        off &= (found.float() * 2 != expected.float()) | (expected.float().abs().log2() % 1 != 0)
-    assert not off.any()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (4096, 14336), (19456, 2560)])
 def test_products_of_8_bit_activations_agree_with_fp64(outputs: int, inputs: int) -> None:
@@ -352,9 +320,9 @@ def test_products_of_8_bit_activations_agree_with_fp64(outputs: int, inputs: int
         product = Product(QuantKind.FP8, rows, outputs, inputs, inputs, torch.bfloat16, "cuda")
         if not can_scale(product.weight):
             pytest.skip("needs FP8 tensor cores")
-        numbers, scales = quantize_tokens(product.x)
-        x = numbers.double() * scales.double()
-        found = scaled_linear(product.x, product.weight, product.bias)
+        tokens = round_tokens(product.x, torch.float8_e4m3fn)
+        x = tokens.numbers.double() * tokens.scales.double()
+        found = scaled_linear(tokens, product.weight, product.bias)
         assert_close(found, product.expected(x), product.spread(x) / 100)
 
 

@@ -1,6 +1,6 @@
 """Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
 
-    python -m tests.support.compiled_kernels attention|small_linear|low_bits|arranged|blocks 90
+    python -m tests.support.compiled_kernels attention|small_linear|low_bits|arranged|rounded|blocks 90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
@@ -31,17 +31,20 @@ from headrace_kernels import (
     block_linear_kernels,
     block_weight,
     card,
-    fp8_activations,
     input_order,
     int8_activations,
     low_bit_kernels,
     low_bit_linear,
     low_bit_small_kernels,
+    rms_norm,
     rope_kv,
+    rounded_tokens,
     small_linear,
     small_linear_kernels,
+    swiglu,
 )
 from headrace_kernels.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
+from headrace_kernels.rounded_tokens import RoundedTokens
 
 # Largest shared memory of a program, by architecture.
 _SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
@@ -216,11 +219,10 @@ def launch_low_bits(num_rows: int, product: _Product, weight: QuantizedWeight) -
 
 
 def compile_low_bits(arch: int) -> list[Any]:
-    """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16 with odd sizes; restoring, to fp32 too; activations of 8 bits where the card has them."""
+    """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16 with odd sizes; restoring, to fp32 too."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(low_bit_small_kernels, "rms_norm", lambda x, *_: x))
-        stack.enter_context(mock.patch.object(fp8_activations, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
         for kind, product in itertools.product(
             QuantKind, (_PRODUCTS[2], _PRODUCTS[3], _Product(100, 352, normed=True))
@@ -237,8 +239,6 @@ def compile_low_bits(arch: int) -> list[Any]:
             group = 64 if kind is QuantKind.INT4 else 256
             weight = allocate(kind, 50, 256, group, torch.float32, torch.device("cpu"))
             low_bit_kernels.restore(weight, range(8), torch.empty(8, 256, dtype=torch.float32))
-        if arch >= 89:
-            fp8_activations.quantize_tokens(torch.empty(2, 14_336, dtype=torch.bfloat16))
     return compiled
 
 
@@ -270,9 +270,27 @@ def compile_arranged(arch: int) -> list[Any]:
             low_bit_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
         sizes = (4096, 14_336, 14_336)
         weight = allocate(QuantKind.INT8, *sizes, torch.bfloat16, torch.device("cpu"))
-        x = torch.empty(300, 14_336, dtype=torch.bfloat16)
-        int8_activations.scaled_linear(x, weight, None)
-        input_order.take_inputs(x, torch.empty(14_336, dtype=torch.int32))
+        tokens = RoundedTokens.empty((300, 14_336), torch.int8, torch.device("cpu"))
+        int8_activations.scaled_linear(tokens, weight, None)
+        input_order.take_inputs(torch.empty(300, 14_336, dtype=torch.bfloat16), torch.empty(14_336, dtype=torch.int32))
+    return compiled
+
+
+def compile_rounded(arch: int) -> list[Any]:
+    """Tokens of an 8B Llama and of a model of 5,120 rounded by what makes them, and by a kernel of their own; to e4m3 where the card multiplies it."""
+    numbers = [torch.int8, torch.float8_e4m3fn] if arch >= 89 else [torch.int8]
+    with contextlib.ExitStack() as stack:
+        for room in (rms_norm, rounded_tokens, swiglu):
+            stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
+        compiled = stack.enter_context(compiling_for(arch))
+        for number, dtype, (hidden, inner) in itertools.product(
+            numbers, (torch.bfloat16, torch.float16), ((4096, 14_336), (5120, 25_600))
+        ):
+            x, weight = torch.empty(3, hidden, dtype=dtype), torch.empty(hidden, dtype=dtype)
+            rms_norm.rounded_rms_norm(x, weight, 1e-5, number)
+            rms_norm.rounded_add_rms_norm(x, x, weight, 1e-5, number)
+            swiglu.rounded_swiglu(torch.empty(3, 2 * inner, dtype=dtype), number)
+            rounded_tokens.round_tokens(x, number)
     return compiled
 
 
@@ -302,6 +320,7 @@ _ROOMS = {
     "small_linear": compile_small_linear,
     "low_bits": compile_low_bits,
     "arranged": compile_arranged,
+    "rounded": compile_rounded,
     "blocks": compile_blocks,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
 from torch import Tensor, nn
 
 from headrace_backend.layers.linear import ColumnLinear, RowLinear
@@ -11,6 +12,7 @@ from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.attention import RawHeads, rotate_write_attend
+from headrace_kernels.rounded_tokens import Activations
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Attention(nn.Module):
         self.q_norm = None if eps is None else RmsNorm(head_dim, eps, placement)
         self.k_norm = None if eps is None else RmsNorm(head_dim, eps, placement)
 
-    def forward(self, x: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
+    def forward(self, x: Activations, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
         """Attention of the step's tokens.
 
         Args:
@@ -61,6 +63,10 @@ class Attention(nn.Module):
         """
         out: Tensor = self.o_proj(self._attended(self.qkv_proj(x), rotations, kv_cache, metadata))
         return out
+
+    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
+        """The 8-bit type in which `forward` may be given so many tokens; None: the model's type alone."""
+        return self.qkv_proj.rounds_to(num_tokens)
 
     def add_to(
         self, residual: Tensor, norm: RmsNorm, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata

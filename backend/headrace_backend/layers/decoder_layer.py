@@ -44,9 +44,11 @@ class DecoderLayer(nn.Module):
         Returns:
             [num_tokens, hidden_size] this layer's output, not yet in the residual stream.
         """
-        normed = self.input_layernorm(residual) if pending is None else self.input_layernorm.add(pending, residual)
+        num_tokens = len(residual)
+        normed = self.input_layernorm.of_stream(pending, residual, self.self_attn.rounds_to(num_tokens))
         attended = self.self_attn(normed, rotations, kv_cache, metadata)
-        out: Tensor = self.mlp(self.post_attention_layernorm.add(attended, residual))
+        normed = self.post_attention_layernorm.of_stream(attended, residual, self.mlp.rounds_to(num_tokens))
+        out: Tensor = self.mlp(normed)
         return out
 
     def fuses(self, num_tokens: int) -> bool:

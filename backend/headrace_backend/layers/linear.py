@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.quantization.make_weight import make_weight
 from headrace_backend.weights.placement import Placement, WeightTarget
+from headrace_kernels.rounded_tokens import Activations
 
 
 class ColumnLinear(ShardedModule):
@@ -30,9 +32,13 @@ class ColumnLinear(ShardedModule):
         self.weight = make_weight(size, input_size, placement, [len(rows) for rows in outputs])
         self.bias = placement.empty(size) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Activations) -> Tensor:
         """[num_tokens, input_size] -> [num_tokens, the projections' outputs side by side]."""
-        return self.weight.multiply(x, self.bias)
+        return self.weight.product(x, self.bias)
+
+    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
+        """The 8-bit type in which `forward` may be given so many tokens; None: the model's type alone."""
+        return self.weight.rounds_to(num_tokens)
 
     def after_norm(self, norm: RmsNorm, x: Tensor) -> Tensor:
         """forward(norm(x)) in one operation, for steps that fuse."""
@@ -71,9 +77,13 @@ class RowLinear(ShardedModule):
         self.weight = make_weight(output_size, len(inputs), placement)
         self.bias = placement.empty(output_size) if bias and placement.shard.rank == 0 else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Activations) -> Tensor:
         """[num_tokens, len(inputs)] -> [num_tokens, output_size]."""
-        return self.weight.multiply(x, self.bias)
+        return self.weight.product(x, self.bias)
+
+    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
+        """The 8-bit type in which `forward` may be given so many tokens; None: the model's type alone."""
+        return self.weight.rounds_to(num_tokens)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """`residual += forward(x)` in one operation, for steps that fuse; one rank only, as the ranks' parts are not added up."""

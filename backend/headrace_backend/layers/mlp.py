@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.weights.placement import Placement
-from headrace_kernels.swiglu import swiglu
+from headrace_kernels.rounded_tokens import Activations
+from headrace_kernels.swiglu import rounded_swiglu, swiglu
 
 
 class GatedMlp(nn.Module):
@@ -19,10 +21,16 @@ class GatedMlp(nn.Module):
         self.gate_up_proj = ColumnLinear(hidden_size, (inner, inner), bias, placement.within("gate_up_proj"))
         self.down_proj = RowLinear(inner, hidden_size, bias, placement.within("down_proj"))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape."""
-        out: Tensor = self.down_proj(swiglu(self.gate_up_proj(x)))
+        gate_up: Tensor = self.gate_up_proj(x)
+        number = self.down_proj.rounds_to(len(gate_up))
+        out: Tensor = self.down_proj(swiglu(gate_up) if number is None else rounded_swiglu(gate_up, number))
         return out
+
+    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
+        """The 8-bit type in which `forward` may be given so many tokens; None: the model's type alone."""
+        return self.gate_up_proj.rounds_to(num_tokens)
 
     def add_to(self, residual: Tensor, norm: RmsNorm) -> None:
         """`residual += forward(norm(residual))` in two operations, for steps that fuse."""

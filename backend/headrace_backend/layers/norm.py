@@ -1,4 +1,4 @@
-"""RMS norm with its weight, alone or fused with the residual addition. Every rank holds the whole weight.
+"""RMS norm with its weight, alone or fused with the residual addition, in the form that the product behind it takes. Every rank holds the whole weight.
 
 A norm behind a projection whose inputs are shared out takes the ranks' partial outputs and adds them up first: `residual_norm` makes the right kind.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.weights.placement import Placement, WeightTarget
-from headrace_kernels.rms_norm import add_rms_norm, rms_norm
+from headrace_kernels.rms_norm import add_rms_norm, rms_norm, rounded_add_rms_norm, rounded_rms_norm
+from headrace_kernels.rounded_tokens import Activations
 
 
 class RmsNorm(ShardedModule):
@@ -30,6 +32,21 @@ class RmsNorm(ShardedModule):
         """Adds x to the residual stream in place and gives the norm of the sum, all [num_tokens, size]."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
+    def of_stream(self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
+        """The norm of the residual stream, to which `pending` is added first in place.
+
+        Args:
+            pending: [num_tokens, size]; None: nothing is added.
+            residual: [num_tokens, size].
+            number: The 8-bit type to round to; None: the model's type.
+        """
+        if number is None:
+            normed: Tensor = self(residual) if pending is None else self.add(pending, residual)
+            return normed
+        if pending is None:
+            return rounded_rms_norm(residual, self.weight, self.eps, number)
+        return rounded_add_rms_norm(pending, residual, self.weight, self.eps, number)
+
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
         yield CheckpointPart("weight", 0, WeightTarget.of(self.weight, range(self.weight.shape[0])))
@@ -45,6 +62,12 @@ class SummingRmsNorm(RmsNorm):
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """As RmsNorm's, of the sum of all ranks' x. x may be overwritten."""
         return self._shard.together.add_rms_norm(x, residual, self.weight, self.eps)
+
+    def of_stream(self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
+        """As RmsNorm's, of the sum of all ranks' `pending`, which may be overwritten."""
+        if number is not None and pending is not None:
+            pending = self._shard.together.all_reduce(pending)
+        return super().of_stream(pending, residual, number)
 
 
 def residual_norm(size: int, eps: float, placement: Placement) -> RmsNorm:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import abc
 
+import torch
 from torch import Tensor, nn
 
 from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_kernels import small_linear
 from headrace_kernels.linear import linear
+from headrace_kernels.rounded_tokens import Activations, RoundedTokens
 
 
 class LinearWeight(nn.Module, abc.ABC):
@@ -39,6 +41,18 @@ class LinearWeight(nn.Module, abc.ABC):
     @abc.abstractmethod
     def fuses(self, num_tokens: int) -> bool:
         """Whether products of so many tokens are faster with norm, SwiGLU and addition inside."""
+
+    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
+        """The 8-bit type to which a product of so many tokens rounds them first, so that the operation before may; None: it takes them as they are."""
+        return None
+
+    def multiply_rounded(self, tokens: RoundedTokens, bias: Tensor | None) -> Tensor:
+        """`multiply` of tokens rounded as `rounds_to` says, in the model's type."""
+        raise AssertionError("rounds nothing")
+
+    def product(self, x: Activations, bias: Tensor | None) -> Tensor:
+        """The product of what the operation before gave."""
+        return self.multiply(x, bias) if isinstance(x, Tensor) else self.multiply_rounded(x, bias)
 
     @abc.abstractmethod
     def destination(self, outputs: range) -> Destination:

@@ -17,6 +17,7 @@ from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import Scheme
 from headrace_kernels import low_bit_linear
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize_rows, quantize_rows
+from headrace_kernels.rounded_tokens import RoundedTokens
 
 # Weights that are in fp32 at a time while they are compared: 16 MB.
 _BLOCK_NUMBERS = 1 << 22
@@ -55,6 +56,14 @@ class LowBitWeight(LinearWeight):
     def fuses(self, num_tokens: int) -> bool:
         """See LinearWeight."""
         return low_bit_linear.fuses(num_tokens, self.quantized)
+
+    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
+        """See LinearWeight."""
+        return low_bit_linear.rounds_to(num_tokens, self.quantized)
+
+    def multiply_rounded(self, tokens: RoundedTokens, bias: Tensor | None) -> Tensor:
+        """See LinearWeight."""
+        return low_bit_linear.rounded_linear(tokens, self.quantized, bias)
 
 
 class RoundedWeight(LowBitWeight):

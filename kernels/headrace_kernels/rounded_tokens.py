@@ -1,0 +1,142 @@
+"""Tokens rounded to 8 bits, each with a scale of its own: what products of 8-bit activations multiply.
+
+Owns the value (`RoundedTokens`), the rounding and its kernel. Kernels that make tokens round them as they store them, by `store_rounded`; which products take rounded tokens is `low_bit_linear`'s.
+
+    scale = max|x| (1 / 448) (e4m3) or max|x| (1 / 127) (int8), number = x (1 / scale) to nearest, ties to even
+
+x is what would have been stored in the model's type, rounded to it: so tokens are the same to the bit whether the kernel that makes them rounds them or one behind it. bf16 before adds a
+thousandth to e4m3's own error and a hundredth to int8's. A token with NaN or infinity has the scale NaN or infinity, and its products are NaN, which ends its request.
+
+Launch rule of the kernel of its own: as the norms', one token a program from 2,048 numbers on; 16 numbers a thread, at most 16 warps. Not measured yet.
+"""
+
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace_kernels.triton_runtime import uses_triton
+
+# The types that there are, and the largest number of each.
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+# The smallest scale, for tokens that are all 0.
+_LEAST_SCALE = 1e-12
+# Numbers of a token that one program holds.
+_LONGEST_ROW = 65_536
+# Numbers of a program that holds several tokens.
+_SHARED_PROGRAM = 2048
+
+_STEP_E4M3, _STEP_INT8 = tl.constexpr(1 / LARGEST[torch.float8_e4m3fn]), tl.constexpr(1 / LARGEST[torch.int8])
+_LEAST = tl.constexpr(_LEAST_SCALE)
+# 1.5 * 2^23: a sum with it has no fractions, and the low byte of its bits is the integer.
+_INTEGERS = tl.constexpr(1.5 * 2**23)
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class RoundedTokens:
+    """Numbers times scales are what was rounded, nearly."""
+
+    # [num_tokens, size] e4m3fn or int8, the latter from -127 to 127.
+    numbers: Tensor
+    # [num_tokens, 1] fp32.
+    scales: Tensor
+
+    @classmethod
+    def empty(cls, shape: Sequence[int], number: torch.dtype, device: torch.device) -> RoundedTokens:
+        """Room for [num_tokens, size] in one of `LARGEST`'s types."""
+        numbers = torch.empty(shape, dtype=number, device=device)
+        return cls(numbers, torch.empty(shape[0], 1, dtype=torch.float32, device=device))
+
+
+# What a product multiplies: [num_tokens, size] in the model's type, or rounded.
+Activations: TypeAlias = Tensor | RoundedTokens
+
+
+def round_tokens_reference(x: Tensor, number: torch.dtype) -> RoundedTokens:
+    """See `round_tokens`."""
+    wide, largest = x.float(), LARGEST[number]
+    # By the inverse: devices differ in how they divide by a constant.
+    scales = (wide.abs().amax(1, keepdim=True) * (1 / largest)).clamp_(min=_LEAST_SCALE)
+    # A product with the inverse may exceed the largest number by its rounding, which is cut off.
+    scaled = (wide * scales.reciprocal()).clamp_(-largest, largest)
+    return RoundedTokens((scaled if number.is_floating_point else scaled.round_()).to(number), scales)
+
+
+@triton.jit
+def store_rounded(wide, out, scales, places, mask, rows, is_row, DTYPE: tl.constexpr):
+    """Stores whole rows, each a token, as numbers of 8 bits and a scale.
+
+    Args:
+        wide: [rows, n] fp32, 0 outside the mask.
+        out: Pointer to e4m3 or int8.
+        scales: Pointer to fp32, one for each token.
+        places: [rows, n] where the numbers go, counted in `out`.
+        mask: [rows, n] which do.
+        rows: [rows] which tokens they are.
+        is_row: [rows] whether there is such a token; None: all are.
+        DTYPE: The model's type, to which `wide` is rounded first.
+    """
+    wide = wide.to(DTYPE).to(tl.float32)
+    IS_INT8: tl.constexpr = out.dtype.element_ty == tl.int8
+    # Without their signs, numbers are ordered as their bits are, with infinity and then NaN above all.
+    magnitudes = wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    largest = tl.max(magnitudes, axis=1).to(tl.float32, bitcast=True)
+    scale = tl.maximum(largest * (_STEP_INT8 if IS_INT8 else _STEP_E4M3), _LEAST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(scales + rows, scale, mask=is_row)
+    # A division as IEEE says, or the bits differ from the reference's.
+    scaled = wide * tl.math.div_rn(scale * 0.0 + 1.0, scale)[:, None]
+    # Both conversions bring what exceeds the largest number, by less than its rounding, to the largest.
+    if IS_INT8:
+        numbers = (scaled + _INTEGERS).to(tl.int32, bitcast=True).to(tl.int8)
+    else:
+        numbers = scaled.to(tl.float8e4nv)
+    # As many numbers a thread as a load of 16 bytes has: with the 16 of such a store rows would change their layout on the way, and sums their order.
+    VECTOR: tl.constexpr = 128 // DTYPE.primitive_bitwidth
+    tl.store(tl.max_contiguous(out + places, [1, VECTOR]), numbers, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _round_kernel(x, out, scales, num_rows, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    offs = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows)[:, None] & (offs < SIZE)
+    places = rows[:, None] * SIZE + offs
+    wide = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
+    store_rounded(wide, out, scales, places, mask, rows, rows < num_rows, x.dtype.element_ty)
+
+
+def launch_rule(size: int) -> tuple[int, int, int]:
+    """Tokens of a program, numbers of a token rounded up to a power of two, and warps."""
+    block = triton.next_power_of_2(size)
+    rows = max(1, _SHARED_PROGRAM // block)
+    return rows, block, min(16, max(1, rows * block // 512))
+
+
+def round_tokens(x: Tensor, number: torch.dtype) -> RoundedTokens:
+    """Rounds each token to the nearest numbers of its own scale.
+
+    Args:
+        x: [num_tokens, size] bf16, fp16 or fp32.
+        number: torch.float8_e4m3fn or torch.int8. Kernels round to the former on cards that multiply it (sm_89 and later).
+
+    Returns:
+        [num_tokens, size].
+    """
+    num_tokens, size = x.shape
+    if not uses_triton(x) or size > _LONGEST_ROW or num_tokens == 0:
+        return round_tokens_reference(x, number)
+    tokens = RoundedTokens.empty(x.shape, number, x.device)
+    rows, block, num_warps = launch_rule(size)
+    _round_kernel[(triton.cdiv(num_tokens, rows),)](
+        x.contiguous(), tokens.numbers, tokens.scales, num_tokens, size, rows, block, num_warps=num_warps
+    )
+    return tokens

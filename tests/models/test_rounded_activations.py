@@ -1,0 +1,123 @@
+"""Layers whose products take activations of 8 bits: what makes the activations rounds them, to the same bits as the products would, in every kind of model and on several ranks."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+
+import pytest
+import torch
+from tests.models.checkpoints import ignore_progress, write_checkpoint
+from tests.models.paged_driver import PagedDriver, Row
+from tests.support.rank_threads import on_ranks
+
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.models.registry import load_model
+from headrace_backend.quantization.low_bit_weight import LowBitWeight
+from headrace_backend.weights.placement import ALONE, Shard
+from headrace_backend.weights.scheme import Scheme
+from headrace_kernels import low_bit_linear
+from headrace_kernels.low_bit_linear import Path
+from headrace_kernels.quantized_weight import QuantizedWeight
+from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_model_folder import ModelFolder
+
+NUM_LAYERS = 3
+# Tokens from which products round, here.
+FEWEST = 5
+PROMPT = [3 * i % 50 + 1 for i in range(12)]
+schemes = pytest.mark.parametrize("scheme", ["int8", "fp8"])
+
+
+@functools.cache
+def folder(base: pathlib.Path, name: str) -> ModelFolder:
+    write_checkpoint(base / name, name)
+    return ModelFolder.open(base / name)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    torch.set_num_threads(1)
+    return tmp_path_factory.mktemp("rounded")
+
+
+def load(opened: ModelFolder, scheme: str, shard: Shard = ALONE) -> CausalLM:
+    return load_model(
+        opened,
+        opened.config,
+        torch.float32,
+        torch.device("cpu"),
+        "folder",
+        0,
+        ignore_progress,
+        scheme=Scheme.named(scheme, 128),
+        shard=shard,
+    )
+
+
+def logits(model: CausalLM) -> torch.Tensor:
+    """Of a chunk of a prompt, of its rest beside another row, and of a step of few tokens."""
+    driver, rows = PagedDriver(model), [Row(list(PROMPT)), Row(list(PROMPT[:3]))]
+    return torch.cat(driver.step(rows[:1], [7]) + driver.step(rows, [4, 2]) + driver.step(rows, [1, 1]))
+
+
+class ManyRowsRound:
+    """The rule of a card that multiplies 8 bits by 8 bits, and what products are then given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rounded, self.plain = 0, 0
+        self._monkeypatch = monkeypatch
+        multiply, multiply_rounded = LowBitWeight.multiply, LowBitWeight.multiply_rounded
+
+        def counted(weight: LowBitWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            self.plain += len(x) >= FEWEST
+            return multiply(weight, x, bias)
+
+        def counted_rounded(weight: LowBitWeight, tokens: RoundedTokens, bias: torch.Tensor | None) -> torch.Tensor:
+            assert len(tokens.numbers) >= FEWEST
+            self.rounded += 1
+            return multiply_rounded(weight, tokens, bias)
+
+        monkeypatch.setattr(low_bit_linear, "path_rule", self._rule)
+        monkeypatch.setattr(LowBitWeight, "multiply", counted)
+        monkeypatch.setattr(LowBitWeight, "multiply_rounded", counted_rounded)
+
+    def _rule(self, num_rows: int, weight: QuantizedWeight) -> Path:
+        return Path.SCALED if num_rows >= FEWEST else Path.BLOCKS
+
+    def nobody_rounds_before(self) -> None:
+        """From here on products round for themselves."""
+        self._monkeypatch.setattr(LowBitWeight, "rounds_to", lambda weight, num_tokens: None)
+
+
+@schemes
+@pytest.mark.parametrize("name", ["llama-wide", "qwen2", "qwen3-tied-bias"])
+def test_norms_and_activation_round_for_the_products_behind_them(
+    name: str, scheme: str, base: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(folder(base, name), scheme)
+    exact = logits(model)
+    calls = ManyRowsRound(monkeypatch)
+    found = logits(model)
+    # Two steps of many tokens: queries, keys and values, gate and up, and down are given rounded tokens; attention's output is not.
+    assert (calls.rounded, calls.plain) == (2 * 3 * NUM_LAYERS, 2 * NUM_LAYERS)
+    calls.nobody_rounds_before()
+    assert torch.equal(logits(model), found)
+    assert (calls.rounded, calls.plain) == (2 * 3 * NUM_LAYERS, 2 * 5 * NUM_LAYERS)
+    # Rounded they are, and by no more than 8 bits explain over three layers.
+    off = (found[:13] - exact[:13]).norm() / exact[:13].norm()
+    assert 1e-4 < float(off) < (0.05 if scheme == "int8" else 0.2)
+
+
+@schemes
+def test_several_ranks_add_up_before_they_round(
+    scheme: str, base: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = folder(base, "llama-wide")
+    models = on_ranks(2, lambda shard: load(opened, scheme, shard))
+    calls = ManyRowsRound(monkeypatch)
+    found = on_ranks(2, lambda shard: logits(models[shard.rank]))
+    assert (calls.rounded, calls.plain) == (2 * 2 * 3 * NUM_LAYERS, 2 * 2 * NUM_LAYERS)
+    calls.nobody_rounds_before()
+    expected = on_ranks(2, lambda shard: logits(models[shard.rank]))
+    assert all(torch.equal(each, expected[0]) for each in (*found, *expected))
