@@ -70,10 +70,10 @@ class ModelFacts:
 
     def cost(self, ready: WorkerReady) -> ModelCost:
         """What its steps compute and read, all ranks together."""
-        # A part that was not quantized has none.
-        bits = ready.quantization or QuantizationReport()
-        model, part_bits = self._folder.config, (bits.bits_per_weight or None, bits.head_bits_per_weight or None)
-        cost = model_cost(model, self._dtype(), part_bits[0], self._config.kv_dtype, part_bits[1])
+        model, report = self._folder.config, ready.quantization or QuantizationReport()
+        # What was not quantized has no bits of its own.
+        layer_bits, head_bits = report.bits_per_weight or None, report.head_bits_per_weight or None
+        cost = model_cost(model, self._dtype(), layer_bits, self._config.kv_dtype, head_bits)
         # Of all ranks together: where they are more than key and value heads, several have the same one.
         copies = max(1, self._config.tp // model.num_kv_heads)
         return cost._replace(kv_bytes_per_token=copies * cost.kv_bytes_per_token)
