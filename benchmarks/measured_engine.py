@@ -71,6 +71,7 @@ def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, model: engine_p
         ceilings,
         BYTES[model.dtype],
         bits_per_weight=model.quantization.bits_per_weight,
+        head_bits_per_weight=model.quantization.head_bits_per_weight,
         # What a rank has of it, and the others as much.
         kv_bytes_per_token=model.kv_bytes_per_token * plan.engine.tp,
         ranks=ranks,
@@ -99,6 +100,7 @@ def record(
         "shape": plan.shape_name,
         "dtype": model.dtype,
         "quant": model.quantization.scheme,
+        "quant_head": model.quantization.head_scheme,
         "kv_dtype": model.kv_dtype,
         "seed": plan.seed,
         **{name: about.pop(name) for name in ("git", "date", "command")},

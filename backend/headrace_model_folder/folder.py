@@ -94,7 +94,7 @@ class ModelFolder:
         header = read_gguf_header(folder, file)
         config = read_gguf_config(folder, header)
         records = gguf_records(header, config)
-        tokenizer = gguf_tokenizer_json(file, header.metadata)
+        tokenizer = gguf_tokenizer_json(file, header.metadata, config.vocab_size)
         return cls(
             path=folder / file,
             config=config,
@@ -132,7 +132,8 @@ class ModelFolder:
         assert self.token_table is not None
         if self.gguf_file is None:
             return read_bytes(self.path, TOKENIZER_FILE, TOKENIZER_LIMIT)
-        made = gguf_tokenizer_json(self.gguf_file, read_gguf_header(self.path.parent, self.gguf_file).metadata)
+        metadata = read_gguf_header(self.path.parent, self.gguf_file).metadata
+        made = gguf_tokenizer_json(self.gguf_file, metadata, self.config.vocab_size)
         if made is None:
             raise InvalidModelFolder(f"{self.gguf_file}: has no tokenizer any more")
         return made

@@ -1,6 +1,6 @@
 """Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
 
-    python -m tests.support.compiled_kernels attention|small_linear|low_bits|arranged|rounded|blocks 90
+    python -m tests.support.compiled_kernels attention|small_linear|low_bits|head|arranged|rounded|blocks 90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
@@ -242,6 +242,23 @@ def compile_low_bits(arch: int) -> list[Any]:
     return compiled
 
 
+def compile_head(arch: int) -> list[Any]:
+    """An 8B Llama's output layer in 8 bits, by whatever way the rules choose for a number of rows, with results in fp32."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
+        stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
+        for room in (low_bit_linear, fp8_activations, int8_activations):
+            stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
+        compiled = stack.enter_context(compiling_for(arch))
+        for kind in (QuantKind.INT8, QuantKind.FP8):
+            kept = Arrangement(keeps_activations=True)
+            weight = allocate(kind, 128_256, 4096, 4096, torch.bfloat16, torch.device("cpu"), kept)
+            for num_rows in (1, 12, 32, 64, 200):
+                x = torch.empty(num_rows, 4096, dtype=torch.bfloat16)
+                assert low_bit_linear.linear(x, weight, None, torch.float32).dtype == torch.float32
+    return compiled
+
+
 # What folders of other tools need beyond: INT8 in groups and by outputs (0), with and without zero points, FP8 in blocks.
 _ARRANGED = (
     (QuantKind.INT8, 128, Arrangement(), torch.bfloat16),
@@ -319,6 +336,7 @@ _ROOMS = {
     "attention": compile_attention,
     "small_linear": compile_small_linear,
     "low_bits": compile_low_bits,
+    "head": compile_head,
     "arranged": compile_arranged,
     "rounded": compile_rounded,
     "blocks": compile_blocks,

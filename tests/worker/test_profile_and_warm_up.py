@@ -95,6 +95,9 @@ def test_made_up_steps_stay_within_all_limits(
     # Every way of multiplying by few bits that some step may take.
     most = min(tokens, min(rows, tokens) * length, max(WARM_ROWS))
     assert {plan.num_tokens for plan in for_gpu} >= {most, *(count for count in WARM_ROWS if count <= most)}
+    # Of an output layer of few bits: rows that draw, or tell of a prompt.
+    heads = {plan.sample.rows.size for plan in for_gpu} | {plan.prompt_logprobs.token_ids.size for plan in for_gpu}
+    assert heads >= {count for count in WARM_ROWS if count <= most}
 
 
 def test_a_second_token_needs_room_in_the_block() -> None:

@@ -19,7 +19,7 @@ import uvloop
 
 from headrace_backend.config import BackendConfig, EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.quantize_rules import unsuitable_quantization
+from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
 from headrace_backend.server.backend import Backend
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.engine_service import EngineService
@@ -113,6 +113,8 @@ def _open_model(config: EngineConfig) -> ModelFolder:
     for unsuitable in (unsuitable_quantization, unsuitable_tp):
         if (reason := unsuitable(config, folder.config, folder.gguf_file)) is not None:
             raise StartRefused(reason)
+    if (reason := unsuitable_head(config, folder)) is not None:
+        raise StartRefused(reason)
     return folder
 
 

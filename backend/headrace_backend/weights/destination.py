@@ -53,6 +53,20 @@ class TensorRows(Destination):
         return self.tensor
 
 
+class CopiedRows(Destination):
+    """Two destinations of the same rows: a tied tensor that is kept in two forms."""
+
+    def __init__(self, into: Destination, copy: Destination) -> None:
+        assert into.shape == copy.shape and not into.row_bytes and not copy.row_bytes
+        self.into, self.copy = into, copy
+        self.shape, self.dtype, self.device = into.shape, into.dtype, into.device
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """See Destination."""
+        self.into.put(first, rows)
+        self.copy.put(first, rows)
+
+
 class RotatedRows(Destination):
     """Another destination whose rows come with the two halves of each head alternating, and are put into order."""
 

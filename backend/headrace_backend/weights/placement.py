@@ -65,6 +65,8 @@ class Placement:
     shard: Shard = ALONE
     # None: all of `dtype`.
     scheme: Scheme | None = None
+    # Of the output layer, which has one of its own; None: as the embedding, of `dtype` or as the file has it.
+    head_scheme: Scheme | None = None
     # Where the module that is being made stands in the model, dots between names.
     path: str = ""
     # Path of a module with a weight -> the format of each projection in it, where another tool quantized the folder's layers; None: plain. Modules that are not here are plain.
