@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from headrace_backend.config import MAX_TP, QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.quantize_rules import NF4_INPUTS
-from headrace_model_folder import ModelConfig
+from headrace_model_folder import ModelConfig, expected_tensors
 
 
 def unsuitable_tp(config: EngineConfig, model: ModelConfig, gguf_file: str | None = None) -> str | None:
@@ -21,8 +21,8 @@ def unsuitable_tp(config: EngineConfig, model: ModelConfig, gguf_file: str | Non
         model: Its sizes.
         gguf_file: The file that all of the model is in; None for a folder.
     """
-    if config.tp > 1 and (model.quantized_by is not None or gguf_file is not None):
-        quantized = "a folder whose weights are quantized already" if gguf_file is None else "a GGUF file"
+    if config.tp > 1 and (model.is_bitsandbytes or gguf_file is not None):
+        quantized = "a folder of bitsandbytes' NF4" if gguf_file is None else "a GGUF file"
         return (
             f"tp is {config.tp}, but {quantized} is served by one rank; --quantize quantizes a plain folder for several"
         )
@@ -53,6 +53,10 @@ def rank_part(model: ModelConfig, world_size: int) -> ModelConfig:
     )
 
 
+# Layers whose inputs are dealt out to ranks; others' outputs are.
+_SHARED_INPUTS = ("o_proj", "down_proj")
+
+
 class _Group(NamedTuple):
     """Inputs that share a scale, and so must lie on one rank."""
 
@@ -79,7 +83,24 @@ def _reason(world_size: int, group: _Group, model: ModelConfig) -> str | None:
             return f"which does not divide {name} {size}"
     if model.num_kv_heads % world_size and world_size % model.num_kv_heads:
         return f"which neither divides num_key_value_heads {model.num_kv_heads} nor is a multiple of it"
-    return _straddling(world_size, group, model)
+    return _straddling(world_size, group, model) or _cut_layer(world_size, model)
+
+
+def _cut_layer(world_size: int, model: ModelConfig) -> str | None:
+    """Layers that another tool quantized are cut where their words, groups and blocks end."""
+    if model.quantization is None:
+        return None
+    shapes, keys = expected_tensors(model), max(model.num_kv_heads // world_size, 1) * model.head_dim
+    for layer, form in model.quantization.layers.items():
+        outputs, inputs = shapes[f"{layer}.weight"]
+        whole, name = (outputs, inputs), layer.rpartition(".")[2]
+        if name in _SHARED_INPUTS:
+            inputs //= world_size
+        else:
+            outputs = keys if name in ("k_proj", "v_proj") else outputs // world_size
+        if (reason := form.cuts(outputs, inputs, whole)) is not None:
+            return f"which {layer} does not bear: {reason}"
+    return None
 
 
 def _straddling(world_size: int, group: _Group, model: ModelConfig) -> str | None:
