@@ -13,19 +13,13 @@ from headrace_backend.quantize_rules import NF4_INPUTS
 from headrace_model_folder import ModelConfig, expected_tensors
 
 
-def unsuitable_tp(config: EngineConfig, model: ModelConfig, gguf_file: str | None = None) -> str | None:
+def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
     """Why the model can't be shared by `config.tp` ranks, with the numbers that work; None if it can.
 
     Args:
         config: The engine's.
-        model: Its sizes.
-        gguf_file: The file that all of the model is in; None for a folder.
+        model: Its sizes, and what another tool made of its weights.
     """
-    if config.tp > 1 and (model.is_bitsandbytes or gguf_file is not None):
-        quantized = "a folder of bitsandbytes' NF4" if gguf_file is None else "a GGUF file"
-        return (
-            f"tp is {config.tp}, but {quantized} is served by one rank; --quantize quantizes a plain folder for several"
-        )
     group = _group(config)
     reason = _reason(config.tp, group, model)
     if reason is None:
@@ -105,12 +99,11 @@ def _cut_layer(world_size: int, model: ModelConfig) -> str | None:
 
 def _straddling(world_size: int, group: _Group, model: ModelConfig) -> str | None:
     """Inputs that share a scale must lie on one rank."""
-    for name, size in (
-        ("o_proj", model.num_heads * model.head_dim),
-        ("down_proj", model.intermediate_size),
-    ):
-        if size // world_size % group.size:
-            return f"which leaves each rank {size // world_size} of {name}'s {size} inputs, and {group.name} {group.size} does not divide those"
+    sizes = (model.num_heads * model.head_dim, model.intermediate_size)
+    for name, size, block in zip(_SHARED_INPUTS, sizes, model.shared_blocks, strict=True):
+        unit = group if block == 1 else _Group(block, "a block of")
+        if size // world_size % unit.size:
+            return f"which leaves each rank {size // world_size} of {name}'s {size} inputs, and {unit.name} {unit.size} does not divide those"
     return None
 
 

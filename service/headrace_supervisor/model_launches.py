@@ -98,9 +98,10 @@ class ModelLaunches:
                 raise InvalidModelFolder(f"has no {opened.tokenizer_name}, which a service needs")
         except InvalidModelFolder as error:
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {error}") from None
-        for unsuitable in (unsuitable_quantization, unsuitable_tp):
-            if (reason := unsuitable(engine, opened.config, opened.gguf_file)) is not None:
-                raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {reason}")
+        config = opened.config
+        reason = unsuitable_quantization(engine, config, opened.gguf_file) or unsuitable_tp(engine, config)
+        if reason is not None:
+            raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {reason}")
         return Claim(name, engine.expected_device(), int(engine.memory_budget), ranks=engine.tp)
 
     def prepare(self, name: str, memory_bytes: int) -> Launch:

@@ -52,11 +52,17 @@ def test_sizes_that_do_not_divide_are_refused(tp: int, changes: dict[str, int], 
     assert unsuitable_tp(config(tp), dataclasses.replace(MODEL, **changes)) == reason
 
 
-def test_files_in_blocks_are_for_one_rank() -> None:
-    said = unsuitable_tp(config(2), dataclasses.replace(MODEL, is_bitsandbytes=True))
-    assert said is not None and "tp is 2, but a folder of bitsandbytes' NF4 is served by one rank" in said
-    assert unsuitable_tp(config(1), MODEL, "small.gguf") is None
-    assert unsuitable_tp(config(2), MODEL, "small.gguf") == said.replace("a folder of bitsandbytes' NF4", "a GGUF file")
+def test_files_in_blocks_are_shared_where_blocks_end() -> None:
+    said = unsuitable_tp(config(2), dataclasses.replace(MODEL, shared_blocks=(64, 64)))
+    assert (
+        said
+        == "tp is 2, which leaves each rank 352 of down_proj's 704 inputs, and a block of 64 does not divide those; tp 1 works"
+    )
+    mixed = dataclasses.replace(MODEL, shared_blocks=(256, 32))
+    said = unsuitable_tp(config(2), mixed)
+    assert said is not None and "each rank 128 of o_proj's 256 inputs, and a block of 256 does not divide" in said
+    assert unsuitable_tp(config(2), dataclasses.replace(MODEL, shared_blocks=(128, 32))) is None
+    assert unsuitable_tp(config(1), mixed) is None
 
 
 def folder_of(recipe: Recipe, **changes: object) -> ModelConfig:

@@ -8,25 +8,22 @@ import pathlib
 
 import pytest
 import torch
-from tests.models.checkpoints import ignore_progress, write_checkpoint
+from tests.models.checkpoints import write_checkpoint
 from tests.models.test_quantized_folders import RECIPES
 from tests.parallel.rank_group import ranks
+from tests.parallel.shared_run import CPU, load, plans, run
 from tests.support.quantized_folders import Quantized, quantize_folder
 from tests.support.rank_threads import on_ranks
-from tests.worker.driver import Entry, admission, execute, make_runner, step
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model, weight_memory
+from headrace_backend.models.registry import weight_memory
 from headrace_backend.quantization.layer_part import LayerPart
 from headrace_backend.tp_rules import unsuitable_tp
-from headrace_backend.weights.placement import ALONE, Shard
+from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels.quantized_weight import QuantizedWeight, dequantize
 from headrace_model_folder import ModelFolder, expected_tensors
 
-CPU = torch.device("cpu")
-PROMPT = [17 * index % 89 + 3 for index in range(37)]
 SHARED = {name: recipe for name, recipe in RECIPES.items() if not recipe.ordered}
 
 
@@ -50,23 +47,6 @@ def _folder(base: pathlib.Path, name: str) -> Quantized:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> functools.partial[Quantized]:
     torch.set_num_threads(1)
     return functools.partial(_folder, tmp_path_factory.mktemp("shared"))
-
-
-def load(folder: ModelFolder, shard: Shard = ALONE) -> CausalLM:
-    return load_model(folder, folder.config, torch.float32, CPU, "folder", 0, ignore_progress, shard=shard)
-
-
-def run(folder: ModelFolder, shard: Shard = ALONE) -> tuple[list[int], torch.Tensor, CausalLM]:
-    """Tokens of a prompt and of eight steps after it, and the prompt's logits."""
-    model = load(folder, shard)
-    runner = make_runner(model, model.num_layers, model.num_kv_heads, model.head_dim)
-    first = step([Entry(0, 0, PROMPT, (0,))], [admission(0)], {0: list(range(6))})
-    hidden = runner.forward(step([Entry(7, 0, PROMPT, (7,))], [admission(7)], {7: list(range(20, 26))}))
-    with torch.inference_mode():
-        logits = model.logits(hidden)
-    later = [step([Entry(0, len(PROMPT) + i, None, (0,), i + 1)]) for i in range(8)]
-    tokens = [token for plan in (first, *later) for token in execute(runner, plan).tokens.tolist()]
-    return tokens, logits, model
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -152,12 +132,9 @@ def test_an_order_of_inputs_is_not_shared_out(folders: functools.partial[Quantiz
 @pytest.mark.parametrize("name", ["gptq v2", "awq 64", "int8", "fp8 blocks"])
 async def test_real_ranks_draw_the_tokens_of_one(folders: functools.partial[Quantized], name: str) -> None:
     folder = folders(name)
-    alone, _, _ = run(ModelFolder.open(folder.path))
-    wish = admission(0)
-    plans = [step([Entry(0, 0, PROMPT, (0,))], [wish], {0: list(range(16))})]
-    plans += [step([Entry(0, len(PROMPT) + i, None, (0,), i + 1)], step_id=i + 2) for i in range(8)]
+    alone = run(ModelFolder.open(folder.path)).tokens
     async with ranks(folder.path, 2) as group:
         ready = await group.group.wait_ready()
         assert all(message.memory and message.memory.num_blocks == 64 for message in ready)
-        found = await group.answered(plans)
+        found = await group.answered(plans())
     assert [token for result in found for token in result.tokens.tolist()] == alone

@@ -110,9 +110,9 @@ def _open_model(config: EngineConfig) -> ModelFolder:
     context = folder.config.max_position_embeddings
     if config.max_model_len > context:
         raise StartRefused(f"max_model_len is {config.max_model_len}; the model's context has {context} tokens")
-    for unsuitable in (unsuitable_quantization, unsuitable_tp):
-        if (reason := unsuitable(config, folder.config, folder.gguf_file)) is not None:
-            raise StartRefused(reason)
+    reason = unsuitable_quantization(config, folder.config, folder.gguf_file) or unsuitable_tp(config, folder.config)
+    if reason is not None:
+        raise StartRefused(reason)
     return folder
 
 
