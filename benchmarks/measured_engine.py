@@ -96,7 +96,7 @@ def record(
     head = {
         "name": workload.name,
         "gpu": ceilings.name if on_gpu else "",
-        "gpus": 1 if on_gpu else 0,
+        "gpus": plan.engine.tp if on_gpu else 0,
         "shape": plan.shape_name,
         "dtype": model.dtype,
         "quant": model.quantization.scheme,

@@ -21,7 +21,7 @@ from headrace_model_folder.generation_defaults import GenerationDefaults, read_g
 from headrace_model_folder.gguf_config import read_gguf_config
 from headrace_model_folder.gguf_files import find_gguf
 from headrace_model_folder.gguf_header import read_gguf_header
-from headrace_model_folder.gguf_tensors import gguf_records
+from headrace_model_folder.gguf_tensors import gguf_records, shared_blocks
 from headrace_model_folder.gguf_tokenizer import gguf_chat_template, gguf_tokenizer_json
 from headrace_model_folder.input_orders import with_input_orders
 from headrace_model_folder.safetensors_header import TensorRecord
@@ -94,6 +94,7 @@ class ModelFolder:
         header = read_gguf_header(folder, file)
         config = read_gguf_config(folder, header)
         records = gguf_records(header, config)
+        config = dataclasses.replace(config, shared_blocks=shared_blocks(header, config))
         tokenizer = gguf_tokenizer_json(file, header.metadata, config.vocab_size)
         return cls(
             path=folder / file,

@@ -98,11 +98,11 @@ class ModelLaunches:
                 raise InvalidModelFolder(f"has no {opened.tokenizer_name}, which a service needs")
         except InvalidModelFolder as error:
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {error}") from None
-        reasons = [
+        reasons = (
             unsuitable_quantization(engine, opened.config, opened.gguf_file),
             unsuitable_head(engine, opened),
-            unsuitable_tp(engine, opened.config, opened.gguf_file),
-        ]
+            unsuitable_tp(engine, opened.config),
+        )
         for reason in filter(None, reasons):
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {reason}")
         return Claim(name, engine.expected_device(), int(engine.memory_budget), ranks=engine.tp)

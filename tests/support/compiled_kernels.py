@@ -247,7 +247,7 @@ def compile_head(arch: int) -> list[Any]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
-        for room in (low_bit_linear, fp8_activations, int8_activations):
+        for room in (low_bit_linear, rounded_tokens, int8_activations):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
         for kind in (QuantKind.INT8, QuantKind.FP8):

@@ -41,9 +41,17 @@ class TokenEmbedding(ShardedModule):
     def forward(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, size], a new tensor."""
         if isinstance(self.weight, BlockLinearWeight):
-            return self.weight.rows(token_ids)
+            return self._of_blocks(self.weight, token_ids)
         found = embedding(token_ids, self.weight, self._rows.start, self._is_whole)
         return found if self._is_whole else self._shard.together.all_reduce(found)
+
+    def _of_blocks(self, weight: BlockLinearWeight, token_ids: Tensor) -> Tensor:
+        if self._is_whole:
+            return weight.rows(token_ids)
+        local = token_ids - self._rows.start
+        outside = (local < 0) | (local >= len(self._rows))
+        found = weight.rows(local.masked_fill_(outside, 0)).masked_fill_(outside[:, None], 0)
+        return self._shard.together.all_reduce(found)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""

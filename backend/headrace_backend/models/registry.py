@@ -124,7 +124,9 @@ def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, Weigh
     """Fills a model by rows, whether numbers, which may be quantized as they come, or bytes that a file has in blocks."""
     records = folder.tensors
     targets = with_rotated_rows(targets, records)
-    states = {name: into.weight for name, into in block_targets(targets) if records[name].nf4 is not None}
+    states = {
+        name: (into.weight, targets[name]) for name, into in block_targets(targets) if records[name].nf4 is not None
+    }
     load_nf4_states(folder, states)
     load_weights(folder, targets, progress)
     if any(block_targets(targets)):

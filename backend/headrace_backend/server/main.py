@@ -110,10 +110,12 @@ def _open_model(config: EngineConfig) -> ModelFolder:
     context = folder.config.max_position_embeddings
     if config.max_model_len > context:
         raise StartRefused(f"max_model_len is {config.max_model_len}; the model's context has {context} tokens")
-    for unsuitable in (unsuitable_quantization, unsuitable_tp):
-        if (reason := unsuitable(config, folder.config, folder.gguf_file)) is not None:
-            raise StartRefused(reason)
-    if (reason := unsuitable_head(config, folder)) is not None:
+    reasons = (
+        unsuitable_quantization(config, folder.config, folder.gguf_file),
+        unsuitable_head(config, folder),
+        unsuitable_tp(config, folder.config),
+    )
+    for reason in filter(None, reasons):
         raise StartRefused(reason)
     return folder
 

@@ -18,8 +18,8 @@ class Destination(abc.ABC):
     # Of the model's plain weights. Rows may come in another type.
     dtype: torch.dtype
     device: torch.device
-    # Of a row as a file has it, where rows come as bytes; 0: they come as numbers.
-    row_bytes: int = 0
+    # Inputs and bytes of a block, where rows come as the bytes that a file has; None: they come as numbers.
+    block: tuple[int, int] | None = None
 
     @abc.abstractmethod
     def put(self, first: int, rows: Tensor) -> None:
@@ -73,7 +73,7 @@ class RotatedRows(Destination):
     def __init__(self, into: Destination, head_rows: int) -> None:
         self.into = into
         self._head_rows = head_rows
-        self.shape, self.dtype, self.device, self.row_bytes = into.shape, into.dtype, into.device, into.row_bytes
+        self.shape, self.dtype, self.device, self.block = into.shape, into.dtype, into.device, into.block
 
     def put(self, first: int, rows: Tensor) -> None:
         """See Destination."""

@@ -144,7 +144,7 @@ def start_worker(
         PeerLost: Another rank was lost.
     """
     max_model_len = checked_max_model_len(config, folder)
-    if (reason := unsuitable_tp(config, folder.config, folder.gguf_file)) is not None:
+    if (reason := unsuitable_tp(config, folder.config)) is not None:
         raise StartRefused(reason)
     timer = _Phases(phases)
     device = _prepared_device(config, folder, links.rank if links else 0, channel)
