@@ -126,7 +126,7 @@ class Tracer:
         """Has all processes trace so much from now on; returns when this one does.
 
         Raises:
-            ServiceError: FAILED_PRECONDITION, the telemetry process cannot be reached; UNAVAILABLE, it did not answer.
+            ServiceError: UNAVAILABLE, the telemetry process cannot be reached now, or did not answer.
         """
         self._check_connected()
         self.tell(facts.SetDetail(detail))
@@ -139,13 +139,14 @@ class Tracer:
 
     @property
     def queries(self) -> TraceQueries:
-        """Questions about recent traces. Raises ServiceError: FAILED_PRECONDITION, the telemetry process cannot be reached."""
+        """Questions about recent traces. Raises ServiceError: UNAVAILABLE, the telemetry process cannot be reached now."""
         self._check_connected()
         return self._queries
 
     def _check_connected(self) -> None:
         if not self.connected:
-            raise errors.failed_precondition("the telemetry process cannot be reached")
+            # It starts after the others, and again when it dies: both pass.
+            raise errors.unavailable("the telemetry process cannot be reached yet")
 
     def _answered(self, answer: facts.Answer) -> None:
         if isinstance(answer, facts.TraceFound):
