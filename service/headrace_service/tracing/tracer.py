@@ -25,8 +25,8 @@ from headrace_service.tracing.trace_queries import TraceQueries
 _LOAD_EVERY_S = 1.0
 _SETTINGS_WITHIN_S = 5.0
 _LOOK_EVERY_S = 0.02
-# Until the telemetry process has said what it wants.
-_UNTOLD = Policy(RootSampler(0.0), record_all=False, detail=Detail.ARRAY, sample_ratio=0.0)
+# Until the telemetry process has said what it wants; a generation without a detail of its own then gets the one that holds there.
+_UNTOLD = Policy(RootSampler(0.0), record_all=False, detail=Detail.DEFAULT, sample_ratio=0.0)
 
 
 class Tracer:
