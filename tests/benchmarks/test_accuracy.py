@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-import torch
 from benchmarks.accuracy import Case, Result, paired_difference, replace_table, table, variants
 from benchmarks.accuracy_divergence import Divergence, diverge, load
 from benchmarks.accuracy_tasks import DEMO, SPLITS, documents, questions
@@ -18,7 +17,6 @@ DOCUMENTS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "accuracy.md"
 
 @pytest.fixture(scope="module")
 def plain() -> CausalLM:
-    torch.set_num_threads(2)
     return load(DEMO, None)
 
 
