@@ -7,7 +7,6 @@ import pathlib
 import sys
 
 import pytest
-import torch
 from benchmarks import accuracy, accuracy_rows
 from benchmarks.accuracy import Case, Result, cases, chosen, heading, paired_difference, replace_table, result_of, table
 from benchmarks.accuracy_divergence import Divergence, diverge, load
@@ -22,7 +21,6 @@ DOCUMENTS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "accuracy.md"
 
 @pytest.fixture(scope="module")
 def plain() -> CausalLM:
-    torch.set_num_threads(2)
     return load(DEMO, None)
 
 

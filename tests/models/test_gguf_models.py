@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -43,14 +43,6 @@ MIXES = {
     "Q2_K": {"v_proj": "Q3_K", "embed_tokens": "Q2_K", "lm_head": "Q6_K", "": "Q2_K"},
     "odd": {"q_proj": "F16", "k_proj": "Q5_1", "v_proj": "BF16", "gate_proj": "Q4_1", "up_proj": "F32", "": "Q5_0"},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def kind_of(mix: str, name: str) -> str:

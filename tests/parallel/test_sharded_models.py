@@ -38,7 +38,6 @@ def _folder(base: pathlib.Path, name: str) -> ModelFolder:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> functools.partial[ModelFolder]:
-    torch.set_num_threads(1)
     return functools.partial(_folder, tmp_path_factory.mktemp("sharded"))
 
 

@@ -57,7 +57,7 @@ class CopiedRows(Destination):
     """Two destinations of the same rows: a tied tensor that is kept in two forms."""
 
     def __init__(self, into: Destination, copy: Destination) -> None:
-        assert into.shape == copy.shape and not into.row_bytes and not copy.row_bytes
+        assert into.shape == copy.shape and into.block is None and copy.block is None
         self.into, self.copy = into, copy
         self.shape, self.dtype, self.device = into.shape, into.dtype, into.device
 
