@@ -24,7 +24,7 @@ from headrace_kernels.rounded_tokens import round_tokens
 
 EPS = 1e-5
 # Outputs, inputs, group of INT4: pieces of 128, 64 and 32 inputs, tiles that are not full, odd numbers of outputs and inputs.
-SIZES = ((33, 1024, 128), (5, 256, 64), (18, 160, 32), (1, 101, 101))
+SIZES = ((17, 512, 128), (5, 256, 64), (18, 160, 32), (1, 101, 101))
 # Outputs, inputs, type. Of layers of Llama 8B, Qwen3-4B and Llama 70B; an odd number of outputs; inputs that no tile divides.
 MODEL_SIZES = (
     (4096, 14336, torch.bfloat16),
