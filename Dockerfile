@@ -44,7 +44,7 @@ RUN --mount=type=bind,source=deploy/wheels,target=/wheels --mount=type=secret,id
     case "$TORCH" in cpu) without=--without-torch ;; locked) without= ;; *) echo "TORCH is $TORCH; it must be cpu or locked"; exit 1 ;; esac \
     && python tools/image_requirements.py --extra worker $without > needed.txt \
     && pip --python /opt/headrace/bin/python install --quiet --require-hashes --no-deps -r needed.txt
-# uv knows where PyTorch keeps its CPU builds. Without an index the wheel must lie in deploy/wheels.
+# uv knows where PyTorch keeps its CPU builds. Without an index the wheel must lie in deploy/wheels. pip compiles modules, uv when told to; nobody can later.
 RUN --mount=type=bind,source=deploy/wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca \
     if [ "$TORCH" = locked ]; then exit 0; fi; \
     torch="$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements.lock)" \
@@ -52,7 +52,7 @@ RUN --mount=type=bind,source=deploy/wheels,target=/wheels --mount=type=secret,id
         pip --python /opt/headrace/bin/python install --quiet --no-deps "$torch"; \
     else \
         python tools/image_requirements.py --tool uv > tools.txt && pip install --quiet --require-hashes --no-deps -r tools.txt \
-        && uv pip install --quiet --python /opt/headrace/bin/python --no-deps --torch-backend cpu "$torch"; \
+        && uv pip install --quiet --compile-bytecode --python /opt/headrace/bin/python --no-deps --torch-backend cpu "$torch"; \
     fi
 
 # What all images begin with: one user whose number compose files and volumes name, and the folders that volumes are mounted on, closed to others.

@@ -38,11 +38,11 @@ class Divergence:
     same_choice: float
 
 
-def load(folder: pathlib.Path, scheme: Scheme | None) -> CausalLM:
+def load(folder: pathlib.Path, scheme: Scheme | None, head: Scheme | None = None) -> CausalLM:
     """The model as a worker on a CPU loads it."""
     opened = ModelFolder.open(folder)
     dtype = choose_dtype("auto", opened.config, CPU)
-    return load_model(opened, opened.config, dtype, CPU, "folder", 0, lambda *_: None, scheme=scheme)
+    return load_model(opened, opened.config, dtype, CPU, "folder", 0, lambda *_: None, scheme=scheme, head=head)
 
 
 @torch.inference_mode()

@@ -9,7 +9,6 @@ import dataclasses
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator
 
 from benchmarks.accuracy_tasks import DEMO, training_text
 
@@ -35,26 +34,17 @@ WRITTEN = (
 )
 
 
-def written_folders(root: pathlib.Path, threads: int) -> Iterator[tuple[str, pathlib.Path]]:
-    """Makes the folders one by one: name and place of each.
+def write_folder(written: Written, root: pathlib.Path, threads: int) -> pathlib.Path:
+    """Makes one of the folders inside `root`, which is empty or has others.
 
     Raises:
-        subprocess.CalledProcessError: A command failed; what it said is on stderr.
+        subprocess.CalledProcessError: The command failed; what it said is on stderr.
     """
     text = root / "calibration.txt"
-    text.write_text(training_text(_SEED, _DOCUMENTS), encoding="utf-8")
-    for index, written in enumerate(WRITTEN):
-        out = root / f"demo-{index}"
-        command = [
-            sys.executable,
-            "-m",
-            "headrace_supervisor",
-            "quantize",
-            str(DEMO),
-            str(out),
-            *written.options,
-            *_OPTIONS,
-        ]
-        given = ["--calibration", str(text), "--threads", str(threads)]
-        subprocess.run([*command, *given], check=True, stdout=subprocess.DEVNULL)
-        yield written.name, out
+    if not text.exists():
+        text.write_text(training_text(_SEED, _DOCUMENTS), encoding="utf-8")
+    out = root / f"demo-{WRITTEN.index(written)}"
+    program = [sys.executable, "-m", "headrace_supervisor", "quantize", str(DEMO), str(out)]
+    given = ["--calibration", str(text), "--threads", str(threads)]
+    subprocess.run([*program, *written.options, *_OPTIONS, *given], check=True, stdout=subprocess.DEVNULL)
+    return out

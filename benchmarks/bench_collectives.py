@@ -140,6 +140,7 @@ def graph_us(way: Way, x: torch.Tensor) -> list[float]:
     """Microseconds of a call in a graph; as many calls on every rank."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     graph = torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         way(x)
         stream.synchronize()

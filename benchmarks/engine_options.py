@@ -56,6 +56,7 @@ def which_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp16", "fp32"), default="auto")
     parser.add_argument("--quant", choices=("int8", "int4", "fp8", "nf4"), help="bits of the layers' weights")
     parser.add_argument("--quant-group", type=int, choices=QUANTIZE_GROUPS, help="inputs that share a scale, of int4")
+    parser.add_argument("--quant-head", choices=("int8", "fp8"), help="bits of the output layer's weight")
     parser.add_argument("--kv-dtype", choices=("auto", "fp8", "int8"), default="auto", help="numbers of the KV cache")
     parser.add_argument(
         "--load",
@@ -126,6 +127,8 @@ def engine_settings(options: argparse.Namespace, folder: pathlib.Path) -> dict[s
         settings["quantize"] = options.quant
     if options.quant_group:
         settings["quantize_group"] = options.quant_group
+    if options.quant_head:
+        settings["quantize_head"] = options.quant_head
     if options.rows:
         settings["max_num_seqs"] = options.rows
     for assignment in options.set:

@@ -71,6 +71,7 @@ def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, model: engine_p
         ceilings,
         BYTES[model.dtype],
         bits_per_weight=model.quantization.bits_per_weight,
+        head_bits_per_weight=model.quantization.head_bits_per_weight,
         # What a rank has of it, and the others as much.
         kv_bytes_per_token=model.kv_bytes_per_token * plan.engine.tp,
         ranks=ranks,
@@ -95,10 +96,11 @@ def record(
     head = {
         "name": workload.name,
         "gpu": ceilings.name if on_gpu else "",
-        "gpus": 1 if on_gpu else 0,
+        "gpus": plan.engine.tp if on_gpu else 0,
         "shape": plan.shape_name,
         "dtype": model.dtype,
         "quant": model.quantization.scheme,
+        "quant_head": model.quantization.head_scheme,
         "kv_dtype": model.kv_dtype,
         "seed": plan.seed,
         **{name: about.pop(name) for name in ("git", "date", "command")},

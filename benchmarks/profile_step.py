@@ -23,7 +23,7 @@ from benchmarks.shapes import SHAPES, write_model_folder
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.models.registry import load_model
 from headrace_backend.step_plan import StepPlan
-from headrace_backend.weights.scheme import Scheme
+from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
 from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, release_step
@@ -128,7 +128,7 @@ def _summary(kind: str, wall_us: float, launch_us: float, events: Sequence[objec
 
 
 def make(
-    shape: str, dtype: str, device: str, num_blocks: int, graphs: str, scheme: Scheme | None, kv_dtype: str
+    shape: str, dtype: str, device: str, num_blocks: int, graphs: str, schemes: Schemes, kv_dtype: str
 ) -> tuple[Runner, BlockPool]:
     """A runner with made-up weights and its cache, warm and captured."""
     with tempfile.TemporaryDirectory() as name:
@@ -147,7 +147,8 @@ def make(
         where, _ = choose_device(device)
         prepare_torch(config, where)
         type_ = choose_dtype(dtype, opened.config, where)
-        model = load_model(None, opened.config, type_, where, "dummy", 0, lambda *_: None, _MAX_MODEL_LEN, scheme)
+        about = (None, opened.config, type_, where, "dummy", 0, lambda *_: None, _MAX_MODEL_LEN)
+        model = load_model(*about, schemes.layers, head=schemes.head)
         size = (num_blocks, 2, model.num_kv_heads, config.block_size, model.head_dim)
         caches = allocate_kv_caches(model.num_layers, size, kv_type(kv_dtype, type_), where)
         for cache in caches:
@@ -185,6 +186,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["auto", "bf16", "fp16", "fp32"], default="bf16")
     parser.add_argument("--quant", choices=["off", "int8", "int4", "fp8", "nf4"], default="off")
     parser.add_argument("--quant-group", type=int, choices=QUANTIZE_GROUPS, default=128, help="of int4")
+    parser.add_argument("--quant-head", choices=["off", "int8", "fp8"], default="off", help="of the output layer")
     parser.add_argument("--kv-dtype", choices=["auto", "fp8", "int8"], default="auto", help="numbers of the KV cache")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", default="1x640,256x640,32x8000,chunk8192")
@@ -194,20 +196,21 @@ def main() -> None:
     parser.add_argument("--git", default="")
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
-    scheme = Scheme.named(arguments.quant, arguments.quant_group)
+    schemes = Schemes.named(arguments.quant, arguments.quant_group, arguments.quant_head)
     runner, pool = make(
         arguments.shape,
         arguments.dtype,
         arguments.device,
         arguments.blocks,
         arguments.graphs,
-        scheme,
+        schemes,
         arguments.kv_dtype,
     )
     results = [profile(runner, kind, pool) for kind in arguments.steps.split(",")]
     for result in results:
         _print(result, arguments.top)
     where = {**provenance(arguments.git), "gpu": torch.cuda.get_device_name(), "quant": arguments.quant}
+    where["quant_head"] = arguments.quant_head
     where["kv_dtype"] = arguments.dtype if arguments.kv_dtype == "auto" else arguments.kv_dtype
     write_json([{**where, **dataclasses.asdict(result)} for result in results], arguments.json)
 

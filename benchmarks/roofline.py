@@ -29,6 +29,8 @@ class StepTime:
     bytes_per_element: int
     # Of the layers' matrices, scales and zero points included; 0: as all else.
     bits_per_weight: float = 0.0
+    # Of the output layer's, likewise.
+    head_bits_per_weight: float = 0.0
     # Of a token in the KV cache of all ranks, all layers, scales included; 0: of the plain type.
     kv_bytes_per_token: int = 0
     # GPUs that share the model.
@@ -45,9 +47,9 @@ class StepTime:
         """
         shape, width = self.shape, self.bytes_per_element
         bandwidth, rate = self.ceilings.copy_bytes_s, self.ceilings.best_flop_s
-        weight = self.bits_per_weight / 8 or width
+        weight, head_weight = self.bits_per_weight / 8 or width, self.head_bits_per_weight / 8 or width
         layers = max(shape.layer_parameters * weight / bandwidth, 2 * shape.layer_parameters * tokens / rate)
-        head = max(shape.head_parameters * width / bandwidth, 2 * shape.head_parameters * samples / rate)
+        head = max(shape.head_parameters * head_weight / bandwidth, 2 * shape.head_parameters * samples / rate)
         cache = decode_context * (self.kv_bytes_per_token or shape.kv_elements * width) / bandwidth
         attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim * prefill_pairs / rate
         return (layers + (head if samples else 0.0) + cache + attention) / self.ranks

@@ -57,12 +57,18 @@ class EngineConfig(_Frozen):
     quantize: Annotated[
         Literal["off", "int8", "int4", "fp8", "nf4"],
         Field(
-            description="bits of the layers' weights, rounded to nearest while they are read; embedding, output layer, norms and biases stay as dtype says"
+            description="bits of the layers' weights, rounded to nearest while they are read; embedding, output layer (quantize_head), norms and biases stay as dtype says"
         ),
     ] = "off"
     quantize_group: Annotated[
         Literal[32, 64, 128], Field(description="inputs that share a scale and a zero point, of int4 alone")
     ] = _QUANTIZE_GROUP
+    quantize_head: Annotated[
+        Literal["off", "int8", "fp8"],
+        Field(
+            description="bits of the output layer's weight, rounded to nearest while it is read, with a scale for each token; off: as dtype says. A tied embedding stays as it is"
+        ),
+    ] = "off"
     kv_dtype: Annotated[
         Literal["auto", "fp8", "int8"],
         Field(

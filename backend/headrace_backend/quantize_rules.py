@@ -6,7 +6,7 @@ Owns the rule and its words; supervisor, backend and worker all ask here. Which 
 from __future__ import annotations
 
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
-from headrace_model_folder import ModelConfig, expected_tensors
+from headrace_model_folder import ModelConfig, ModelFolder, expected_tensors
 
 # Inputs of a block of NF4.
 NF4_INPUTS = 64
@@ -39,4 +39,23 @@ def unsuitable_quantization(config: EngineConfig, model: ModelConfig, gguf_file:
             suiting = [g for g in QUANTIZE_GROUPS if all(inputs % g == 0 for _, inputs in layers.values())]
             works = f"quantize_group {suiting[-1]} works" if suiting else "quantize int8 and fp8 work"
             return f"quantize_group is {config.quantize_group}, which does not divide the {num_inputs} inputs of {name}; {works}"
+    return None
+
+
+def unsuitable_head(config: EngineConfig, folder: ModelFolder) -> str | None:
+    """Why the folder's output layer can't be quantized as configured, with a value that works; None if it can, also where its other layers are quantized already.
+
+    Args:
+        config: The engine's.
+        folder: The model, with its tensors where they are to be read.
+    """
+    asked, works = f"quantize_head is {config.quantize_head}", "quantize_head off works"
+    if config.quantize_head == "off":
+        return None
+    if folder.gguf_file is not None:
+        return f"{asked}, and {folder.gguf_file} is a GGUF file, whose weights stay as they are; {works}"
+    name = "model.embed_tokens.weight" if folder.config.tie_word_embeddings else "lm_head.weight"
+    record = folder.tensors.get(name)
+    if record is not None and record.nf4 is not None:
+        return f"{asked}, and {record.file} has {name} in NF4 already; {works}"
     return None

@@ -10,22 +10,16 @@ from typing import NamedTuple
 
 from headrace_backend.config import MAX_TP, QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.quantize_rules import NF4_INPUTS
-from headrace_model_folder import ModelConfig
+from headrace_model_folder import ModelConfig, expected_tensors
 
 
-def unsuitable_tp(config: EngineConfig, model: ModelConfig, gguf_file: str | None = None) -> str | None:
+def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
     """Why the model can't be shared by `config.tp` ranks, with the numbers that work; None if it can.
 
     Args:
         config: The engine's.
-        model: Its sizes.
-        gguf_file: The file that all of the model is in; None for a folder.
+        model: Its sizes, and what another tool made of its weights.
     """
-    if config.tp > 1 and (model.quantized_by is not None or gguf_file is not None):
-        quantized = "a folder whose weights are quantized already" if gguf_file is None else "a GGUF file"
-        return (
-            f"tp is {config.tp}, but {quantized} is served by one rank; --quantize quantizes a plain folder for several"
-        )
     group = _group(config)
     reason = _reason(config.tp, group, model)
     if reason is None:
@@ -51,6 +45,10 @@ def rank_part(model: ModelConfig, world_size: int) -> ModelConfig:
         num_kv_heads=max(model.num_kv_heads // world_size, 1),
         intermediate_size=model.intermediate_size // world_size,
     )
+
+
+# Layers whose inputs are dealt out to ranks; others' outputs are.
+_SHARED_INPUTS = ("o_proj", "down_proj")
 
 
 class _Group(NamedTuple):
@@ -79,17 +77,33 @@ def _reason(world_size: int, group: _Group, model: ModelConfig) -> str | None:
             return f"which does not divide {name} {size}"
     if model.num_kv_heads % world_size and world_size % model.num_kv_heads:
         return f"which neither divides num_key_value_heads {model.num_kv_heads} nor is a multiple of it"
-    return _straddling(world_size, group, model)
+    return _straddling(world_size, group, model) or _cut_layer(world_size, model)
+
+
+def _cut_layer(world_size: int, model: ModelConfig) -> str | None:
+    """Layers that another tool quantized are cut where their words, groups and blocks end."""
+    if model.quantization is None:
+        return None
+    shapes, keys = expected_tensors(model), max(model.num_kv_heads // world_size, 1) * model.head_dim
+    for layer, form in model.quantization.layers.items():
+        outputs, inputs = shapes[f"{layer}.weight"]
+        whole, name = (outputs, inputs), layer.rpartition(".")[2]
+        if name in _SHARED_INPUTS:
+            inputs //= world_size
+        else:
+            outputs = keys if name in ("k_proj", "v_proj") else outputs // world_size
+        if (reason := form.cuts(outputs, inputs, whole)) is not None:
+            return f"which {layer} does not bear: {reason}"
+    return None
 
 
 def _straddling(world_size: int, group: _Group, model: ModelConfig) -> str | None:
     """Inputs that share a scale must lie on one rank."""
-    for name, size in (
-        ("o_proj", model.num_heads * model.head_dim),
-        ("down_proj", model.intermediate_size),
-    ):
-        if size // world_size % group.size:
-            return f"which leaves each rank {size // world_size} of {name}'s {size} inputs, and {group.name} {group.size} does not divide those"
+    sizes = (model.num_heads * model.head_dim, model.intermediate_size)
+    for name, size, block in zip(_SHARED_INPUTS, sizes, model.shared_blocks, strict=True):
+        unit = group if block == 1 else _Group(block, "a block of")
+        if size // world_size % unit.size:
+            return f"which leaves each rank {size // world_size} of {name}'s {size} inputs, and {unit.name} {unit.size} does not divide those"
     return None
 
 

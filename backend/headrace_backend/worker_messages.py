@@ -46,16 +46,21 @@ class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
 
 
 class QuantizationReport(msgspec.Struct, tag="quantization", frozen=True):
-    """How the layers' weights were quantized. Relative errors are ||quantized - original|| / ||original|| of checkpoint tensors, measured while they were read."""
+    """How weights were quantized. Relative errors are ||quantized - original|| / ||original|| of checkpoint tensors, measured while they were read."""
 
-    scheme: str
+    # Of the layers; empty: they were not.
+    scheme: str = ""
     # Inputs that share a scale; 0: all of an output's.
-    group_size: int
-    # Of a quantized weight, scales and zero points included.
-    bits_per_weight: float
-    mean_relative_error: float
-    worst_relative_error: float
-    worst_tensor: str
+    group_size: int = 0
+    # Of a quantized weight of the layers, scales and zero points included.
+    bits_per_weight: float = 0.0
+    mean_relative_error: float = 0.0
+    worst_relative_error: float = 0.0
+    worst_tensor: str = ""
+    # The same of the output layer; empty: it was not.
+    head_scheme: str = ""
+    head_bits_per_weight: float = 0.0
+    head_relative_error: float = 0.0
 
 
 class LoadProgress(msgspec.Struct, tag="load_progress", frozen=True):

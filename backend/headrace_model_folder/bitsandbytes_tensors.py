@@ -24,7 +24,8 @@ from headrace_model_folder.safetensors_header import Nf4State, TensorRecord
 _STATE = ".quant_state.bitsandbytes__nf4"
 _ANY_STATE = ".quant_state.bitsandbytes__"
 _STATE_LIMIT = 4096
-_GROUP = 64
+# Inputs that share a scale.
+GROUP = 64
 _NESTED = 256
 _MAX_SIZE = 1 << 22
 
@@ -103,9 +104,9 @@ def _join(folder: pathlib.Path, name: str, tensors: dict[str, TensorRecord]) -> 
     if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and 0 < n < _MAX_SIZE for n in shape):
         raise parts.error(_STATE, f"must have a shape of 2 sizes, has {shown(shape)}")
     outputs, inputs = shape
-    if inputs % _GROUP:
-        raise parts.error(_STATE, f"has {inputs} inputs, which blocks of {_GROUP} do not divide")
-    blocks = outputs * inputs // _GROUP
+    if inputs % GROUP:
+        raise parts.error(_STATE, f"has {inputs} inputs, which blocks of {GROUP} do not divide")
+    blocks = outputs * inputs // GROUP
     weight = parts.take("", ("U8",), outputs * inputs // 2)
     table = parts.take(".quant_map", ("F32",), 16)
     absmax = parts.take(".absmax", ("U8", "F32"), blocks)
@@ -137,6 +138,6 @@ def _state(folder: pathlib.Path, parts: _Parts, tensors: dict[str, TensorRecord]
     state = Fields(where, parse_json_object(raw, where))
     if state.text("quant_type") != "nf4":
         raise state.error("quant_type", f"must be 'nf4', is {shown(state.get('quant_type'))}")
-    if state.integer("blocksize", 1, 1 << 20) != _GROUP:
-        raise state.error("blocksize", f"must be {_GROUP}, is {state.get('blocksize')}")
+    if state.integer("blocksize", 1, 1 << 20) != GROUP:
+        raise state.error("blocksize", f"must be {GROUP}, is {state.get('blocksize')}")
     return state

@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 from typing import Any, Literal
 
-from headrace_model_folder.bitsandbytes_tensors import refuse_other_bitsandbytes
+from headrace_model_folder.bitsandbytes_tensors import GROUP, refuse_other_bitsandbytes
 from headrace_model_folder.bounded_files import MIB, read_json_object
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
@@ -81,6 +81,8 @@ class ModelConfig:
     quantization: FolderQuantization | None = None
     # Whether bitsandbytes quantized the folder's weights: which ones, their tensors say.
     is_bitsandbytes: bool = False
+    # Inputs of attention's output and of the down projection that lie in one block, of bitsandbytes or of a GGUF file's types; 1: they are in none.
+    shared_blocks: tuple[int, int] = (1, 1)
 
     @property
     def quantized_by(self) -> str | None:
@@ -137,6 +139,7 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
         quantization=None if is_bitsandbytes else read_quantization(fields.get("quantization_config"), num_layers),
         is_bitsandbytes=is_bitsandbytes,
+        shared_blocks=(GROUP, GROUP) if is_bitsandbytes else (1, 1),
     )
 
 

@@ -21,7 +21,7 @@ from headrace_model_folder.generation_defaults import GenerationDefaults, read_g
 from headrace_model_folder.gguf_config import read_gguf_config
 from headrace_model_folder.gguf_files import find_gguf
 from headrace_model_folder.gguf_header import read_gguf_header
-from headrace_model_folder.gguf_tensors import gguf_records
+from headrace_model_folder.gguf_tensors import gguf_records, shared_blocks
 from headrace_model_folder.gguf_tokenizer import gguf_chat_template, gguf_tokenizer_json
 from headrace_model_folder.input_orders import with_input_orders
 from headrace_model_folder.safetensors_header import TensorRecord
@@ -94,7 +94,8 @@ class ModelFolder:
         header = read_gguf_header(folder, file)
         config = read_gguf_config(folder, header)
         records = gguf_records(header, config)
-        tokenizer = gguf_tokenizer_json(file, header.metadata)
+        config = dataclasses.replace(config, shared_blocks=shared_blocks(header, config))
+        tokenizer = gguf_tokenizer_json(file, header.metadata, config.vocab_size)
         return cls(
             path=folder / file,
             config=config,
@@ -132,7 +133,8 @@ class ModelFolder:
         assert self.token_table is not None
         if self.gguf_file is None:
             return read_bytes(self.path, TOKENIZER_FILE, TOKENIZER_LIMIT)
-        made = gguf_tokenizer_json(self.gguf_file, read_gguf_header(self.path.parent, self.gguf_file).metadata)
+        metadata = read_gguf_header(self.path.parent, self.gguf_file).metadata
+        made = gguf_tokenizer_json(self.gguf_file, metadata, self.config.vocab_size)
         if made is None:
             raise InvalidModelFolder(f"{self.gguf_file}: has no tokenizer any more")
         return made

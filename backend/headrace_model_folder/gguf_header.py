@@ -20,7 +20,8 @@ from headrace_model_folder.bounded_files import MIB, open_inside
 from headrace_model_folder.errors import InvalidModelFolder, shown
 
 _VERSIONS = (2, 3)
-_HEADER_LIMIT = 512 * MIB
+# Twice what the largest vocabularies take with a whole tokenizer.json beside them, tensor list and all.
+_HEADER_LIMIT = 64 * MIB
 _CHUNK = 4 * MIB
 _MAX_TENSORS = 1 << 17
 _MAX_ENTRIES = 1 << 16
@@ -28,8 +29,8 @@ _MAX_KEY_BYTES = (1 << 16) - 1
 _MAX_NAME_BYTES = 64
 _MAX_DIMENSIONS = 4
 _MAX_NESTING = 4
-# Of an array; eight times the merges of the largest vocabularies.
-_MAX_ARRAY = 1 << 22
+# Of all arrays together: an entry of eight bytes may become an object of sixty. The largest vocabularies have some 2^20, merges included.
+_MAX_ARRAY_ENTRIES = 1 << 22
 _MAX_ALIGNMENT = 1 << 20
 _KEY = re.compile(r"[\x21-\x7e]+")
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -110,6 +111,8 @@ class _Cursor:
 
     def __init__(self, descriptor: int, size: int, file: str) -> None:
         self.file, self.size, self.place = file, size, 0
+        # Of arrays, so far.
+        self.num_entries = 0
         self.digest = hashlib.sha256()
         self._descriptor = descriptor
         self._buffer, self._start = b"", 0
@@ -217,9 +220,10 @@ def _array(cursor: _Cursor, key: str, depth: int) -> list[Any]:
         raise InvalidModelFolder(
             f"{cursor.file}: is truncated: metadata {shown(key)} announces {shown(count)} entries, the file ends before"
         )
-    if count > _MAX_ARRAY:
+    cursor.num_entries += count
+    if cursor.num_entries > _MAX_ARRAY_ENTRIES:
         raise InvalidModelFolder(
-            f"{cursor.file}: metadata {shown(key)} has {count} entries, at most {_MAX_ARRAY} are read"
+            f"{cursor.file}: arrays have {cursor.num_entries} entries together, with metadata {shown(key)}; at most {_MAX_ARRAY_ENTRIES} are read"
         )
     if kind in _NUMBERS:
         values = list(struct.unpack(f"<{count}{_NUMBERS[kind]}", cursor.take(count * least, key)))

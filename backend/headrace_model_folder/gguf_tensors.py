@@ -67,6 +67,15 @@ def gguf_records(header: GgufHeader, config: ModelConfig) -> dict[str, TensorRec
     return records
 
 
+def shared_blocks(header: GgufHeader, config: ModelConfig) -> tuple[int, int]:
+    """The largest blocks, in inputs, of attention's output and of down projections (`ModelConfig.shared_blocks`)."""
+    output, down = (
+        max(header.tensors[f"blk.{layer}.{name}.weight"].type.block_inputs for layer in range(config.num_layers))
+        for name in (_OF_LAYER["self_attn.o_proj"], _OF_LAYER["mlp.down_proj"])
+    )
+    return output, down
+
+
 def _check(file: str, name: str, tensor: GgufTensor, shape: tuple[int, ...]) -> None:
     if tensor.shape != shape:
         raise InvalidModelFolder(

@@ -30,6 +30,10 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# What vocabularies are far from (the largest have some 2^18 tokens of at most a few hundred characters); beyond, making merges of scores would take a file's reader hours or all memory.
+_MAX_TOKEN_CHARACTERS = 1024
+_MAX_CHARACTERS = 1 << 23
+_MAX_MERGE_CHARACTERS = 1 << 26
 # Name in the file -> where text is cut before tokens are merged, and whether a word that is a token is taken whole; the latter begin texts with their first token too.
 _CUTS = {
     "gpt-2": (_GPT2, False),
@@ -37,14 +41,21 @@ _CUTS = {
     "llama3": (_LLAMA3, True),
     "llama-v3": (_LLAMA3, True),
     "qwen2": (_QWEN2, False),
+    # Qwen's vocabulary under other special tokens, cut alike (llama.cpp's `llama-vocab.cpp`).
+    "deepseek-r1-qwen": (_QWEN2, False),
     "tekken": (_TEKKEN, True),
 }
 # Qwen's own tokenizer composes characters first.
-_COMPOSED = ("qwen2",)
+_COMPOSED = ("qwen2", "deepseek-r1-qwen")
 
 
-def gguf_tokenizer_json(file: str, metadata: dict[str, Any]) -> bytes | None:
+def gguf_tokenizer_json(file: str, metadata: dict[str, Any], vocab_size: int) -> bytes | None:
     """A tokenizer.json that encodes as the file's vocabulary says; None if it has none.
+
+    Args:
+        file: For messages.
+        metadata: Of its header.
+        vocab_size: Rows of the embedding, which is as many tokens as there may be.
 
     Raises:
         InvalidModelFolder: a vocabulary that can't be expressed or contradicts itself; file, key and rule are named.
@@ -59,7 +70,7 @@ def gguf_tokenizer_json(file: str, metadata: dict[str, Any]) -> bytes | None:
         raise fields.error(
             f"{_PREFIX}model", f"must be gpt2 (byte-level BPE) or llama (SentencePiece BPE), is {shown(kind)}"
         )
-    vocabulary = _Vocabulary(fields)
+    vocabulary = _Vocabulary(fields, vocab_size)
     made = _byte_level(fields, vocabulary) if kind == "gpt2" else _sentencepiece(fields, vocabulary)
     document = {
         "version": "1.0",
@@ -95,13 +106,27 @@ def gguf_chat_template(file: str, metadata: dict[str, Any]) -> ChatTemplate:
 class _Vocabulary:
     """Tokens with their kinds, checked."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: Fields, vocab_size: int) -> None:
         self._fields = fields
         self.tokens: list[str] = self._list("tokens", str)
-        if not self.tokens:
-            raise fields.error(f"{_PREFIX}tokens", "is missing or empty")
+        self._check_sizes(vocab_size)
         self.kinds: list[int] = self._list("token_type", int) or [_NORMAL] * len(self.tokens)
         self._same_length("token_type", self.kinds)
+
+    def _check_sizes(self, vocab_size: int) -> None:
+        longest = max(map(len, self.tokens), default=0)
+        characters = sum(map(len, self.tokens))
+        if not self.tokens:
+            rule = "is missing or empty"
+        elif len(self.tokens) > vocab_size:
+            rule = f"has {len(self.tokens)} entries, more than the embedding has rows ({vocab_size})"
+        elif longest > _MAX_TOKEN_CHARACTERS:
+            rule = f"has a token of {longest} characters, at most {_MAX_TOKEN_CHARACTERS} are read"
+        elif characters > _MAX_CHARACTERS:
+            rule = f"has {characters} characters, at most {_MAX_CHARACTERS} are read"
+        else:
+            return
+        raise self._fields.error(f"{_PREFIX}tokens", rule)
 
     def scores(self) -> list[float]:
         """Of each token."""
@@ -185,7 +210,7 @@ def _sentencepiece(fields: Fields, vocabulary: _Vocabulary) -> dict[str, Any]:
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixes else []
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     unknown = vocabulary.id_of("unknown")
-    ids, merges = _scored(vocabulary)
+    ids, merges = _scored(fields, vocabulary)
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prefix, space]},
         "pre_tokenizer": None,
@@ -201,19 +226,23 @@ def _sentencepiece(fields: Fields, vocabulary: _Vocabulary) -> dict[str, Any]:
     }
 
 
-def _scored(vocabulary: _Vocabulary) -> tuple[dict[str, int], list[list[str]]]:
+def _scored(fields: Fields, vocabulary: _Vocabulary) -> tuple[dict[str, int], list[list[str]]]:
     """Tokens, and the merges that their scores stand for: whatever two tokens make a third, the third's score is their turn."""
     ids, scores = vocabulary.ids(), vocabulary.scores()
-    ranked = []
-    for token, number in ids.items():
-        if vocabulary.kinds[number] != _NORMAL or len(token) < 2:
-            continue
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ids and right in ids and vocabulary.kinds[ids[left]] == vocabulary.kinds[ids[right]] == _NORMAL:
-                ranked.append((-scores[number], number, cut, [left, right]))
-    ranked.sort(key=lambda entry: entry[:3])
-    return ids, [entry[3] for entry in ranked]
+    normal = {token for token, number in ids.items() if vocabulary.kinds[number] == _NORMAL}
+    ranked, characters = [], 0
+    for token in normal:
+        cuts = [cut for cut in range(1, len(token)) if token[:cut] in normal and token[cut:] in normal]
+        number = ids[token]
+        ranked += [(-scores[number], number, cut, token) for cut in cuts]
+        characters += len(cuts) * len(token)
+        if characters > _MAX_MERGE_CHARACTERS:
+            raise fields.error(
+                f"{_PREFIX}tokens",
+                f"make merges of more than {_MAX_MERGE_CHARACTERS} characters: their parts are tokens too",
+            )
+    ranked.sort()
+    return ids, [[token[:cut], token[cut:]] for _, _, cut, token in ranked]
 
 
 def _begins_texts(fields: Fields, kind: str) -> bool:

@@ -22,6 +22,8 @@ from headrace_model_folder.errors import InvalidModelFolder
 
 # Outputs and inputs of a block that shares a scale.
 BLOCK_SIZE = 128
+# Inputs that share a scale, at least. Larger groups are as good in pieces of this.
+LEAST_GROUP = 32
 
 _FLOATS = ("F16", "BF16", "F32")
 _WORDS = ("I32",)
@@ -101,6 +103,36 @@ class LayerFormat:
             if self.scales == "block"
             else num_inputs // (self.group_size or num_inputs)
         )
+
+    def cuts(self, num_outputs: int, num_inputs: int, whole: tuple[int, int]) -> str | None:
+        """What would be cut if a layer is dealt out in even parts, with the sizes; None if nothing.
+
+        Args:
+            num_outputs: Of a part.
+            num_inputs: Of a part.
+            whole: Outputs and inputs of the layer.
+        """
+        if num_inputs < whole[1] and self.order_digest:
+            return (
+                f"its {whole[1]} inputs are in an order of groups (act-order), and a group's would lie on several ranks"
+            )
+        word = 32 // self.bits
+        inputs, what = 1, "word"
+        if self.scales == "block":
+            inputs, what = BLOCK_SIZE, "block"
+        elif self.group_size:
+            inputs, what = LEAST_GROUP, "smallest group"
+        elif self.layout in (Layout.GPTQ, Layout.PACKED):
+            inputs = word
+        has_words = self.layout in (Layout.GPTQ, Layout.AWQ) or (self.layout is Layout.PACKED and not self.is_symmetric)
+        outputs = word if has_words else 1
+        for part, size, unit, name, along in (
+            (num_outputs, whole[0], outputs, "word", "outputs"),
+            (num_inputs, whole[1], inputs, what, "inputs"),
+        ):
+            if part < size and part % unit:
+                return f"its {size} {along} give {part} to each, which a {name} of {unit} does not divide"
+        return None
 
     def check_sizes(self, layer: str, num_outputs: int, num_inputs: int) -> None:
         """Refuses a layer that can't be in this format.

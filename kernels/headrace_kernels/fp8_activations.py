@@ -18,6 +18,8 @@ _ALIGNMENT = 16
 
 def can_scale(weight: QuantizedWeight) -> bool:
     """Whether the card multiplies FP8 by FP8 with scales per token and output: results are bf16 there, and sizes multiples of 16."""
+    if weight.keeps_activations:
+        return False
     if weight.kind is not QuantKind.FP8 or weight.is_grouped or weight.dtype != torch.bfloat16:
         return False
     aligned = weight.num_inputs % _ALIGNMENT == 0 and weight.num_outputs % _ALIGNMENT == 0

@@ -16,15 +16,8 @@ from headrace_kernels import fp8_activations, int8_activations, restored_weights
 from headrace_kernels.input_order import take_inputs
 from headrace_kernels.linear import linear as plain_linear
 from headrace_kernels.linear import linear_reference as plain_linear_reference
-from headrace_kernels.low_bit_kernels import (
-    MAX_SMALL_ROWS,
-    SmallTile,
-    WideTile,
-    multiply_small,
-    multiply_wide,
-    restore,
-    takes,
-)
+from headrace_kernels.low_bit_kernels import WideTile, multiply_wide, restore, takes
+from headrace_kernels.low_bit_small_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, takes_small
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, dequantize, restore_rows
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference, rounded_rms_norm
 from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens
@@ -40,7 +33,7 @@ _FEWEST_SCALED_ROWS = 65
 
 
 # Numbers of rows that between them take every kernel there is for a weight, so that a server that has run them compiles nothing later: those at the ends of the rules' ranges.
-WARM_ROWS = (8, 16, 32, 64, 128, 192, 256, 257)
+WARM_ROWS = (1, 8, 16, 32, 64, 128, 192, 256, 257)
 
 
 class Path(enum.Enum):
@@ -60,7 +53,7 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
     """Which path a product takes, by sizes, kind and card alone."""
     if not uses_triton(weight.packed):
         return Path.BLOCKS
-    if takes(weight) and 1 <= num_rows <= MAX_SMALL_ROWS:
+    if 1 <= num_rows <= MAX_SMALL_ROWS and takes_small(weight):
         return Path.SMALL
     if num_rows >= _FEWEST_SCALED_ROWS and (fp8_activations.can_scale(weight) or int8_activations.can_scale(weight)):
         return Path.SCALED
@@ -69,13 +62,9 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
 
 def small_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> SmallTile:
     """The tile of few rows. Not measured yet: chosen by what fits registers."""
-    # Products of x and the norm's weight may be too large for fp16 before they are divided; many rows' squares take registers.
-    inside = num_rows <= 8 and weight.dtype != torch.float16
-    if weight.kind is not QuantKind.INT4:
-        return SmallTile(16, 128, 4, 4, 3, norm_inside=inside)
-    if gated:
-        return SmallTile(16, 64, 4, 4, 4, norm_inside=inside)
-    return SmallTile(32, 64, 4, 4, 3, norm_inside=inside)
+    # Products of x and the norm's weight may be too large for fp16 before they are divided.
+    inside = num_rows == 1 and weight.dtype != torch.float16
+    return SmallTile(16, 1 if gated and weight.is_grouped else 2, 8, norm_inside=inside)
 
 
 def wide_rule(num_rows: int, weight: QuantizedWeight) -> WideTile:

@@ -102,6 +102,69 @@ def numbers_of(words, PART: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexp
     return numbers
 
 
+@triton.constexpr_function
+def _zeroed_assembly(part, bf16):
+    """Q - $3 of a register's two words, as two outputs."""
+    shift = f"shr.b32 t, $2, {4 * part}; " if part else "mov.b32 t, $2; "
+    if bf16:
+        less = "lop3.b32 t, t, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 t, z, c, t; "
+        begin = "{ .reg .b32 t, c, z; mov.b32 c, 0xBF80BF80; "
+    else:
+        less = "lop3.b32 t, t, 0x000F000F, 0x64006400, 0xEA; sub.f16x2 t, t, z; "
+        begin = "{ .reg .b32 t, z; "
+    return begin + "mov.b32 z, {$3, $3}; " + shift + less + "mov.b32 {$0, $1}, t; }"
+
+
+@triton.constexpr_function
+def _four_bytes_assembly(kind, bf16):
+    """`_byte_assembly` with its two pairs as four outputs."""
+    pairs = _byte_assembly(kind, bf16).replace("$2", "$4").replace("$0", "u").replace("$1", "v")
+    return "{ .reg .b32 u, v; " + pairs + " mov.b32 {$0, $1}, u; mov.b32 {$2, $3}, v; }"
+
+
+@triton.jit
+def nibble_numbers(words, zeros, PART: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
+    """Q - zero of bits 4 PART to 4 PART + 3 of INT4's words, two in 32 bits: [...] -> [..., 2] of DTYPE, or fp32 if PLAIN. Exact. Zeros broadcast to the words."""
+    if PLAIN:
+        wide = zeros.to(tl.float32)
+        low = ((words >> (4 * PART)) & 15).to(tl.float32) - wide
+        high = ((words >> (16 + 4 * PART)) & 15).to(tl.float32) - wide
+    else:
+        shifts = (zeros.to(tl.float32) + (128.0 if DTYPE == tl.bfloat16 else 1024.0)).to(DTYPE)
+        zeroed: tl.constexpr = _zeroed_assembly(PART, DTYPE == tl.bfloat16)
+        low, high = tl.inline_asm_elementwise(
+            zeroed, "=h,=h,r,h", [words, shifts], dtype=(DTYPE.value, DTYPE.value), is_pure=True, pack=1
+        )
+    return tl.join(low, high)
+
+
+@triton.jit
+def _byte_at(words, PLACE: tl.constexpr, KIND: tl.constexpr):
+    """One of the bytes of words of 32 bits, by plain arithmetic, in fp32."""
+    if KIND == "int8":
+        return ((words << (24 - 8 * PLACE)) >> 24).to(tl.float32)
+    else:
+        return ((words >> (8 * PLACE)) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def byte_numbers(words, zeros, KIND: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr, HAS_ZEROS: tl.constexpr):
+    """Number - zero of INT8's or FP8's words, four in 32 bits: [...] -> [..., 2, 2] of DTYPE, or fp32 if PLAIN. Exact: up to 255 in bf16. Zeros broadcast to the words; no NaN."""
+    if PLAIN:
+        a, b, c, d = _byte_at(words, 0, KIND), _byte_at(words, 1, KIND), _byte_at(words, 2, KIND), _byte_at(words, 3, KIND)  # fmt: skip
+    else:
+        spread: tl.constexpr = _four_bytes_assembly(KIND, DTYPE == tl.bfloat16)
+        a, b, c, d = tl.inline_asm_elementwise(
+            spread, "=h,=h,=h,=h,r", [words],
+            dtype=(DTYPE.value, DTYPE.value, DTYPE.value, DTYPE.value), is_pure=True, pack=1,
+        )  # fmt: skip
+    if HAS_ZEROS:
+        less = zeros.to(a.dtype)
+        a, b, c, d = a - less, b - less, c - less, d - less
+    # The last place is the one that joins last.
+    return tl.join(tl.join(a, c), tl.join(b, d))
+
+
 @triton.jit
 def restored_nibbles(words, zeros, scales, PART: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
     """Scale times (q - zero) of bits 4 PART to 4 PART + 3 of INT4's words, rounded once to DTYPE. Zeros and scales broadcast to the words."""

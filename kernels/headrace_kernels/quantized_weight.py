@@ -61,6 +61,8 @@ class Arrangement:
     is_ordered: bool = False
     # INT8: products of many rows round activations to 8 bits per token, where the card multiplies such numbers.
     rounds_activations: bool = False
+    # FP8: products never do, though the card could.
+    keeps_activations: bool = False
 
 
 PLAIN = Arrangement()
@@ -85,6 +87,7 @@ class QuantizedWeight:
     # [K] int32 or none: see the module.
     order: Tensor | None = None
     rounds_activations: bool = False
+    keeps_activations: bool = False
 
     @property
     def is_grouped(self) -> bool:
@@ -173,6 +176,7 @@ def _empty(
         scale_outputs=arrangement.scale_outputs or 1,
         order=torch.empty(num_inputs, dtype=torch.int32, device=device) if arrangement.is_ordered else None,
         rounds_activations=arrangement.rounds_activations,
+        keeps_activations=arrangement.keeps_activations,
     )
 
 
@@ -185,6 +189,8 @@ def _check(
         raise ValueError(f"activations in {dtype}: a quantized weight takes bfloat16, float16 or float32")
     if (arrangement.has_zeros or arrangement.rounds_activations) and kind is QuantKind.FP8:
         raise ValueError("fp8 has no zero points, and needs no word to round activations")
+    if arrangement.rounds_activations and arrangement.keeps_activations:
+        raise ValueError("activations are rounded or kept, not both")
     if arrangement.scale_outputs:
         _check_blocks(kind, group_size, arrangement.scale_outputs)
     elif group_size != num_inputs:

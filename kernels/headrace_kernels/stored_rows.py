@@ -51,20 +51,21 @@ def _store_scales(scales: Tensor, target: QuantizedWeight, places: slice) -> Non
         target.scales[places] = scales[:, 0]
 
 
-def store_blocks(scales: Tensor, block_outputs: int, target: QuantizedWeight, outputs: range) -> None:
+def store_blocks(scales: Tensor, block_outputs: int, target: QuantizedWeight, outputs: range, skipped: int = 0) -> None:
     """Writes the scales of blocks, for FP8.
 
     Args:
-        scales: [ceil(len(outputs) / block_outputs), ceil(K / 128)] fp32.
+        scales: [ceil((skipped + len(outputs)) / block_outputs), ceil(K / 128)] fp32.
         block_outputs: Outputs of a block of these scales, a multiple of the target's.
         target: Changed in the blocks that lie in `outputs`.
         outputs: Of the target; begins with a block of it.
+        skipped: Outputs of the first block that lie before those, a multiple of the target's.
     """
-    assert target.is_grouped and block_outputs % target.scale_outputs == 0
+    assert target.is_grouped and block_outputs % target.scale_outputs == skipped % target.scale_outputs == 0
     assert outputs.start % target.scale_outputs == 0
-    first = outputs.start // target.scale_outputs
+    first, before = outputs.start // target.scale_outputs, skipped // target.scale_outputs
     count = -(-len(outputs) // target.scale_outputs)
-    repeated = scales.repeat_interleave(block_outputs // target.scale_outputs, 0)[:count]
+    repeated = scales.repeat_interleave(block_outputs // target.scale_outputs, 0)[before : before + count]
     target.scales[:, first : first + count] = repeated.t()
 
 

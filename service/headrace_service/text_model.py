@@ -124,6 +124,9 @@ def _quantization(report: engine_pb2.EngineQuantization) -> inference_pb2.Quanti
         mean_relative_error=report.mean_relative_error,
         worst_relative_error=report.worst_relative_error,
         worst_tensor=report.worst_tensor,
+        head_scheme=report.head_scheme,
+        head_bits_per_weight=report.head_bits_per_weight,
+        head_relative_error=report.head_relative_error,
     )
 
 

@@ -11,7 +11,7 @@ import pathlib
 import sys
 from typing import NamedTuple, Protocol
 
-from headrace_backend.quantize_rules import unsuitable_quantization
+from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.folder import ModelFolder
@@ -98,9 +98,13 @@ class ModelLaunches:
                 raise InvalidModelFolder(f"has no {opened.tokenizer_name}, which a service needs")
         except InvalidModelFolder as error:
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {error}") from None
-        for unsuitable in (unsuitable_quantization, unsuitable_tp):
-            if (reason := unsuitable(engine, opened.config, opened.gguf_file)) is not None:
-                raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {reason}")
+        reasons = (
+            unsuitable_quantization(engine, opened.config, opened.gguf_file),
+            unsuitable_head(engine, opened),
+            unsuitable_tp(engine, opened.config),
+        )
+        for reason in filter(None, reasons):
+            raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {reason}")
         return Claim(name, engine.expected_device(), int(engine.memory_budget), ranks=engine.tp)
 
     def prepare(self, name: str, memory_bytes: int) -> Launch:

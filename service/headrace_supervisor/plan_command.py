@@ -39,6 +39,8 @@ _SHAPES: dict[str, dict[str, Any]] = {
 }
 _MOST_CONFIG_BYTES = 4 << 20
 _RANKS = (1, 2, 4, 8)
+# Options that are fields of the engine's configuration.
+_ENGINE_OPTIONS = ("quantize", "quantize_head", "kv_dtype", "max_model_len")
 _TIMEOUT_S = 300.0
 _GIB = 1 << 30
 # Columns that the table needs.
@@ -57,6 +59,7 @@ _TOKENS = click.IntRange(1, 1_000_000)
 @click.option("--think-s", type=click.FloatRange(0, 86_400), default=0.0, help="mean seconds between answer and prompt")
 @click.option("--target-itl-ms", type=click.FloatRange(0, 10_000, min_open=True), help="longest time between tokens")
 @click.option("--quantize", type=click.Choice(["off", "int8", "int4", "fp8", "nf4"]), default="off", show_default=True)
+@click.option("--quantize-head", type=click.Choice(["off", "int8", "fp8"]), default="off", show_default=True)
 @click.option("--kv-dtype", type=click.Choice(["auto", "fp8", "int8"]), default="auto", show_default=True)
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
@@ -93,7 +96,7 @@ def _model_config(shape: str | None, model: pathlib.Path | None) -> dict[str, An
 def _rows(config: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
     """One row per number of ranks."""
     gpu, gpus = GPUS[options["gpu"]], options["gpus"]
-    engine = {name: options[name] for name in ("quantize", "kv_dtype", "max_model_len")} | {"load": "dummy"}
+    engine = {name: options[name] for name in _ENGINE_OPTIONS} | {"load": "dummy"}
     question = {"model": config, "engine": engine, "gpu_bytes": gpu.memory_bytes}
     answers = _asked(question | {"ranks": [tp for tp in _RANKS if tp <= gpus]})
     lengths = options["prompt_tokens"], options["output_tokens"]

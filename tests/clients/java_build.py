@@ -23,6 +23,9 @@ CLIENT = ROOT / "clients" / "java"
 BUILD = ROOT / "build" / "java-client"
 _DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
 
+# For JVMs that live for seconds: the optimizing compiler and the parallel collector cost more than they bring in that time.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 # What Maven says where it reaches no repository. An artifact that no repository has is an error of ours, and another message.
 _UNREACHABLE = re.compile(
     r"Could not transfer artifact \S+|Failure to transfer \S+|Cannot access \S+ \(\S+\) in offline mode"
@@ -48,11 +51,10 @@ def maven(
     folder: pathlib.Path, *arguments: str, repository: pathlib.Path | None = None, env: Mapping[str, str] | None = None
 ) -> str:
     """Runs mvn in a folder and returns what it printed; fails with it where Maven does. Left out where artifacts can't be had."""
-    options = ["-q", "-B", *([f"-Dmaven.repo.local={repository}"] if repository else [])]
+    options = ["-q", "-B", f"-DargLine={SHORT_LIVED}", *([f"-Dmaven.repo.local={repository}"] if repository else [])]
     command = [toolchains.require(toolchains.MAVEN), *options, *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=280, check=False
-    )
+    variables = {**os.environ, "MAVEN_OPTS": SHORT_LIVED, **(env or {})}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=280, check=False)
     if done.returncode != 0 and (unreachable := _UNREACHABLE.search(done.stdout)):
         toolchains.left_out(toolchains.MAVEN, f"Maven can't get an artifact ({unreachable[0]})")
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-6000:]}{done.stderr[-2000:]}"

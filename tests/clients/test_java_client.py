@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.clients.java_build import JavaBuild, java_build, maven
+from tests.clients.java_build import SHORT_LIVED, JavaBuild, java_build, maven
 from tests.clients.tcp_proxy import cut_on_connect, tcp_proxy
 from tests.support.running_server import RunningServer, environment, running_server
 
@@ -141,7 +141,7 @@ def project(build: JavaBuild, tmp_path_factory: pytest.TempPathFactory) -> pathl
 
 def run_program(build: JavaBuild, project: pathlib.Path, *arguments: str) -> str:
     classes = os.pathsep.join([str(project / "target" / "classes"), build.classpath])
-    return succeed(["java", "-XX:TieredStopAtLevel=1", "-cp", classes, *arguments], project)
+    return succeed(["java", *SHORT_LIVED.split(), "-cp", classes, *arguments], project)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 
 import pytest
@@ -9,6 +10,7 @@ from tests.clients.canned_service import PROMPT_TOKENS, REQUEST_ID, REVISION, Ca
 
 import headrace
 from headrace import AsyncClient, Client, FinishReason, Quantization, RequestState
+from headrace.cli.listing import quantization_line
 
 
 def test_complete_returns_the_whole_answer(client: Client) -> None:
@@ -74,7 +76,15 @@ def test_tokenize_detokenize_models_and_load(client: Client, server: CannedServe
     model = client.get_model("canned")
     assert model.memory_plan is not None and model.memory_plan.measured
     assert (model.memory_plan.total_bytes, model.memory_plan.kv_cache_bytes) == (8 << 30, 4 << 30)
-    assert model.quantization == Quantization("int4", 64, 4.375, 0.09, 0.125, "a.weight")
+    assert model.quantization == Quantization("int4", 64, 4.375, 0.09, 0.125, "a.weight", "int8", 8.5, 0.0625)
+    layers = (
+        "int4 in groups of 64, 4.38 bits a weight of the layers; weights off by 9.00% on average, by 12.50% in a.weight"
+    )
+    head = "int8, 8.50 bits a weight of the output layer, off by 6.25%"
+    assert quantization_line(model.quantization) == f"{layers}; {head}"
+    only_head = dataclasses.replace(model.quantization, scheme="", bits_per_weight=0.0)
+    assert quantization_line(only_head) == head
+    assert quantization_line(dataclasses.replace(model.quantization, head_scheme="")) == layers
     assert model == client.list_models()[0]
     assert model.default_sampling == {"temperature": 0.7, "top_k": 40}
     assert model.end_of_text_token_ids == (1, 2)

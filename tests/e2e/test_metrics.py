@@ -32,7 +32,9 @@ class _Figures:
         return re.findall(r"metrics are served.*?address\W+(127\.0\.0\.1:\d+)", "".join(self._server.lines))
 
     def samples(self) -> list[Sample]:
-        url = f"http://{self.addresses()[-1]}/metrics"
+        if not (addresses := self.addresses()):
+            return []
+        url = f"http://{addresses[-1]}/metrics"
         request = urllib.request.Request(url, headers={"Accept": "application/openmetrics-text"})
         try:
             with urllib.request.urlopen(request, timeout=10) as reply:
@@ -51,7 +53,11 @@ class _Figures:
 def served() -> Iterator[tuple[RunningServer, _Figures]]:
     options = ("--services", "2", "--metrics-listen", "127.0.0.1:0", "--trace-sample-ratio", "1")
     with running_server("--device", "cpu", "--num-blocks", "1024", *options) as server:
-        yield server, _Figures(server)
+        figures = _Figures(server)
+        # Telemetry is the last process that starts, the server does not wait for it, and what services are to sample they hear from it.
+        services = {"headrace_process_kind": "service"}
+        wait_until(lambda: figures.sum("headrace_process_up", **services) == 2, 120, "both services are connected")
+        yield server, figures
 
 
 def test_figures_equal_what_clients_saw_and_lead_to_their_traces(served: tuple[RunningServer, _Figures]) -> None:

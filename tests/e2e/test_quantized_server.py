@@ -60,6 +60,21 @@ def test_a_prefix_hit_changes_nothing(server: RunningServer) -> None:
     assert second.tokens == first.tokens
 
 
+def test_an_output_layer_of_8_bits_beside_a_tied_embedding() -> None:
+    """By itself: said, exact in memory, right."""
+    with running_server(
+        "--dtype", "fp32", "--device", "cpu", "--num-blocks", "512", "--quantize-head", "int8"
+    ) as server:
+        with connected(server.address) as stub:
+            model = stub.GetModel(inference_pb2.GetModelRequest()).model
+        report, config = model.quantization, ModelFolder.open(DEMO, require_weights=False).config
+        assert (report.scheme, report.head_scheme, report.worst_tensor) == ("", "int8", "")
+        assert 8 < report.head_bits_per_weight < 8.2 and 0 < report.head_relative_error < 0.02
+        copy = config.vocab_size * config.hidden_size * report.head_bits_per_weight / 8
+        assert config.tie_word_embeddings and model.memory_plan.weight_bytes == 4 * model.parameter_count + copy
+        test_answers_are_right(server, "What is 17 plus 25?", "42")
+
+
 def test_groups_that_do_not_divide_end_the_start() -> None:
     ended, _ = refused("--quantize", "int4")
     assert ended.returncode == 2

@@ -46,13 +46,23 @@ class Traced:
             text: str = reply.read().decode()
         return text
 
+    def telemetry_answers(self) -> bool:
+        """Whether traces can be asked for."""
+        try:
+            self.spans(request_id="none")
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE, error  # type: ignore[attr-defined]
+            return False
+        return True
+
     def spans(self, **key: str) -> list[Any]:
         """The spans of a trace that the server remembers; none while it does not."""
         try:
             parts = self.admin.GetTrace(admin_pb2.GetTraceRequest(**key), metadata=self.metadata()[:1], timeout=30)
             data = trace_pb2.TracesData.FromString(b"".join(part.traces_data for part in parts))
         except grpc.RpcError as error:
-            assert error.code() is grpc.StatusCode.NOT_FOUND, error  # type: ignore[attr-defined]
+            if error.code() is not grpc.StatusCode.NOT_FOUND:  # type: ignore[attr-defined]
+                raise
             return []
         return [span for resource in data.resource_spans for scope in resource.scope_spans for span in scope.spans]
 
@@ -75,7 +85,10 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
         "--num-blocks": "1024",
     }
     with running_server(*(part for option in options.items() for part in option)) as server:
-        yield Traced(server, folder, made.stdout.strip())
+        traced = Traced(server, folder, made.stdout.strip())
+        # The last process that starts; the server does not wait for it.
+        wait_until(traced.telemetry_answers, 120, "the telemetry process answers")
+        yield traced
 
 
 def attributes(span: Any) -> dict[str, Any]:

@@ -223,6 +223,26 @@ async def test_what_can_not_be_encoded_counts_as_dropped(peer: Peer) -> None:
     await feed.stop()
 
 
+async def test_a_peer_that_comes_late_is_found_within_a_second_and_a_half(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(delay_s: float) -> None:
+        waits_s.append(delay_s)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    feed = Feed(str(peer.path), HELLO)
+    feed.start()
+    while len(waits_s) < 20:
+        await sleep(0)
+    monkeypatch.undo()
+    await feed.stop()
+    assert waits_s[0] < 0.2 and sum(waits_s[:4]) < 2 and 0.5 < max(waits_s) < 1.5
+
+
 async def test_a_socket_that_is_no_socket_is_tried_again(tmp_path: pathlib.Path) -> None:
     (tmp_path / "t.sock").write_text("")
     feed = Feed(str(tmp_path / "t.sock"), HELLO)

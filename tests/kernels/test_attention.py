@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import hypothesis
 import numpy as np
@@ -76,15 +76,6 @@ def build(
     )
     query = torch.randn(sum(counts), num_kv_heads * group, head_dim, generator=generator)
     return Case(rows, query, contexts, kv_cache, metadata, window)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Hundreds of tiny steps: waking threads would cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 Attention = Callable[[Tensor, Tensor, AttentionMetadata, float, int | None], Tensor]

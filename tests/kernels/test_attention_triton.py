@@ -63,15 +63,22 @@ _IDS = [
 @pytest.mark.usefixtures("poisoned_outputs")
 @pytest.mark.parametrize("shape", SHAPES, ids=_IDS)
 def test_any_mixed_step_equals_fp64(shape: Shape) -> None:
-    chance = random.Random(shape.head_dim)
-    for seed in range(2):
-        lengths = [(chance.choice([0, 3, 63, 64, 130]), chance.choice([1, 1, 2, 8, 9, 40])) for _ in range(4)]
-        check(Case(shape, lengths, DEVICE, seed=seed, padding=seed))
+    """Every second shape with padding."""
+    seed = SHAPES.index(shape)
+    chance = random.Random(seed)
+    lengths = [(chance.choice([0, 3, 63, 64, 130]), chance.choice([1, 1, 2, 8, 9, 40])) for _ in range(4)]
+    check(Case(shape, lengths, DEVICE, seed=seed, padding=seed % 2))
 
 
 @pytest.mark.usefixtures("poisoned_outputs")
-@pytest.mark.parametrize("max_query_len", [1, 2, 4, 8])
-@pytest.mark.parametrize(("window", "kv"), [(None, ""), (70, ""), (None, "int8"), (70, "fp8")])
+# Each number of drafts with and without a window, and in one of the caches.
+@pytest.mark.parametrize(
+    ("max_query_len", "window", "kv"),
+    [
+        (1, None, ""), (2, 70, ""), (4, None, ""), (8, 70, ""),
+        (1, 70, "fp8"), (2, None, "int8"), (4, 70, "fp8"), (8, None, "int8"),
+    ],
+)  # fmt: skip
 def test_rows_of_drafts_equal_fp64_when_their_context_is_split(max_query_len: int, window: int | None, kv: str) -> None:
     shape = Shape(6, 2, 16, window=window, kv=kv)
     rows = [(300 + 10 * count, count) for count in range(1, max_query_len + 1)] + [(0, 1), (0, max_query_len)]

@@ -10,23 +10,21 @@ from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernel
 
 from headrace_kernels import low_bit_linear, restored_weights
 from headrace_kernels.fp8_activations import can_scale, scaled_linear
-from headrace_kernels.low_bit_kernels import (
+from headrace_kernels.low_bit_kernels import WideTile, multiply_wide, restore, wide_variants
+from headrace_kernels.low_bit_linear import Path, path_rule
+from headrace_kernels.low_bit_small_kernels import (
     MAX_SMALL_ROWS,
     SmallTile,
-    WideTile,
     multiply_small,
-    multiply_wide,
-    restore,
     small_variants,
-    wide_variants,
+    takes_small,
 )
-from headrace_kernels.low_bit_linear import Path, path_rule
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize, quantize_rows
 from headrace_kernels.rounded_tokens import round_tokens
 
 EPS = 1e-5
 # Outputs, inputs, group of INT4: pieces of 128, 64 and 32 inputs, tiles that are not full, odd numbers of outputs and inputs.
-SIZES = ((33, 1024, 128), (5, 256, 64), (18, 160, 32), (1, 101, 101))
+SIZES = ((17, 512, 128), (5, 256, 64), (18, 160, 32), (1, 101, 101))
 # Outputs, inputs, type. Of layers of Llama 8B, Qwen3-4B and Llama 70B; an odd number of outputs; inputs that no tile divides.
 MODEL_SIZES = (
     (4096, 14336, torch.bfloat16),
@@ -36,9 +34,9 @@ MODEL_SIZES = (
     (256, 4000, torch.bfloat16),
 )
 SMALL_TILES = (
-    SmallTile(16, 32, 2, 2, 2),
-    SmallTile(32, 64, 4, 4, 3, False),
-    SmallTile(16, 128, 4, 4, 2),
+    SmallTile(16, 1, 2),
+    SmallTile(16, 2, 4, False),
+    SmallTile(16, 4, 4),
 )
 WIDE_TILES = (WideTile(32, 16, 32, 4, 2, 3), WideTile(64, 32, 64, 4, 3))
 
@@ -151,10 +149,24 @@ def test_kernels_agree_with_fp64(kind: QuantKind, outputs: int, inputs: int, gro
             (3, SMALL_TILES[2], WIDE_TILES[0]),
         ):
             product = Product(kind, rows, outputs, inputs, group, dtype, "cpu")
-            check_small(product, small)
+            if takes_small(product.weight):
+                check_small(product, small)
             check_wide(product, wide)
         check_restored(product)
-        check_gated(Product(kind, 2, 2 * outputs, inputs, group, dtype, "cpu"), SMALL_TILES[0])
+        for rows, tile in ((1, SMALL_TILES[0]), (2, SMALL_TILES[1])):
+            product = Product(kind, rows, 2 * outputs, inputs, group, dtype, "cpu")
+            if takes_small(product.weight):
+                check_gated(product, tile)
+
+
+@pytest.mark.parametrize(("kind", "inputs", "taken"), [(QuantKind.INT8, 101, False), (QuantKind.FP8, 4000, True), (QuantKind.INT4, 101, True)])  # fmt: skip
+def test_outputs_that_begin_anywhere_go_another_way(kind: QuantKind, inputs: int, taken: bool, device: str) -> None:
+    product = Product(kind, 1, 5, inputs, inputs, torch.bfloat16, device)
+    assert takes_small(product.weight) is taken
+    if device == "cuda":
+        assert path_rule(1, product.weight) is (Path.SMALL if taken else Path.WIDE)
+    found = low_bit_linear.linear(product.x, product.weight, product.bias)
+    assert_close(found, product.expected(product.x.double()), product.spread(product.x.double()))
 
 
 @pytest.mark.gpu
@@ -181,7 +193,7 @@ def test_groups_of_every_size_on_a_card(group: int) -> None:
         for rows in (1, 16, 40):
             product = Product(QuantKind.INT4, rows, 512, 4096, group, dtype, "cuda")
             if rows <= MAX_SMALL_ROWS:
-                check_small(product, SmallTile(16, 64, 4, 4, 3, dtype == torch.bfloat16))
+                check_small(product, SmallTile(16, 2, 4, dtype == torch.bfloat16))
             else:
                 check_wide(product, WideTile(64, 64, 64, 4, 3, 2))
 
@@ -195,7 +207,7 @@ def test_every_number_is_multiplied_as_it_is(kind: QuantKind, device: str) -> No
         for first in range(0, codes.num_inputs, MAX_SMALL_ROWS):
             x = torch.eye(codes.num_inputs, dtype=dtype, device=device)[first : first + MAX_SMALL_ROWS]
             out = torch.full((MAX_SMALL_ROWS, codes.num_outputs), float("nan"), device=device)
-            multiply_small(x, codes, None, out, SmallTile(16, 32, 2, 2, 2))
+            multiply_small(x, codes, None, out, SmallTile(16, 1, 2))
             assert torch.equal(out, expected.t()[first : first + MAX_SMALL_ROWS])
             multiply_wide(x, codes, None, out, WideTile(64, 16, 32, 4, 2))
             assert torch.equal(out, expected.t()[first : first + MAX_SMALL_ROWS])

@@ -45,10 +45,21 @@ def check(case: RawCase) -> None:
     expected, (_, cache) = case.oracle(), case.separately()
     found = rotate_write_attend(case.raw, case.kv_cache, case.step, case.shape.scale, case.shape.window)
     torch.testing.assert_close(found[: expected.shape[0]].double(), expected, atol=TOLERANCE[case.shape.dtype], rtol=0)
-    torch.testing.assert_close(memory_of(case.kv_cache), memory_of(cache), atol=0, rtol=0, equal_nan=True)
+    if case.shape.dtype == torch.float32 and case.raw.key_norm is not None and case.shape.kv and not INTERPRETED:
+        check_but_for_rounding(case.kv_cache, cache)
+    else:
+        torch.testing.assert_close(memory_of(case.kv_cache), memory_of(cache), atol=0, rtol=0, equal_nan=True)
     for block, offset in case.places:
         assert restored_blocks(case.kv_cache, torch.tensor([block]))[:, :, :, offset].isfinite().all()
     assert case.step.decode is not None and not case.step.decode.scratch.done.any()
+
+
+def check_but_for_rounding(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """A card sums the norms of fp32 heads in different orders: their last bits differ, and so does one number in a million that lies between two of 8 bits."""
+    assert (memory_of(found) != memory_of(expected)).double().mean() < 1e-5
+    blocks = torch.arange(len(found), device=found.device)
+    ours, theirs = restored_blocks(found, blocks), restored_blocks(expected, blocks)
+    torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=1 / 7, equal_nan=True)
 
 
 @pytest.mark.parametrize("normed", [False, True])

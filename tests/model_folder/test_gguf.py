@@ -291,7 +291,36 @@ def test_arrays_of_more_entries_than_any_vocabulary_are_refused(tmp_path: pathli
     (tmp_path / FILE).write_bytes(raw)
     with (tmp_path / FILE).open("r+b") as file:
         file.truncate(1 << 24)
-    with pytest.raises(InvalidModelFolder, match=f"{FILE}: metadata 'k' has 8388608 entries, at most 4194304 are read"):
+    with pytest.raises(
+        InvalidModelFolder,
+        match=f"{FILE}: arrays have 8388608 entries together, with metadata 'k'; at most 4194304 are read",
+    ):
+        ModelFolder.open(tmp_path / FILE)
+
+
+def test_arrays_of_a_whole_header_are_counted_together(tmp_path: pathlib.Path) -> None:
+    """Each by itself is below the limit, and an entry in a file is far smaller than what it becomes. The last is of texts without a letter."""
+    count = 1 << 20
+    raw = [b"GGUF", struct.pack("<IQQ", 3, 0, 5)]
+    for key, kind, entry_bytes in [*((key, 0, 1) for key in "abcd"), ("e", 8, 8)]:
+        raw += [struct.pack("<Q", 1), key.encode(), struct.pack("<IIQ", 9, kind, count), bytes(count * entry_bytes)]
+    said = "arrays have 5242880 entries together, with metadata 'e'; at most 4194304 are read"
+    assert said in refused(tmp_path, b"".join(raw))
+
+
+def test_arrays_within_arrays_are_counted_too(tmp_path: pathlib.Path) -> None:
+    inner = struct.pack("<IQ", 0, 1 << 20) + bytes(1 << 20)
+    raw = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 9, 5)
+    assert "at most 4194304 are read" in refused(tmp_path, raw + inner * 5)
+
+
+def test_a_header_of_more_bytes_than_any_is_refused(tmp_path: pathlib.Path) -> None:
+    size = 64 << 20
+    raw = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, size)
+    (tmp_path / FILE).write_bytes(raw)
+    with (tmp_path / FILE).open("r+b") as file:
+        file.truncate(len(raw) + size)
+    with pytest.raises(InvalidModelFolder, match=f"{FILE}: metadata and tensor list have more than {size} bytes"):
         ModelFolder.open(tmp_path / FILE)
 
 

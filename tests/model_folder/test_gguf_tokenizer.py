@@ -19,6 +19,8 @@ from headrace_model_folder import InvalidModelFolder, ModelFolder
 from headrace_model_folder.gguf_tokenizer import gguf_tokenizer_json
 from headrace_model_folder.token_table import parse_token_table
 
+# Of the embedding.
+ROWS = 1 << 15
 CORPUS = [
     "The quick brown fox doesn't jump over 12345 lazy dogs; it's WE'LL see, I'd say.\n\n  Two  spaces\tand tabs.",
     "Größe, naïve café, Ελληνικά, русский текст, 日本語のテキスト, العربية, e\u0301 composed, 👩‍👩‍👧 and \U0001f600.",
@@ -51,6 +53,8 @@ _CUTS = {
         pre_tokenizers.Split(tokenizers.Regex(r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
 }  # fmt: skip
+_CUTS["deepseek-r1-qwen"] = _CUTS["qwen2"]
+_COMPOSED = {"qwen2", "deepseek-r1-qwen"}
 _BOS = {"llama-bpe", "tekken"}
 
 
@@ -59,7 +63,7 @@ def trained(pre: str) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=pre in _BOS))
     tokenizer.pre_tokenizer = _CUTS[pre]
     tokenizer.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
+    if pre in _COMPOSED:
         tokenizer.normalizer = tokenizers.normalizers.NFC()
     trainer = trainers.BpeTrainer(
         vocab_size=500,
@@ -86,7 +90,7 @@ def metadata_of(tokenizer: tokenizers.Tokenizer, pre: str) -> dict[str, Any]:
 
 
 def made(metadata: dict[str, Any]) -> tokenizers.Tokenizer:
-    source = gguf_tokenizer_json(FILE, metadata)
+    source = gguf_tokenizer_json(FILE, metadata, ROWS)
     assert source is not None
     return tokenizers.Tokenizer.from_buffer(source)
 
@@ -95,11 +99,11 @@ def made(metadata: dict[str, Any]) -> tokenizers.Tokenizer:
 def test_byte_level_vocabularies_encode_as_their_own_tokenizers(pre: str) -> None:
     theirs = trained(pre)
     metadata = metadata_of(theirs, pre)
-    ours, table = made(metadata), parse_token_table(gguf_tokenizer_json(FILE, metadata) or b"")
+    ours, table = made(metadata), parse_token_table(gguf_tokenizer_json(FILE, metadata, ROWS) or b"")
     for text in TEXTS:
         ids = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special_tokens=False).ids == ids
-        expected = text if pre != "qwen2" else tokenizers.normalizers.NFC().normalize_str(text)
+        expected = text if pre not in _COMPOSED else tokenizers.normalizers.NFC().normalize_str(text)
         assert b"".join(table.token_bytes[i] or b"?" for i in ids).decode() == expected
         # Llama 3's and Mistral's kinds begin with the first token unless the file says otherwise.
         assert ours.encode(text).ids == ([0] if pre in _BOS else []) + ids
@@ -180,10 +184,12 @@ def test_sentencepieces_special_tokens_are_found_in_texts() -> None:
     tokens = metadata["tokenizer.ggml.tokens"]
     ids = made(metadata).encode("the<|im|>in[USER]", add_special_tokens=False).ids
     assert ids[0] == tokens.index("\u2581the") and tokens.index("<|im|>") in ids and ids[-1] == tokens.index("[USER]")
-    table = parse_token_table(gguf_tokenizer_json(FILE, metadata) or b"")
+    table = parse_token_table(gguf_tokenizer_json(FILE, metadata, ROWS) or b"")
     assert tokens.index("<|im|>") in table.special_ids and tokens.index("[USER]") not in table.special_ids
     assert table.strips_leading_space and table.token_bytes[3 + 65] == b"A"
-    assert not parse_token_table(gguf_tokenizer_json(FILE, sentencepiece_metadata(False)) or b"").strips_leading_space
+    assert not parse_token_table(
+        gguf_tokenizer_json(FILE, sentencepiece_metadata(False), ROWS) or b""
+    ).strips_leading_space
 
 
 # ---- whole files ----
@@ -209,7 +215,9 @@ def test_a_vocabulary_travels_in_a_file(tmp_path: pathlib.Path) -> None:
     gguf = small()
     metadata = sentencepiece_metadata()
     gguf.metadata |= {key: value for key, value in metadata.items() if "token_id" not in key}
-    assert "token '[USER]' has id" in refused(tmp_path, gguf) and VOCAB < 259
+    entries = len(metadata["tokenizer.ggml.tokens"])
+    said = f"tokenizer.ggml.tokens has {entries} entries, more than the embedding has rows ({VOCAB})"
+    assert said in refused(tmp_path, gguf) and VOCAB < 259
 
 
 @pytest.mark.parametrize(
@@ -231,7 +239,7 @@ def test_a_vocabulary_travels_in_a_file(tmp_path: pathlib.Path) -> None:
 )  # fmt: skip
 def test_vocabularies_that_contradict_themselves_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidModelFolder) as error:
-        gguf_tokenizer_json(FILE, metadata_of(_THEIRS, "llama-bpe") | changes)
+        gguf_tokenizer_json(FILE, metadata_of(_THEIRS, "llama-bpe") | changes, ROWS)
     assert str(error.value).startswith(FILE) and said in str(error.value)
 
 
@@ -239,7 +247,39 @@ def test_scores_must_be_there_for_sentencepiece() -> None:
     metadata = sentencepiece_metadata()
     del metadata["tokenizer.ggml.scores"]
     with pytest.raises(InvalidModelFolder, match=r"tokenizer\.ggml\.scores must have an entry for each"):
-        gguf_tokenizer_json(FILE, metadata)
+        gguf_tokenizer_json(FILE, metadata, ROWS)
+
+
+def sentencepieces(*tokens: str) -> dict[str, Any]:
+    """A vocabulary of these and no others, all normal."""
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(tokens),
+        "tokenizer.ggml.scores": [-float(number) for number in range(len(tokens))],
+    }
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (["x" * 1025, "y"], "has a token of 1025 characters, at most 1024 are read"),
+        (["x" * (1 << 25)], "has a token of 33554432 characters, at most 1024 are read"),
+        ([f"{number:01000d}" for number in range(1 << 13 | 1 << 9)], "has 8704000 characters, at most 8388608 are read"),
+        (["x"] * (ROWS + 1), f"has {ROWS + 1} entries, more than the embedding has rows ({ROWS})"),
+        ([letter * size for letter in "abc" for size in range(1, 1025)], "make merges of more than 67108864 characters"),
+    ],
+)  # fmt: skip
+def test_vocabularies_that_would_take_a_reader_for_ever_are_refused(tokens: list[str], said: str) -> None:
+    with pytest.raises(InvalidModelFolder) as error:
+        gguf_tokenizer_json(FILE, sentencepieces(*tokens), ROWS)
+    assert str(error.value).startswith(f"{FILE}: tokenizer.ggml.tokens {said}")
+
+
+def test_a_vocabulary_at_the_limits_is_read() -> None:
+    whole = "".join(chr(0x4E00 + number) for number in range(1024))
+    tokens = ["a", "b", "ab", whole, whole[:1], whole[1:]]
+    source = gguf_tokenizer_json(FILE, sentencepieces(*tokens), len(tokens))
+    assert json.loads(source or b"")["model"]["merges"] == [["a", "b"], [whole[:1], whole[1:]]]
 
 
 def test_a_chat_template_must_be_a_text_of_some_size(tmp_path: pathlib.Path) -> None:

@@ -1,7 +1,5 @@
 """Logits and greedy tokens equal transformers' for folders that it wrote, however a prompt is cut and whatever else is in the batch."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -11,14 +9,6 @@ from tests.models.paged_driver import PagedDriver, Row
 # fp32 with sums in another order, over three layers with weights of standard deviation 0.2; logits are of order 10. A wrong mask, window or
 # frequency is off by more than 0.1.
 TOLERANCE = 2e-4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.self_check import StoredSummary
 from headrace_backend.weights.block_records import block_kinds, with_rotated_rows
 from headrace_backend.weights.destination import RotatedRows, TensorRows
-from headrace_backend.weights.placement import Placement, Shard
+from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels.block_weight import BlockKind, BlockWeight
 from headrace_model_folder import InvalidModelFolder, ModelFolder
@@ -43,14 +43,6 @@ MIXES = {
     "Q2_K": {"v_proj": "Q3_K", "embed_tokens": "Q2_K", "lm_head": "Q6_K", "": "Q2_K"},
     "odd": {"q_proj": "F16", "k_proj": "Q5_1", "v_proj": "BF16", "gate_proj": "Q4_1", "up_proj": "F32", "": "Q5_0"},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def kind_of(mix: str, name: str) -> str:
@@ -236,14 +228,6 @@ def test_a_product_that_differs_from_its_reference_is_refused_by_layer(
         QuantizationRefused, match=r"layer 'model\.layers\.0\.mlp\.down_proj': its Q8_0 product of 8 rows"
     ):
         read(demo("Q4_K")[2])
-
-
-def test_ranks_do_not_share_such_a_file(demo: Written) -> None:
-    folder = ModelFolder.open(demo("Q4_K")[2])
-    kinds = block_kinds(folder.tensors, CausalLM.stacked_params)
-    placement = Placement(torch.float32, CPU, Shard(0, 2), blocks=kinds)
-    with pytest.raises(QuantizationRefused, match="can't be split among ranks"):
-        MODEL_CLASSES[folder.config.architecture](folder.config, placement, 16)
 
 
 on_a_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -13,7 +13,7 @@ from tests.support.running_server import DEMO
 from headrace_backend.config import EngineConfig
 from headrace_backend.server.model_cost import model_cost
 from headrace_backend.server.model_facts import ModelFacts, model_limits
-from headrace_backend.worker_messages import WorkerReady
+from headrace_backend.worker_messages import QuantizationReport, WorkerReady
 from headrace_model_folder import ModelFolder
 from headrace_model_folder.config import parse_config
 
@@ -63,6 +63,23 @@ def test_quantized_layers_are_read_with_their_bits_and_the_rest_as_it_is() -> No
     plain, quantized = model_cost(config, "bf16"), model_cost(config, "bf16", layer_bits=4.5)
     assert plain.weight_bytes - quantized.weight_bytes == int(plain.flops_per_token / 2 * (16 - 4.5) / 8)
     assert plain[1:] == quantized[1:]
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied"])
+def test_an_output_layer_of_its_own_bits_is_read_instead(name: str) -> None:
+    config = parse_config({**json.loads(CONFIGS[name]().to_json_string()), "architectures": ["LlamaForCausalLM"]})
+    plain, quantized = model_cost(config, "bf16"), model_cost(config, "bf16", head_bits=8.5)
+    assert plain.weight_bytes - quantized.weight_bytes == int(plain.flops_per_sample / 2 * (16 - 8.5) / 8)
+    assert plain[1:] == quantized[1:]
+
+
+def test_a_model_whose_layers_are_plain_and_output_layer_is_not_costs_that() -> None:
+    folder = ModelFolder.open(DEMO, require_weights=False)
+    config = EngineConfig(model=DEMO, device="cpu", dtype="bf16", quantize_head="int8")
+    report = QuantizationReport(head_scheme="int8", head_bits_per_weight=8.125, head_relative_error=0.01)
+    facts = ModelFacts(config, folder, model_limits(config, folder))
+    ready = WorkerReady("cpu", 1, 16, 1, {}, quantization=report)
+    assert facts.cost(ready) == model_cost(folder.config, "bf16", head_bits=8.125)
 
 
 @pytest.mark.parametrize(("tp", "copies"), [(1, 1), (2, 1), (4, 1), (8, 2)])

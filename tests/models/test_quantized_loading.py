@@ -23,7 +23,7 @@ from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_kernels import low_bit_linear
+from headrace_kernels import low_bit_linear, restored_weights
 from headrace_kernels.quantized_weight import QuantizedWeight, allocate, dequantize, quantize_rows
 from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
 from headrace_model_folder.config import parse_config
@@ -296,7 +296,8 @@ def test_nothing_of_the_original_stays_on_a_card(path: pathlib.Path) -> None:
     torch.cuda.reset_peak_memory_stats()
     scheme = Scheme.named("int4", 128)
     model = load_model(None, config, torch.bfloat16, card, "dummy", 0, ignore_progress, 64, scheme)
-    # The rotary table, sums of errors and libraries' workspaces beside the weights.
-    assert torch.cuda.memory_allocated() - before - model.weight_bytes < 80 << 20
+    planned = model.weight_bytes + restored_weights.scratch_bytes(2 * 14336, 4096, torch.bfloat16)
+    # The rotary table, sums of errors and libraries' workspaces beside the weights and the room that restores one.
+    assert torch.cuda.memory_allocated() - before - planned < 80 << 20
     # The largest tensor as it was drawn, and a few pieces of it in fp32; or the embedding's.
-    assert torch.cuda.max_memory_allocated() - before - model.weight_bytes < 2 * 14336 * 4096 + (300 << 20)
+    assert torch.cuda.max_memory_allocated() - before - planned < 2 * 14336 * 4096 + (300 << 20)

@@ -52,18 +52,76 @@ def test_sizes_that_do_not_divide_are_refused(tp: int, changes: dict[str, int], 
     assert unsuitable_tp(config(tp), dataclasses.replace(MODEL, **changes)) == reason
 
 
-def test_folders_and_files_that_are_quantized_already_are_for_one_rank() -> None:
-    quantized = dataclasses.replace(MODEL, quantization=read_quantization(Recipe("gptq").config(), MODEL.num_layers))
-    assert unsuitable_tp(config(1), quantized) is None
-    said = unsuitable_tp(config(2), quantized)
+def test_files_in_blocks_are_shared_where_blocks_end() -> None:
+    said = unsuitable_tp(config(2), dataclasses.replace(MODEL, shared_blocks=(64, 64)))
     assert (
-        said is not None and "tp is 2, but a folder whose weights are quantized already is served by one rank" in said
+        said
+        == "tp is 2, which leaves each rank 352 of down_proj's 704 inputs, and a block of 64 does not divide those; tp 1 works"
     )
-    assert unsuitable_tp(config(2), dataclasses.replace(MODEL, is_bitsandbytes=True)) == said
-    assert unsuitable_tp(config(1), MODEL, "small.gguf") is None
-    assert unsuitable_tp(config(2), MODEL, "small.gguf") == said.replace(
-        "a folder whose weights are quantized already", "a GGUF file"
-    )
+    mixed = dataclasses.replace(MODEL, shared_blocks=(256, 32))
+    said = unsuitable_tp(config(2), mixed)
+    assert said is not None and "each rank 128 of o_proj's 256 inputs, and a block of 256 does not divide" in said
+    assert unsuitable_tp(config(2), dataclasses.replace(MODEL, shared_blocks=(128, 32))) is None
+    assert unsuitable_tp(config(1), mixed) is None
+
+
+def folder_of(recipe: Recipe, **changes: object) -> ModelConfig:
+    """The demo model as another tool would quantize it."""
+    found = read_quantization(recipe.config(), MODEL.num_layers)
+    assert found is not None
+    if recipe.ordered:
+        layers = {name: dataclasses.replace(form, order_digest="1") for name, form in found.layers.items()}
+        found = dataclasses.replace(found, layers=layers)
+    return dataclasses.replace(MODEL, quantization=found, **changes)
+
+
+@pytest.mark.parametrize(
+    ("tp", "recipe", "changes", "reason"),
+    [
+        # 352 and 176 inner columns: groups of 32, as large as their pieces can be, and half of one.
+        (
+            4,
+            Recipe("gptq"),
+            {},
+            "mlp.down_proj does not bear: its 704 inputs give 176 to each, which a smallest group of 32 does not divide; tp 1, 2 work",
+        ),
+        (
+            2,
+            Recipe("fp8", bits=8, group=128),
+            {},
+            "mlp.down_proj does not bear: its 704 inputs give 352 to each, which a block of 128 does not divide; tp 1 works",
+        ),
+        (
+            2,
+            Recipe("packed", ordered=True),
+            {},
+            "self_attn.o_proj does not bear: its 256 inputs are in an order of groups (act-order), and a group's would lie on several ranks; tp 1 works",
+        ),
+        (
+            8,
+            Recipe("packed", group=0),
+            {"intermediate_size": 720},
+            "mlp.down_proj does not bear: its 720 inputs give 90 to each, which a word of 8 does not divide; tp 1, 2 work",
+        ),
+        (
+            4,
+            Recipe("awq", group=0, symmetric=False),
+            {"intermediate_size": 720},
+            "mlp.gate_proj does not bear: its 720 outputs give 180 to each, which a word of 8 does not divide; tp 1, 2 work",
+        ),
+    ],
+)
+def test_folders_are_shared_where_words_groups_and_blocks_end(
+    tp: int, recipe: Recipe, changes: dict[str, object], reason: str
+) -> None:
+    said = unsuitable_tp(config(tp), folder_of(recipe, **changes))
+    assert said is not None and said.startswith(f"tp is {tp}, which model.layers.0.") and said.endswith(reason), said
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_scales_of_outputs_or_tensors_need_no_groups(tp: int) -> None:
+    for recipe in (Recipe("fp8", bits=8, group=0), Recipe("whole", bits=8, group=-1), Recipe("whole", bits=8, group=0)):
+        assert unsuitable_tp(config(tp), folder_of(recipe)) is None
 
 
 def test_key_value_heads_may_be_fewer_than_ranks() -> None:

@@ -38,14 +38,14 @@ def _folder(base: pathlib.Path, name: str) -> ModelFolder:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> functools.partial[ModelFolder]:
-    torch.set_num_threads(1)
     return functools.partial(_folder, tmp_path_factory.mktemp("sharded"))
 
 
-def load(folder: ModelFolder, shard: Shard = ALONE, scheme: Scheme | None = None) -> CausalLM:
-    return load_model(
-        folder, folder.config, torch.float32, CPU, "folder", 0, ignore_progress, scheme=scheme, shard=shard
-    )
+def load(
+    folder: ModelFolder, shard: Shard = ALONE, scheme: Scheme | None = None, head: Scheme | None = None
+) -> CausalLM:
+    about = (folder, folder.config, torch.float32, CPU, "folder", 0, ignore_progress)
+    return load_model(*about, scheme=scheme, shard=shard, head=head)  # type: ignore[arg-type]
 
 
 class Run(NamedTuple):
@@ -72,8 +72,14 @@ def plans(**wishes: object) -> list[StepPlan]:
     return [first, second, shared, *later]
 
 
-def run(folder: ModelFolder, scheme: Scheme | None, wishes: dict[str, object], shard: Shard = ALONE) -> Run:
-    model = load(folder, shard, scheme)
+def run(
+    folder: ModelFolder,
+    scheme: Scheme | None,
+    wishes: dict[str, object],
+    shard: Shard = ALONE,
+    head: Scheme | None = None,
+) -> Run:
+    model = load(folder, shard, scheme, head)
     runner = make_runner(model, model.num_layers, model.num_kv_heads, model.head_dim)
     hidden = runner.forward(step([Entry(7, 0, PROMPT[:5], (7,))], [admission(7)], {7: [20]}))
     with torch.inference_mode():
@@ -211,6 +217,25 @@ def test_quantized_weights_are_shared_out(folders: functools.partial[ModelFolder
     assert error < tolerance
     if scheme == "int4":
         assert ranks[0].tokens == alone.tokens
+
+
+@pytest.mark.parametrize("head", ["int8", "fp8"])
+@pytest.mark.parametrize("name", ["qwen3-tied-bias", "llama-mha"])
+def test_an_output_layer_of_8_bits_is_shared_out_by_tokens(
+    folders: functools.partial[ModelFolder], name: str, head: str
+) -> None:
+    """A scale belongs to a token, so that every rank's part is a slice of the whole, and logits are those of one rank."""
+    folder, scheme = folders(name), SCHEMES[head]
+    alone = run(folder, None, {}, head=scheme)
+    ranks = on_ranks(2, lambda shard: run(folder, None, {}, shard, scheme))
+    for rank in ranks:
+        assert rank.tokens == alone.tokens
+        # fp32, sums in another order in the layers.
+        torch.testing.assert_close(rank.logits, alone.logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(rank.logits, ranks[0].logits, rtol=0, atol=0)
+    for shard in (Shard(0, 2), Shard(1, 2)):
+        planned = weight_memory(folder.config, torch.float32, None, CPU, shard, head=scheme).weights
+        assert planned == load(folder, shard, head=scheme).weight_bytes
 
 
 @pytest.mark.parametrize("scheme", [None, SCHEMES["int4"], SCHEMES["nf4"]])

@@ -57,6 +57,27 @@ def test_a_quantized_cache_holds_more() -> None:
     assert fp8["kv_tokens"] > 1.9 * plain["kv_tokens"]
 
 
+def test_an_output_layer_of_8_bits_takes_and_reads_half() -> None:
+    def rows(head: str) -> list[dict[str, int]]:
+        options = ("--gpus", "2", "--quantize", "int4", "--quantize-head", head, "--max-model-len", "8192", "--json")
+        ended = run("--shape", "llama-3.1-8b", *options)
+        assert ended.exit_code == 0
+        found: list[dict[str, int]] = json.loads(ended.output)
+        return found
+
+    for plain, low in zip(rows("off"), rows("int8"), strict=True):
+        saved = 128_256 * (4096 - 4) // plain["tp"]
+        assert plain["weight_bytes"] - low["weight_bytes"] == plain["read_bytes"] - low["read_bytes"] == saved
+    # Tied, it has a copy of its own, and the table is not read any more.
+    tied = [
+        json.loads(run("--model", str(DEMO), "--quantize-head", head, "--json").output)[0] for head in ("off", "int8")
+    ]
+    config = ModelFolder.open(DEMO, require_weights=False).config
+    copy = config.vocab_size * (config.hidden_size + 4)
+    assert config.tie_word_embeddings and tied[1]["weight_bytes"] - tied[0]["weight_bytes"] == copy
+    assert tied[0]["read_bytes"] - tied[1]["read_bytes"] == 2 * config.vocab_size * config.hidden_size - copy
+
+
 def test_a_model_that_does_not_fit_is_said_with_the_arithmetic() -> None:
     ended = run("--shape", "llama-3.1-70b", "--gpu", "h100", "--gpus", "2")
     assert ended.exit_code == 1

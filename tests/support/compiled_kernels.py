@@ -1,6 +1,6 @@
 """Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
 
-    python -m tests.support.compiled_kernels attention|small_linear|low_bits|arranged|rounded|blocks 90
+    python -m tests.support.compiled_kernels attention|small_linear|low_bits|head|arranged|rounded|blocks 90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
@@ -35,6 +35,7 @@ from headrace_kernels import (
     int8_activations,
     low_bit_kernels,
     low_bit_linear,
+    low_bit_small_kernels,
     rms_norm,
     rope_kv,
     rounded_tokens,
@@ -207,21 +208,21 @@ def compile_small_linear(arch: int) -> list[Any]:
 def launch_low_bits(num_rows: int, product: _Product, weight: QuantizedWeight) -> None:
     """With the tile that the rules choose: few rows with what is fused, more rows alone."""
     x = torch.empty(num_rows, product.num_inputs, dtype=weight.dtype)
-    if num_rows > low_bit_kernels.MAX_SMALL_ROWS:
+    if num_rows > low_bit_small_kernels.MAX_SMALL_ROWS:
         out = torch.empty(num_rows, weight.num_outputs, dtype=weight.dtype)
         low_bit_kernels.multiply_wide(x, weight, None, out, low_bit_linear.wide_rule(num_rows, weight))
         return
     out = torch.empty(num_rows, product.num_outputs, dtype=weight.dtype)
     norm = (torch.empty(product.num_inputs, dtype=weight.dtype), 1e-5) if product.normed else None
     tile = low_bit_linear.small_rule(num_rows, weight, product.gated)
-    low_bit_kernels.multiply_small(x, weight, None, out, tile, norm, product.gated, product.add)
+    low_bit_small_kernels.multiply_small(x, weight, None, out, tile, norm, product.gated, product.add)
 
 
 def compile_low_bits(arch: int) -> list[Any]:
     """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16 with odd sizes; restoring, to fp32 too."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
-        stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
+        stack.enter_context(mock.patch.object(low_bit_small_kernels, "rms_norm", lambda x, *_: x))
         compiled = stack.enter_context(compiling_for(arch))
         for kind, product in itertools.product(
             QuantKind, (_PRODUCTS[2], _PRODUCTS[3], _Product(100, 352, normed=True))
@@ -241,6 +242,23 @@ def compile_low_bits(arch: int) -> list[Any]:
     return compiled
 
 
+def compile_head(arch: int) -> list[Any]:
+    """An 8B Llama's output layer in 8 bits, by whatever way the rules choose for a number of rows, with results in fp32."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
+        stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
+        for room in (low_bit_linear, rounded_tokens, int8_activations):
+            stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
+        compiled = stack.enter_context(compiling_for(arch))
+        for kind in (QuantKind.INT8, QuantKind.FP8):
+            kept = Arrangement(keeps_activations=True)
+            weight = allocate(kind, 128_256, 4096, 4096, torch.bfloat16, torch.device("cpu"), kept)
+            for num_rows in (1, 12, 32, 64, 200):
+                x = torch.empty(num_rows, 4096, dtype=torch.bfloat16)
+                assert low_bit_linear.linear(x, weight, None, torch.float32).dtype == torch.float32
+    return compiled
+
+
 # What folders of other tools need beyond: INT8 in groups and by outputs (0), with and without zero points, FP8 in blocks.
 _ARRANGED = (
     (QuantKind.INT8, 128, Arrangement(), torch.bfloat16),
@@ -256,7 +274,7 @@ def compile_arranged(arch: int) -> list[Any]:
     """Scales of groups for 8 bits, at the longest products of an 8B Llama; inputs in an order; products of rounded activations."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
-        stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
+        stack.enter_context(mock.patch.object(low_bit_small_kernels, "rms_norm", lambda x, *_: x))
         for room in (int8_activations, input_order):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
@@ -264,7 +282,7 @@ def compile_arranged(arch: int) -> list[Any]:
             outputs = product.num_outputs * (1 + product.gated)
             sizes = (outputs, product.num_inputs, group or product.num_inputs)
             weight = allocate(kind, *sizes, dtype, torch.device("cpu"), arrangement)
-            for num_rows in (1, 12, 64, 200):
+            for num_rows in (1, 12, 64, 200) if low_bit_small_kernels.takes_small(weight) else (64, 200):
                 launch_low_bits(num_rows, product, weight)
             low_bit_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
         sizes = (4096, 14_336, 14_336)
@@ -318,6 +336,7 @@ _ROOMS = {
     "attention": compile_attention,
     "small_linear": compile_small_linear,
     "low_bits": compile_low_bits,
+    "head": compile_head,
     "arranged": compile_arranged,
     "rounded": compile_rounded,
     "blocks": compile_blocks,

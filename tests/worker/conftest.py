@@ -1,4 +1,4 @@
-"""A tiny random Llama on disk, and loaded; two threads."""
+"""A tiny random Llama on disk, and loaded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ import torch
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
 from headrace_model_folder import ModelFolder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def two_threads() -> None:
-    torch.set_num_threads(2)
 
 
 @pytest.fixture(scope="session")

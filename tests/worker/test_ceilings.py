@@ -65,4 +65,5 @@ def test_rates_of_a_gpu_are_plausible_quick_and_leave_no_memory_behind() -> None
     assert time.monotonic() - began_s < 2.0
     assert 1e11 < rates.copy_bytes_per_s < 2e13
     assert 1e12 < rates.matmul_flops_per_s < 1e16
-    assert torch.cuda.memory_allocated(device) == allocated
+    # Less where a library's workspace, left by another test, was let go.
+    assert torch.cuda.memory_allocated(device) <= allocated

@@ -31,7 +31,7 @@ from headrace_backend.worker.step_buffers import StepLimits
 from headrace_backend.worker.step_shape import AttentionSizes, StepShape, captured_shapes
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
-PROMPTS = [[int(x) for x in np.random.default_rng(row).integers(3, 97, 5 + 9 * row)] for row in range(5)]
+PROMPTS = [[int(x) for x in np.random.default_rng(row).integers(3, 97, 5 + 7 * row)] for row in range(5)]
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")),
     pytest.param(
@@ -86,7 +86,7 @@ def mixed_plans() -> list[StepPlan]:
     decode = [Entry(row, len(PROMPTS[row]) + 1, None, (row,), 2) for row in (1, 2, 3)]
     ends = [Entry(row, len(PROMPTS[4]), None, (row,), 1) for row in (4, 5)]
     plans.append(step([*decode, *ends], released=(0,), copies=((34, 50),), step_id=3))
-    for number in range(4, 8):
+    for number in range(4, 6):
         entries = [Entry(row, len(PROMPTS[row]) + number - 2, None, (row,), number - 1) for row in (1, 2, 3)]
         plans.append(step(entries, released=(4, 5) if number == 4 else (), step_id=number))
     return plans
@@ -149,11 +149,11 @@ def wishful_plans() -> list[StepPlan]:
     ]
     tables = {row: [row * 8 + i for i in range(8)] for row in range(5)}
     plans = [step([Entry(row, 0, PROMPTS[row], (row,)) for row in range(5)], rows, tables, step_id=1)]
-    for number in range(2, 5):
+    for number in range(2, 4):
         decode = [Entry(row, len(PROMPTS[row]) + number - 2, None, (row,), number - 1) for row in range(5)]
         plans.append(step(decode, step_id=number))
-    plain = [Entry(row, len(PROMPTS[row]) + 3, None, (row,), 4) for row in (0, 2)]
-    plans.append(step(plain, released=(1, 3, 4), step_id=5))
+    plain = [Entry(row, len(PROMPTS[row]) + 2, None, (row,), 3) for row in (0, 2)]
+    plans.append(step(plain, released=(1, 3, 4), step_id=4))
     return plans
 
 

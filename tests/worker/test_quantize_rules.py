@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.model_folder.test_gguf import FILE, small
 from tests.support.running_server import DEMO
 
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
-from headrace_backend.quantize_rules import unsuitable_quantization
+from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
 from headrace_backend.worker.quantized import without_products
 from headrace_kernels.quantized_weight import QuantKind
 from headrace_model_folder import FolderQuantization, LayerFormat, Layout, ModelConfig, ModelFolder
+from headrace_model_folder.safetensors_header import Nf4State, TensorRecord
 
 MODEL = ModelFolder.open(DEMO, require_weights=False).config
 
@@ -72,3 +76,46 @@ def test_a_folder_that_is_quantized_already_is_not_quantized_again() -> None:
     assert unsuitable_quantization(config_of("off"), model) is None
     dummy = EngineConfig.model_validate({"model": DEMO, "load": "dummy"})
     assert "load is dummy" in str(unsuitable_quantization(dummy, model))
+
+
+def head_of(quantize_head: str) -> EngineConfig:
+    return EngineConfig.model_validate({"model": DEMO, "quantize_head": quantize_head})
+
+
+def test_a_head_is_quantized_whatever_the_layers_are_and_a_folder_whose_head_is_plain_allows_it() -> None:
+    folder = ModelFolder.open(DEMO)
+    layers = {"model.layers.0.mlp.up_proj": LayerFormat(Layout.AWQ, "int4", "group", 64)}
+    already = dataclasses.replace(
+        folder, config=dataclasses.replace(folder.config, quantization=FolderQuantization("awq", layers))
+    )
+    for quantize_head in ("off", "int8", "fp8"):
+        config = head_of(quantize_head)
+        assert unsuitable_head(config, folder) is None and unsuitable_head(config, already) is None
+        assert unsuitable_quantization(config, folder.config) is None
+        assert unsuitable_quantization(config, already.config) is None
+
+
+def test_a_head_in_a_gguf_file_stays_as_it_is(tmp_path: pathlib.Path) -> None:
+    small().write(tmp_path / FILE)
+    folder = ModelFolder.open(tmp_path / FILE)
+    assert unsuitable_head(head_of("off"), folder) is None
+    assert unsuitable_head(head_of("int8"), folder) == (
+        f"quantize_head is int8, and {FILE} is a GGUF file, whose weights stay as they are; quantize_head off works"
+    )
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_head_that_has_few_bits_already_is_named(is_tied: bool) -> None:
+    name = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
+    part = TensorRecord("model.safetensors", "U8", (4,), 0, 4)
+    record = TensorRecord("model.safetensors", "NF4", (4, 64), 0, 128, nf4=Nf4State(part, part))
+    config = dataclasses.replace(MODEL, tie_word_embeddings=is_tied)
+    folder = dataclasses.replace(ModelFolder.open(DEMO), config=config, tensors={name: record})
+    assert unsuitable_head(head_of("fp8"), folder) == (
+        f"quantize_head is fp8, and model.safetensors has {name} in NF4 already; quantize_head off works"
+    )
+
+
+def test_heads_have_8_bits() -> None:
+    with pytest.raises(pydantic.ValidationError, match=r"quantize_head(.|\n)*'off', 'int8' or 'fp8'"):
+        head_of("int4")

@@ -233,6 +233,20 @@ def test_a_worker_says_how_it_quantized_and_what_that_takes(
     assert worker.process.wait(60) == 0
 
 
+def test_a_worker_says_how_it_quantized_the_output_layer(start: Starter, llama_path: pathlib.Path) -> None:
+    worker = start(llama_path, quantize_head="fp8")
+    messages = worker.messages()
+    plan, ready = messages[0], messages[-1]
+    assert isinstance(plan, MemoryPlan) and isinstance(ready, WorkerReady)
+    report = ready.quantization
+    assert report is not None and (report.scheme, report.head_scheme) == ("", "fp8")
+    # A byte a number and four a token, instead of four a number.
+    assert report.head_bits_per_weight == 9 and 0 < report.head_relative_error < 0.04
+    assert plan.weight_bytes == 4 * ready.parameter_count - 97 * (4 * 32 - 36)
+    worker.plans.write(RecordKind.SHUTDOWN, b"", 1.0)
+    assert worker.process.wait(60) == 0
+
+
 @pytest.mark.parametrize("fault", ["missing", "truncated"])
 def test_an_invalid_folder_is_refused_soon(
     start: Starter, llama_path: pathlib.Path, tmp_path: pathlib.Path, fault: str

@@ -1,4 +1,4 @@
-"""Token embedding and output head, split over ranks by vocabulary; tied, they share one weight, which may be in blocks as a file has it.
+"""Token embedding and output head, split over ranks by vocabulary; tied, they share one weight, which may be in blocks as a file has it. A head of 8 bits has a weight of its own in any case.
 
 With several ranks both give every rank the whole: an embedding is the sum of what the ranks have of it, all but one of them zeros, and logits are the ranks' parts side by side, so that whatever is
 done to logits is done by every rank to the same bits, as it would be by one.
@@ -6,6 +6,7 @@ done to logits is done by every rank to the same bits, as it would be by one.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
+from headrace_backend.quantization.head_weight import HeadWeight
+from headrace_backend.weights.destination import CopiedRows
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.embedding import embedding
 from headrace_kernels.linear import linear
@@ -28,17 +31,35 @@ class TokenEmbedding(ShardedModule):
         self._rows = placement.shard.split(vocab_size)
         self._is_whole = len(self._rows) == vocab_size
         self.weight = _table(len(self._rows), size, placement)
+        self._copy: tuple[HeadWeight, ...] = ()
+
+    def fill_too(self, copy: HeadWeight) -> None:
+        """The tensor that fills this embedding is that of an output head too, which keeps it in its own form."""
+        # In a tuple, so that it is no module of this one.
+        self._copy = (copy,)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, size], a new tensor."""
         if isinstance(self.weight, BlockLinearWeight):
-            return self.weight.rows(token_ids)
+            return self._of_blocks(self.weight, token_ids)
         found = embedding(token_ids, self.weight, self._rows.start, self._is_whole)
         return found if self._is_whole else self._shard.together.all_reduce(found)
 
+    def _of_blocks(self, weight: BlockLinearWeight, token_ids: Tensor) -> Tensor:
+        if self._is_whole:
+            return weight.rows(token_ids)
+        local = token_ids - self._rows.start
+        outside = (local < 0) | (local >= len(self._rows))
+        found = weight.rows(local.masked_fill_(outside, 0)).masked_fill_(outside[:, None], 0)
+        return self._shard.together.all_reduce(found)
+
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
-        yield CheckpointPart("weight", 0, _target(self.weight, self._rows))
+        target = _target(self.weight, self._rows)
+        for copy in self._copy:
+            rows = CopiedRows(target.destination, copy.destination(range(len(self._rows))))
+            target = dataclasses.replace(target, destination=rows)
+        yield CheckpointPart("weight", 0, target)
 
 
 class OutputHead(ShardedModule):
@@ -50,7 +71,17 @@ class OutputHead(ShardedModule):
         self._rows = placement.shard.split(vocab_size)
         self._is_whole = len(self._rows) == vocab_size
         self._is_tied = tied_to is not None
-        self.weight = _table(len(self._rows), size, placement) if tied_to is None else tied_to.weight
+        self.weight = self._made(size, placement, tied_to)
+
+    def _made(
+        self, size: int, placement: Placement, tied_to: TokenEmbedding | None
+    ) -> nn.Parameter | BlockLinearWeight | HeadWeight:
+        if placement.head_scheme is not None:
+            weight = HeadWeight(len(self._rows), size, placement.head_scheme, placement)
+            if tied_to is not None:
+                tied_to.fill_too(weight)
+            return weight
+        return _table(len(self._rows), size, placement) if tied_to is None else tied_to.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, size] -> [num_tokens, vocab_size] fp32."""
@@ -68,12 +99,14 @@ class OutputHead(ShardedModule):
 
     def part(self, hidden: Tensor) -> Tensor:
         """[num_tokens, size] -> [num_tokens, this rank's part of the vocabulary] fp32."""
+        if isinstance(self.weight, HeadWeight):
+            return self.weight.logits(hidden)
         if isinstance(self.weight, BlockLinearWeight):
             return self.weight.multiply_to(hidden, None, torch.float32)
         return linear(hidden, self.weight, out_dtype=torch.float32)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
-        """The weight; nothing if it is the embedding's."""
+        """The weight; nothing if the embedding's tensor fills it."""
         if not self._is_tied:
             yield CheckpointPart("weight", 0, _target(self.weight, self._rows))
 
@@ -85,7 +118,7 @@ def _table(num_rows: int, size: int, placement: Placement) -> nn.Parameter | Blo
     return placement.empty(num_rows, size)
 
 
-def _target(weight: nn.Parameter | BlockLinearWeight, rows: range) -> WeightTarget:
-    if isinstance(weight, BlockLinearWeight):
+def _target(weight: nn.Parameter | BlockLinearWeight | HeadWeight, rows: range) -> WeightTarget:
+    if isinstance(weight, (BlockLinearWeight, HeadWeight)):
         return WeightTarget(weight.destination(range(len(rows))), rows, range(weight.num_inputs))
     return WeightTarget.of(weight, rows, range(weight.shape[1]))

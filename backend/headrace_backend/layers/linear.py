@@ -29,7 +29,7 @@ class ColumnLinear(ShardedModule):
         super().__init__()
         self._outputs = tuple(outputs)
         size = sum(len(rows) for rows in outputs)
-        self.weight = make_weight(size, input_size, placement, [len(rows) for rows in outputs])
+        self.weight = make_weight(self._outputs, range(input_size), placement)
         self.bias = placement.empty(size) if bias else None
 
     def forward(self, x: Activations) -> Tensor:
@@ -74,7 +74,7 @@ class RowLinear(ShardedModule):
         """
         super().__init__()
         self._inputs = inputs
-        self.weight = make_weight(output_size, len(inputs), placement)
+        self.weight = make_weight((range(output_size),), inputs, placement)
         self.bias = placement.empty(output_size) if bias and placement.shard.rank == 0 else None
 
     def forward(self, x: Activations) -> Tensor:

@@ -20,6 +20,7 @@ from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.layers.sharded_module import ShardedModule
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
+from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.quantization.self_check import QuantizationSummary, StoredSummary
 from headrace_backend.weights.placement import Placement, WeightTarget
@@ -121,8 +122,15 @@ class CausalLM(nn.Module, abc.ABC):
         self.max_position = max_position
         # How the layers were quantized, once they are; None where they were not.
         self.quantization: QuantizationSummary | StoredSummary | None = None
+        # How the output layer was.
+        self.head_quantization: QuantizationSummary | None = None
+        head = self.lm_head.weight
+        self.head_weight = head if isinstance(head, HeadWeight) else None
+        # Of the layers.
         self.low_bit_weights = {
-            path: weight for path, weight in self.named_modules() if isinstance(weight, LowBitWeight)
+            path: weight
+            for path, weight in self.named_modules()
+            if isinstance(weight, LowBitWeight) and weight is not self.head_weight
         }
         # Weights in blocks, as a file has them or rounded to such.
         self.block_weights = {
@@ -132,6 +140,8 @@ class CausalLM(nn.Module, abc.ABC):
         self.parameter_count = sum(parameter.numel() for parameter in self.parameters())
         self.parameter_count += sum(weight.num_weights for weight in self.low_bit_weights.values())
         self.parameter_count += sum(weight.num_block_weights for weight in self.block_weights.values())
+        if self.head_weight is not None and tied_to is None:
+            self.parameter_count += self.head_weight.num_weights
 
     @abc.abstractmethod
     def make_layer(self, config: ModelConfig, index: int, placement: Placement) -> DecoderLayer:
@@ -174,6 +184,7 @@ class CausalLM(nn.Module, abc.ABC):
         """Memory of all weights of this rank."""
         plain = sum(parameter.nbytes for parameter in self.parameters())
         low_bits = sum(weight.num_bytes for weight in self.low_bit_weights.values())
+        low_bits += self.head_weight.num_bytes if self.head_weight is not None else 0
         return plain + low_bits + sum(weight.num_bytes for weight in self.block_weights.values())
 
     def weight_targets(self) -> dict[str, WeightTarget]:

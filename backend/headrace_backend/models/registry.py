@@ -14,6 +14,7 @@ from headrace_backend.models.qwen3 import Qwen3ForCausalLM
 from headrace_backend.quantization.block_check import block_targets, summarize_blocks
 from headrace_backend.quantization.folder_check import summarize_folder
 from headrace_backend.quantization.folder_layers import formats_by_path, stage_layers
+from headrace_backend.quantization.head_weight import summarize_head
 from headrace_backend.quantization.nf4_weight import summarize_nf4
 from headrace_backend.quantization.self_check import summarize
 from headrace_backend.weights.block_records import block_kinds, with_rotated_rows
@@ -22,7 +23,7 @@ from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.nf4_states import load_nf4_states
 from headrace_backend.weights.placement import ALONE, Placement, Shard, WeightTarget
 from headrace_backend.weights.progress import Progress
-from headrace_backend.weights.scheme import Scheme
+from headrace_backend.weights.scheme import Scheme, Schemes
 from headrace_kernels.restored_weights import scratch_bytes
 from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, TensorRecord, expected_tensors
 
@@ -53,6 +54,7 @@ def load_model(
     max_position: int | None = None,
     scheme: Scheme | None = None,
     shard: Shard = ALONE,
+    head: Scheme | None = None,
 ) -> CausalLM:
     """Builds a model and fills its weights.
 
@@ -67,6 +69,7 @@ def load_model(
         max_position: Tokens of context to prepare for; the model's own limit by default.
         scheme: How the layers' weights are quantized while they are read; None: not at all.
         shard: Which of several ranks has which part.
+        head: How the output layer's weight is; None: not at all.
 
     Returns:
         The model in evaluation form: no parameter requires a gradient.
@@ -80,7 +83,7 @@ def load_model(
     if max_position is not None and not 1 <= max_position <= limit:
         raise ValueError(f"max_position must be from 1 to {limit} (the model's context), is {max_position}")
     records = folder.tensors if folder is not None and load == "folder" else {}
-    placement = _placement(config, dtype, device, scheme, shard, records)
+    placement = _placement(config, dtype, device, Schemes(scheme, head), shard, records)
     model = _model_class(config)(config, placement, max_position or limit)
     targets, shapes = model.weight_targets(), expected_tensors(config)
     # Biases that are added once are rank 0's.
@@ -94,10 +97,13 @@ def load_model(
             _load_quantized(model, folder, targets, progress)
         else:
             _load_rows(model, folder, targets, progress)
+        layers = {name: target for name, target in targets.items() if ".layers." in name}
         if scheme is not None and model.low_bit_weights:
-            model.quantization = summarize(scheme, targets, model.low_bit_weights)
+            model.quantization = summarize(scheme, layers, model.low_bit_weights)
         elif scheme is not None:
-            model.quantization = summarize_nf4(scheme, targets, model.block_weights)
+            model.quantization = summarize_nf4(scheme, layers, model.block_weights)
+        if head is not None and model.head_weight is not None:
+            model.head_quantization = summarize_head(head, targets, model.head_weight)
     return model.eval()
 
 
@@ -118,7 +124,9 @@ def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, Weigh
     """Fills a model by rows, whether numbers, which may be quantized as they come, or bytes that a file has in blocks."""
     records = folder.tensors
     targets = with_rotated_rows(targets, records)
-    states = {name: into.weight for name, into in block_targets(targets) if records[name].nf4 is not None}
+    states = {
+        name: (into.weight, targets[name]) for name, into in block_targets(targets) if records[name].nf4 is not None
+    }
     load_nf4_states(folder, states)
     load_weights(folder, targets, progress)
     if any(block_targets(targets)):
@@ -132,6 +140,7 @@ def weight_memory(
     device: torch.device,
     shard: Shard = ALONE,
     records: Mapping[str, TensorRecord] | None = None,
+    head: Scheme | None = None,
 ) -> WeightMemory:
     """What the weights of a rank will take on a device, exactly: a model is made as it would be, without memory.
 
@@ -142,14 +151,16 @@ def weight_memory(
         device: Where they will live.
         shard: Which of several ranks.
         records: The checkpoint's tensors, of which some may be in blocks; None: none is.
+        head: How the output layer's weight is quantized; None: not at all.
 
     Raises:
         InvalidModelFolder: the architecture is unknown.
         QuantizationRefused: the scheme does not suit the model.
     """
-    placement = _placement(config, dtype, torch.device("meta"), scheme, shard, records or {})
+    placement = _placement(config, dtype, torch.device("meta"), Schemes(scheme, head), shard, records or {})
     model = _model_class(config)(config, placement, 1)
-    sizes = {(weight.num_outputs, weight.num_inputs) for weight in model.low_bit_weights.values()}
+    low_bits = [*model.low_bit_weights.values(), *filter(None, [model.head_weight])]
+    sizes = {(weight.num_outputs, weight.num_inputs) for weight in low_bits}
     blocks = [part for weight in model.block_weights.values() for part in weight.blocks]
     sizes |= {(part.num_outputs, part.num_inputs) for part in blocks}
     # Elsewhere products restore weights in small blocks, which they give up again.
@@ -161,14 +172,14 @@ def _placement(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    scheme: Scheme | None,
+    schemes: Schemes,
     shard: Shard,
     records: Mapping[str, TensorRecord],
 ) -> Placement:
     """With what folder or file say of the bits of their weights."""
     stacked = CausalLM.stacked_params
     formats, kinds = formats_by_path(config, stacked), block_kinds(records, stacked)
-    return Placement(dtype, device, shard, scheme, formats=formats, blocks=kinds)
+    return Placement(dtype, device, shard, *schemes, formats=formats, blocks=kinds)
 
 
 def _model_class(config: ModelConfig) -> type[CausalLM]:

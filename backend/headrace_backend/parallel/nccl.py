@@ -23,7 +23,11 @@ _ENVIRONMENT = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     # A captured operation would have its buffers mapped by all ranks: a handshake for each, and mappings of memory that goes with its graph.
     "NCCL_GRAPH_REGISTER": "0",
+    # All ranks are on this machine: their addresses are the loopback interface's, and no other network is looked for.
     "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    # A thread that tells whoever connects to port 28028 of the machine about its ranks, unasked.
+    "NCCL_RAS_ENABLE": "0",
 }
 
 

@@ -6,6 +6,7 @@
     parted_weight   projections of different formats side by side
     block_linear_weight  weights that keep the blocks that a file has, or rows are rounded to: GGUF's types, NF4
     nf4_weight      those filled by rows that are rounded to NF4 as they come
+    head_weight     the output layer's, of 8 bits, and what is checked and said of it
     make_weight     which of them a placement asks for
     tensor_error    how far each tensor ended from what was read, and how far it may be
     self_check      what is checked and said once all weights are there; block_check: of weights in blocks

@@ -9,6 +9,7 @@ A projection may also be plain. Nothing is rounded here, so there is no distance
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +23,7 @@ from headrace_kernels import block_linear
 from headrace_kernels.block_weight import NF4_KINDS, BlockKind, BlockWeight, allocate, store_numbers
 from headrace_kernels.gguf_blocks import FILE_BLOCKS, store_file_rows
 from headrace_kernels.linear import linear
-from headrace_kernels.nf4 import BITSANDBYTES_NESTED, pieces_of_bytes
+from headrace_kernels.nf4 import BITSANDBYTES_NESTED, GROUP, pieces_of_bytes
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.swiglu import swiglu
 
@@ -71,12 +72,14 @@ class BlockLinearWeight(LinearWeight):
             placement: Where, and the blocks of each projection.
 
         Raises:
-            QuantizationRefused: Several ranks, or blocks that the inputs do not fill.
+            QuantizationRefused: Blocks that the inputs do not fill.
         """
         assert placement.block_kinds is not None
+        nested = BITSANDBYTES_NESTED
         if placement.shard.world_size > 1:
-            raise QuantizationRefused("weights in blocks can't be split among ranks: one worker serves such a file")
-        return cls(placement.block_kinds, sizes, num_inputs, placement)
+            # Nested scales are counted along the file's rows: in pieces that end with a rank's rows, each piece has one.
+            nested = math.gcd(nested, num_inputs // GROUP)
+        return cls(placement.block_kinds, sizes, num_inputs, placement, nested)
 
     def _made(self, kind: BlockKind | None, size: int, placement: Placement, nested: int) -> BlockWeight | Tensor:
         if kind is not None:
@@ -168,8 +171,7 @@ class BlockRows(Destination):
         self.outputs = outputs
         self.shape, self.dtype, self.device = (len(outputs), weight.num_inputs), weight.dtype, weight.device
         # bitsandbytes has two numbers a byte, and the scales elsewhere (`nf4_states`).
-        inputs, num_bytes = (2, 1) if weight.kind in NF4_KINDS else FILE_BLOCKS[weight.kind]
-        self.row_bytes = weight.num_inputs // inputs * num_bytes
+        self.block = (2, 1) if weight.kind in NF4_KINDS else FILE_BLOCKS[weight.kind]
 
     def put(self, first: int, rows: Tensor) -> None:
         """See Destination; rows are bytes."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.quantization.packing_check import check_packing
-from headrace_backend.quantization.self_check import StoredSummary, check_product
+from headrace_backend.quantization.self_check import StoredSummary, check_layer
 from headrace_backend.quantization.staged_layer import StagedLayer
 from headrace_model_folder import FolderQuantization
 
@@ -38,7 +38,7 @@ def summarize_folder(
     findings = {layer.layer: layer.statistics.read() for layer in layers}
     check_packing({name: found for name, found in findings.items() if found is not None}, norms)
     for path, weight in weights.items():
-        check_product(path, weight)
+        check_layer(path, weight)
     numbers = Counter(form.number for form in quantization.layers.values())
     groups = {128 if form.scales == "block" else form.group_size for form in quantization.layers.values()}
     num_bytes = sum(weight.num_bytes for weight in weights.values())

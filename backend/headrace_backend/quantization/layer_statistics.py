@@ -91,16 +91,19 @@ class LayerStatistics:
         columns = squares.sum(0).flatten()
         self._columns = columns if self._columns is None else self._columns + columns
 
-    def finish(self, order: Tensor | None) -> None:
+    def finish(self, order: Tensor | None, are_whole: bool = True) -> None:
         """All rows are there; keeps what is small.
 
         Args:
             order: Which input of the layer each one is that was added; None: they are in order.
+            are_whole: Whether groups are those that scales were made for. Pieces of them say nothing of their scales.
         """
         if self._columns is None:
             return
         if order is not None:
             self._columns = torch.empty_like(self._columns).index_copy_(0, order, self._columns)
+        if not are_whole:
+            self._scales, self._scatters = ([part[:, :1] for part in parts] for parts in (self._scales, self._scatters))
         self._correlations = _correlations(torch.cat(self._scales), torch.cat(self._scatters))
         self._scales, self._scatters = [], []
 

@@ -16,7 +16,15 @@ from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import Scheme
 from headrace_kernels import low_bit_linear
-from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize_rows, quantize_rows
+from headrace_kernels.quantized_weight import (
+    PLAIN,
+    Arrangement,
+    QuantizedWeight,
+    QuantKind,
+    allocate,
+    dequantize_rows,
+    quantize_rows,
+)
 from headrace_kernels.rounded_tokens import RoundedTokens
 
 # Weights that are in fp32 at a time while they are compared: 16 MB.
@@ -69,7 +77,14 @@ class LowBitWeight(LinearWeight):
 class RoundedWeight(LowBitWeight):
     """A weight that is quantized by a scheme of the settings."""
 
-    def __init__(self, num_outputs: int, num_inputs: int, scheme: Scheme, placement: Placement) -> None:
+    def __init__(
+        self,
+        num_outputs: int,
+        num_inputs: int,
+        scheme: Scheme,
+        placement: Placement,
+        arrangement: Arrangement = PLAIN,
+    ) -> None:
         """Allocates it, empty.
 
         Raises:
@@ -77,7 +92,8 @@ class RoundedWeight(LowBitWeight):
         """
         group = scheme.group(num_inputs)
         assert isinstance(scheme.kind, QuantKind)
-        super().__init__(allocate(scheme.kind, num_outputs, num_inputs, group, placement.dtype, placement.device))
+        sizes = (num_outputs, num_inputs, group)
+        super().__init__(allocate(scheme.kind, *sizes, placement.dtype, placement.device, arrangement))
 
     def destination(self, outputs: range) -> Destination:
         """See LinearWeight."""
@@ -88,19 +104,19 @@ class QuantizedRows(Destination):
     """Some outputs of a weight, quantized while they come; knows afterwards how far they are from what came."""
 
     def __init__(self, weight: QuantizedWeight, outputs: range) -> None:
-        self._weight = weight
+        self.weight = weight
         self._outputs = outputs
         self.shape, self.dtype, self.device = (len(outputs), weight.num_inputs), weight.dtype, weight.device
         self.error = TensorError(weight.kind, weight.group_size, weight.device)
 
     def put(self, first: int, rows: Tensor) -> None:
         """See Destination."""
-        begin, step = self._outputs.start + first, max(_BLOCK_NUMBERS // self._weight.num_inputs, 1)
+        begin, step = self._outputs.start + first, max(_BLOCK_NUMBERS // self.weight.num_inputs, 1)
         for offset in range(0, len(rows), step):
             self._quantize(rows[offset : offset + step].to(self.device), begin + offset)
 
     def _quantize(self, rows: Tensor, begin: int) -> None:
-        quantize_rows(rows, self._weight, begin)
+        quantize_rows(rows, self.weight, begin)
         found = torch.empty_like(rows, dtype=torch.float32)
-        dequantize_rows(self._weight, slice(begin, begin + len(rows)), found)
+        dequantize_rows(self.weight, slice(begin, begin + len(rows)), found)
         self.error.add(rows, found)

@@ -16,40 +16,38 @@ from headrace_kernels.linear import empty_weight
 from headrace_model_folder import LayerFormat
 
 
-def make_weight(
-    num_outputs: int, num_inputs: int, placement: Placement, part_sizes: Sequence[int] | None = None
-) -> LinearWeight:
+def make_weight(outputs: Sequence[range], inputs: range, placement: Placement) -> LinearWeight:
     """An empty weight of the placement's type and scheme, of its formats, or in the blocks of its file.
 
     Args:
-        num_outputs: Of all parts.
-        num_inputs: Of each part.
+        outputs: Of each projection in it, those that this rank keeps.
+        inputs: Of each projection, those that this rank keeps.
         placement: Where and how.
-        part_sizes: Outputs of each projection in it; None: there is one.
 
     Raises:
         QuantizationRefused: The scheme's groups or the file's blocks do not divide the inputs.
     """
-    sizes = tuple(part_sizes or (num_outputs,))
+    sizes, num_inputs = tuple(len(rows) for rows in outputs), len(inputs)
     if placement.block_kinds is not None:
         return BlockLinearWeight.of_file(sizes, num_inputs, placement)
     if placement.scheme is not None and placement.scheme.kind is BlockKind.NF4:
-        return Nf4Weight(num_outputs, num_inputs, placement)
+        return Nf4Weight(sum(sizes), num_inputs, placement)
     if placement.scheme is not None:
-        return RoundedWeight(num_outputs, num_inputs, placement.scheme, placement)
+        return RoundedWeight(sum(sizes), num_inputs, placement.scheme, placement)
     formats = placement.formats.get(placement.path, (None,) * len(sizes))
-    assert len(formats) == len(sizes) and sum(sizes) == num_outputs
+    assert len(formats) == len(sizes)
     if not any(formats):
-        return _of_one_format(None, sizes, num_inputs, placement)
+        return _of_one_format(None, outputs, inputs, placement)
     if are_alike(formats):
-        return _of_one_format(formats[0], sizes, num_inputs, placement)
-    parts = [_of_one_format(form, (size,), num_inputs, placement) for form, size in zip(formats, sizes, strict=True)]
+        return _of_one_format(formats[0], outputs, inputs, placement)
+    parts = [_of_one_format(form, (rows,), inputs, placement) for form, rows in zip(formats, outputs, strict=True)]
     return PartedWeight(parts)
 
 
 def _of_one_format(
-    form: LayerFormat | None, sizes: tuple[int, ...], num_inputs: int, placement: Placement
+    form: LayerFormat | None, outputs: Sequence[range], inputs: range, placement: Placement
 ) -> LinearWeight:
     if form is None:
-        return PlainWeight(empty_weight(sum(sizes), num_inputs, placement.dtype, placement.device))
-    return StoredWeight(form, sizes, num_inputs, placement)
+        size = sum(len(rows) for rows in outputs)
+        return PlainWeight(empty_weight(size, len(inputs), placement.dtype, placement.device))
+    return StoredWeight(form, outputs, inputs, placement)

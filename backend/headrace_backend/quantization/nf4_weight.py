@@ -85,7 +85,7 @@ def summarize_nf4(
 
     Args:
         scheme: What they were quantized by.
-        targets: All targets of the model, filled.
+        targets: Those of the layers, filled.
         weights: Path in the model -> weight.
 
     Raises:

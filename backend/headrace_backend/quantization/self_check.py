@@ -6,7 +6,7 @@ Owns the limits and the answer that operators see. Nothing here says how good an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -61,15 +61,16 @@ def summarize(
 
     Args:
         scheme: What they were quantized by.
-        targets: All targets of the model, filled.
+        targets: Those of the layers, filled.
         weights: Path in the model -> weight.
 
     Raises:
         QuantizationRefused: A tensor is farther from its original than rounding can bring it, or a product differs from its reference. Tensor or layer is named.
     """
-    errors = {name: _checked_error(name, target) for name, target in targets.items() if _is_quantized(target)}
+    rows = {name: target.destination for name, target in targets.items()}
+    errors = {name: checked_error(name, into) for name, into in rows.items() if isinstance(into, QuantizedRows)}
     for path, weight in weights.items():
-        check_product(path, weight)
+        check_layer(path, weight)
     num_weights = sum(weight.num_weights for weight in weights.values())
     num_bytes = sum(weight.num_bytes for weight in weights.values())
     worst = max(errors, key=errors.__getitem__)
@@ -77,14 +78,9 @@ def summarize(
     return QuantizationSummary(scheme, 8 * num_bytes / num_weights, mean, errors[worst], worst)
 
 
-def _is_quantized(target: WeightTarget) -> bool:
-    return isinstance(target.destination, QuantizedRows)
-
-
-def _checked_error(name: str, target: WeightTarget) -> float:
-    """A tensor's relative error."""
-    assert isinstance(target.destination, QuantizedRows)
-    error, most = target.destination.error.read()
+def checked_error(name: str, rows: QuantizedRows) -> float:
+    """A tensor's relative error. Raises QuantizationRefused where rounding does not explain it."""
+    error, most = rows.error.read()
     if not error <= most * _ROUNDING_SLACK:
         raise QuantizationRefused(
             f"tensor {name!r} is not what was read: quantized it is off by {error:.3%}, and rounding explains {most:.3%}"
@@ -92,30 +88,39 @@ def _checked_error(name: str, target: WeightTarget) -> float:
     return error
 
 
-def check_product(path: str, weight: LowBitWeight) -> None:
+def check_layer(path: str, weight: LowBitWeight) -> None:
+    """`check_product` of a layer's weight, by its path in the model."""
+    check_product(path.removesuffix(".weight"), weight.quantized, lambda rows: weight.multiply(rows, None))
+
+
+def check_product(layer: str, quantized: QuantizedWeight, multiply: Callable[[Tensor], Tensor]) -> None:
     """Multiplies random rows by a weight, as steps will.
+
+    Args:
+        layer: For the message.
+        quantized: The weight.
+        multiply: Rows by that weight.
 
     Raises:
         QuantizationRefused: A product differs from its reference; the layer is named.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    quantized = weight.quantized
     counts = _CARD_ROW_COUNTS if quantized.device.type == "cuda" else _ROW_COUNTS
-    rows = torch.randn(max(counts), weight.num_inputs, generator=generator).to(quantized.device, quantized.dtype)
+    rows = torch.randn(max(counts), quantized.num_inputs, generator=generator).to(quantized.device, quantized.dtype)
     expected = _reference(rows, quantized)
     for count in counts:
-        found = weight.multiply(rows[:count].contiguous(), None).float()
+        found = multiply(rows[:count].contiguous()).float()
         error = float((found - expected[:count]).norm() / expected[:count].norm().clamp(min=1e-30))
         limit = _product_limit(quantized, count)
         if not error <= limit:
             raise QuantizationRefused(
-                f"layer {path.removesuffix('.weight')!r}: its {quantized.kind.value} product of {count} rows differs from the reference by {error:.2%}, more than {limit:.2%}"
+                f"layer {layer!r}: its {quantized.kind.value} product of {count} rows differs from the reference by {error:.2%}, more than {limit:.2%}"
             )
 
 
 def _product_limit(weight: QuantizedWeight, num_rows: int) -> float:
     limit = _PRODUCT_LIMITS[weight.dtype]
-    may_round = weight.kind is QuantKind.FP8 or weight.rounds_activations
+    may_round = weight.rounds_activations or (weight.kind is QuantKind.FP8 and not weight.keeps_activations)
     rounds_rows = may_round and weight.device.type == "cuda" and num_rows > _FEW_ROWS
     return max(limit, _ROUNDED_PRODUCT_LIMIT) if rounds_rows else limit
 

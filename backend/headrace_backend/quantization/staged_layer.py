@@ -1,9 +1,9 @@
 """One linear layer of a folder that another tool quantized, on its way into our layout.
 
-    pieces of its tensors -> staged whole on the device -> all there -> rows_of -> soundness -> store_rows -> given up
+    pieces of its tensors -> staged on the device -> all there -> rows_of -> soundness -> store_rows -> given up
 
 Owns the staging and the questions that only values answer: whether scales are possible, zero points what the configuration says, the stated shape the right one. Tensors of a layer are read together, so that
-few layers are staged at a time, each no larger than in the file. What is found is noted on the device and read once, at the end.
+few layers are staged at a time, each no larger than in the file; of several ranks each stages and decodes its part (`layer_part`). What is found is noted on the device and read once, at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headrace_backend.quantization.layer_part import LayerPart
 from headrace_backend.quantization.layer_statistics import LayerStatistics
 from headrace_backend.quantization.source_numbers import rows_of
 from headrace_backend.quantization.stored_weight import StoredRows
@@ -28,8 +29,6 @@ from headrace_model_folder import InvalidModelFolder, LayerFormat, Role, SourceT
 
 # Numbers that are unpacked at a time, in four bytes each: 16 MB.
 _BLOCK_NUMBERS = 1 << 22
-# Outputs that a word of any format may hold.
-_WORD_OUTPUTS = 8
 
 # What may be wrong with values: the tensor at fault, and the rule.
 _FAULTS = (
@@ -68,25 +67,26 @@ class StagedLayer:
             records: The folder's.
 
         Raises:
-            QuantizationRefused: A rank's part of it would cut words, groups or blocks.
+            QuantizationRefused: A rank's part of it would cut words, groups or blocks; or its inputs are in an order and shared out.
         """
         assert isinstance(target.destination, StoredRows)
         self.layer = layer
         self._form, self._shape, self._into = form, shape, target.destination
-        self._outputs, self._inputs = target.rows, target.columns or range(shape[1])
+        self._part = LayerPart(target.rows, target.columns or range(shape[1]))
         self._tensors = {
             f"{layer}.{tensor.suffix}": tensor
             for tensor in form.tensors(*shape)
             if f"{layer}.{tensor.suffix}" in records
         }
         self._records = records
-        self._num_groups = form.num_groups(shape[1])
+        self._num_groups = len(self._part.groups(form))
         self._lock = threading.Lock()
         self._missing = len(self._tensors)
         self._staged: dict[Role, Tensor] = {}
         self._faults: Tensor | None = None
         self.statistics = LayerStatistics(form.bits, form.is_symmetric)
-        self._check_cuts()
+        if (reason := form.cuts(len(target.rows), len(self._part.inputs), shape)) is not None:
+            raise QuantizationRefused(f"layer {layer!r}: {reason}")
 
     def targets(self) -> dict[str, WeightTarget]:
         """Name of each tensor -> where its rows go."""
@@ -107,30 +107,12 @@ class StagedLayer:
     def _name(self, role: Role) -> str:
         return next(name for name, tensor in self._tensors.items() if tensor.role is role)
 
-    def _check_cuts(self) -> None:
-        """A rank's outputs and inputs must begin and end where words, groups and blocks do."""
-        form, outputs, inputs = self._form, self._outputs, self._inputs
-        unit_outputs = BLOCK_SIZE if form.scales == "block" else _WORD_OUTPUTS
-        unit_inputs = form.group_size or (BLOCK_SIZE if form.scales == "block" else 1)
-        for part, size, unit, what in (
-            (outputs, self._shape[0], unit_outputs, "outputs"),
-            (inputs, self._shape[1], unit_inputs, "inputs"),
-        ):
-            if any(end % unit for end in (part.start, part.stop) if end != size):
-                raise QuantizationRefused(
-                    f"layer {self.layer!r}: {what} {part.start} to {part.stop} of {size} are no whole groups of {unit}, which another number of ranks may give"
-                )
-        if form.order_digest and len(inputs) < self._shape[1]:
-            raise QuantizationRefused(
-                f"layer {self.layer!r}: its inputs are in an order, and can't be split over ranks"
-            )
-
     def _target(self, name: str, tensor: SourceTensor) -> WeightTarget:
         # A single number is a row.
-        shape = self._records[name].shape or (1,)
+        rows, columns = self._part.places(self._form, tensor.role, self._records[name].shape or (1,))
+        shape = (len(rows),) if columns is None else (len(rows), len(columns))
         stage = _Stage(self, tensor.role, shape, DTYPES[self._records[name].dtype])
-        columns = range(shape[1]) if len(shape) == 2 else None
-        return WeightTarget(stage, range(shape[0]), columns, batch=self.layer)
+        return WeightTarget(stage, rows, columns, batch=self.layer)
 
     def take(self, role: Role, tensor: Tensor) -> None:
         """Called by each tensor's stage once it is whole; the last one's call decodes."""
@@ -153,34 +135,37 @@ class StagedLayer:
         return self._into.device
 
     def _decode(self) -> None:
-        weight, first, inputs = self._into.weight, self._into.outputs.start, self._inputs
+        """Of staged tensors, whose outputs and inputs are counted from the part's first."""
+        weight, first, num_outputs = self._into.weight, self._into.outputs.start, len(self._part.outputs)
         self._faults = torch.zeros(len(_FAULTS), dtype=torch.bool, device=self.device)
         self._look_at_whole_tensors()
-        order = self._stored_order()
+        order, groups = self._stored_order(), self._stored_groups()
         step = max(_BLOCK_NUMBERS // self._shape[1] // BLOCK_SIZE, 1) * BLOCK_SIZE
-        for begin in range(self._outputs.start, self._outputs.stop, step):
-            outputs = slice(begin, min(begin + step, self._outputs.stop))
+        for begin in range(0, num_outputs, step):
+            outputs = slice(begin, min(begin + step, num_outputs))
             rows = rows_of(self._form, self._staged, outputs, self._num_groups)
-            numbers = rows.numbers[:, inputs.start : inputs.stop]
-            rows = Rows(numbers if order is None else _taken(numbers, order), *self._of_inputs(rows))
+            if order is not None:
+                rows = rows._replace(numbers=rows.numbers.index_select(1, order))
+            if groups is not None:
+                rows = Rows(rows.numbers, _taken(rows.scales, groups), _taken(rows.zeros, groups))
             self._look_at(rows)
             if self._form.scales == "block":
                 self._look_at_blocks(rows.numbers, begin)
             # Symmetric INT8 needs no zero points.
             kept = rows if weight.zeros is not None else rows._replace(zeros=None)
-            store_rows(kept, weight, first + begin - self._outputs.start)
-        self.statistics.finish(order)
+            store_rows(kept, weight, first + begin)
+        self.statistics.finish(order, are_whole=groups is None)
         if self._form.scales == "block":
-            self._store_blocks()
+            skipped = self._part.outputs.start % BLOCK_SIZE
+            store_blocks(self._staged[Role.SCALES].float(), BLOCK_SIZE, weight, self._into.outputs, skipped)
 
-    def _of_inputs(self, rows: Rows) -> tuple[Tensor | None, Tensor | None]:
-        """Scales and zero points of this rank's inputs."""
-        size = self._form.group_size
-        if not size:
-            return rows.scales, rows.zeros
-        groups = slice(self._inputs.start // size, self._inputs.stop // size)
-        assert rows.scales is not None
-        return rows.scales[:, groups], None if rows.zeros is None else rows.zeros[:, groups]
+    def _stored_groups(self) -> Tensor | None:
+        """Which group of the folder each of the weight's is a piece of; None where they are the same."""
+        size, piece, inputs = self._form.group_size, self._into.weight.group_size, self._part.inputs
+        if not size or (piece == size and inputs.start % size == 0):
+            return None
+        firsts = torch.arange(inputs.start, inputs.stop, piece, device=self.device)
+        return firsts.div(size, rounding_mode="floor") - inputs.start // size
 
     def _stored_order(self) -> Tensor | None:
         """Inputs in the order of their groups, noted in the weight; None where they are as they come."""
@@ -189,16 +174,6 @@ class StagedLayer:
         order = torch.argsort(self._staged[Role.ORDER], stable=True)
         store_order(order, self._into.weight)
         return order
-
-    def _store_blocks(self) -> None:
-        store_blocks(self._blocks_of(self._outputs), BLOCK_SIZE, self._into.weight, self._into.outputs)
-
-    def _blocks_of(self, outputs: range) -> Tensor:
-        """Scales of the blocks of some outputs and this rank's inputs, fp32."""
-        return self._staged[Role.SCALES].float()[
-            outputs.start // BLOCK_SIZE : -(-outputs.stop // BLOCK_SIZE),
-            self._inputs.start // BLOCK_SIZE : -(-self._inputs.stop // BLOCK_SIZE),
-        ]
 
     def _note(self, fault: int, is_there: Tensor) -> None:
         assert self._faults is not None
@@ -219,10 +194,12 @@ class StagedLayer:
 
     def _look_at_blocks(self, numbers: Tensor, begin: int) -> None:
         """A block of zeros may have any scale that is not negative, others none that is 0."""
-        scales = self._blocks_of(range(begin, begin + len(numbers)))
+        first = self._part.outputs.start % BLOCK_SIZE + begin
+        above = first % BLOCK_SIZE
+        scales = self._staged[Role.SCALES].float()[first // BLOCK_SIZE : -(-(first + len(numbers)) // BLOCK_SIZE)]
         height, width = len(scales) * BLOCK_SIZE, scales.shape[1] * BLOCK_SIZE
         sizes = numbers.view(torch.uint8) & 0x7F
-        whole = functional.pad(sizes, (0, width - sizes.shape[1], 0, height - len(sizes)))
+        whole = functional.pad(sizes, (0, width - sizes.shape[1], above, height - above - len(sizes)))
         used = whole.view(len(scales), BLOCK_SIZE, scales.shape[1], BLOCK_SIZE).amax((1, 3)) > 0
         self._note(_BAD_SCALE, ((scales == 0) & used).any())
 
@@ -275,5 +252,5 @@ class _Stage(Destination):
             self._layer.take(self._role, tensor)
 
 
-def _taken(numbers: Tensor, order: Tensor) -> Tensor:
-    return numbers.index_select(1, order)
+def _taken(by_group: Tensor | None, groups: Tensor) -> Tensor | None:
+    return None if by_group is None else by_group.index_select(1, groups)

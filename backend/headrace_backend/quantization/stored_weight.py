@@ -5,6 +5,7 @@ Owns which kind, groups and arrangement of `QuantizedWeight` hold a format, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels.quantized_weight import BLOCK_SIZE, Arrangement, QuantizedWeight, QuantKind, allocate
 from headrace_model_folder import LayerFormat
+from headrace_model_folder.layer_format import LEAST_GROUP
 
 KINDS = {"int4": QuantKind.INT4, "int8": QuantKind.INT8, "fp8": QuantKind.FP8}
 
@@ -22,32 +24,28 @@ KINDS = {"int4": QuantKind.INT4, "int8": QuantKind.INT8, "fp8": QuantKind.FP8}
 class StoredWeight(LowBitWeight):
     """One or several projections in the same format."""
 
-    def __init__(self, form: LayerFormat, part_sizes: Sequence[int], num_inputs: int, placement: Placement) -> None:
+    def __init__(self, form: LayerFormat, outputs: Sequence[range], inputs: range, placement: Placement) -> None:
         """Allocates it, empty.
 
         Args:
             form: Of all projections.
-            part_sizes: Outputs of each.
-            num_inputs: Of this rank.
+            outputs: Of each projection, those that this rank keeps.
+            inputs: Those that this rank keeps.
             placement: Type and device.
 
         Raises:
-            QuantizationRefused: The format's groups do not divide a rank's inputs.
+            QuantizationRefused: No group that there is divides a rank's inputs.
         """
-        if form.group_size and num_inputs % form.group_size:
-            raise QuantizationRefused(
-                f"groups of {form.group_size} do not divide the {num_inputs} inputs that a rank has of {placement.path}"
-            )
         kind = KINDS[form.number]
         is_block = form.scales == "block"
         arrangement = Arrangement(
             has_zeros=kind is QuantKind.INT8 and not form.is_symmetric,
-            scale_outputs=_scale_outputs(part_sizes) if is_block else 0,
+            scale_outputs=_scale_outputs(outputs) if is_block else 0,
             is_ordered=bool(form.order_digest),
             rounds_activations=form.rounds_activations,
         )
-        group = BLOCK_SIZE if is_block else form.group_size or num_inputs
-        sizes = (sum(part_sizes), num_inputs, group)
+        group = BLOCK_SIZE if is_block else _kept_group(form, inputs, placement)
+        sizes = (sum(len(rows) for rows in outputs), len(inputs), group)
         super().__init__(allocate(kind, *sizes, placement.dtype, placement.device, arrangement))
 
     def destination(self, outputs: range) -> Destination:
@@ -80,11 +78,23 @@ def _essence(form: LayerFormat) -> tuple[object, ...]:
     return (form.number, scales, form.group_size, has_zeros, form.order_digest, form.rounds_activations)
 
 
-def _scale_outputs(part_sizes: Sequence[int]) -> int:
-    """Outputs that share a scale in blocks: 128, or the largest power of two at whose multiples every part begins."""
+def _kept_group(form: LayerFormat, inputs: range, placement: Placement) -> int:
+    """Inputs that share a scale in the weight: the format's group, or the largest piece of it that does not straddle ranks."""
+    if not form.group_size:
+        return len(inputs)
+    size = math.gcd(form.group_size, inputs.start, inputs.stop)
+    if size < LEAST_GROUP:
+        raise QuantizationRefused(
+            f"groups of {form.group_size} and their pieces down to {LEAST_GROUP} do not divide the {len(inputs)} inputs that a rank has of {placement.path}"
+        )
+    return size
+
+
+def _scale_outputs(outputs: Sequence[range]) -> int:
+    """Outputs that share a scale in blocks: 128, or the largest power of two at whose multiples every part begins, in the weight and in the folder."""
     first, size = 0, BLOCK_SIZE
-    for part in part_sizes:
-        while first % size:
+    for part in outputs:
+        while first % size or part.start % size:
             size //= 2
-        first += part
+        first += len(part)
     return size

@@ -19,7 +19,7 @@ import uvloop
 
 from headrace_backend.config import BackendConfig, EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.quantize_rules import unsuitable_quantization
+from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
 from headrace_backend.server.backend import Backend
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.engine_service import EngineService
@@ -110,9 +110,13 @@ def _open_model(config: EngineConfig) -> ModelFolder:
     context = folder.config.max_position_embeddings
     if config.max_model_len > context:
         raise StartRefused(f"max_model_len is {config.max_model_len}; the model's context has {context} tokens")
-    for unsuitable in (unsuitable_quantization, unsuitable_tp):
-        if (reason := unsuitable(config, folder.config, folder.gguf_file)) is not None:
-            raise StartRefused(reason)
+    reasons = (
+        unsuitable_quantization(config, folder.config, folder.gguf_file),
+        unsuitable_head(config, folder),
+        unsuitable_tp(config, folder.config),
+    )
+    for reason in filter(None, reasons):
+        raise StartRefused(reason)
     return folder
 
 

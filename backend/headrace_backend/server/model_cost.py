@@ -17,7 +17,7 @@ _DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "f
 class ModelCost(NamedTuple):
     """Floating-point operations (a multiplication and an addition are two) and bytes."""
 
-    # Weights that a step reads: all but an embedding table that is not the output layer too.
+    # Weights that a step reads: all but an embedding table whose numbers are not the output layer's too.
     weight_bytes: int
     # Of the linear layers, per token.
     flops_per_token: float
@@ -29,7 +29,13 @@ class ModelCost(NamedTuple):
     kv_bytes_per_token: int
 
 
-def model_cost(config: ModelConfig, dtype: str, layer_bits: float | None = None, kv_dtype: str = "auto") -> ModelCost:
+def model_cost(
+    config: ModelConfig,
+    dtype: str,
+    layer_bits: float | None = None,
+    kv_dtype: str = "auto",
+    head_bits: float | None = None,
+) -> ModelCost:
     """The cost of a model.
 
     Args:
@@ -37,6 +43,7 @@ def model_cost(config: ModelConfig, dtype: str, layer_bits: float | None = None,
         dtype: Of weights and, unless quantized, cache: fp32, bf16, fp16, or torch's spelling.
         layer_bits: Bits per weight of the layers' products, scales included, where they are quantized.
         kv_dtype: The cache's, as EngineConfig has it.
+        head_bits: As `layer_bits`, of the output layer.
     """
     item_bytes = _DTYPE_BYTES[dtype]
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -47,6 +54,8 @@ def model_cost(config: ModelConfig, dtype: str, layer_bits: float | None = None,
     weight_bytes = num_read * item_bytes
     if layer_bits is not None:
         weight_bytes -= int(config.num_layers * layer * (item_bytes - layer_bits / 8))
+    if head_bits is not None:
+        weight_bytes -= int(head * (item_bytes - head_bits / 8))
     return ModelCost(
         weight_bytes=weight_bytes,
         flops_per_token=2.0 * config.num_layers * layer,

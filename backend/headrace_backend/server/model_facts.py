@@ -70,9 +70,10 @@ class ModelFacts:
 
     def cost(self, ready: WorkerReady) -> ModelCost:
         """What its steps compute and read, all ranks together."""
-        layer_bits = ready.quantization.bits_per_weight if ready.quantization else None
-        model = self._folder.config
-        cost = model_cost(model, self._dtype(), layer_bits, self._config.kv_dtype)
+        model, report = self._folder.config, ready.quantization or QuantizationReport()
+        # What was not quantized has no bits of its own.
+        layer_bits, head_bits = report.bits_per_weight or None, report.head_bits_per_weight or None
+        cost = model_cost(model, self._dtype(), layer_bits, self._config.kv_dtype, head_bits)
         # Of all ranks together: where they are more than key and value heads, several have the same one.
         copies = max(1, self._config.tp // model.num_kv_heads)
         return cost._replace(kv_bytes_per_token=copies * cost.kv_bytes_per_token)
@@ -101,6 +102,9 @@ def _quantization(report: QuantizationReport) -> engine_pb2.EngineQuantization:
         mean_relative_error=report.mean_relative_error,
         worst_relative_error=report.worst_relative_error,
         worst_tensor=report.worst_tensor,
+        head_scheme=report.head_scheme,
+        head_bits_per_weight=report.head_bits_per_weight,
+        head_relative_error=report.head_relative_error,
     )
 
 

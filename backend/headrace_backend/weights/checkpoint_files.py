@@ -58,10 +58,11 @@ class RowSpan(NamedTuple):
 
     @classmethod
     def of(cls, target: WeightTarget, record: TensorRecord) -> RowSpan:
-        """What is read of a tensor for a target: of rows in blocks, whose columns are no bytes of their own, all."""
-        if target.destination.row_bytes:
-            assert record.num_bytes == record.shape[0] * target.destination.row_bytes
-            return cls(target.destination.row_bytes, 0, target.destination.row_bytes)
+        """What is read of a tensor for a target."""
+        if target.destination.block is not None:
+            row_bytes, rest = divmod(record.num_bytes, record.shape[0])
+            assert not rest
+            return cls.of_columns(target.kept, (record.shape[0], row_bytes), 1)
         return cls.of_columns(target.columns, record.shape, DTYPES[record.dtype].itemsize)
 
     @classmethod

@@ -18,8 +18,8 @@ class Destination(abc.ABC):
     # Of the model's plain weights. Rows may come in another type.
     dtype: torch.dtype
     device: torch.device
-    # Of a row as a file has it, where rows come as bytes; 0: they come as numbers.
-    row_bytes: int = 0
+    # Inputs and bytes of a block, where rows come as the bytes that a file has; None: they come as numbers.
+    block: tuple[int, int] | None = None
 
     @abc.abstractmethod
     def put(self, first: int, rows: Tensor) -> None:
@@ -53,13 +53,27 @@ class TensorRows(Destination):
         return self.tensor
 
 
+class CopiedRows(Destination):
+    """Two destinations of the same rows: a tied tensor that is kept in two forms."""
+
+    def __init__(self, into: Destination, copy: Destination) -> None:
+        assert into.shape == copy.shape and into.block is None and copy.block is None
+        self.into, self.copy = into, copy
+        self.shape, self.dtype, self.device = into.shape, into.dtype, into.device
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """See Destination."""
+        self.into.put(first, rows)
+        self.copy.put(first, rows)
+
+
 class RotatedRows(Destination):
     """Another destination whose rows come with the two halves of each head alternating, and are put into order."""
 
     def __init__(self, into: Destination, head_rows: int) -> None:
         self.into = into
         self._head_rows = head_rows
-        self.shape, self.dtype, self.device, self.row_bytes = into.shape, into.dtype, into.device, into.row_bytes
+        self.shape, self.dtype, self.device, self.block = into.shape, into.dtype, into.device, into.block
 
     def put(self, first: int, rows: Tensor) -> None:
         """See Destination."""

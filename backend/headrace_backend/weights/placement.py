@@ -65,6 +65,8 @@ class Placement:
     shard: Shard = ALONE
     # None: all of `dtype`.
     scheme: Scheme | None = None
+    # Of the output layer, which has one of its own; None: as the embedding, of `dtype` or as the file has it.
+    head_scheme: Scheme | None = None
     # Where the module that is being made stands in the model, dots between names.
     path: str = ""
     # Path of a module with a weight -> the format of each projection in it, where another tool quantized the folder's layers; None: plain. Modules that are not here are plain.
@@ -124,6 +126,14 @@ class WeightTarget:
         """Weights of the part."""
         return math.prod(self.destination.shape)
 
+    @property
+    def kept(self) -> range | None:
+        """The columns, in numbers or, for a destination that takes such, in bytes."""
+        if self.destination.block is None or self.columns is None:
+            return self.columns
+        inputs, num_bytes = self.destination.block
+        return range(self.columns.start // inputs * num_bytes, self.columns.stop // inputs * num_bytes)
+
     def put(self, values: Tensor, first: int, end: int) -> None:
         """Hands rows over, cut to the columns.
 
@@ -132,10 +142,8 @@ class WeightTarget:
             first: The first row, counted in the checkpoint tensor.
             end: The row after the last.
         """
-        if self.destination.row_bytes:
-            values = values.view(end - first, self.destination.row_bytes)
-        elif self.columns is not None:
+        if (kept := self.kept) is not None:
             values = values.view(end - first, -1)
-            if values.shape[1] != len(self.columns):
-                values = values[:, self.columns.start : self.columns.stop]
+            if values.shape[1] != len(kept):
+                values = values[:, kept.start : kept.stop]
         self.destination.put(first - self.rows.start, values)

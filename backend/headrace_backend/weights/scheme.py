@@ -6,6 +6,7 @@ Owns the scheme as loaders and layers see it. What a kind of number is, and how 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from headrace_kernels.block_weight import FORMATS, BlockKind
 from headrace_kernels.quantized_weight import QuantKind
@@ -17,7 +18,7 @@ class QuantizationRefused(ValueError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scheme:
-    """One way to quantize: all products of the decoder layers; embedding, output layer, norms and biases stay."""
+    """One way to quantize: all products of the decoder layers, or the output layer. Embedding, norms and biases stay."""
 
     kind: QuantKind | BlockKind
     # Inputs that share a scale; 0: all of an output's.
@@ -49,3 +50,16 @@ class Scheme:
                 f"quantize_group is {self.group_size}, which does not divide {num_inputs} inputs of a layer"
             )
         return self.group_size or num_inputs
+
+
+class Schemes(NamedTuple):
+    """What the settings ask for. None: as plain weights, or as the folder has them."""
+
+    layers: Scheme | None = None
+    # One scale per output.
+    head: Scheme | None = None
+
+    @classmethod
+    def named(cls, quantize: str, group_size: int, quantize_head: str) -> Schemes:
+        """Those of the settings `quantize`, `quantize_group` and `quantize_head`."""
+        return cls(Scheme.named(quantize, group_size), Scheme.named(quantize_head, 0))

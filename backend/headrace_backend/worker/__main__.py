@@ -2,7 +2,8 @@
 
 import sys
 
+from headrace_backend.worker.lifetime import end_process
 from headrace_backend.worker.main import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_process(main(sys.argv[1:]))

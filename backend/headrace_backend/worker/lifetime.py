@@ -1,14 +1,17 @@
-"""The worker never outlives the process that started it.
+"""The worker never outlives the process that started it, and ends at once when it has to.
 
-Owns the tie to the parent and the signals that are not the worker's business.
+Owns the tie to the parent, the signals that are not the worker's business, and the process's end.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import os
 import signal
+import sys
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
@@ -42,3 +45,14 @@ def arrange_signals() -> None:
     """Leaves Ctrl-C, which the terminal sends to every process, to the supervisor. SIGUSR1 writes all stacks to stderr: for a watchdog, before it kills."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends the process. What was registered for its end is done; what it made is left to the kernel.
+
+    The interpreter would take the ranks' group apart, and NCCL then waits for every graph that holds one of its operations to be gone, and may wait for ranks that are.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

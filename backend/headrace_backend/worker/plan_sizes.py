@@ -17,7 +17,7 @@ from headrace_backend.models.registry import weight_memory
 from headrace_backend.quantize_rules import unsuitable_quantization
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.placement import Shard
-from headrace_backend.weights.scheme import Scheme
+from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.device import choose_dtype
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.memory_plan import Room, plan_estimate
@@ -69,8 +69,8 @@ def sizes(question: Question, tp: int) -> Sizes:
         if (reason := unsuitable(config, model)) is not None:
             return Sizes(tp, reason)
     dtype = choose_dtype(config.dtype, model, _CARD)
-    scheme = Scheme.named(config.quantize, config.quantize_group)
-    weights = weight_memory(model, dtype, scheme, _CARD, Shard(0, tp))
+    schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head)
+    weights = weight_memory(model, dtype, schemes.layers, _CARD, Shard(0, tp), head=schemes.head)
     other = _OTHER_BYTES + (_GROUP_BYTES if tp > 1 else 0)
     room = Room(_CARD, question.gpu_bytes - other, question.gpu_bytes, int(config.memory_budget))
     longest = config.max_model_len or model.max_position_embeddings
@@ -78,7 +78,8 @@ def sizes(question: Question, tp: int) -> Sizes:
         memory, plan = plan_estimate(config, rank_part(model, tp), weights, dtype, longest, room)
     except DoesNotFit as refused:
         return Sizes(tp, str(refused))
-    embedding = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size // tp
+    is_read = model.tie_word_embeddings and schemes.head is None
+    embedding = 0 if is_read else model.vocab_size * model.hidden_size // tp
     return Sizes(
         tp,
         weight_bytes=memory.weights,

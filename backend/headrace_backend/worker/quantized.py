@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
 import torch
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.quantization.self_check import StoredSummary
+from headrace_backend.quantization.self_check import QuantizationSummary, StoredSummary
 from headrace_backend.quantization.stored_weight import KINDS
-from headrace_backend.quantize_rules import unsuitable_quantization
-from headrace_backend.weights.scheme import Scheme
+from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
+from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker_messages import Notice, QuantizationReport
@@ -26,21 +27,25 @@ from headrace_model_folder import ModelFolder
 _OLDEST_FP8_CAPABILITY = (8, 9)
 
 
-def checked_scheme(config: EngineConfig, folder: ModelFolder, device: torch.device, channel: Channel) -> Scheme | None:
-    """What the layers' weights are quantized by; None: not at all. Tells the operator what is not as it might be.
+def checked_schemes(config: EngineConfig, folder: ModelFolder, device: torch.device, channel: Channel) -> Schemes:
+    """What weights are quantized by. Tells the operator what is not as it might be.
 
     Raises:
         StartRefused: The settings do not suit the model.
     """
     if (reason := unsuitable_quantization(config, folder.config, folder.gguf_file)) is not None:
         raise StartRefused(reason)
-    scheme = Scheme.named(config.quantize, config.quantize_group)
-    kinds = {scheme.kind} if scheme is not None else folder_kinds(folder)
+    if (reason := unsuitable_head(config, folder)) is not None:
+        raise StartRefused(reason)
+    schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head)
+    kinds = {scheme.kind for scheme in schemes if scheme is not None}
+    if schemes.layers is None:
+        kinds |= folder_kinds(folder)
     if kinds and device.type == "cuda":
         notice = without_products(kinds, torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
         if notice is not None:
             channel.send_message(Notice(notice))
-    return scheme
+    return schemes
 
 
 def folder_kinds(folder: ModelFolder) -> set[QuantKind]:
@@ -59,12 +64,24 @@ def without_products(kinds: Collection[QuantKind | BlockKind], card: str, capabi
 
 def quantization_report(model: CausalLM) -> QuantizationReport | None:
     """How the model was quantized, as it is told; None if it was not."""
-    summary = model.quantization
-    if summary is None:
+    layers, head = model.quantization, model.head_quantization
+    if layers is None and head is None:
         return None
+    report = QuantizationReport() if layers is None else _of_layers(layers)
+    if head is None:
+        return report
+    return msgspec.structs.replace(
+        report,
+        head_scheme=head.scheme.name,
+        head_bits_per_weight=head.bits_per_weight,
+        head_relative_error=head.mean_relative_error,
+    )
+
+
+def _of_layers(summary: QuantizationSummary | StoredSummary) -> QuantizationReport:
     if isinstance(summary, StoredSummary):
         # The bits are as they were found: how far these are from what they were made of, only who made them knows.
-        return QuantizationReport(summary.scheme, summary.group_size, summary.bits_per_weight, 0.0, 0.0, "")
+        return QuantizationReport(summary.scheme, summary.group_size, summary.bits_per_weight)
     return QuantizationReport(
         scheme=summary.scheme.name,
         group_size=summary.scheme.group_size,

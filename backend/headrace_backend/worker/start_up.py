@@ -25,7 +25,7 @@ from headrace_backend.models.registry import load_model, weight_memory
 from headrace_backend.parallel.collectives import agreed_least, agreed_most, slowest_times
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.loader import pinned_bytes
-from headrace_backend.weights.scheme import QuantizationRefused, Scheme
+from headrace_backend.weights.scheme import QuantizationRefused, Schemes
 from headrace_backend.worker.ceilings import measured_rates
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.cpu_batch import CpuBatch
@@ -46,7 +46,7 @@ from headrace_backend.worker.memory_plan import (
     plan_memory,
 )
 from headrace_backend.worker.profile_step import PROFILE_BLOCKS, Profile, largest_steps, measure_steps
-from headrace_backend.worker.quantized import checked_scheme, quantization_report
+from headrace_backend.worker.quantized import checked_schemes, quantization_report
 from headrace_backend.worker.rank_links import RankLinks
 from headrace_backend.worker.ranks import RankPlace, take_place
 from headrace_backend.worker.runner import CapturesGraphs, Runner
@@ -144,7 +144,7 @@ def start_worker(
         PeerLost: Another rank was lost.
     """
     max_model_len = checked_max_model_len(config, folder)
-    if (reason := unsuitable_tp(config, folder.config, folder.gguf_file)) is not None:
+    if (reason := unsuitable_tp(config, folder.config)) is not None:
         raise StartRefused(reason)
     timer = _Phases(phases)
     device = _prepared_device(config, folder, links.rank if links else 0, channel)
@@ -156,8 +156,9 @@ def start_worker(
         place = take_place(config, links, device, dtype, channel)
     free_bytes = free_on_card if memory else free_memory_bytes(device)
     room = Room.of_rank(device, free_bytes, memory.total() if memory else 0, config)
-    scheme = checked_scheme(config, folder, device, channel)
-    weights = weight_memory(folder.config, dtype, scheme, device, place.shard, folder.tensors)
+    schemes = checked_schemes(config, folder, device, channel)
+    about = (folder.config, dtype, schemes.layers, device, place.shard, folder.tensors, schemes.head)
+    weights = weight_memory(*about)
     part = rank_part(folder.config, config.tp)
     estimate, plan = plan_estimate(config, part, weights, dtype, max_model_len, room)
     plan = _agreed(plan, place)
@@ -166,7 +167,7 @@ def start_worker(
     with timer.timed("ceilings"):
         rates = measured_rates(device, dtype)
     with timer.timed("weights"):
-        causal_lm = _loaded_model(config, folder, dtype, device, scheme, max_model_len, channel, place)
+        causal_lm = _loaded_model(config, folder, dtype, device, schemes, max_model_len, channel, place)
     model = _Model(causal_lm, config, max_model_len, dtype, device, place)
     if memory is None:
         runner = _ready_runner(model, plan.num_blocks, channel, timer)
@@ -208,7 +209,7 @@ def _loaded_model(
     folder: ModelFolder,
     dtype: torch.dtype,
     device: torch.device,
-    scheme: Scheme | None,
+    schemes: Schemes,
     max_model_len: int,
     channel: Channel,
     place: RankPlace,
@@ -220,11 +221,19 @@ def _loaded_model(
     """
     source = folder if config.load == "folder" else None
     try:
-        about = (dtype, device, config.load, config.seed, channel.send_progress, max_model_len, scheme, place.shard)
-        return load_model(source, folder.config, *about)
+        about = (dtype, device, config.load, config.seed, channel.send_progress, max_model_len)
+        return load_model(source, folder.config, *about, schemes.layers, place.shard, schemes.head)
     except QuantizationRefused as refused:
-        source_of_bits = f"quantize is {config.quantize}" if scheme else f"{folder.name}: quantized by another tool"
-        raise StartRefused(f"{source_of_bits}: {refused}") from refused
+        raise StartRefused(f"{_source_of_bits(config, folder)}: {refused}") from refused
+
+
+def _source_of_bits(config: EngineConfig, folder: ModelFolder) -> str:
+    """Whose wish few bits are."""
+    asked = {"quantize": config.quantize, "quantize_head": config.quantize_head}
+    wishes = [f"{name} is {value}" for name, value in asked.items() if value != "off"]
+    if folder.config.quantized_by is not None or folder.gguf_file is not None:
+        wishes.append(f"{folder.name}: quantized by another tool")
+    return ", ".join(wishes)
 
 
 def _count_late_work(runner: Runner) -> int:

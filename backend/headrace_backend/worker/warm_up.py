@@ -91,6 +91,10 @@ def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iter
     for count in _sizes(min(config.max_num_batched_tokens, most_rows * max_model_len, max(WARM_ROWS))):
         if count > max_model_len:
             yield from _taken(_prompts(count, max_model_len), pool, Wish.GREEDY)
+    # An output layer of few bits knows how many rows tell of prompts, which may be more than ever draw.
+    for count in WARM_ROWS:
+        if most_rows < count <= config.max_num_batched_tokens:
+            yield from _taken(_prompts(count, max_model_len)[:most_rows], pool, Wish.EVERYTHING)
     # Contexts are gathered for some of these, by the query heads of a group.
     for count in _GATHERED_CHUNKS:
         if count <= min(config.max_num_batched_tokens, max_model_len):

@@ -2448,7 +2448,8 @@ func (x *Model) GetKvBytesPerToken() uint32 {
 type Quantization struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
-	// Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
+	// Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first. Empty where only the output layer was quantized: then the
+	// fields up to worst_tensor say nothing.
 	Scheme string `protobuf:"bytes,1,opt,name=scheme,proto3" json:"scheme,omitempty"`
 	// Inputs that share a scale. 0: all of an output's, or not the same for all layers.
 	GroupSize uint32 `protobuf:"varint,2,opt,name=group_size,json=groupSize,proto3" json:"group_size,omitempty"`
@@ -2460,9 +2461,15 @@ type Quantization struct {
 	// The same of the tensor that is farthest.
 	WorstRelativeError float64 `protobuf:"fixed64,5,opt,name=worst_relative_error,json=worstRelativeError,proto3" json:"worst_relative_error,omitempty"`
 	// Name of that tensor. Empty for a folder that another tool quantized.
-	WorstTensor   string `protobuf:"bytes,6,opt,name=worst_tensor,json=worstTensor,proto3" json:"worst_tensor,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	WorstTensor string `protobuf:"bytes,6,opt,name=worst_tensor,json=worstTensor,proto3" json:"worst_tensor,omitempty"`
+	// "int8" or "fp8": the output layer was quantized by itself, with a scale for each token of the vocabulary. Empty where it was not.
+	HeadScheme string `protobuf:"bytes,7,opt,name=head_scheme,json=headScheme,proto3" json:"head_scheme,omitempty"`
+	// Bits that a weight of the output layer takes in memory, scales included. 0 where it was not quantized by itself.
+	HeadBitsPerWeight float64 `protobuf:"fixed64,8,opt,name=head_bits_per_weight,json=headBitsPerWeight,proto3" json:"head_bits_per_weight,omitempty"`
+	// How far the output layer is from that of the folder, measured as for the layers. 0 where it was not quantized by itself.
+	HeadRelativeError float64 `protobuf:"fixed64,9,opt,name=head_relative_error,json=headRelativeError,proto3" json:"head_relative_error,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Quantization) Reset() {
@@ -2535,6 +2542,27 @@ func (x *Quantization) GetWorstTensor() string {
 		return x.WorstTensor
 	}
 	return ""
+}
+
+func (x *Quantization) GetHeadScheme() string {
+	if x != nil {
+		return x.HeadScheme
+	}
+	return ""
+}
+
+func (x *Quantization) GetHeadBitsPerWeight() float64 {
+	if x != nil {
+		return x.HeadBitsPerWeight
+	}
+	return 0
+}
+
+func (x *Quantization) GetHeadRelativeError() float64 {
+	if x != nil {
+		return x.HeadRelativeError
+	}
+	return 0
 }
 
 // How the memory of the device is divided, in bytes. Where several ranks share the model: rank 0's, of its GPU or of its share of the machine; the others' are alike.
@@ -3042,7 +3070,7 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"memoryPlan\x12=\n" +
 	"\fquantization\x18\x10 \x01(\v2\x19.headrace.v1.QuantizationR\fquantization\x12\x19\n" +
 	"\bkv_dtype\x18\x14 \x01(\tR\akvDtype\x12+\n" +
-	"\x12kv_bytes_per_token\x18\x15 \x01(\rR\x0fkvBytesPerToken\"\xf2\x01\n" +
+	"\x12kv_bytes_per_token\x18\x15 \x01(\rR\x0fkvBytesPerToken\"\xf4\x02\n" +
 	"\fQuantization\x12\x16\n" +
 	"\x06scheme\x18\x01 \x01(\tR\x06scheme\x12\x1d\n" +
 	"\n" +
@@ -3050,7 +3078,11 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x0fbits_per_weight\x18\x03 \x01(\x01R\rbitsPerWeight\x12.\n" +
 	"\x13mean_relative_error\x18\x04 \x01(\x01R\x11meanRelativeError\x120\n" +
 	"\x14worst_relative_error\x18\x05 \x01(\x01R\x12worstRelativeError\x12!\n" +
-	"\fworst_tensor\x18\x06 \x01(\tR\vworstTensor\"\xc7\x02\n" +
+	"\fworst_tensor\x18\x06 \x01(\tR\vworstTensor\x12\x1f\n" +
+	"\vhead_scheme\x18\a \x01(\tR\n" +
+	"headScheme\x12/\n" +
+	"\x14head_bits_per_weight\x18\b \x01(\x01R\x11headBitsPerWeight\x12.\n" +
+	"\x13head_relative_error\x18\t \x01(\x01R\x11headRelativeError\"\xc7\x02\n" +
 	"\n" +
 	"MemoryPlan\x12!\n" +
 	"\fdevice_bytes\x18\x01 \x01(\x04R\vdeviceBytes\x12\x1f\n" +

@@ -84,15 +84,18 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How the weights of a model's layers are quantized.
+    """How a model's weights are quantized.
 
     Attributes:
-        scheme: "int8", "int4" or "fp8".
+        scheme: Of the layers, as in "int8" or "gptq int4"; "": they are not.
         group_size: Inputs that share a scale; 0: all of an output's.
         bits_per_weight: In memory, scales and zero points included.
         mean_relative_error: ||quantized - original|| / ||original|| of a tensor, the mean over all tensors. Says nothing of answers.
         worst_relative_error: The same of the tensor that is farthest.
         worst_tensor: Its name.
+        head_scheme: Of the output layer, "int8" or "fp8"; "" where it was not quantized by itself, and from servers older than this client.
+        head_bits_per_weight: Of the output layer, in memory, scales included.
+        head_relative_error: Of the output layer.
     """
 
     scheme: str
@@ -101,6 +104,9 @@ class Quantization:
     mean_relative_error: float
     worst_relative_error: float
     worst_tensor: str
+    head_scheme: str = ""
+    head_bits_per_weight: float = 0.0
+    head_relative_error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from headrace_service.tracing.trace_queries import TraceQueries
 _LOAD_EVERY_S = 1.0
 _SETTINGS_WITHIN_S = 5.0
 _LOOK_EVERY_S = 0.02
-# Until the telemetry process has said what it wants.
-_UNTOLD = Policy(RootSampler(0.0), record_all=False, detail=Detail.ARRAY, sample_ratio=0.0)
+# Until the telemetry process has said what it wants; a generation without a detail of its own then gets the one that holds there.
+_UNTOLD = Policy(RootSampler(0.0), record_all=False, detail=Detail.DEFAULT, sample_ratio=0.0)
 
 
 class Tracer:
@@ -126,7 +126,7 @@ class Tracer:
         """Has all processes trace so much from now on; returns when this one does.
 
         Raises:
-            ServiceError: FAILED_PRECONDITION, the telemetry process cannot be reached; UNAVAILABLE, it did not answer.
+            ServiceError: UNAVAILABLE, the telemetry process cannot be reached now, or did not answer.
         """
         self._check_connected()
         self.tell(facts.SetDetail(detail))
@@ -139,13 +139,14 @@ class Tracer:
 
     @property
     def queries(self) -> TraceQueries:
-        """Questions about recent traces. Raises ServiceError: FAILED_PRECONDITION, the telemetry process cannot be reached."""
+        """Questions about recent traces. Raises ServiceError: UNAVAILABLE, the telemetry process cannot be reached now."""
         self._check_connected()
         return self._queries
 
     def _check_connected(self) -> None:
         if not self.connected:
-            raise errors.failed_precondition("the telemetry process cannot be reached")
+            # It starts after the others, and again when it dies: both pass.
+            raise errors.unavailable("the telemetry process cannot be reached yet")
 
     def _answered(self, answer: facts.Answer) -> None:
         if isinstance(answer, facts.TraceFound):

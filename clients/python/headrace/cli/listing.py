@@ -124,7 +124,16 @@ def kv_bytes_text(row: Model) -> str:
 
 
 def quantization_line(report: Quantization) -> str:
-    """Scheme, bits, and how far the weights are from the folder's."""
+    """Scheme, bits, and how far the weights are from the folder's: of the layers, and of an output layer that has its own."""
+    head = (
+        f"{report.head_scheme}, {report.head_bits_per_weight:.2f} bits a weight of the output layer, off by {report.head_relative_error:.2%}"
+        if report.head_scheme
+        else ""
+    )
+    return "; ".join(filter(None, (_layers_line(report) if report.scheme else "", head)))
+
+
+def _layers_line(report: Quantization) -> str:
     groups = f" in groups of {report.group_size}" if report.group_size else ""
     return (
         f"{report.scheme}{groups}, {report.bits_per_weight:.2f} bits a weight of the layers; weights off by {report.mean_relative_error:.2%} on average,"

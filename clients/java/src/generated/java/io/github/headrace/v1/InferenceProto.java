@@ -329,11 +329,13 @@ public final class InferenceProto extends com.google.protobuf.GeneratedFile {
       "evice\030\016 \001(\t\022,\n\013memory_plan\030\017 \001(\0132\027.headr" +
       "ace.v1.MemoryPlan\022/\n\014quantization\030\020 \001(\0132" +
       "\031.headrace.v1.Quantization\022\020\n\010kv_dtype\030\024" +
-      " \001(\t\022\032\n\022kv_bytes_per_token\030\025 \001(\r\"\234\001\n\014Qua" +
+      " \001(\t\022\032\n\022kv_bytes_per_token\030\025 \001(\r\"\354\001\n\014Qua" +
       "ntization\022\016\n\006scheme\030\001 \001(\t\022\022\n\ngroup_size\030" +
       "\002 \001(\r\022\027\n\017bits_per_weight\030\003 \001(\001\022\033\n\023mean_r" +
       "elative_error\030\004 \001(\001\022\034\n\024worst_relative_er" +
-      "ror\030\005 \001(\001\022\024\n\014worst_tensor\030\006 \001(\t\"\322\001\n\nMemo" +
+      "ror\030\005 \001(\001\022\024\n\014worst_tensor\030\006 \001(\t\022\023\n\013head_" +
+      "scheme\030\007 \001(\t\022\034\n\024head_bits_per_weight\030\010 \001" +
+      "(\001\022\033\n\023head_relative_error\030\t \001(\001\"\322\001\n\nMemo" +
       "ryPlan\022\024\n\014device_bytes\030\001 \001(\004\022\023\n\013total_by" +
       "tes\030\002 \001(\004\022\024\n\014weight_bytes\030\003 \001(\004\022\030\n\020activ" +
       "ation_bytes\030\004 \001(\004\022\023\n\013graph_bytes\030\005 \001(\004\022\023" +
@@ -606,7 +608,7 @@ public final class InferenceProto extends com.google.protobuf.GeneratedFile {
     internal_static_headrace_v1_Quantization_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessage.FieldAccessorTable(
         internal_static_headrace_v1_Quantization_descriptor,
-        new java.lang.String[] { "Scheme", "GroupSize", "BitsPerWeight", "MeanRelativeError", "WorstRelativeError", "WorstTensor", });
+        new java.lang.String[] { "Scheme", "GroupSize", "BitsPerWeight", "MeanRelativeError", "WorstRelativeError", "WorstTensor", "HeadScheme", "HeadBitsPerWeight", "HeadRelativeError", });
     internal_static_headrace_v1_MemoryPlan_descriptor =
       getDescriptor().getMessageType(36);
     internal_static_headrace_v1_MemoryPlan_fieldAccessorTable = new

@@ -34,6 +34,7 @@ private static final long serialVersionUID = 0L;
   private Quantization() {
     scheme_ = "";
     worstTensor_ = "";
+    headScheme_ = "";
   }
 
   public static final com.google.protobuf.Descriptors.Descriptor
@@ -55,7 +56,8 @@ private static final long serialVersionUID = 0L;
   /**
    * <pre>
    * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
-   * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
+   * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first. Empty where only the output layer was quantized: then the
+   * fields up to worst_tensor say nothing.
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -77,7 +79,8 @@ private static final long serialVersionUID = 0L;
   /**
    * <pre>
    * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
-   * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
+   * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first. Empty where only the output layer was quantized: then the
+   * fields up to worst_tensor say nothing.
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -206,6 +209,83 @@ private static final long serialVersionUID = 0L;
     }
   }
 
+  public static final int HEAD_SCHEME_FIELD_NUMBER = 7;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object headScheme_ = "";
+  /**
+   * <pre>
+   * "int8" or "fp8": the output layer was quantized by itself, with a scale for each token of the vocabulary. Empty where it was not.
+   * </pre>
+   *
+   * <code>string head_scheme = 7;</code>
+   * @return The headScheme.
+   */
+  @java.lang.Override
+  public java.lang.String getHeadScheme() {
+    java.lang.Object ref = headScheme_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      headScheme_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * "int8" or "fp8": the output layer was quantized by itself, with a scale for each token of the vocabulary. Empty where it was not.
+   * </pre>
+   *
+   * <code>string head_scheme = 7;</code>
+   * @return The bytes for headScheme.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getHeadSchemeBytes() {
+    java.lang.Object ref = headScheme_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      headScheme_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
+  public static final int HEAD_BITS_PER_WEIGHT_FIELD_NUMBER = 8;
+  private double headBitsPerWeight_ = 0D;
+  /**
+   * <pre>
+   * Bits that a weight of the output layer takes in memory, scales included. 0 where it was not quantized by itself.
+   * </pre>
+   *
+   * <code>double head_bits_per_weight = 8;</code>
+   * @return The headBitsPerWeight.
+   */
+  @java.lang.Override
+  public double getHeadBitsPerWeight() {
+    return headBitsPerWeight_;
+  }
+
+  public static final int HEAD_RELATIVE_ERROR_FIELD_NUMBER = 9;
+  private double headRelativeError_ = 0D;
+  /**
+   * <pre>
+   * How far the output layer is from that of the folder, measured as for the layers. 0 where it was not quantized by itself.
+   * </pre>
+   *
+   * <code>double head_relative_error = 9;</code>
+   * @return The headRelativeError.
+   */
+  @java.lang.Override
+  public double getHeadRelativeError() {
+    return headRelativeError_;
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -238,6 +318,15 @@ private static final long serialVersionUID = 0L;
     if (!com.google.protobuf.GeneratedMessage.isStringEmpty(worstTensor_)) {
       com.google.protobuf.GeneratedMessage.writeString(output, 6, worstTensor_);
     }
+    if (!com.google.protobuf.GeneratedMessage.isStringEmpty(headScheme_)) {
+      com.google.protobuf.GeneratedMessage.writeString(output, 7, headScheme_);
+    }
+    if (java.lang.Double.doubleToRawLongBits(headBitsPerWeight_) != 0) {
+      output.writeDouble(8, headBitsPerWeight_);
+    }
+    if (java.lang.Double.doubleToRawLongBits(headRelativeError_) != 0) {
+      output.writeDouble(9, headRelativeError_);
+    }
     getUnknownFields().writeTo(output);
   }
 
@@ -269,6 +358,17 @@ private static final long serialVersionUID = 0L;
     if (!com.google.protobuf.GeneratedMessage.isStringEmpty(worstTensor_)) {
       size += com.google.protobuf.GeneratedMessage.computeStringSize(6, worstTensor_);
     }
+    if (!com.google.protobuf.GeneratedMessage.isStringEmpty(headScheme_)) {
+      size += com.google.protobuf.GeneratedMessage.computeStringSize(7, headScheme_);
+    }
+    if (java.lang.Double.doubleToRawLongBits(headBitsPerWeight_) != 0) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeDoubleSize(8, headBitsPerWeight_);
+    }
+    if (java.lang.Double.doubleToRawLongBits(headRelativeError_) != 0) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeDoubleSize(9, headRelativeError_);
+    }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
     return size;
@@ -299,6 +399,14 @@ private static final long serialVersionUID = 0L;
             other.getWorstRelativeError())) return false;
     if (!getWorstTensor()
         .equals(other.getWorstTensor())) return false;
+    if (!getHeadScheme()
+        .equals(other.getHeadScheme())) return false;
+    if (java.lang.Double.doubleToLongBits(getHeadBitsPerWeight())
+        != java.lang.Double.doubleToLongBits(
+            other.getHeadBitsPerWeight())) return false;
+    if (java.lang.Double.doubleToLongBits(getHeadRelativeError())
+        != java.lang.Double.doubleToLongBits(
+            other.getHeadRelativeError())) return false;
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -325,6 +433,14 @@ private static final long serialVersionUID = 0L;
         java.lang.Double.doubleToLongBits(getWorstRelativeError()));
     hash = (37 * hash) + WORST_TENSOR_FIELD_NUMBER;
     hash = (53 * hash) + getWorstTensor().hashCode();
+    hash = (37 * hash) + HEAD_SCHEME_FIELD_NUMBER;
+    hash = (53 * hash) + getHeadScheme().hashCode();
+    hash = (37 * hash) + HEAD_BITS_PER_WEIGHT_FIELD_NUMBER;
+    hash = (53 * hash) + com.google.protobuf.Internal.hashLong(
+        java.lang.Double.doubleToLongBits(getHeadBitsPerWeight()));
+    hash = (37 * hash) + HEAD_RELATIVE_ERROR_FIELD_NUMBER;
+    hash = (53 * hash) + com.google.protobuf.Internal.hashLong(
+        java.lang.Double.doubleToLongBits(getHeadRelativeError()));
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
     return hash;
@@ -466,6 +582,9 @@ private static final long serialVersionUID = 0L;
       meanRelativeError_ = 0D;
       worstRelativeError_ = 0D;
       worstTensor_ = "";
+      headScheme_ = "";
+      headBitsPerWeight_ = 0D;
+      headRelativeError_ = 0D;
       return this;
     }
 
@@ -517,6 +636,15 @@ private static final long serialVersionUID = 0L;
       if (((from_bitField0_ & 0x00000020) != 0)) {
         result.worstTensor_ = worstTensor_;
       }
+      if (((from_bitField0_ & 0x00000040) != 0)) {
+        result.headScheme_ = headScheme_;
+      }
+      if (((from_bitField0_ & 0x00000080) != 0)) {
+        result.headBitsPerWeight_ = headBitsPerWeight_;
+      }
+      if (((from_bitField0_ & 0x00000100) != 0)) {
+        result.headRelativeError_ = headRelativeError_;
+      }
     }
 
     @java.lang.Override
@@ -552,6 +680,17 @@ private static final long serialVersionUID = 0L;
         worstTensor_ = other.worstTensor_;
         bitField0_ |= 0x00000020;
         onChanged();
+      }
+      if (!other.getHeadScheme().isEmpty()) {
+        headScheme_ = other.headScheme_;
+        bitField0_ |= 0x00000040;
+        onChanged();
+      }
+      if (java.lang.Double.doubleToRawLongBits(other.getHeadBitsPerWeight()) != 0) {
+        setHeadBitsPerWeight(other.getHeadBitsPerWeight());
+      }
+      if (java.lang.Double.doubleToRawLongBits(other.getHeadRelativeError()) != 0) {
+        setHeadRelativeError(other.getHeadRelativeError());
       }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
@@ -609,6 +748,21 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00000020;
               break;
             } // case 50
+            case 58: {
+              headScheme_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00000040;
+              break;
+            } // case 58
+            case 65: {
+              headBitsPerWeight_ = input.readDouble();
+              bitField0_ |= 0x00000080;
+              break;
+            } // case 65
+            case 73: {
+              headRelativeError_ = input.readDouble();
+              bitField0_ |= 0x00000100;
+              break;
+            } // case 73
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -630,7 +784,8 @@ private static final long serialVersionUID = 0L;
     /**
      * <pre>
      * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
-     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
+     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first. Empty where only the output layer was quantized: then the
+     * fields up to worst_tensor say nothing.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -651,7 +806,8 @@ private static final long serialVersionUID = 0L;
     /**
      * <pre>
      * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
-     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
+     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first. Empty where only the output layer was quantized: then the
+     * fields up to worst_tensor say nothing.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -673,7 +829,8 @@ private static final long serialVersionUID = 0L;
     /**
      * <pre>
      * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
-     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
+     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first. Empty where only the output layer was quantized: then the
+     * fields up to worst_tensor say nothing.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -691,7 +848,8 @@ private static final long serialVersionUID = 0L;
     /**
      * <pre>
      * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
-     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
+     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first. Empty where only the output layer was quantized: then the
+     * fields up to worst_tensor say nothing.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -706,7 +864,8 @@ private static final long serialVersionUID = 0L;
     /**
      * <pre>
      * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
-     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
+     * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first. Empty where only the output layer was quantized: then the
+     * fields up to worst_tensor say nothing.
      * </pre>
      *
      * <code>string scheme = 1;</code>
@@ -990,6 +1149,186 @@ private static final long serialVersionUID = 0L;
       checkByteStringIsUtf8(value);
       worstTensor_ = value;
       bitField0_ |= 0x00000020;
+      onChanged();
+      return this;
+    }
+
+    private java.lang.Object headScheme_ = "";
+    /**
+     * <pre>
+     * "int8" or "fp8": the output layer was quantized by itself, with a scale for each token of the vocabulary. Empty where it was not.
+     * </pre>
+     *
+     * <code>string head_scheme = 7;</code>
+     * @return The headScheme.
+     */
+    public java.lang.String getHeadScheme() {
+      java.lang.Object ref = headScheme_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        headScheme_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * "int8" or "fp8": the output layer was quantized by itself, with a scale for each token of the vocabulary. Empty where it was not.
+     * </pre>
+     *
+     * <code>string head_scheme = 7;</code>
+     * @return The bytes for headScheme.
+     */
+    public com.google.protobuf.ByteString
+        getHeadSchemeBytes() {
+      java.lang.Object ref = headScheme_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        headScheme_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * "int8" or "fp8": the output layer was quantized by itself, with a scale for each token of the vocabulary. Empty where it was not.
+     * </pre>
+     *
+     * <code>string head_scheme = 7;</code>
+     * @param value The headScheme to set.
+     * @return This builder for chaining.
+     */
+    public Builder setHeadScheme(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      headScheme_ = value;
+      bitField0_ |= 0x00000040;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * "int8" or "fp8": the output layer was quantized by itself, with a scale for each token of the vocabulary. Empty where it was not.
+     * </pre>
+     *
+     * <code>string head_scheme = 7;</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearHeadScheme() {
+      headScheme_ = getDefaultInstance().getHeadScheme();
+      bitField0_ = (bitField0_ & ~0x00000040);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * "int8" or "fp8": the output layer was quantized by itself, with a scale for each token of the vocabulary. Empty where it was not.
+     * </pre>
+     *
+     * <code>string head_scheme = 7;</code>
+     * @param value The bytes for headScheme to set.
+     * @return This builder for chaining.
+     */
+    public Builder setHeadSchemeBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      headScheme_ = value;
+      bitField0_ |= 0x00000040;
+      onChanged();
+      return this;
+    }
+
+    private double headBitsPerWeight_ ;
+    /**
+     * <pre>
+     * Bits that a weight of the output layer takes in memory, scales included. 0 where it was not quantized by itself.
+     * </pre>
+     *
+     * <code>double head_bits_per_weight = 8;</code>
+     * @return The headBitsPerWeight.
+     */
+    @java.lang.Override
+    public double getHeadBitsPerWeight() {
+      return headBitsPerWeight_;
+    }
+    /**
+     * <pre>
+     * Bits that a weight of the output layer takes in memory, scales included. 0 where it was not quantized by itself.
+     * </pre>
+     *
+     * <code>double head_bits_per_weight = 8;</code>
+     * @param value The headBitsPerWeight to set.
+     * @return This builder for chaining.
+     */
+    public Builder setHeadBitsPerWeight(double value) {
+
+      headBitsPerWeight_ = value;
+      bitField0_ |= 0x00000080;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Bits that a weight of the output layer takes in memory, scales included. 0 where it was not quantized by itself.
+     * </pre>
+     *
+     * <code>double head_bits_per_weight = 8;</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearHeadBitsPerWeight() {
+      bitField0_ = (bitField0_ & ~0x00000080);
+      headBitsPerWeight_ = 0D;
+      onChanged();
+      return this;
+    }
+
+    private double headRelativeError_ ;
+    /**
+     * <pre>
+     * How far the output layer is from that of the folder, measured as for the layers. 0 where it was not quantized by itself.
+     * </pre>
+     *
+     * <code>double head_relative_error = 9;</code>
+     * @return The headRelativeError.
+     */
+    @java.lang.Override
+    public double getHeadRelativeError() {
+      return headRelativeError_;
+    }
+    /**
+     * <pre>
+     * How far the output layer is from that of the folder, measured as for the layers. 0 where it was not quantized by itself.
+     * </pre>
+     *
+     * <code>double head_relative_error = 9;</code>
+     * @param value The headRelativeError to set.
+     * @return This builder for chaining.
+     */
+    public Builder setHeadRelativeError(double value) {
+
+      headRelativeError_ = value;
+      bitField0_ |= 0x00000100;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * How far the output layer is from that of the folder, measured as for the layers. 0 where it was not quantized by itself.
+     * </pre>
+     *
+     * <code>double head_relative_error = 9;</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearHeadRelativeError() {
+      bitField0_ = (bitField0_ & ~0x00000100);
+      headRelativeError_ = 0D;
       onChanged();
       return this;
     }

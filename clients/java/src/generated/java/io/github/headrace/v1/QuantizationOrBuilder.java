@@ -13,7 +13,8 @@ public interface QuantizationOrBuilder extends
   /**
    * <pre>
    * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
-   * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
+   * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first. Empty where only the output layer was quantized: then the
+   * fields up to worst_tensor say nothing.
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -23,7 +24,8 @@ public interface QuantizationOrBuilder extends
   /**
    * <pre>
    * "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".
-   * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first.
+   * Of a file or folder that has its weights in blocks their types, as in "Q4_K+Q6_K" or "NF4", that of most weights first. Empty where only the output layer was quantized: then the
+   * fields up to worst_tensor say nothing.
    * </pre>
    *
    * <code>string scheme = 1;</code>
@@ -92,4 +94,44 @@ public interface QuantizationOrBuilder extends
    */
   com.google.protobuf.ByteString
       getWorstTensorBytes();
+
+  /**
+   * <pre>
+   * "int8" or "fp8": the output layer was quantized by itself, with a scale for each token of the vocabulary. Empty where it was not.
+   * </pre>
+   *
+   * <code>string head_scheme = 7;</code>
+   * @return The headScheme.
+   */
+  java.lang.String getHeadScheme();
+  /**
+   * <pre>
+   * "int8" or "fp8": the output layer was quantized by itself, with a scale for each token of the vocabulary. Empty where it was not.
+   * </pre>
+   *
+   * <code>string head_scheme = 7;</code>
+   * @return The bytes for headScheme.
+   */
+  com.google.protobuf.ByteString
+      getHeadSchemeBytes();
+
+  /**
+   * <pre>
+   * Bits that a weight of the output layer takes in memory, scales included. 0 where it was not quantized by itself.
+   * </pre>
+   *
+   * <code>double head_bits_per_weight = 8;</code>
+   * @return The headBitsPerWeight.
+   */
+  double getHeadBitsPerWeight();
+
+  /**
+   * <pre>
+   * How far the output layer is from that of the folder, measured as for the layers. 0 where it was not quantized by itself.
+   * </pre>
+   *
+   * <code>double head_relative_error = 9;</code>
+   * @return The headRelativeError.
+   */
+  double getHeadRelativeError();
 }
