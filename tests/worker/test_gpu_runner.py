@@ -28,7 +28,7 @@ from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.step_buffers import StepLimits
-from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
+from headrace_backend.worker.step_shape import AttentionSizes, StepShape, captured_shapes
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 PROMPTS = [[int(x) for x in np.random.default_rng(row).integers(3, 97, 5 + 7 * row)] for row in range(5)]
@@ -106,6 +106,24 @@ def test_tokens_are_those_of_the_cpu(
     runner = gpu_runner(model, device, batch_sizes)
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
     assert (runner.num_captured > 0) == bool(batch_sizes and device != "cpu")
+
+
+def test_a_last_layer_of_sampled_tokens_alone_draws_the_same(
+    model: CausalLM, device: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace_backend.worker.gpu_runner._LAST_ROWS", 2)
+    asked: list[torch.Tensor | None] = []
+    wanted = GpuRunner._wanted
+
+    def noted(runner: GpuRunner, shape: StepShape) -> torch.Tensor | None:
+        asked.append(wanted(runner, shape))
+        return asked[-1]
+
+    monkeypatch.setattr(GpuRunner, "_wanted", noted)
+    runner = gpu_runner(model, device, ())
+    assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
+    # Two steps with prompts, in whole pairs of rows; in steps of decodes every token is sampled.
+    assert [None if rows is None else len(rows) for rows in asked] == [4, 6, *[None] * 5]
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])

@@ -49,29 +49,28 @@ class Attention(nn.Module):
         self.q_norm = None if eps is None else RmsNorm(head_dim, eps, placement)
         self.k_norm = None if eps is None else RmsNorm(head_dim, eps, placement)
 
-    def forward(self, x: Activations, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
-        """Attention of the step's tokens.
+    def heads(self, x: Activations, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
+        """Attention of the step's tokens, before the output projection, which takes each token by itself.
 
         Args:
-            x: [num_tokens, hidden_size].
+            x: [num_tokens, hidden_size], rounded to 8 bits if `rounds_to` says so.
             rotations: The step's rows of the rotary table.
             kv_cache: This layer's cache; the tokens' keys and values are written first.
             metadata: The step.
 
         Returns:
-            [num_tokens, hidden_size].
+            [num_tokens, all heads' outputs].
         """
-        out: Tensor = self.o_proj(self._attended(self.qkv_proj(x), rotations, kv_cache, metadata))
-        return out
+        return self._attended(self.qkv_proj(x), rotations, kv_cache, metadata)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens; None: the model's type alone."""
+        """The 8-bit type in which `heads` may be given so many tokens; None: the model's type alone."""
         return self.qkv_proj.rounds_to(num_tokens)
 
     def add_to(
         self, residual: Tensor, norm: RmsNorm, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata
     ) -> None:
-        """`residual += forward(norm(residual))` with norm and addition inside the projections, for steps that fuse."""
+        """`residual += o_proj(heads(norm(residual)))` with norm and addition inside the projections, for steps that fuse."""
         qkv = self.qkv_proj.after_norm(norm, residual)
         self.o_proj.add_to(residual, self._attended(qkv, rotations, kv_cache, metadata))
 

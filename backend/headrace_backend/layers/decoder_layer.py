@@ -44,10 +44,28 @@ class DecoderLayer(nn.Module):
         Returns:
             [num_tokens, hidden_size] this layer's output, not yet in the residual stream.
         """
-        num_tokens = len(residual)
-        normed = self.input_layernorm.of_stream(pending, residual, self.self_attn.rounds_to(num_tokens))
-        attended = self.self_attn(normed, rotations, kv_cache, metadata)
-        normed = self.post_attention_layernorm.of_stream(attended, residual, self.mlp.rounds_to(num_tokens))
+        heads = self.heads(pending, residual, rotations, kv_cache, metadata)
+        return self.after_heads(heads, residual)
+
+    def heads(
+        self, pending: Tensor | None, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata
+    ) -> Tensor:
+        """The half of `forward` in which tokens see each other: [num_tokens, all heads' outputs]."""
+        normed = self.input_layernorm.of_stream(pending, residual, self.self_attn.rounds_to(len(residual)))
+        return self.self_attn.heads(normed, rotations, kv_cache, metadata)
+
+    def after_heads(self, heads: Tensor, residual: Tensor) -> Tensor:
+        """The other half, in which each token is by itself, so that it may be given some of them.
+
+        Args:
+            heads: [n, all heads' outputs].
+            residual: [n, hidden_size] the same tokens' residual stream, changed in place.
+
+        Returns:
+            [n, hidden_size] this layer's output, not yet in the residual stream.
+        """
+        attended: Tensor = self.self_attn.o_proj(heads)
+        normed = self.post_attention_layernorm.of_stream(attended, residual, self.mlp.rounds_to(len(residual)))
         out: Tensor = self.mlp(normed)
         return out
 

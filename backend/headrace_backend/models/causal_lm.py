@@ -51,17 +51,29 @@ class Decoder(nn.Module):
         self._unlike = tuple({layer.weight_types(): layer for layer in layers}.values())
         self.norm = residual_norm(config.hidden_size, config.rms_norm_eps, placement)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], metadata: StepMetadata) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_caches: list[Tensor],
+        metadata: StepMetadata,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         """See `CausalLM.forward`."""
         residual: Tensor = self.embed_tokens(token_ids)
         rotations = self.rotary(positions)
         if self.fuses(len(token_ids)):
-            return self._forward_fused(residual, rotations, kv_caches, metadata)
+            hidden = self._forward_fused(residual, rotations, kv_caches, metadata)
+            return hidden if wanted is None else hidden.index_select(0, wanted)
         pending: Tensor | None = None
-        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
+        for layer, kv_cache in zip(self._layers[:-1], kv_caches[:-1], strict=True):
             pending = layer(pending, residual, rotations, kv_cache, metadata)
-        assert pending is not None
-        return self.norm.add(pending, residual)
+        last = self._layers[-1]
+        heads = last.heads(pending, residual, rotations, kv_caches[-1], metadata)
+        if wanted is not None:
+            # No later layer sees the other tokens.
+            heads, residual = heads.index_select(0, wanted), residual.index_select(0, wanted)
+        return self.norm.add(last.after_heads(heads, residual), residual)
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether all layers take a step of so many tokens with norms, SwiGLU and additions inside their products."""
@@ -135,7 +147,14 @@ class CausalLM(nn.Module, abc.ABC):
     def make_layer(self, config: ModelConfig, index: int, placement: Placement) -> DecoderLayer:
         """The family's layer number `index`."""
 
-    def forward(self, token_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], metadata: StepMetadata) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_caches: list[Tensor],
+        metadata: StepMetadata,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         """One pass over a step's tokens. Their keys and values are written to the caches.
 
         Args:
@@ -143,11 +162,12 @@ class CausalLM(nn.Module, abc.ABC):
             positions: [num_tokens] int64, below max_position.
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
             metadata: Rows, lengths, block tables and slots of the step.
+            wanted: int32 or int64, tokens whose hidden states are wanted: for others the last layer does no more than keys and values; None: all.
 
         Returns:
-            [num_tokens, hidden_size] hidden states after the last norm.
+            [num_tokens, hidden_size] hidden states after the last norm; of the wanted ones, in their order.
         """
-        hidden: Tensor = self.model(token_ids, positions, kv_caches, metadata)
+        hidden: Tensor = self.model(token_ids, positions, kv_caches, metadata, wanted)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ from headrace_kernels.step_inputs import store_last_tokens
 
 # Shapes of up to this many tokens are kept untimed: theirs is the reading of the weights, whatever is padded.
 _TIMED_FROM_TOKENS = 129
+# The last layer's products over sampled tokens alone are of a multiple of so many rows, which warm-up has run: fewer would take kernels that steps of so many tokens never take.
+_LAST_ROWS = 128
 # Most memory for contexts that are gathered before attention: 131,072 tokens of an 8-head, 128-wide layer.
 _GATHER_BYTES = 512 << 20
 
@@ -116,7 +118,7 @@ class GpuRunner:
         self._gather = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=held is not None)
         if tells_of_prompts:
             # No graph keeps the hidden states that are not sampled.
-            hidden = self._forward(shape)
+            hidden = self._forward(shape, wants_all=True)
             indices = indices_on_device(hidden_indices(plan.prompt_logprobs), self._device)
             return torch.cat((self._buffers.hidden[: shape.num_samples], hidden[indices]))
         self._launch(_Piece.FORWARD, shape)
@@ -189,13 +191,26 @@ class GpuRunner:
         self._forward(shape)
         return None
 
-    def _forward(self, shape: StepShape) -> torch.Tensor:
-        """Inputs from the columns, the model, and the hidden states that are sampled. Gives those of all tokens, [num_tokens, hidden_size]."""
+    def _forward(self, shape: StepShape, wants_all: bool = False) -> torch.Tensor:
+        """Inputs from the columns, the model, and the hidden states that are sampled. Gives those of all tokens, [num_tokens, hidden_size], if they are wanted."""
         inputs = self._buffers.inputs(shape, self._rows, self._gather)
-        hidden = self._model(inputs.token_ids, inputs.positions, self.kv_caches, inputs.attention)
+        wanted = None if wants_all else self._wanted(shape)
+        hidden = self._model(inputs.token_ids, inputs.positions, self.kv_caches, inputs.attention, wanted)
         sampled = self._buffers.columns(shape).sample_tokens
-        torch.index_select(hidden, 0, sampled, out=self._buffers.hidden[: shape.num_samples])
+        if wanted is None:
+            torch.index_select(hidden, 0, sampled, out=self._buffers.hidden[: shape.num_samples])
+        else:
+            self._buffers.hidden[: shape.num_samples].copy_(hidden[: shape.num_samples])
         return hidden
+
+    def _wanted(self, shape: StepShape) -> torch.Tensor | None:
+        """The sampled tokens, then the first one until they are a multiple of `_LAST_ROWS`; None: they are so many that the last layer may as well compute all."""
+        num_rows = max(-(-shape.num_samples // _LAST_ROWS), 1) * _LAST_ROWS
+        if 2 * num_rows > shape.num_tokens:
+            return None
+        wanted = torch.zeros(num_rows, dtype=torch.int32, device=self._device)
+        wanted[: shape.num_samples] = self._buffers.columns(shape).sample_tokens
+        return wanted
 
     def _draw(self, shape: StepShape) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens int64 [num_samples] and whether each is sound, for rows without special wishes."""

@@ -29,8 +29,9 @@ class CausalModel(Protocol):
         positions: torch.Tensor,
         kv_caches: list[torch.Tensor],
         metadata: StepMetadata,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size] of tokens int64 [num_tokens] at positions int64 [num_tokens]."""
+        """Hidden states [num_tokens, hidden_size] of tokens int64 [num_tokens] at positions int64 [num_tokens]; of those alone whose indices are `wanted`."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_samples, vocab_size] from [num_samples, hidden_size]: float32, on a GPU also the model's type."""
