@@ -15,17 +15,9 @@ from headrace_kernels.fp8_activations import (
     quantize_tokens_reference,
     scaled_linear,
 )
-from headrace_kernels.low_bit_kernels import (
-    MAX_SMALL_ROWS,
-    SmallTile,
-    WideTile,
-    multiply_small,
-    multiply_wide,
-    restore,
-    small_variants,
-    wide_variants,
-)
+from headrace_kernels.low_bit_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, small_variants
 from headrace_kernels.low_bit_linear import Path, path_rule
+from headrace_kernels.low_bit_wide_kernels import WideTile, multiply_wide, restore, wide_variants
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize, quantize_rows
 
 EPS = 1e-5
