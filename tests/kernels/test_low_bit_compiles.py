@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from tests.support.compiling import compiled
 
 
+def counted(kernels: list[dict[str, Any]]) -> dict[str, int]:
+    """Kernels by name. One more adds the sums of split inputs, where rules split some: as often as they like."""
+    counts = Counter(kernel["name"] for kernel in kernels)
+    assert counts.pop("_add_splits_kernel") > 0
+    return counts
+
+
 @pytest.mark.parametrize("arch", [80, pytest.param(86, marks=pytest.mark.slow), 90])
 def test_all_kernels_fit_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "low_bits", arch)
-    # Three kinds, three products: 1 and 12 rows, 64 and 200 rows, and restoring; and restoring to fp32. Inputs are split where outputs are few.
-    expected = {"_small_kernel": 18, "_wide_kernel": 18, "_restore_kernel": 12, "_add_splits_kernel": 12}
+    # Three kinds, three products: 1 and 12 rows, 64 and 200 rows, and restoring; and restoring to fp32.
+    expected = {"_small_kernel": 18, "_wide_kernel": 18, "_restore_kernel": 12}
     if arch == 90:
         # Warp groups multiply where outputs and inputs are whole tiles.
-        expected |= {"_warpgroup_kernel": 12, "_wide_kernel": 6, "_add_splits_kernel": 12}
+        expected |= {"_warpgroup_kernel": 12, "_wide_kernel": 6}
     # Only cards with FP8 cores round activations to it; on others the same weights take the other paths.
-    assert Counter(kernel["name"] for kernel in kernels) == expected | (
-        {"_quantize_tokens_kernel": 1} if arch >= 89 else {}
-    )
+    assert counted(kernels) == expected | ({"_quantize_tokens_kernel": 1} if arch >= 89 else {})
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
     # Few rows wait for memory, and registers spilled inside a loop cost bandwidth.
     assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] == "_small_kernel")
@@ -37,8 +43,8 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
 def test_what_folders_of_other_tools_need_fits_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "arranged", arch)
     # Six arrangements of 8 bits, two products.
-    expected = {"_small_kernel": 24, "_wide_kernel": 24, "_restore_kernel": 12, "_add_splits_kernel": 12}
+    expected = {"_small_kernel": 24, "_wide_kernel": 24, "_restore_kernel": 12}
     expected |= {"_quantize_tokens_kernel": 1, "_scaled_kernel": 1, "_take_kernel": 1}
-    assert Counter(kernel["name"] for kernel in kernels) == expected
+    assert counted(kernels) == expected
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
     assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] != "_wide_kernel")
