@@ -17,7 +17,8 @@ from benchmarks.kernel_cases import small_linear
 from benchmarks.kernel_cases.small_linear import EPS, Case, Shape
 from headrace_kernels import low_bit_linear
 from headrace_kernels.fp8_activations import scaled_linear
-from headrace_kernels.low_bit_kernels import SmallTile, WideTile, multiply_small, multiply_wide
+from headrace_kernels.low_bit_kernels import SmallTile, multiply_small
+from headrace_kernels.low_bit_wide_kernels import WideTile, multiply_wide
 from headrace_kernels.quantized_weight import (
     Arrangement,
     QuantizedWeight,

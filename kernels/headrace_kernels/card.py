@@ -40,6 +40,12 @@ def has_warpgroup_products(device: torch.device) -> bool:
 
 
 @functools.cache
+def has_warpgroup_instructions(device: torch.device) -> bool:
+    """Whether there are sm_90's own instructions for those products, which later cards have others for."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+@functools.cache
 def has_copy_engine(device: torch.device) -> bool:
     """Whether tiles can be read by descriptor: cards from sm_90 on, and the interpreter."""
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)

@@ -31,7 +31,7 @@ def _nibble_assembly(part, bf16):
 
 
 @triton.constexpr_function
-def _restoring_assembly(part, bf16):
+def restoring_assembly(part, bf16):
     """(number - $2) $3 in the type: the difference is exact, the product is rounded."""
     shift = f"shr.b32 t, $1, {4 * part}; " if part else "mov.b32 t, $1; "
     if bf16:
@@ -46,7 +46,7 @@ def _restoring_assembly(part, bf16):
 
 
 @triton.constexpr_function
-def _byte_assembly(kind, bf16):
+def byte_assembly(kind, bf16):
     """Four bytes are in a register, and become two of two numbers. Each pair is spread over the halves of t first."""
     if kind == "int8":
         pairs = (0, "0x4140"), (1, "0x4342")
@@ -96,7 +96,7 @@ def numbers_of(words, PART: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexp
             nibbles: tl.constexpr = _nibble_assembly(PART, HALF == tl.bfloat16)
             numbers = tl.inline_asm_elementwise(nibbles, "=r,r", [words], dtype=HALF.value, is_pure=True, pack=2)
         else:
-            spread: tl.constexpr = _byte_assembly(KIND, HALF == tl.bfloat16)
+            spread: tl.constexpr = byte_assembly(KIND, HALF == tl.bfloat16)
             numbers = tl.inline_asm_elementwise(spread, "=r,=r,r", [words], dtype=HALF.value, is_pure=True, pack=4)
         numbers = numbers.to(DTYPE)
     return numbers
@@ -112,7 +112,7 @@ def restored_nibbles(words, zeros, scales, PART: tl.constexpr, DTYPE: tl.constex
     else:
         # Exact in either type.
         shifts = (zeros.to(tl.float32) + (128.0 if DTYPE == tl.bfloat16 else 1024.0)).to(DTYPE)
-        restoring: tl.constexpr = _restoring_assembly(PART, DTYPE == tl.bfloat16)
+        restoring: tl.constexpr = restoring_assembly(PART, DTYPE == tl.bfloat16)
         numbers = tl.inline_asm_elementwise(
             restoring, "=r,r,r,r", [words, shifts, scales], dtype=DTYPE.value, is_pure=True, pack=2
         )

@@ -10,8 +10,9 @@ from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernel
 
 from headrace_kernels import card, fp8_activations, int8_activations, low_bit_linear
 from headrace_kernels.input_order import take_inputs, take_inputs_reference
-from headrace_kernels.low_bit_kernels import SmallTile, WideTile, multiply_small, multiply_wide, restore
+from headrace_kernels.low_bit_kernels import SmallTile, multiply_small
 from headrace_kernels.low_bit_linear import Path, path_rule
+from headrace_kernels.low_bit_wide_kernels import WideTile, multiply_wide, restore
 from headrace_kernels.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate, dequantize
 from headrace_kernels.rounded_tokens import round_tokens
 from headrace_kernels.stored_rows import Rows, store_blocks, store_order, store_rows

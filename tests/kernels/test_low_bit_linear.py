@@ -10,17 +10,9 @@ from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernel
 
 from headrace_kernels import low_bit_linear, restored_weights
 from headrace_kernels.fp8_activations import can_scale, scaled_linear
-from headrace_kernels.low_bit_kernels import (
-    MAX_SMALL_ROWS,
-    SmallTile,
-    WideTile,
-    multiply_small,
-    multiply_wide,
-    restore,
-    small_variants,
-    wide_variants,
-)
+from headrace_kernels.low_bit_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, small_variants
 from headrace_kernels.low_bit_linear import Path, path_rule
+from headrace_kernels.low_bit_wide_kernels import WideTile, multiply_wide, restore, wide_variants
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize, quantize_rows
 from headrace_kernels.rounded_tokens import round_tokens
 

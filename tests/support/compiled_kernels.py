@@ -35,6 +35,7 @@ from headrace_kernels import (
     int8_activations,
     low_bit_kernels,
     low_bit_linear,
+    low_bit_wide_kernels,
     rms_norm,
     rope_kv,
     rounded_tokens,
@@ -79,12 +80,13 @@ def compiling_for(arch: int) -> Iterator[list[Any]]:
 
 
 def resources(kernel: Any) -> dict[str, Any]:
-    """Name, bytes of stack that registers were spilled to, shared memory, and how many products are done by warp groups."""
+    """Name, bytes of stack that registers were spilled to, shared memory, how many products are done by warp groups, and how often one of those is waited for."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        tool = triton.knobs.nvidia.cuobjdump.path
+        usage = _output([tool, "-res-usage", file.name])
+        code = _output([tool, "-sass", file.name]) if "wgmma" in kernel.asm["ptx"] else ""
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[-1]
     return {
         "name": kernel.metadata.name,
@@ -93,7 +95,12 @@ def resources(kernel: Any) -> dict[str, Any]:
         "shared_bytes": kernel.metadata.shared,
         "shared_limit": _SHARED_BYTES[kernel.metadata.target.arch],
         "warpgroup_products": kernel.asm["ttgir"].count("warp_group_dot "),
+        "waits_for_products": code.count("WARPGROUP.DEPBAR"),
     }
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 # An 8B Llama; groups and heads that are no power of two, with a window; many query heads to one key/value head; wide heads.
@@ -209,7 +216,7 @@ def launch_low_bits(num_rows: int, product: _Product, weight: QuantizedWeight) -
     x = torch.empty(num_rows, product.num_inputs, dtype=weight.dtype)
     if num_rows > low_bit_kernels.MAX_SMALL_ROWS:
         out = torch.empty(num_rows, weight.num_outputs, dtype=weight.dtype)
-        low_bit_kernels.multiply_wide(x, weight, None, out, low_bit_linear.wide_rule(num_rows, weight))
+        low_bit_wide_kernels.multiply_wide(x, weight, None, out, low_bit_linear.wide_rule(num_rows, weight))
         return
     out = torch.empty(num_rows, product.num_outputs, dtype=weight.dtype)
     norm = (torch.empty(product.num_inputs, dtype=weight.dtype), 1e-5) if product.normed else None
@@ -221,6 +228,8 @@ def compile_low_bits(arch: int) -> list[Any]:
     """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16 with odd sizes; restoring, to fp32 too."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
+        for what in ("has_warpgroup_instructions", "has_warpgroup_products"):
+            stack.enter_context(mock.patch.object(card, what, lambda device: arch == 90))
         stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
         compiled = stack.enter_context(compiling_for(arch))
         for kind, product in itertools.product(
@@ -232,12 +241,12 @@ def compile_low_bits(arch: int) -> list[Any]:
             weight = allocate(kind, outputs, product.num_inputs, group, dtype, torch.device("cpu"))
             for num_rows in (1, 12, 64, 200):
                 launch_low_bits(num_rows, product, weight)
-            low_bit_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
+            low_bit_wide_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
         for kind in QuantKind:
             # Activations in fp32 are multiplied by restored weights alone.
             group = 64 if kind is QuantKind.INT4 else 256
             weight = allocate(kind, 50, 256, group, torch.float32, torch.device("cpu"))
-            low_bit_kernels.restore(weight, range(8), torch.empty(8, 256, dtype=torch.float32))
+            low_bit_wide_kernels.restore(weight, range(8), torch.empty(8, 256, dtype=torch.float32))
     return compiled
 
 
@@ -246,6 +255,8 @@ def compile_head(arch: int) -> list[Any]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
+        for what in ("has_warpgroup_instructions", "has_warpgroup_products"):
+            stack.enter_context(mock.patch.object(card, what, lambda device: arch == 90))
         for room in (low_bit_linear, rounded_tokens, int8_activations):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
@@ -283,7 +294,7 @@ def compile_arranged(arch: int) -> list[Any]:
             weight = allocate(kind, *sizes, dtype, torch.device("cpu"), arrangement)
             for num_rows in (1, 12, 64, 200):
                 launch_low_bits(num_rows, product, weight)
-            low_bit_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
+            low_bit_wide_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
         sizes = (4096, 14_336, 14_336)
         weight = allocate(QuantKind.INT8, *sizes, torch.bfloat16, torch.device("cpu"))
         tokens = RoundedTokens.empty((300, 14_336), torch.int8, torch.device("cpu"))

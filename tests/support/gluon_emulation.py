@@ -1,0 +1,208 @@
+"""Runs a Gluon kernel of warp groups without a card: one program after the other, tensors as whole arrays of numbers.
+
+What it proves is what the kernel says, not what the compiler makes of it: places in memory, slots, and the order of copies, products and waits. Nothing is done before the kernel has waited for it:
+copies land when a wait demands their group, and products read shared memory when a wait demands their result, so that a wait too few or a slot that is filled too early gives wrong numbers. With
+`eager` copies land at once instead, which shows slots that are filled while something still reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+
+class Kind:
+    """A type of the kernel's language."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype, self.primitive_bitwidth, self.value = dtype, dtype.itemsize * 8, self
+
+
+_KINDS = {
+    dtype: Kind(dtype)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int16, torch.int64, torch.uint8)
+}
+
+
+class Value(torch.Tensor):
+    """A tensor of the kernel."""
+
+    @property
+    def layout(self) -> None:  # type: ignore[override]
+        return None
+
+    def to(self, kind: Any, bitcast: bool = False) -> Any:  # type: ignore[override]
+        dtype = kind.dtype if isinstance(kind, Kind) else kind
+        return self.view(dtype) if bitcast else super().to(dtype)
+
+
+def _value(tensor: Any) -> Value:
+    return torch.as_tensor(tensor).as_subclass(Value)
+
+
+class Pointer:
+    """Places in a tensor."""
+
+    def __init__(self, tensor: Tensor, places: Any = 0) -> None:
+        self.tensor, self.places = tensor, places
+        self.dtype = types.SimpleNamespace(element_ty=_KINDS[tensor.dtype])
+
+    def __add__(self, more: Any) -> Pointer:
+        return Pointer(self.tensor, self.places + more)
+
+    def read(self) -> Value:
+        places = torch.as_tensor(self.places).as_subclass(Tensor).long()
+        assert 0 <= int(places.min()) and int(places.max()) < self.tensor.numel()
+        return _value(self.tensor.flatten()[places])
+
+
+class Shared:
+    """Shared memory, full of NaN, or of bytes that stand for nothing, to begin with."""
+
+    def __init__(self, numbers: Tensor, transposed: bool = False) -> None:
+        self.numbers, self.transposed = numbers, transposed
+
+    def index(self, place: Any) -> Shared:
+        return Shared(self.numbers[int(place)])
+
+    def slice(self, start: int, length: int, dim: int) -> Shared:
+        return Shared(self.numbers.narrow(dim, start, length))
+
+    def permute(self, order: tuple[int, int]) -> Shared:
+        assert order == (1, 0)
+        return Shared(self.numbers, True)
+
+    def load(self, layout: object) -> Value:
+        return _value(self.numbers.clone())
+
+    def read(self) -> Tensor:
+        return self.numbers.t() if self.transposed else self.numbers
+
+
+class _Program:
+    """What one program has under way."""
+
+    def __init__(self, ids: tuple[int, int, int], eager: bool, careless: str | None) -> None:
+        self.ids, self.eager, self.careless = ids, eager, careless
+        self.copies: list[Callable[[], object]] = []
+        self.groups: list[list[Callable[[], object]]] = []
+        self.products: list[Callable[[], object]] = []
+
+    # The functions of the language, by their names there.
+    def program_id(self, axis: int) -> Value:
+        return _value(self.ids[axis])
+
+    def async_copy_global_to_shared(self, smem: Shared, pointer: Pointer) -> None:
+        read = pointer.read()
+        assert read.shape == smem.numbers.shape
+        if self.eager:
+            smem.numbers.copy_(read)
+        else:
+            self.copies.append(lambda: smem.numbers.copy_(read))
+
+    def commit_group(self) -> None:
+        self.groups.append(self.copies)
+        self.copies = []
+
+    def wait_group(self, num_under_way: int) -> None:
+        while len(self.groups) > num_under_way + (self.careless == "copies" and num_under_way > 0):
+            for copy in self.groups.pop(0):
+                copy()
+
+    def warpgroup_mma(self, left: Tensor, right: Shared, total: Tensor, is_async: bool) -> Tensor:
+        def multiply() -> None:
+            total.add_(left.float() @ right.read().float())
+
+        assert is_async
+        self.products.append(multiply)
+        return total
+
+    def warpgroup_mma_wait(self, num_under_way: int, deps: list[Tensor]) -> Tensor:
+        while len(self.products) > num_under_way + (self.careless == "products" and num_under_way > 0):
+            self.products.pop(0)()
+        return deps[0]
+
+
+def _allocate(kind: Kind, shape: list[int], layout: object) -> Shared:
+    if kind.dtype.is_floating_point:
+        return Shared(torch.full(shape, float("nan"), dtype=kind.dtype))
+    return Shared(torch.randint(0, 100, shape).to(kind.dtype))
+
+
+def _store(pointer: Pointer, numbers: Tensor, mask: Tensor) -> None:
+    mask = mask.expand(numbers.shape).as_subclass(Tensor)
+    pointer.tensor.view(-1)[pointer.places.as_subclass(Tensor).long()[mask]] = numbers.as_subclass(Tensor)[mask]
+
+
+def _language(program: _Program, num_warps: int) -> types.SimpleNamespace:
+    kinds = {str(dtype).removeprefix("torch."): kind for dtype, kind in _KINDS.items()}
+
+    def nothing(*args: object, **kwargs: object) -> None:
+        return None
+
+    return types.SimpleNamespace(
+        **kinds,
+        constexpr=object,
+        num_warps=lambda: num_warps,
+        NVMMADistributedLayout=nothing,
+        DotOperandLayout=nothing,
+        BlockedLayout=nothing,
+        NVMMASharedLayout=nothing,
+        SwizzledSharedLayout=nothing,
+        SliceLayout=nothing,
+        thread_barrier=nothing,
+        static_range=range,
+        program_id=program.program_id,
+        allocate_shared_memory=_allocate,
+        arange=lambda first, end, layout: _value(torch.arange(first, end)),
+        zeros=lambda shape, kind, layout: _value(torch.zeros(shape, dtype=kind.dtype)),
+        minimum=lambda a, b: _value(torch.minimum(torch.as_tensor(a), torch.as_tensor(b))),
+        where=lambda condition, a, b: a if condition else b,
+        expand_dims=lambda x, dim: x.unsqueeze(dim),
+        convert_layout=lambda x, layout: x,
+        load=lambda pointer: pointer.read(),
+        store=_store,
+    )
+
+
+@contextlib.contextmanager
+def emulating(
+    module: Any, kernel: Any, assembly: Callable[..., Tensor], eager: bool, careless: str | None = None
+) -> Iterator[None]:
+    """Inside, `module.<kernel>[grid](...)` runs here. `assembly(source, operands, kind)` stands for inline assembly.
+
+    Args:
+        module: Of the kernel; its Gluon functions become plain ones.
+        kernel: Of the module.
+        assembly: What a piece of assembly makes of its operands.
+        eager: Copies land at once.
+        careless: "copies" or "products": one of them more than the kernel allows is left under way at its waits.
+    """
+    plain = {name: value.fn for name, value in vars(module).items() if hasattr(value, "fn")}
+
+    class Launcher:
+        def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+            return lambda *args, num_warps, maxnreg, **constants: self._run(grid, args, num_warps, constants)
+
+        def _run(
+            self, grid: tuple[int, int, int], args: tuple[Any, ...], num_warps: int, constants: dict[str, Any]
+        ) -> None:
+            values = [Pointer(arg) if isinstance(arg, Tensor) else arg for arg in args]
+            for ids in [(x, y, z) for x in range(grid[0]) for y in range(grid[1]) for z in range(grid[2])]:
+                program = _Program(ids, eager, careless)
+                language = _language(program, num_warps)
+                language.inline_asm_elementwise = lambda source, constraints, operands, dtype, is_pure, pack: _value(
+                    assembly(source, operands, dtype)
+                )
+                names = {name: getattr(program, name) for name in ("warpgroup_mma", "warpgroup_mma_wait")}
+                with mock.patch.multiple(module, gl=language, async_copy=program, **plain, **names):
+                    plain[kernel](*values, **constants)
+
+    with mock.patch.object(module, kernel, Launcher()):
+        yield
