@@ -152,13 +152,13 @@ def takes(weight: QuantizedWeight) -> bool:
     return INTERPRETED or weight.dtype != torch.float32
 
 
-def _bits(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
+def bits_of(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
     """Words, scales, zeros as kernels read them; e4m3 as bytes, a type that all cards have."""
     packed = weight.packed.view(torch.int8) if weight.kind is QuantKind.FP8 else weight.packed
     return packed, weight.scales, weight.zeros
 
 
-def _layout(weight: QuantizedWeight, dtype: torch.dtype) -> dict[str, Any]:
+def layout_of(weight: QuantizedWeight, dtype: torch.dtype) -> dict[str, Any]:
     """The constants of a weight."""
     plane = _PLANE_8_BITS
     if weight.kind is QuantKind.INT4:
@@ -207,13 +207,13 @@ def multiply_small(
     if norm is not None and not tile.norm_inside:
         x, norm = rms_norm(x, *norm), None
     norm_weight, eps = norm or (None, 0.0)
-    layout = _layout(weight, x.dtype)
+    layout = layout_of(weight, x.dtype)
     block_words = min(tile.block_words, layout["PLANE"])
     slices = min(tile.slices, triton.next_power_of_2(triton.cdiv(layout["WORDS"], block_words)))
     rows = 8 if num_rows <= 8 else MAX_SMALL_ROWS
     words = slices * block_words * tile.block_n * (2 if gated else 1)
     _small_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
-        x.contiguous(), norm_weight, *_bits(weight), bias, out, num_rows, num_outputs, eps,
+        x.contiguous(), norm_weight, *bits_of(weight), bias, out, num_rows, num_outputs, eps,
         **layout, ROWS=rows, BLOCK_N=tile.block_n,
         BLOCK_WORDS=block_words, SLICES=slices, GATED=gated, ADD=add,
         num_warps=tile.num_warps, num_stages=_stages(tile, weight, slices * block_words, rows, words),

@@ -102,6 +102,46 @@ def numbers_of(words, PART: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexp
     return numbers
 
 
+@triton.constexpr_function
+def _wide_nibble_assembly(part):
+    """Two words are in a register. 128 + q as bf16, which is the upper half of the same number in fp32."""
+    shift = f"shr.b32 t, $2, {4 * part}; " if part else "mov.b32 t, $2; "
+    number = "lop3.b32 t, t, 0x000F000F, 0x43004300, 0xEA; "
+    return "{ .reg .b32 t; " + shift + number + "shl.b32 $0, t, 16; and.b32 $1, t, 0xFFFF0000; }"
+
+
+# Four bytes are in a register: v + 128 as the lowest byte of 2^23 + v + 128, and that less 2^23 + 128.
+_WIDE_BYTES = tl.constexpr(
+    "{ .reg .b32 t; xor.b32 t, $4, 0x80808080; prmt.b32 $0, t, 0x4B000000, 0x7440; prmt.b32 $1, t, 0x4B000000, 0x7441; "
+    "prmt.b32 $2, t, 0x4B000000, 0x7442; prmt.b32 $3, t, 0x4B000000, 0x7443; "
+    "add.f32 $0, $0, 0fCB000080; add.f32 $1, $1, 0fCB000080; add.f32 $2, $2, 0fCB000080; add.f32 $3, $3, 0fCB000080; }"
+)
+
+
+@triton.jit
+def wide_nibbles(words, PART: tl.constexpr, PLAIN: tl.constexpr):
+    """128 + q in fp32, of bits 4 PART to 4 PART + 3 of INT4's words."""
+    if PLAIN:
+        return ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) + 128.0
+    else:
+        assembly: tl.constexpr = _wide_nibble_assembly(PART)
+        return tl.inline_asm_elementwise(assembly, "=f,=f,r", [words], dtype=tl.float32, is_pure=True, pack=2)
+
+
+@triton.jit
+def wide_bytes(words, KIND: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.constexpr):
+    """INT8's or FP8's words, given as int8, in fp32. NATIVE_FP8: the card converts e4m3 itself."""
+    if NATIVE_FP8:
+        return words.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
+    elif KIND == "int8" and not PLAIN:
+        return tl.inline_asm_elementwise(
+            _WIDE_BYTES, "=&f,=&f,=&f,=&f,r", [words], dtype=tl.float32, is_pure=True, pack=4
+        )
+    else:
+        # fp16 has all numbers of 8 bits, and takes fewer instructions than bf16.
+        return numbers_of(words, 0, KIND, tl.float16, PLAIN).to(tl.float32)
+
+
 @triton.jit
 def restored_nibbles(words, zeros, scales, PART: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
     """Scale times (q - zero) of bits 4 PART to 4 PART + 3 of INT4's words, rounded once to DTYPE. Zeros and scales broadcast to the words."""

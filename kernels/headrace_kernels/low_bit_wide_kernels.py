@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace_kernels.low_bit_kernels import _bits, _dot, _layout, _stages
+from headrace_kernels.low_bit_kernels import _dot, _stages, bits_of, layout_of
 from headrace_kernels.low_bit_numbers import numbers_of, restored_bytes, restored_nibbles
 from headrace_kernels.low_bit_warpgroup_kernels import WarpgroupTile, launch
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind
@@ -150,10 +150,10 @@ def multiply_wide(
     """More rows: x [num_rows, K] -> out [num_rows, N]."""
     num_rows, num_outputs = out.shape
     assert num_outputs == weight.num_outputs and x.shape == (num_rows, weight.num_inputs) and x.dtype == weight.dtype
-    splits, layout = tile.splits, _layout(weight, x.dtype)
+    splits, layout = tile.splits, layout_of(weight, x.dtype)
     target = out if splits == 1 else out.new_empty(splits, num_rows, num_outputs, dtype=torch.float32)
     if isinstance(tile, WarpgroupTile):
-        launch(x.contiguous(), _bits(weight), bias, target, layout, tile)
+        launch(x.contiguous(), bits_of(weight), bias, target, layout, tile)
     else:
         _launch_wide(x.contiguous(), weight, bias, target, layout, tile)
     if splits > 1:
@@ -169,7 +169,7 @@ def _launch_wide(
     splits = tile.splits
     block_words = min(tile.block_words, layout["PLANE"])
     _wide_kernel[(triton.cdiv(num_rows, tile.block_m), triton.cdiv(num_outputs, tile.block_n), splits)](
-        x, *_bits(weight), bias, target, num_rows, num_outputs,
+        x, *bits_of(weight), bias, target, num_rows, num_outputs,
         **layout, BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, SPLITS=splits,
         BLOCK_WORDS=block_words,
         num_warps=tile.num_warps, num_stages=_stages(tile, weight, block_words, tile.block_m, block_words * tile.block_n),
@@ -179,11 +179,11 @@ def _launch_wide(
 def restore(weight: QuantizedWeight, rows: range, out: Tensor) -> None:
     """Numbers of some rows, rounded once: [len(rows), K] into `out`, contiguous, in the activations' type."""
     assert out.shape == (len(rows), weight.num_inputs) and out.is_contiguous()
-    layout = _layout(weight, out.dtype)
+    layout = layout_of(weight, out.dtype)
     block_n = 16
     grid = (triton.cdiv(layout["WORDS"], layout["PLANE"]), triton.cdiv(len(rows), block_n))
     _restore_kernel[grid](
-        *_bits(weight), out, weight.num_outputs, rows.start, len(rows),
+        *bits_of(weight), out, weight.num_outputs, rows.start, len(rows),
         **layout, BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
 

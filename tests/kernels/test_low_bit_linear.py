@@ -12,6 +12,7 @@ from headrace_kernels import low_bit_linear, restored_weights
 from headrace_kernels.fp8_activations import can_scale, scaled_linear
 from headrace_kernels.low_bit_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, small_variants
 from headrace_kernels.low_bit_linear import Path, path_rule
+from headrace_kernels.low_bit_row_kernels import RowTile, multiply_row, takes_row
 from headrace_kernels.low_bit_wide_kernels import WideTile, multiply_wide, restore, wide_variants
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize, quantize_rows
 from headrace_kernels.rounded_tokens import round_tokens
@@ -105,9 +106,23 @@ def check_small(product: Product, tile: SmallTile) -> None:
     assert_close(out, x @ product.numbers.t() + product.residual.double(), product.spread(x))
 
 
-def check_gated(product: Product, tile: SmallTile) -> None:
+def check_row(product: Product, tile: RowTile) -> None:
+    """One row, alone and normed, and added to the stream."""
+    out = product.poison()
+    multiply_row(product.x, product.weight, product.bias, out, tile, norm=(product.norm_weight, EPS))
+    assert_close(out, product.expected(product.normed()), product.spread(product.normed()))
+    out, x = product.residual.clone(), product.x.double()
+    multiply_row(product.x, product.weight, None, out, tile, add=True)
+    assert_close(out, x @ product.numbers.t() + product.residual.double(), product.spread(x))
+
+
+def check_gated(product: Product, tile: SmallTile | RowTile) -> None:
     out = product.poison(product.num_outputs // 2)
-    multiply_small(product.x, product.weight, product.bias, out, tile, norm=(product.norm_weight, EPS), gated=True)
+    norm = (product.norm_weight, EPS)
+    if isinstance(tile, RowTile):
+        multiply_row(product.x, product.weight, product.bias, out, tile, norm, gated=True)
+    else:
+        multiply_small(product.x, product.weight, product.bias, out, tile, norm, gated=True)
     gate, value = product.expected(product.normed()).chunk(2, 1)
     off_gate, off_value = product.spread(product.normed()).chunk(2, 1)
     passed = torch.sigmoid(gate)
@@ -146,6 +161,10 @@ def test_kernels_agree_with_fp64(kind: QuantKind, outputs: int, inputs: int, gro
             check_small(product, small)
             check_wide(product, wide)
         check_restored(product)
+        product = Product(kind, 1, 2 * outputs, inputs, group, dtype, "cpu")
+        if takes_row(product.weight):
+            check_row(product, RowTile(4, 2))
+            check_gated(product, RowTile(2, 4))
         check_gated(Product(kind, 2, 2 * outputs, inputs, group, dtype, "cpu"), SMALL_TILES[0])
 
 
@@ -157,6 +176,10 @@ def test_kernels_agree_with_fp64_at_the_sizes_of_models(
 ) -> None:
     for rows in (1, 13, 64, 250):
         product = Product(kind, rows, outputs, inputs, 128 if inputs % 128 == 0 else 32, dtype, "cuda")
+        if rows == 1:
+            check_row(product, low_bit_linear.row_rule(product.weight))
+            if outputs % 2 == 0:
+                check_gated(product, low_bit_linear.row_rule(product.weight, gated=True))
         if rows <= MAX_SMALL_ROWS:
             check_small(product, low_bit_linear.small_rule(rows, product.weight))
             if outputs % 2 == 0:
@@ -172,6 +195,8 @@ def test_groups_of_every_size_on_a_card(group: int) -> None:
     for dtype in DTYPES[:2]:
         for rows in (1, 16, 40):
             product = Product(QuantKind.INT4, rows, 512, 4096, group, dtype, "cuda")
+            if rows == 1:
+                check_row(product, RowTile(4, 4))
             if rows <= MAX_SMALL_ROWS:
                 check_small(product, SmallTile(16, 64, 4, 4, 3, dtype == torch.bfloat16))
             else:
@@ -345,6 +370,8 @@ def test_warm_rows_take_every_tile_of_the_rules(device: str) -> None:
 
     def launches(rows: int, weight: QuantizedWeight) -> set[object]:
         path = path_rule(rows, weight)
+        if path is Path.SMALL and rows == 1 and takes_row(weight):
+            return {low_bit_linear.row_rule(weight, gated) for gated in (False, True)}
         if path is Path.SMALL:
             rules = {low_bit_linear.small_rule(rows, weight, gated) for gated in (False, True)}
             return {(tile, rows <= 8) for tile in rules}

@@ -35,6 +35,7 @@ from headrace_kernels import (
     int8_activations,
     low_bit_kernels,
     low_bit_linear,
+    low_bit_row_kernels,
     low_bit_wide_kernels,
     rms_norm,
     rope_kv,
@@ -220,6 +221,10 @@ def launch_low_bits(num_rows: int, product: _Product, weight: QuantizedWeight) -
         return
     out = torch.empty(num_rows, product.num_outputs, dtype=weight.dtype)
     norm = (torch.empty(product.num_inputs, dtype=weight.dtype), 1e-5) if product.normed else None
+    if num_rows == 1:
+        row_tile = low_bit_linear.row_rule(weight, product.gated)
+        low_bit_row_kernels.multiply_row(x, weight, None, out, row_tile, norm, product.gated, product.add)
+        return
     tile = low_bit_linear.small_rule(num_rows, weight, product.gated)
     low_bit_kernels.multiply_small(x, weight, None, out, tile, norm, product.gated, product.add)
 
