@@ -90,9 +90,11 @@ def _copy_groups(smem, ptr, slot, step, N, GROUP: gl.constexpr, PLANE: gl.conste
 
 
 @gluon.jit
-def _copy_x(x_smem, x_ptr, slot, first_input, rows, LAYOUT: gl.constexpr):
+def _copy_x(x_smem, x_ptr, slot, first_input, rows, M, K: gl.constexpr, LAYOUT: gl.constexpr):
     k = gl.arange(0, 64, layout=gl.SliceLayout(0, LAYOUT))
-    async_copy.async_copy_global_to_shared(x_smem.index(slot), x_ptr + first_input + (rows[:, None] + k[None, :]))
+    places = x_ptr + first_input + (rows[:, None] * K + k[None, :])
+    # Rows beyond the end are not read: each would be the last one again, from the same place for all programs. Sums of theirs are not stored.
+    async_copy.async_copy_global_to_shared(x_smem.index(slot), places, mask=rows[:, None] < M)
 
 
 @gluon.jit
@@ -179,8 +181,7 @@ def _warpgroup_kernel(
     first_n = gl.program_id(1) * BLOCK_N
     first_m = gl.program_id(0) * BLOCK_M
     word_ptr += first_n.to(gl.int64) * WORDS
-    # Rows beyond the end repeat the last one; unlike a mask this leaves copies whole.
-    rows = gl.minimum(first_m + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, X_COPY)), M - 1) * K
+    rows = first_m + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, X_COPY))
     x_smem = gl.allocate_shared_memory(DTYPE, [X_SLOTS, BLOCK_M, 64], X_LAYOUT)
     WORD_TILES: gl.constexpr = WORD_SLOTS if INT4 else 4 * WORD_SLOTS
     word_smem = gl.allocate_shared_memory(word_ptr.dtype.element_ty, [WORD_TILES, BLOCK_N, 64], WORD_LAYOUT)
@@ -199,7 +200,7 @@ def _warpgroup_kernel(
                 for part in gl.static_range(4):
                     _copy_weight(word_smem, scale_smem, zero_smem, word_ptr, scale_ptr, zero_ptr, ahead, first + ahead, part, N, WORDS, GROUP, PLANE, INT4, BLOCK_N)  # fmt: skip
         if first + ahead // 4 < last:
-            _copy_x(x_smem, x_ptr, ahead, _first_input(first + ahead // 4, ahead % 4, PLANE), rows, X_COPY)
+            _copy_x(x_smem, x_ptr, ahead, _first_input(first + ahead // 4, ahead % 4, PLANE), rows, M, K, X_COPY)
         async_copy.commit_group()
     async_copy.wait_group(AHEAD - 1)
     total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout=MMA)
@@ -220,7 +221,7 @@ def _warpgroup_kernel(
             x_step = step + (part + AHEAD) // 4
             x_slot = (half + (part + AHEAD) // 4) % HALVES * 4 + (part + AHEAD) % 4
             if x_step < last:
-                _copy_x(x_smem, x_ptr, x_slot, _first_input(x_step, (part + AHEAD) % 4, PLANE), rows, X_COPY)
+                _copy_x(x_smem, x_ptr, x_slot, _first_input(x_step, (part + AHEAD) % 4, PLANE), rows, M, K, X_COPY)
             async_copy.commit_group()
             # While this one runs. After the last step what is read is not used.
             if part < 3:
@@ -315,10 +316,10 @@ def _steps_in_a_row(tile: WarpgroupTile, num_rows: int, weight: QuantizedWeight)
     time = triton.cdiv(tiles * tile.splits, places) * (share + 2.0)
     if tile.splits == 1:
         return time
-    # Sums are written and read by all programs at once, at about the pace at which steps copy x and words; the kernel that adds them has to start.
+    # Sums are written and read by all programs at once, at about the pace at which steps copy x and words. What a split costs beyond is measured.
     sums = tile.splits * tiles * tile.block_m * tile.block_n * 8
     step_bytes = (tile.block_m * 2 + tile.block_n // 2) * _STEP_INPUTS
-    return time + sums / places / step_bytes + 2.0
+    return time + sums / places / step_bytes + 0.75 * tile.splits
 
 
 # Outputs, rows, warps, tiles of x, steps of the weight, by the most rows that they are for.
