@@ -31,14 +31,14 @@ _BLOCK_NUMBERS = 1 << 20
 # Up to so many rows the wide kernels multiply; beyond, weights are restored for cuBLAS. The four products of 32 layers of an 8B Llama on an H200, tile against restored: INT4 8.4 to 9.1 ms at 128 rows and
 # 15.2 to 10.3 at 256; INT8 10.7 to 10.9 at 256; FP8 6.2 to 9.7 at 128, 11.4 to 11.0 at 256.
 _MOST_WIDE_ROWS = {QuantKind.INT8: 256, QuantKind.INT4: 128, QuantKind.FP8: 128}
-# The same where warp groups multiply. Not measured yet.
-_MOST_WARPGROUP_ROWS = 256
+# The same where warp groups multiply: INT4 6.5 to 10.3 ms at 256 rows, 11.7 to 14.1 at 512, but no more than 43.4 to 45.0 at 2,048; INT8 7.4 to 10.9 at 256, 13.3 to 14.6 at 512.
+_MOST_WARPGROUP_ROWS = 512
 # From so many rows on FP8 weights, and INT8 ones whose scheme says so, take activations of 8 bits too, where the card can. Not measured yet.
 _FEWEST_SCALED_ROWS = 65
 
 
 # Numbers of rows that between them take every kernel there is for a weight, so that a server that has run them compiles nothing later: those at the ends of the rules' ranges.
-WARM_ROWS = (1, 8, 16, 32, 64, 128, 192, 256, 257)
+WARM_ROWS = (1, 8, 16, 32, 64, 128, 192, 256, 257, 512, 513)
 
 
 class Path(enum.Enum):
@@ -104,15 +104,20 @@ def wide_rule(num_rows: int, weight: QuantizedWeight) -> WideTile | WarpgroupTil
 
 
 def _warpgroup_rule(num_rows: int, weight: QuantizedWeight) -> WarpgroupTile:
-    """The tile where warp groups multiply. Not measured yet: the largest that hold all rows, or else restore a weight twice."""
+    """The tile where warp groups multiply: the products of 32 layers of an 8B Llama take 2.5, 3.0, 4.2, 6.5, 11.7 ms on an H200 in INT4 and 3.5, 3.9, 5.1, 7.4, 13.3 in INT8, at 32, 64, 128, 256, 512 rows."""
     is_int4 = weight.kind is QuantKind.INT4
     if num_rows <= 32:
-        tile, rows = WarpgroupTile(128, 32, 8, 8, 3 if is_int4 else 2), 32
+        tile, rows = WarpgroupTile(64, 32, 4, 4, 4 if is_int4 else 2), 32
     elif num_rows <= 64:
-        tile, rows = WarpgroupTile(128, 64, 8, 4, 3 if is_int4 else 2), 64
+        # Two programs of 128 outputs for every multiprocessor restore and copy less than four of 64.
+        many = weight.num_outputs >= 128 * card.multiprocessors(weight.device)
+        few = WarpgroupTile(64, 64, 4, 4, 3 if is_int4 else 2)
+        tile, rows = WarpgroupTile(128, 64, 8, 8 if is_int4 else 4, 2) if many else few, 64
+    elif num_rows <= 128 or 256 < num_rows <= 384:
+        # A third tile of 128 rows is less than a second one of 256.
+        tile, rows = WarpgroupTile(64, 128, 4, 4, 2), 128 if num_rows <= 128 else 384
     else:
-        rows = 128 if num_rows <= 128 else 256
-        tile = WarpgroupTile(256 if weight.num_outputs % 256 == 0 else 128, 128, 8, 4, 2)
+        tile, rows = WarpgroupTile(128, 256, 8, 4, 2), 256 if num_rows <= 256 else 512
     # Splits suit the most rows of a class, so that a class has one tile.
     return splittings(tile, rows, weight)[0]
 

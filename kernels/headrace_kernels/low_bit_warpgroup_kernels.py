@@ -14,6 +14,7 @@ on the tile alone; with several splits they go to memory, where `_add_splits_ker
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import triton
@@ -30,9 +31,10 @@ from headrace_kernels import card
 from headrace_kernels.low_bit_numbers import byte_assembly, restoring_assembly
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, plane_inputs
 
-# Words of an output that a step reads at a time; inputs of a sub-step.
+# Words of an output that are read at a time, and inputs that are multiplied at a time.
 _WIDTH = 64
 _STEP_INPUTS = 256
+# Shared memory of a multiprocessor of sm_90.
 _MULTIPROCESSOR_BYTES = 228 << 10
 
 
@@ -90,9 +92,11 @@ def _copy_groups(smem, ptr, slot, step, N, GROUP: gl.constexpr, PLANE: gl.conste
 
 
 @gluon.jit
-def _copy_x(x_smem, x_ptr, slot, first_input, rows, LAYOUT: gl.constexpr):
+def _copy_x(x_smem, x_ptr, slot, first_input, rows, M, K: gl.constexpr, LAYOUT: gl.constexpr):
     k = gl.arange(0, 64, layout=gl.SliceLayout(0, LAYOUT))
-    async_copy.async_copy_global_to_shared(x_smem.index(slot), x_ptr + first_input + (rows[:, None] + k[None, :]))
+    places = x_ptr + first_input + (rows[:, None] * K + k[None, :])
+    # Rows beyond the end are not read: each would be the last one again, from the same place for all programs. Sums of theirs are not stored.
+    async_copy.async_copy_global_to_shared(x_smem.index(slot), places, mask=rows[:, None] < M)
 
 
 @gluon.jit
@@ -179,8 +183,7 @@ def _warpgroup_kernel(
     first_n = gl.program_id(1) * BLOCK_N
     first_m = gl.program_id(0) * BLOCK_M
     word_ptr += first_n.to(gl.int64) * WORDS
-    # Rows beyond the end repeat the last one; unlike a mask this leaves copies whole.
-    rows = gl.minimum(first_m + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, X_COPY)), M - 1) * K
+    rows = first_m + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, X_COPY))
     x_smem = gl.allocate_shared_memory(DTYPE, [X_SLOTS, BLOCK_M, 64], X_LAYOUT)
     WORD_TILES: gl.constexpr = WORD_SLOTS if INT4 else 4 * WORD_SLOTS
     word_smem = gl.allocate_shared_memory(word_ptr.dtype.element_ty, [WORD_TILES, BLOCK_N, 64], WORD_LAYOUT)
@@ -199,7 +202,7 @@ def _warpgroup_kernel(
                 for part in gl.static_range(4):
                     _copy_weight(word_smem, scale_smem, zero_smem, word_ptr, scale_ptr, zero_ptr, ahead, first + ahead, part, N, WORDS, GROUP, PLANE, INT4, BLOCK_N)  # fmt: skip
         if first + ahead // 4 < last:
-            _copy_x(x_smem, x_ptr, ahead, _first_input(first + ahead // 4, ahead % 4, PLANE), rows, X_COPY)
+            _copy_x(x_smem, x_ptr, ahead, _first_input(first + ahead // 4, ahead % 4, PLANE), rows, M, K, X_COPY)
         async_copy.commit_group()
     async_copy.wait_group(AHEAD - 1)
     total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout=MMA)
@@ -220,7 +223,7 @@ def _warpgroup_kernel(
             x_step = step + (part + AHEAD) // 4
             x_slot = (half + (part + AHEAD) // 4) % HALVES * 4 + (part + AHEAD) % 4
             if x_step < last:
-                _copy_x(x_smem, x_ptr, x_slot, _first_input(x_step, (part + AHEAD) % 4, PLANE), rows, X_COPY)
+                _copy_x(x_smem, x_ptr, x_slot, _first_input(x_step, (part + AHEAD) % 4, PLANE), rows, M, K, X_COPY)
             async_copy.commit_group()
             # While this one runs. After the last step what is read is not used.
             if part < 3:
@@ -297,28 +300,33 @@ def launch(
     )  # fmt: skip
 
 
-def splittings(tile: WarpgroupTile, num_rows: int, weight: QuantizedWeight) -> list[WarpgroupTile]:
+def splittings(tile: WarpgroupTile, num_rows: int, weight: QuantizedWeight) -> tuple[WarpgroupTile, ...]:
     """The tile with every number of splits that makes a difference, what should be fastest first."""
-    steps = weight.num_inputs // _STEP_INPUTS
+    multiprocessors = card.multiprocessors(weight.device)
+    return _splittings(tile, num_rows, weight.num_outputs, weight.num_inputs, weight.kind, multiprocessors)
+
+
+@functools.cache
+def _splittings(
+    tile: WarpgroupTile, num_rows: int, num_outputs: int, num_inputs: int, kind: QuantKind, multiprocessors: int
+) -> tuple[WarpgroupTile, ...]:
+    """Asked by every launch, and few sizes ask."""
+    tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(num_outputs, tile.block_n)
+    places, steps = multiprocessors * tile.programs_at_a_time(kind), num_inputs // _STEP_INPUTS
+
+    def steps_in_a_row(share: int, splits: int) -> float:
+        # A program's first copies and its end take some steps' time.
+        time = triton.cdiv(tiles * splits, places) * (share + 2.0)
+        if splits == 1:
+            return time
+        # Sums are written and read by all programs at once, at about the pace at which steps copy x and words. What a split costs beyond is measured.
+        sums = splits * tiles * tile.block_m * tile.block_n * 8
+        return time + sums / places / ((tile.block_m * 2 + tile.block_n // 2) * _STEP_INPUTS) + 0.75 * splits
+
     # Fewer splits whose shares are as long do the same.
     shares = {triton.cdiv(steps, splits): splits for splits in range(min(16, steps), 0, -1)}
-    found = [tile._replace(splits=splits) for splits in shares.values()]
-    return sorted(found, key=lambda each: _steps_in_a_row(each, num_rows, weight))
-
-
-def _steps_in_a_row(tile: WarpgroupTile, num_rows: int, weight: QuantizedWeight) -> float:
-    """How long a product takes, in steps of one program: those that a multiprocessor does one after the other, and what the sums of splits add."""
-    tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(weight.num_outputs, tile.block_n)
-    places = card.multiprocessors(weight.device) * tile.programs_at_a_time(weight.kind)
-    share = triton.cdiv(weight.num_inputs, _STEP_INPUTS * tile.splits)
-    # A program's first copies and its end take some steps' time.
-    time = triton.cdiv(tiles * tile.splits, places) * (share + 2.0)
-    if tile.splits == 1:
-        return time
-    # Sums are written and read by all programs at once, at about the pace at which steps copy x and words; the kernel that adds them has to start.
-    sums = tile.splits * tiles * tile.block_m * tile.block_n * 8
-    step_bytes = (tile.block_m * 2 + tile.block_n // 2) * _STEP_INPUTS
-    return time + sums / places / step_bytes + 2.0
+    found = sorted(shares.items(), key=lambda each: steps_in_a_row(*each))
+    return tuple(tile._replace(splits=splits) for _, splits in found)
 
 
 # Outputs, rows, warps, tiles of x, steps of the weight, by the most rows that they are for.

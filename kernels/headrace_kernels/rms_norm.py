@@ -134,7 +134,7 @@ def _add_rms_norm_kernel(
 
 def launch_rule(size: int) -> tuple[int, int, int]:
     """Rows of a program, numbers of a row rounded up to a power of two, and warps, for rows of `size`."""
-    block = triton.next_power_of_2(size)
+    block = max(16, triton.next_power_of_2(size))
     rows = max(1, _SHARED_PROGRAM // block)
     return rows, block, min(16, max(1, rows * block // 512))
 

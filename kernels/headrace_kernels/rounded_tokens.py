@@ -116,7 +116,7 @@ def _round_kernel(x, out, scales, num_rows, SIZE: tl.constexpr, ROWS: tl.constex
 
 def launch_rule(size: int) -> tuple[int, int, int]:
     """Tokens of a program, numbers of a token rounded up to a power of two, and warps."""
-    block = triton.next_power_of_2(size)
+    block = max(16, triton.next_power_of_2(size))
     rows = max(1, _SHARED_PROGRAM // block)
     return rows, block, min(16, max(1, rows * block // 512))
 

@@ -74,7 +74,7 @@ def launch_rule(num_tokens: int) -> tuple[int, int]:
 
 def rounded_launch_rule(size: int) -> tuple[int, int]:
     """Outputs of a program, all those of a row rounded up to a power of two, and warps."""
-    block = triton.next_power_of_2(size)
+    block = max(16, triton.next_power_of_2(size))
     return block, min(16, max(1, block // 2048))
 
 

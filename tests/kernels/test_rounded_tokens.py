@@ -75,7 +75,7 @@ def assert_as_reference(found: RoundedTokens, expected: RoundedTokens, device: s
     if found.numbers.dtype is torch.int8:
         # A card multiplies and adds in one: what is half way but for less than fp32's rounding may go the other way.
         assert bool(((ours - theirs).abs() <= 1).all()) and float(off.float().mean()) <= (
-            1e-3 if device == "cuda" else 0
+            3e-3 if device == "cuda" else 0
         )
         return
     if device == "cpu":

@@ -98,13 +98,21 @@ class _Program:
     def program_id(self, axis: int) -> Value:
         return _value(self.ids[axis])
 
-    def async_copy_global_to_shared(self, smem: Shared, pointer: Pointer) -> None:
-        read = pointer.read()
+    def async_copy_global_to_shared(self, smem: Shared, pointer: Pointer, mask: Tensor | None = None) -> None:
+        places, copied = pointer.places, torch.ones(smem.numbers.shape, dtype=torch.bool)
+        if mask is not None:
+            copied &= mask.as_subclass(Tensor)
+            places = torch.where(copied, torch.as_tensor(places).as_subclass(Tensor), 0)
+        read = Pointer(pointer.tensor, places).read().as_subclass(Tensor)
         assert read.shape == smem.numbers.shape
+
+        def land() -> None:
+            smem.numbers.copy_(torch.where(copied, read, smem.numbers))
+
         if self.eager:
-            smem.numbers.copy_(read)
+            land()
         else:
-            self.copies.append(lambda: smem.numbers.copy_(read))
+            self.copies.append(land)
 
     def commit_group(self) -> None:
         self.groups.append(self.copies)
