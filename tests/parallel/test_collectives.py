@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import sys
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -77,6 +78,18 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: pathlib.Path, monkeypatch: 
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(SystemExit, match="rank 1 failed with 3"):
         list(results(3, "cpu", [8192]))
+
+
+@pytest.mark.multi_gpu
+@needs_cards
+async def test_ranks_on_cards_listen_to_this_machine_only(tmp_path: pathlib.Path) -> None:
+    write_checkpoint(tmp_path / "llama", "llama-wide")
+    async with ranks(tmp_path / "llama", 2, device="cuda", graph_sizes="off", num_blocks=64) as group:
+        await group.group.wait_ready()
+        found = [psutil.Process(pid).net_connections("inet") for pid in group.processes]
+        assert {connection.laddr.ip for connections in found for connection in connections} <= {"127.0.0.1", "::1"}
+        # NCCL's own for whoever asks, which is switched off.
+        assert 28028 not in {connection.laddr.port for connections in found for connection in connections}
 
 
 @pytest.mark.multi_gpu
