@@ -129,7 +129,7 @@ class PerfectEngine:
             now_s = self._step(running, now_s)
             for row in running:
                 if row.ended and (later := people.after(row, now_s)) is not None:
-                    # Few think at a time, and most come behind all others.
+                    # Among a thousand at most.
                     bisect.insort(waiting, later, key=lambda row: row.start_s)
             running = [row for row in running if not row.ended]
         return [Request(row.start_s, row.prompt, np.asarray(row.arrivals_s)) for row in rows if row.ended]

@@ -110,7 +110,7 @@ class Workload:
     users: Users | None = None
     # Indices of requests whose figures are kept apart from the others'.
     apart: frozenset[int] = frozenset()
-    # Whether prompts, outputs or ids were changed to fit a small model.
+    # Whether prompts, outputs or ids were changed to fit a small model, or users have another time.
     cut: bool = False
 
     @property

@@ -82,6 +82,8 @@ def test_users_think_and_ask_more_than_there_is_time_for() -> None:
     thought = sum(turn.think_s for turn in turns) / len(turns)
     assert thought == pytest.approx(45, rel=0.1)
     # As many requests in a tenth of the time, with the same prompts, and the first users' alone.
+    assert digest(build("users1000", requests=3).trace) == "39eb31aa6a603dce"
+    assert [round(own[0].think_s, 6) for own in workload.users.turns[:3]] == [105.44761, 103.182179, 67.975331]
     short = build("users1000", requests=20, seconds=30.0)
     assert short.cut and short.users is not None and not workload.cut
     assert short.trace == workload.trace[: len(short.trace)] and short.trace != build("users1000", 1, 20).trace
