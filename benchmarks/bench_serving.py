@@ -31,8 +31,8 @@ from benchmarks.sending import counters, send, uncached
 from benchmarks.serving import Services, send_texts, services, worded
 from benchmarks.workloads import WORKLOADS, Workload, first_of
 
-# The loss is a small difference of two figures.
-_REPEATS = 3
+# The loss is a small difference of two figures, which takes several runs; five minutes of people are enough by themselves.
+_REPEATS = {"users1000": 1}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,15 +57,17 @@ async def _measure(session: EngineSession, front: Front, workload: Workload, rep
     after = counters(await session.load())
     figures, spread = medians([summary(run.requests, run.begin_s) for run in runs])
     engine, engine_spread = medians([summary(run.requests, run.begin_s) for run in engine_runs])
-    tokens = repeats * sum(output for _, output in workload.trace)
+    tokens = sum(len(request.arrivals_s) for run in runs for request in run.requests)
     more: dict[str, Any] = {f"{name}_after_warm_up": after[name] - before[name] for name in after}
     more |= {
         "through": "grpc",
         "services": len(front.services.addresses),
         "clients": front.clients,
         "engine_api": engine,
-        # An open loop sends no faster than its arrivals: there the latencies tell.
-        "loss": None if workload.arrivals_s else round(1 - figures["output_tok_s"] / engine["output_tok_s"], 4),
+        # Arrivals, and people who think, do not come faster where a server is: there the latencies tell.
+        "loss": None
+        if workload.arrivals_s or workload.users
+        else round(1 - figures["output_tok_s"] / engine["output_tok_s"], 4),
         "service_us_per_token": round((front.services.cpu_s() - cpu_s) / tokens * 1e6, 2),
         "service_rss_mib": round(front.services.resident_mib(), 1),
         "cached_tokens": 0,
@@ -98,7 +100,7 @@ async def run(plan: Plan, ceilings: Ceilings, num_services: int, clients: int, p
             await send_texts(first_of(texts[0], 2 * clients), tokenizer, running, "warm-up", clients)
 
             async def measure(workload: Workload) -> dict[str, Any]:
-                figures = await _measure(session, front, workload, plan.repeats or _REPEATS)
+                figures = await _measure(session, front, workload, plan.repeats or _REPEATS.get(workload.name, 3))
                 result = record(figures, workload, plan, ceilings, started, session.model)
                 return result | {"peak_memory_gib": peak_gib()}
 
@@ -125,6 +127,8 @@ def main() -> int:
     modes = tuple(filter(None, options.telemetry.split(",")))
     if modes and not {"off"} < set(modes) <= {"off", *serving_telemetry.DETAILS}:
         parser.error(f"--telemetry: off and some of {', '.join(serving_telemetry.DETAILS)}, not {options.telemetry}")
+    if modes and "users1000" in options.workloads:
+        parser.error("--telemetry: turns must be alike, and the users of users1000 come as they are answered")
     with tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
         folder = model_folder(options, pathlib.Path(parent), tokenizer=True)
         plan = plan_of(parser, options, folder)

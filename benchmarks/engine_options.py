@@ -15,7 +15,7 @@ import pydantic
 
 from benchmarks.shapes import SHAPES, Shape, shape_of, write_model_folder
 from benchmarks.weight_files import write_weights
-from benchmarks.workloads import build
+from benchmarks.workloads import USERS_SECONDS, build
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 
 # Making the weights of a large model takes minutes on a slow host.
@@ -37,13 +37,23 @@ class Plan:
     requests: int
     # 0: as many as a workload is worth.
     repeats: int
+    # How long users1000 goes on.
+    seconds: float
     git: str
 
 
 def engine_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which engine is measured with workloads; shared with the benchmarks beside this one."""
     which_engine(parser)
-    parser.add_argument("--requests", type=int, default=0, help="the first N of each workload; 0: all (16 on a CPU)")
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=0,
+        help="the first N of each workload, N users of users1000; 0: all (16 on a CPU)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=USERS_SECONDS, help="how long users1000 goes on; people think as much shorter"
+    )
     parser.add_argument("--repeats", type=int, default=0, help="runs of each workload; 0: the benchmark's own number")
 
 
@@ -92,12 +102,14 @@ def plan_of(parser: argparse.ArgumentParser, options: argparse.Namespace, folder
     try:
         for name in names:
             build(name, requests=1)
+        if not 0 < options.seconds <= USERS_SECONDS:
+            raise ValueError(f"--seconds must be above 0 and at most {USERS_SECONDS:g}, is {options.seconds:g}")
     except ValueError as error:
         parser.error(str(error))
     settings = engine_settings(options, folder.resolve())
     config = checked_config(parser, settings)
     shape_name = options.model.name if options.model else options.shape
-    sizes = (options.seed, options.requests, options.repeats)
+    sizes = (options.seed, options.requests, options.repeats, options.seconds)
     return Plan(settings, config, shape_of(folder), shape_name, names, *sizes, options.git)
 
 

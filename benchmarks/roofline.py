@@ -7,6 +7,7 @@ norms and the host cost nothing. Ranks that share a model have an even part of a
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections import deque
 
@@ -15,7 +16,7 @@ import numpy as np
 from benchmarks.ceilings import Ceilings
 from benchmarks.measurements import Request
 from benchmarks.shapes import Shape
-from benchmarks.workloads import Workload
+from benchmarks.workloads import Turn, Workload
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -74,6 +75,35 @@ class _Row:
         return len(self.arrivals_s) >= self.output
 
 
+class _People:
+    """When users come, each after the answer before; nothing where a workload has none."""
+
+    def __init__(self, workload: Workload, rows: list[_Row]) -> None:
+        self._rows = rows
+        self._turns = workload.users.turns if workload.users else ()
+        self._seconds = workload.users.seconds if workload.users else 0.0
+        # Row, by identity -> the turns behind it.
+        self._behind = {
+            id(rows[turn.index]): turns[place:] for turns in self._turns for place, turn in enumerate(turns, 1)
+        }
+
+    def first(self) -> list[_Row]:
+        """Everybody's first requests, in order."""
+        came = [self._begun(turns, 0.0) for turns in self._turns]
+        return sorted((row for row in came if row is not None), key=lambda row: row.start_s)
+
+    def after(self, row: _Row, now_s: float) -> _Row | None:
+        """The request of the same user after this one has ended; None if there is none, or no time."""
+        return self._begun(self._behind.get(id(row), ()), now_s)
+
+    def _begun(self, turns: tuple[Turn, ...], now_s: float) -> _Row | None:
+        if not turns or now_s + turns[0].think_s > self._seconds:
+            return None
+        row = self._rows[turns[0].index]
+        row.start_s = now_s + turns[0].think_s
+        return row
+
+
 class PerfectEngine:
     """Serves one workload."""
 
@@ -84,9 +114,10 @@ class PerfectEngine:
         self._budget = budget
 
     def serve(self, workload: Workload) -> list[Request]:
-        """When each token would arrive, request by request in the trace's order; the run begins at 0."""
+        """When each token would arrive, request by request in the trace's order, those that are sent; the run begins at 0."""
         rows = self._requests(workload)
-        waiting, running = deque(rows), list[_Row]()
+        people = _People(workload, rows)
+        waiting, running = deque(people.first() if workload.users else rows), list[_Row]()
         limit = min(self._rows, workload.concurrency or self._rows)
         closed_loop = workload.concurrency is not None
         now_s = 0.0
@@ -98,8 +129,12 @@ class PerfectEngine:
                 row.start_s = now_s if closed_loop else row.start_s
                 running.append(row)
             now_s = self._step(running, now_s)
+            for row in running:
+                if row.ended and (later := people.after(row, now_s)) is not None:
+                    # Among a thousand at most.
+                    bisect.insort(waiting, later, key=lambda row: row.start_s)
             running = [row for row in running if not row.ended]
-        return [Request(row.start_s, row.prompt, np.asarray(row.arrivals_s)) for row in rows]
+        return [Request(row.start_s, row.prompt, np.asarray(row.arrivals_s)) for row in rows if row.ended]
 
     @staticmethod
     def _requests(workload: Workload) -> list[_Row]:

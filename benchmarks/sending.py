@@ -1,6 +1,6 @@
 """Sends a workload through an engine session, and makes sure that a measurement is one: warm, complete, and helped by no cache.
 
-Owns the two loops (open by arrival times, closed by requests open at once) and the warm-up. What the figures are is in `measurements`.
+Owns the loops (open by arrival times, closed by requests open at once, closed by people who think) and the warm-up. What the figures are is in `measurements`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import dataclasses
 import gc
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.engine_session import Answer, EngineSession, Prompt
 from benchmarks.measurements import Request
-from benchmarks.workloads import Workload, build, fitted
+from benchmarks.workloads import Turn, Users, Workload, build, fitted
 from headrace_protos.engine.v1 import engine_pb2
 
 # Counters of the worker that must stand still once it is warm; a backend that does not count them has none.
@@ -98,24 +98,45 @@ async def send(session: EngineSession, workload: Workload, salt: bytes) -> Run:
     gc.collect()
     gc.freeze()
     begin_s = time.perf_counter()
-    if workload.arrivals_s is not None:
-        answers = await _open_loop(session, prompts, workload.arrivals_s)
+    if workload.users is not None:
+        answers = await _people(session, prompts, workload.users)
+    elif workload.arrivals_s is not None:
+        answers = dict(enumerate(await _open_loop(session, prompts, workload.arrivals_s)))
     else:
-        answers = await _closed_loop(session, prompts, workload.concurrency or len(prompts))
-    await asyncio.gather(*(answer.finished for answer in answers))
+        answers = dict(enumerate(await _closed_loop(session, prompts, workload.concurrency or len(prompts))))
+    await asyncio.gather(*(answer.finished for answer in answers.values()))
     return _checked(workload, answers, begin_s)
 
 
-def _checked(workload: Workload, answers: Sequence[Answer], begin_s: float) -> Run:
+async def _people(session: EngineSession, prompts: Sequence[Prompt], users: Users) -> dict[int, Answer]:
+    """Answers by place in the trace."""
+    begin_s = time.perf_counter()
+    answers: dict[int, Answer] = {}
+
+    async def user(turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            await asyncio.sleep(turn.think_s)
+            if time.perf_counter() - begin_s > users.seconds:
+                return
+            answers[turn.index] = await session.ask(prompts[turn.index])
+
+    await asyncio.gather(*(user(turns) for turns in users.turns))
+    return answers
+
+
+def _checked(workload: Workload, answers: Mapping[int, Answer], begin_s: float) -> Run:
     requests = []
-    for (ids, output), answer in zip(workload.trace, answers, strict=True):
+    for index, answer in sorted(answers.items()):
+        ids, output = workload.trace[index]
         times = answer.arrivals_array
         if len(times) != output:
             raise NotMeasured(f"{workload.name}: an answer of {output} tokens ended after {len(times)}")
         requests.append(Request(answer.start_s, len(ids), times))
     arrivals = workload.arrivals_s or ()
-    late = [answer.start_s - begin_s - due for answer, due in zip(answers, arrivals, strict=False)]
-    cached = sum(answer.done.cached_tokens for answer in answers if answer.done)
+    if not requests:
+        raise NotMeasured(f"{workload.name}: nobody came to ask anything")
+    late = [answers[index].start_s - begin_s - due for index, due in enumerate(arrivals)]
+    cached = sum(answer.done.cached_tokens for answer in answers.values() if answer.done)
     return Run(requests, begin_s, cached, max(late, default=0.0))
 
 
@@ -157,5 +178,5 @@ def _shortened(workload: Workload, most_tokens: int, model: engine_pb2.EngineMod
         total += len(ids)
         # Other ids of the same length: no prompt that will be measured is seen before.
         kept.append(([10 + (token * 7 + 1) % 119_990 for token in ids], min(output, 8)))
-    one_by_one = dataclasses.replace(workload, trace=kept, arrivals_s=None, apart=frozenset())
+    one_by_one = dataclasses.replace(workload, trace=kept, arrivals_s=None, users=None, apart=frozenset())
     return fitted(one_by_one, model.vocabulary_size, model.max_context_tokens)

@@ -26,7 +26,7 @@ from benchmarks.measurements import Request
 from benchmarks.sending import NotMeasured, Run
 from benchmarks.serving_client import Call, CallResult, Job
 from benchmarks.synthetic_tokenizer import as_words
-from benchmarks.workloads import Workload
+from benchmarks.workloads import Users, Workload
 from headrace_service.config import ServiceConfig
 
 _START_TIMEOUT_S = 60.0
@@ -116,12 +116,29 @@ def jobs(
     concurrency = workload.concurrency or len(texts)
     clients = max(1, min(clients, concurrency))
     begin_s = time.perf_counter() + _CLIENT_START_S
+    if workload.users is not None:
+        return _users_jobs(
+            workload, workload.users, texts, Job(addresses, begin_s, 0, salt, [], detail=detail), clients
+        )
     dealt: list[list[Call]] = [[] for _ in range(clients)]
     for index, (text, (_, output)) in enumerate(zip(texts, workload.trace, strict=True)):
         at_s = None if workload.arrivals_s is None else workload.arrivals_s[index]
         dealt[index % clients].append(Call(index, text, output, at_s))
     shares = [concurrency // clients + (number < concurrency % clients) for number in range(clients)]
-    return [Job(addresses, begin_s, share, salt, calls, detail) for share, calls in zip(shares, dealt, strict=True)]
+    return [
+        Job(addresses, begin_s, share, salt, calls, detail=detail) for share, calls in zip(shares, dealt, strict=True)
+    ]
+
+
+def _users_jobs(workload: Workload, users: Users, texts: Sequence[str], empty: Job, clients: int) -> list[Job]:
+    """Users dealt out to client processes."""
+    own = [
+        [Call(turn.index, texts[turn.index], workload.trace[turn.index][1], None, turn.think_s) for turn in turns]
+        for turns in users.turns
+    ]
+    clients = min(clients, len(own))
+    parts = [own[number::clients] for number in range(clients)]
+    return [msgspec.structs.replace(empty, users=part, seconds=users.seconds) for part in parts]
 
 
 async def _client(job: Job) -> list[CallResult]:
@@ -132,7 +149,12 @@ async def _client(job: Job) -> list[CallResult]:
         stdout=subprocess.PIPE,
         env=figures.environment(),
     )
-    output, _ = await process.communicate(msgspec.msgpack.encode(job))
+    try:
+        output, _ = await process.communicate(msgspec.msgpack.encode(job))
+    finally:
+        # One that nobody waits for any more, because another failed.
+        if process.returncode is None:
+            process.kill()
     if process.returncode:
         raise NotMeasured(f"a client process ended with exit code {process.returncode}")
     return msgspec.msgpack.decode(output, type=list[CallResult])
@@ -148,10 +170,21 @@ async def send_texts(
     """
     texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids, _ in workload.trace]
     work = jobs(workload, texts, running.addresses, salt, clients, detail)
-    parts = await asyncio.gather(*(_client(job) for job in work))
+    running_clients = [asyncio.ensure_future(_client(job)) for job in work]
+    try:
+        parts = await asyncio.gather(*running_clients)
+    finally:
+        for client in running_clients:
+            client.cancel()
+        await asyncio.gather(*running_clients, return_exceptions=True)
     results = sorted((result for part in parts for result in part), key=lambda result: result.index)
     requests = []
-    for (ids, output), result in zip(workload.trace, results, strict=True):
+    if not results:
+        raise NotMeasured(f"{workload.name}: nobody came to ask anything")
+    # Of what people might ask only that is sent which there is time for.
+    assert workload.users or len(results) == len(workload.trace)
+    for result in results:
+        ids, output = workload.trace[result.index]
         if result.error:
             raise NotMeasured(f"{workload.name}: a call failed: {result.error}")
         if (result.prompt_tokens, len(result.arrivals_s)) != (len(ids), output):

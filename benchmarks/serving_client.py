@@ -32,6 +32,8 @@ class Call(msgspec.Struct, frozen=True):
     max_tokens: int
     # Open loop: seconds after the beginning; None: as soon as a place is free.
     at_s: float | None
+    # Of a user: seconds of thinking before it.
+    think_s: float = 0.0
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -43,6 +45,9 @@ class Job(msgspec.Struct, frozen=True):
     concurrency: int
     salt: str
     calls: list[Call]
+    # Closed loop of people, each with calls of their own: none is sent after so many seconds.
+    users: list[list[Call]] = []
+    seconds: float = 0.0
     # TraceDetail of the requests; 0: what the server has.
     detail: int = 0
 
@@ -87,6 +92,17 @@ async def _generate(stub: Any, index: int, request: bytes) -> CallResult:
     return result
 
 
+async def _user(calls: list[tuple[Call, bytes]], end_s: float, stub: Any) -> list[CallResult]:
+    """Thinks, asks, reads the whole answer, and so on until the time is over."""
+    results = []
+    for call, request in calls:
+        await asyncio.sleep(call.think_s)
+        if time.perf_counter() > end_s:
+            break
+        results.append(await _generate(stub, call.index, request))
+    return results
+
+
 async def _run(job: Job) -> list[CallResult]:
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", _MAX_MESSAGE)]
     channels = [
@@ -96,8 +112,14 @@ async def _run(job: Job) -> list[CallResult]:
     await asyncio.gather(*(channel.channel_ready() for channel in channels))
     stubs = itertools.cycle([channel.unary_stream(_GENERATE) for channel in channels])
     requests = [(call, _request(call, job.salt, job.detail)) for call in job.calls]
+    own = [[(call, _request(call, job.salt, job.detail)) for call in calls] for calls in job.users]
     gc.freeze()
     await asyncio.sleep(max(0.0, job.begin_s - time.perf_counter()))
+    if own:
+        # From now: a process that started late has as much time as the others.
+        end_s = time.perf_counter() + job.seconds
+        parts = await asyncio.gather(*(_user(calls, end_s, next(stubs)) for calls in own))
+        return [result for part in parts for result in part]
     if job.calls and job.calls[0].at_s is not None:
         tasks = []
         for call, request in requests:

@@ -247,6 +247,8 @@ class Simulation:
 def simulate(name: str, arguments: argparse.Namespace) -> dict[str, float | str]:
     """The figures of one workload."""
     workload = workloads.build(name, arguments.seed)
+    if workload.users is not None:
+        raise SystemExit(f"{name}: people who think are not simulated")
     if workload.arrivals_s is not None:
         workload = dataclasses.replace(workload, arrivals_s=tuple(a / arguments.rate for a in workload.arrivals_s))
     config = EngineConfig(

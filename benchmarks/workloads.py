@@ -14,6 +14,10 @@ from collections.abc import Callable, Mapping
 Trace = list[tuple[list[int], int]]
 
 POISSON_RATE = 15.0
+# users1000: people, how long they go on, and how long they think on average, in seconds.
+NUM_USERS = 1000
+USERS_SECONDS = 300.0
+THINK_SECONDS = 45.0
 LONG_PROMPT_TOKENS = 100_000
 # The long prompt comes when the load that it disturbs has settled.
 LONG_PROMPT_AT_S = 1.0
@@ -42,12 +46,13 @@ def burst256(count: int = 256, seed: int = 2) -> Trace:
 def mix1000(count: int = 1000, seed: int = 3) -> Trace:
     """1,000 users at once, log-normal lengths (median 365 -> 148): throughput under a long queue."""
     rng = random.Random(seed)
-    trace = []
-    for _ in range(count):
-        prompt = max(16, min(2048, int(rng.lognormvariate(5.9, 0.9))))
-        output = max(16, min(512, int(rng.lognormvariate(5.0, 0.7))))
-        trace.append((_prompt(rng, prompt), output))
-    return trace
+    return [_mixed(rng) for _ in range(count)]
+
+
+def _mixed(rng: random.Random) -> tuple[list[int], int]:
+    prompt = max(16, min(2048, int(rng.lognormvariate(5.9, 0.9))))
+    output = max(16, min(512, int(rng.lognormvariate(5.0, 0.7))))
+    return _prompt(rng, prompt), output
 
 
 def prefill8k(count: int = 32, seed: int = 4) -> Trace:
@@ -72,6 +77,26 @@ def poisson_arrivals(count: int, rate: float, seed: int = 0) -> tuple[float, ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a user."""
+
+    # Its place in the trace.
+    index: int
+    # Seconds of thinking before it is sent, from the last token of the one before.
+    think_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Users:
+    """People who think, ask, read the whole answer, and think again."""
+
+    # Of each user, more than there is time for, whatever the server's speed.
+    turns: tuple[tuple[Turn, ...], ...]
+    # Seconds from the beginning after which nothing is sent any more.
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Workload:
     """A trace with its timing."""
 
@@ -81,9 +106,11 @@ class Workload:
     arrivals_s: tuple[float, ...] | None = None
     # Closed loop: requests open at once; None: all of them.
     concurrency: int | None = None
+    # Closed loop of people, of whose requests only those are sent that they come to; None: all are.
+    users: Users | None = None
     # Indices of requests whose figures are kept apart from the others'.
     apart: frozenset[int] = frozenset()
-    # Whether prompts, outputs or ids were changed to fit a small model.
+    # Whether prompts, outputs or ids were changed to fit a small model, or users have another time.
     cut: bool = False
 
     @property
@@ -119,16 +146,36 @@ WORKLOADS: Mapping[str, Callable[[int], Workload]] = {
     "poisson15": _poisson15,
     "longprompt": lambda seed: Workload("longprompt", longprompt(seed=6 + seed)),
     "longprompt_poisson15": _longprompt_poisson15,
+    "users1000": lambda seed: users(NUM_USERS, USERS_SECONDS, seed),
 }
 
 
-def build(name: str, seed: int = 0, requests: int = 0) -> Workload:
+def users(count: int, seconds: float, seed: int) -> Workload:
+    """1,000 users in closed loop with the lengths of mix1000, who think 45 s on average: latency of many people, for five minutes.
+
+    They begin with thinking, so that they come one by one from the beginning. In another time they think as much longer or shorter, so that each comes to as many requests.
+    """
+    trace: Trace = []
+    turns = []
+    for user in range(count):
+        rng = random.Random(f"users1000 {seed} {user}")
+        own, thought_s = [], 0.0
+        while thought_s <= seconds:
+            own.append(Turn(len(trace), rng.expovariate(1 / (THINK_SECONDS * seconds / USERS_SECONDS))))
+            thought_s += own[-1].think_s
+            trace.append(_mixed(rng))
+        turns.append(tuple(own))
+    return Workload("users1000", trace, users=Users(tuple(turns), seconds), cut=seconds != USERS_SECONDS)
+
+
+def build(name: str, seed: int = 0, requests: int = 0, seconds: float = USERS_SECONDS) -> Workload:
     """A workload by its name.
 
     Args:
-        name: One of WORKLOADS, or NAME@C: its first 4 C requests, C of them open at once, for a curve of throughput against latency.
+        name: One of WORKLOADS, or NAME@C: its first 4 C requests, C of them open at once, for a curve of throughput against latency; users1000@C: C users.
         seed: Added to the trace's own seed; 0 gives the traces that every engine was measured with.
-        requests: Only the first so many; 0: all.
+        requests: Only the first so many, of users1000 only so many users; 0: all.
+        seconds: How long users1000 goes on.
 
     Raises:
         ValueError: There is no such workload.
@@ -136,6 +183,9 @@ def build(name: str, seed: int = 0, requests: int = 0) -> Workload:
     base, _, level = name.partition("@")
     if base not in WORKLOADS or ("@" in name and not (level.isdecimal() and int(level))):
         raise ValueError(f"no workload {name!r}; there are {', '.join(WORKLOADS)}, and each as NAME@CONCURRENCY")
+    if base == "users1000":
+        made = users(min(int(level or NUM_USERS), requests or NUM_USERS), seconds, seed)
+        return dataclasses.replace(made, name=name)
     whole = WORKLOADS[base](seed)
     if level:
         few = first_of(whole, 4 * int(level))
@@ -144,11 +194,13 @@ def build(name: str, seed: int = 0, requests: int = 0) -> Workload:
 
 
 def first_of(whole: Workload, count: int) -> Workload:
-    """The workload's first `count` requests; requests kept apart stay."""
+    """The workload's first `count` requests; requests kept apart stay, and of users only what they ask."""
     kept = sorted({*range(min(count, len(whole.trace))), *whole.apart})
     arrivals = None if whole.arrivals_s is None else tuple(whole.arrivals_s[index] for index in kept)
     apart = frozenset(kept.index(index) for index in whole.apart)
-    return dataclasses.replace(whole, trace=[whole.trace[index] for index in kept], arrivals_s=arrivals, apart=apart)
+    return dataclasses.replace(
+        whole, trace=[whole.trace[index] for index in kept], arrivals_s=arrivals, users=None, apart=apart
+    )
 
 
 def fitted(whole: Workload, vocab_size: int, max_context: int) -> Workload:

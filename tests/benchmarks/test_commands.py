@@ -62,6 +62,20 @@ def test_engine_results_have_the_stated_fields(engine_results: pathlib.Path) -> 
     assert results[1]["apart"]["requests"] == 1 and results[1]["requests"] == 1
 
 
+def test_users_come_as_they_are_answered(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "users.json"
+    front = ("--services", "1", "--clients", "2", "--requests", "5", "--seconds", "4", "--json", str(path))
+    run("bench_serving", "--workloads", "users1000", *front, *QUICK)
+    (users,) = json.loads(path.read_text())
+    assert list(users)[: len(FIELDS)] == FIELDS
+    assert (users["users"], users["seconds"], users["cut"], users["loss"]) == (5, 4.0, True, None)
+    assert users["repeats"] == 1 and users["cached_tokens"] == 0
+    # Nearly seven times what they think is time for many; how many, the machine decides.
+    assert users["requests"] >= 1 and users["floor"]["requests"] >= 5
+    assert 0 < users["ttft_p50"] <= users["e2e_p50"] <= users["e2e_p95"] and users["floor"]["e2e_p95"] > 0
+    assert 0 < users["engine_api"]["e2e_p95"] and users["engine_api"]["requests"] >= 1
+
+
 def test_results_are_drawn(engine_results: pathlib.Path) -> None:
     pytest.importorskip("matplotlib")
     printed = run("plots", str(engine_results))
@@ -116,6 +130,8 @@ def test_mistakes_are_refused_in_a_line() -> None:
         ("bench_engine", ["--set", "block_size=17"], "block_size"),
         ("bench_engine", ["--rows", "0.5"], "--rows"),
         ("bench_serving", ["--telemetry", "array,span"], "--telemetry: off and some of array, span"),
+        ("bench_serving", ["--telemetry", "off,span", "--workloads", "users1000"], "--telemetry: turns must be alike"),
+        ("bench_engine", ["--seconds", "301"], "--seconds must be above 0 and at most 300, is 301"),
     ):
         command = [sys.executable, "-m", f"benchmarks.{name}", "--device", "cpu", *arguments]
         refused = subprocess.run(

@@ -82,12 +82,29 @@ def test_the_time_of_a_prompt_is_that_of_the_published_table() -> None:
 def test_the_perfect_engine_gives_every_token_once_and_in_order(name: str) -> None:
     workload = build(name, requests=40)
     requests = PerfectEngine(LLAMA_8B, 16, 2048).serve(workload)
-    assert [len(request.arrivals_s) for request in requests] == [output for _, output in workload.trace]
-    assert [request.prompt_tokens for request in requests] == [len(prompt) for prompt, _ in workload.trace]
+    if workload.users is None:
+        assert [len(request.arrivals_s) for request in requests] == [output for _, output in workload.trace]
+        assert [request.prompt_tokens for request in requests] == [len(prompt) for prompt, _ in workload.trace]
     assert all((np.diff(request.arrivals_s) > 0).all() and request.ttft_s > 0 for request in requests)
     # Nothing is faster than its own steps alone.
     fastest = LLAMA_8B.seconds(1, 1, 16, 0.0)
     assert all(gap >= fastest * 0.99 for request in requests for gap in np.diff(request.arrivals_s))
+
+
+def test_users_of_the_perfect_engine_think_between_their_requests() -> None:
+    workload = build("users1000", requests=30)
+    assert workload.users is not None
+    served = iter(PerfectEngine(LLAMA_8B, 256, 2048).serve(workload))
+    for turns in workload.users.turns:
+        now_s = 0.0
+        for turn in turns:
+            if now_s + turn.think_s > 300:
+                break
+            request = next(served)
+            assert request.start_s == pytest.approx(now_s + turn.think_s)
+            assert len(request.arrivals_s) == workload.trace[turn.index][1]
+            now_s = float(request.arrivals_s[-1])
+    assert next(served, None) is None
 
 
 def test_single_requests_do_not_overlap() -> None:

@@ -73,6 +73,25 @@ def test_workloads_are_unchanged_for_large_models_and_fit_small_ones(name: str) 
     assert all(10 <= token < 4096 for prompt, _ in small.trace for token in prompt)
 
 
+def test_users_think_and_ask_more_than_there_is_time_for() -> None:
+    workload = build("users1000", requests=200)
+    assert workload.users is not None and len(workload.users.turns) == 200 and workload.arrivals_s is None
+    turns = [turn for own in workload.users.turns for turn in own]
+    assert [turn.index for turn in turns] == list(range(len(workload.trace)))
+    assert all(sum(turn.think_s for turn in own) > 300 for own in workload.users.turns)
+    thought = sum(turn.think_s for turn in turns) / len(turns)
+    assert thought == pytest.approx(45, rel=0.1)
+    # As many requests in a tenth of the time, with the same prompts, and the first users' alone.
+    assert digest(build("users1000", requests=3).trace) == "39eb31aa6a603dce"
+    assert [round(own[0].think_s, 6) for own in workload.users.turns[:3]] == [105.44761, 103.182179, 67.975331]
+    short = build("users1000", requests=20, seconds=30.0)
+    assert short.cut and short.users is not None and not workload.cut
+    assert short.trace == workload.trace[: len(short.trace)] and short.trace != build("users1000", 1, 20).trace
+    assert len(build("users1000@3").trace) == sum(map(len, short.users.turns[:3]))
+    lengths = [len(prompt) for prompt, _ in workload.trace]
+    assert sorted(lengths)[len(lengths) // 2] == pytest.approx(365, rel=0.15)
+
+
 def test_an_unknown_workload_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="burst257.*single, burst256"):
         build("burst257")

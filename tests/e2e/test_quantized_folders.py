@@ -44,8 +44,10 @@ def test_the_model_says_its_format(server: RunningServer, scheme: str) -> None:
     assert (report.mean_relative_error, report.worst_tensor) == (0, "")
 
 
-@pytest.mark.parametrize(("question", "answer"), [("What is 17 plus 25?", "42"), ("What is 9 times 8?", "72")])
-def test_answers_are_right(server: RunningServer, question: str, answer: str) -> None:
+QUESTIONS = [("What is 17 plus 25?", "42"), ("What is 9 times 8?", "72")]
+
+
+def check_answer(server: RunningServer, question: str, answer: str) -> None:
     message = inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER, parts=[inference_pb2.Part(text=question)])
     spec = generation_pb2.GenerationSpec(sampling=generation_pb2.SamplingParameters(temperature=0))
     with connected(server.address) as stub:
@@ -53,6 +55,32 @@ def test_answers_are_right(server: RunningServer, question: str, answer: str) ->
             stub.Chat(inference_pb2.ChatRequest(messages=[message], spec=spec), timeout=CALL_TIMEOUT_S)
         )
     assert chat.reason() == generation_pb2.FINISH_REASON_STOP and answer in chat.texts[0]
+
+
+@pytest.mark.parametrize(("question", "answer"), QUESTIONS)
+def test_answers_are_right(server: RunningServer, question: str, answer: str) -> None:
+    check_answer(server, question, answer)
+
+
+def test_answers_of_two_ranks_are_right(tmp_path: pathlib.Path) -> None:
+    folder = quantize_folder(DEMO, tmp_path, Recipe("gptq", group=64))
+    with running_server("--device", "cpu", "--num-blocks", "512", "--tp", "2", model=folder.path) as running:
+        for question, answer in QUESTIONS:
+            check_answer(running, question, answer)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        (RECIPES["gptq int4"], "self_attn.o_proj does not bear: its 256 inputs are in an order of groups (act-order)"),
+        (RECIPES["fp8 fp8"], "mlp.down_proj does not bear: its 704 inputs give 352 to each, which a block of 128"),
+    ],
+)
+def test_ranks_do_not_cut_what_belongs_together(tmp_path: pathlib.Path, recipe: Recipe, reason: str) -> None:
+    folder = quantize_folder(DEMO, tmp_path, recipe)
+    ended, _ = refused("--device", "cpu", "--tp", "2", model=folder.path)
+    assert ended.returncode == 2 and f"tp is 2, which model.layers.0.{reason}" in ended.stderr
+    assert "; tp 1 works" in ended.stderr
 
 
 def test_what_is_wrong_ends_the_start(tmp_path: pathlib.Path) -> None:

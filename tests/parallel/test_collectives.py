@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import sys
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -79,6 +80,13 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: pathlib.Path, monkeypatch: 
         list(results(3, "cpu", [8192]))
 
 
+def check_sockets(processes: list[int]) -> None:
+    """All are this machine's alone, and none is NCCL's own for whoever asks, which is switched off."""
+    found = [connection for pid in processes for connection in psutil.Process(pid).net_connections("inet")]
+    assert {connection.laddr.ip for connection in found} <= {"127.0.0.1", "::1"}
+    assert 28028 not in {connection.laddr.port for connection in found}
+
+
 @pytest.mark.multi_gpu
 @needs_cards
 def test_cards_add_up_in_every_way() -> None:
@@ -102,6 +110,7 @@ async def test_two_cards_draw_the_tokens_of_one(tmp_path: pathlib.Path, graph_si
     for tp in (1, 2):
         async with ranks(tmp_path / "llama", tp, device="cuda", graph_sizes=graph_sizes, num_blocks=64) as group:
             await group.group.wait_ready()
+            check_sockets(group.processes)
             found = await group.answered(steps)
             tokens[tp] = [result.tokens.tolist() for result in found]
             assert not any(result.late_work for result in found)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pathlib
 import resource
 import signal
+import socket
 import sys
 
 import psutil
@@ -69,6 +71,25 @@ async def test_rank_0_answers_with_the_tokens_of_one_and_all_end_when_asked_to(m
         assert await group.end() == [0] * tp
     assert [result.tokens.tolist() for result in found] == tokens_of_one(model, steps)
     assert [result.step_id for result in found] == list(range(1, 7))
+
+
+async def test_ranks_listen_to_this_machine_only_and_strangers_change_nothing(model: pathlib.Path) -> None:
+    async with ranks(model, 2) as group:
+        await group.group.wait_ready()
+        found = [psutil.Process(pid).net_connections("inet") for pid in group.processes]
+        sockets = [connection for connections in found for connection in connections]
+        listening = [connection.laddr for connection in sockets if connection.status == psutil.CONN_LISTEN]
+        assert len(listening) == 2 and {connection.laddr.ip for connection in sockets} == {"127.0.0.1"}
+        expected = tokens_of_one(model, plans(2))
+        with contextlib.ExitStack() as strangers:
+            for address in listening:
+                stranger = strangers.enter_context(socket.create_connection(address))
+                stranger.sendall(os.urandom(4096))
+                # And one that says nothing, one that stops in the middle of a word.
+                socket.create_connection(address).close()
+                with socket.create_connection(address) as half:
+                    half.sendall(bytes(3))
+            assert [result.tokens.tolist() for result in await group.answered(plans(2))] == expected
 
 
 @pytest.mark.parametrize("victim", [0, 1])
