@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import os
 import pathlib
 import shutil
@@ -21,6 +22,7 @@ from tests.service.harness import engine_model, events_of, ids_of, kinds_of, ret
 
 from headrace.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_protos.control.v1 import control_pb2
+from headrace_service import served_models
 from headrace_service.config import ServiceConfig
 from headrace_service.server import Service
 
@@ -403,3 +405,14 @@ def test_a_service_needs_one_source_of_models() -> None:
     for sources in ({}, {"engine": "unix:/e", "control": "unix:/c"}):
         with pytest.raises(ValueError, match="engine"):
             ServiceConfig(listen=("127.0.0.1:0",), **sources)
+
+
+def test_what_lives_as_long_as_its_model_is_left_out_of_collections() -> None:
+    model = [["a"]]
+    served_models._leave_out_of_collections()
+    try:
+        assert not any(seen is model for seen in gc.get_objects())
+    finally:
+        gc.unfreeze()
+    assert any(seen is model for seen in gc.get_objects())
+    gc.freeze()
