@@ -18,7 +18,15 @@ import pytest_asyncio
 from google.protobuf import duration_pb2
 from tests.service.fake_engine import FakeEngine
 from tests.service.fake_supervisor import FakeSupervisor
-from tests.service.harness import engine_model, events_of, ids_of, kinds_of, retry_delay_s, violations_of
+from tests.service.harness import (
+    engine_model,
+    events_of,
+    heap_left_alone,
+    ids_of,
+    kinds_of,
+    retry_delay_s,
+    violations_of,
+)
 
 from headrace.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_protos.control.v1 import control_pb2
@@ -71,6 +79,13 @@ def spec(model: str) -> generation_pb2.GenerationSpec:
 
 @contextlib.asynccontextmanager
 async def several(model_path: pathlib.Path, sockets: pathlib.Path, **config: Any) -> AsyncIterator[Server]:
+    with heap_left_alone():
+        async with _several(model_path, sockets, **config) as server:
+            yield server
+
+
+@contextlib.asynccontextmanager
+async def _several(model_path: pathlib.Path, sockets: pathlib.Path, **config: Any) -> AsyncIterator[Server]:
     engines = {}
     supervisor = FakeSupervisor("a")
     await supervisor.start(f"unix:{sockets}/control.sock")
