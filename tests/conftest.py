@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
 import signal
@@ -33,6 +34,12 @@ hypothesis.settings.load_profile("headrace")
 def pytest_configure() -> None:
     """Ctrl-C as in a terminal. A shell starts background jobs with SIGINT ignored, children inherit that, and tests that press Ctrl-C would wait forever."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Tests and modules stay to the end; no collection of garbage needs to go through them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -55,16 +55,23 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return model_folder.write_model_folder(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest_asyncio.fixture
-async def running(model_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
-    monkeypatch.setattr(chat_template, "_START_ALLOWANCE_S", 60.0)
-    with tempfile.TemporaryDirectory(prefix="hr-") as sockets:
-        async with running_service(model_path, pathlib.Path(sockets)) as service:
-            yield service
-            assert not service.engine.requests, "nothing of this may reach the engine"
-            request = inference_pb2.GenerateRequest(spec=generation_pb2.GenerationSpec(text="hi"))
-            assert text_of(await events_of(service.stub.Generate(request))) == ANSWER
-            assert service.service.core.num_open == 0
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(model_path: pathlib.Path) -> AsyncIterator[Running]:
+    """One for all rows: what a bad request leaves behind, the next one would find too."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="hr-") as sockets:
+        patch.setattr(chat_template, "_START_ALLOWANCE_S", 60.0)
+        async with running_service(model_path, pathlib.Path(sockets)) as running:
+            yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def running(service: Running) -> AsyncIterator[Running]:
+    service.engine.requests.clear()
+    yield service
+    assert not service.engine.requests, "nothing of this may reach the engine"
+    request = inference_pb2.GenerateRequest(spec=generation_pb2.GenerationSpec(text="hi"))
+    assert text_of(await events_of(service.stub.Generate(request))) == ANSWER
+    await service.until(lambda: service.service.core.num_open == 0)
 
 
 def facts_of(running: Running) -> Facts:
@@ -76,6 +83,7 @@ OWN = [row for row in ROWS if row.spec is not None]
 
 
 @pytest.mark.parametrize("row", OWN, ids=ids_of_rows(OWN))
+@pytest.mark.asyncio(loop_scope="module")
 async def test_own_api(running: Running, row: Row) -> None:
     assert row.spec is not None
     spec = row.spec(facts_of(running))
@@ -106,6 +114,7 @@ def infer(row: Row, facts: Facts, stream: bool) -> Any:
 
 
 @pytest.mark.parametrize("row", KSERVE, ids=ids_of_rows(KSERVE))
+@pytest.mark.asyncio(loop_scope="module")
 async def test_kserve_unary(running: Running, row: Row) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await kserve.Wire(running.channel).ModelInfer(infer(row, facts_of(running), stream=False))
@@ -113,6 +122,7 @@ async def test_kserve_unary(running: Running, row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", KSERVE, ids=ids_of_rows(KSERVE))
+@pytest.mark.asyncio(loop_scope="module")
 async def test_kserve_stream_stays_open(running: Running, row: Row) -> None:
     wire = kserve.Wire(running.channel)
     call = wire.ModelStreamInfer()
@@ -128,6 +138,7 @@ async def test_kserve_stream_stays_open(running: Running, row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", KSERVE, ids=ids_of_rows(KSERVE))
+@pytest.mark.asyncio(loop_scope="module")
 async def test_kserve_stream_that_asked_for_statuses_ends(running: Running, row: Row) -> None:
     call = kserve.Wire(running.channel).ModelStreamInfer(metadata=(("triton_grpc_error", "true"),))
     await call.write(infer(row, facts_of(running), stream=True))

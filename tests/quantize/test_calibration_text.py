@@ -27,7 +27,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 # A piece of a few ids may occur twice in a text of templates.
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(length=st.integers(16, 300), samples=st.integers(1, 12))
 def test_no_text_is_both_calibrated_on_and_held_out(text: pathlib.Path, length: int, samples: int) -> None:
     found = pieces(text, sequence_length=length, samples=samples)

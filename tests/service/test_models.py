@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import os
 import pathlib
 import shutil
@@ -17,10 +18,19 @@ import pytest_asyncio
 from google.protobuf import duration_pb2
 from tests.service.fake_engine import FakeEngine
 from tests.service.fake_supervisor import FakeSupervisor
-from tests.service.harness import engine_model, events_of, ids_of, kinds_of, retry_delay_s, violations_of
+from tests.service.harness import (
+    engine_model,
+    events_of,
+    heap_left_alone,
+    ids_of,
+    kinds_of,
+    retry_delay_s,
+    violations_of,
+)
 
 from headrace.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_protos.control.v1 import control_pb2
+from headrace_service import served_models
 from headrace_service.config import ServiceConfig
 from headrace_service.server import Service
 
@@ -69,6 +79,13 @@ def spec(model: str) -> generation_pb2.GenerationSpec:
 
 @contextlib.asynccontextmanager
 async def several(model_path: pathlib.Path, sockets: pathlib.Path, **config: Any) -> AsyncIterator[Server]:
+    with heap_left_alone():
+        async with _several(model_path, sockets, **config) as server:
+            yield server
+
+
+@contextlib.asynccontextmanager
+async def _several(model_path: pathlib.Path, sockets: pathlib.Path, **config: Any) -> AsyncIterator[Server]:
     engines = {}
     supervisor = FakeSupervisor("a")
     await supervisor.start(f"unix:{sockets}/control.sock")
@@ -403,3 +420,14 @@ def test_a_service_needs_one_source_of_models() -> None:
     for sources in ({}, {"engine": "unix:/e", "control": "unix:/c"}):
         with pytest.raises(ValueError, match="engine"):
             ServiceConfig(listen=("127.0.0.1:0",), **sources)
+
+
+def test_what_lives_as_long_as_its_model_is_left_out_of_collections() -> None:
+    model = [["a"]]
+    served_models._leave_out_of_collections()
+    try:
+        assert not any(seen is model for seen in gc.get_objects())
+    finally:
+        gc.unfreeze()
+    assert any(seen is model for seen in gc.get_objects())
+    gc.freeze()

@@ -14,14 +14,17 @@ from headrace_model_folder import ModelFolder
 
 @pytest.fixture(scope="session")
 def llama_path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """2 layers, grouped heads, 97 tokens: written by transformers."""
+    return write(tmp_path_factory.mktemp("models") / "tiny-llama", 2)
+
+
+def write(path: pathlib.Path, num_layers: int) -> pathlib.Path:
+    """Grouped heads, 97 tokens: written by transformers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    path = tmp_path_factory.mktemp("models") / "tiny-llama"
     config = LlamaConfig(
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         vocab_size=97,
@@ -43,6 +46,12 @@ def load(path: pathlib.Path, device: str) -> CausalLM:
 @pytest.fixture(scope="session")
 def llama(llama_path: pathlib.Path) -> CausalLM:
     return load(llama_path, "cpu")
+
+
+@pytest.fixture(scope="session")
+def shallow_llama(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
+    """Of one layer, for the interpreter, where each takes seconds; a second one is in `test_gpu_runner`'s tests of tokens."""
+    return load(write(tmp_path_factory.mktemp("models") / "shallow-llama", 1), "cpu")
 
 
 @pytest.fixture(scope="session")

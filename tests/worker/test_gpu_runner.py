@@ -157,8 +157,10 @@ def wishful_plans() -> list[StepPlan]:
     return plans
 
 
-def test_rows_with_wishes_draw_as_on_the_cpu(model: CausalLM, llama: CausalLM, device: str) -> None:
-    on_gpu, on_cpu = gpu_runner(model, device, (1, 2, 4, 8)), cpu_runner(llama)
+def test_rows_with_wishes_draw_as_on_the_cpu(device: str, request: pytest.FixtureRequest) -> None:
+    names = ("shallow_llama",) * 2 if device == "cpu" else ("llama_on_gpu", "llama")
+    model, twin = map(request.getfixturevalue, names)
+    on_gpu, on_cpu = gpu_runner(model, device, (1, 2, 4, 8)), cpu_runner(twin)
     for plan in wishful_plans():
         drawn, wanted = execute(on_gpu, plan), execute(on_cpu, plan)
         assert drawn.tokens.tolist() == wanted.tokens.tolist()

@@ -325,16 +325,19 @@ def test_a_cache_that_no_longer_fits_after_measuring_is_refused_with_what_does(
 
 @pytest.mark.skipif(not triton_runtime.INTERPRETED, reason="needs Triton's interpreter")
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", pytest.param("fp8", marks=pytest.mark.slow)])
-def test_the_gpus_runner_takes_them_all(llama: CausalLM, kv_dtype: str) -> None:
+def test_the_gpus_runner_takes_them_all(shallow_llama: CausalLM, kv_dtype: str) -> None:
     config = config_of(max_num_seqs=3, max_num_batched_tokens=17, kv_dtype=kv_dtype)
     pool = BlockPool(6, config.block_size)
-    shape = (6, 2, llama.num_kv_heads, config.block_size, llama.head_dim)
+    shape = (6, 2, shallow_llama.num_kv_heads, config.block_size, shallow_llama.head_dim)
     dtype = kv_type(kv_dtype, torch.float32)
-    kv_caches = allocate_kv_caches(llama.num_layers, shape, dtype, torch.device("cpu"))
+    kv_caches = allocate_kv_caches(shallow_llama.num_layers, shape, dtype, torch.device("cpu"))
     with triton_runtime.forced():
-        limits, sizes = StepLimits(3, 17, 40), AttentionSizes.of(llama.num_heads, kv_caches[0], llama.dtype)
-        sampler = Sampler(3, llama.vocab_size, torch.device("cpu"))
-        runner = GpuRunner(llama, sampler, kv_caches, limits, sizes, captured_shapes((1, 2), (16,), 3, sizes))
+        limits, sizes = (
+            StepLimits(3, 17, 40),
+            AttentionSizes.of(shallow_llama.num_heads, kv_caches[0], shallow_llama.dtype),
+        )
+        sampler = Sampler(3, shallow_llama.vocab_size, torch.device("cpu"))
+        runner = GpuRunner(shallow_llama, sampler, kv_caches, limits, sizes, captured_shapes((1, 2), (16,), 3, sizes))
         plans = list(largest_steps(config, 40, pool)) + list(gpu_steps(config, 40, pool))[-20:]
         run_steps(runner, plans, lambda done: None)
     assert all(restored_blocks(cache, torch.arange(6)).isfinite().all() for cache in kv_caches)
