@@ -115,6 +115,9 @@ def test_mistakes_are_refused_in_a_line() -> None:
         ("bench_engine", ["--workloads", "burst257"], "no workload 'burst257'"),
         ("bench_engine", ["--set", "block_size=17"], "block_size"),
         ("bench_engine", ["--rows", "0.5"], "--rows"),
+        ("bench_engine", ["--quant-head", "int4"], "--quant-head"),
+        ("bench_ladder", ["--low-bits", "int5"], "--low-bits: 'int5' is none of int8"),
+        ("bench_ladder", ["--quant-head", "int8"], "the ladder takes schemes as --low-bits"),
         ("bench_serving", ["--telemetry", "array,span"], "--telemetry: off and some of array, span"),
     ):
         command = [sys.executable, "-m", f"benchmarks.{name}", "--device", "cpu", *arguments]
