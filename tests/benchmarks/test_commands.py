@@ -36,6 +36,8 @@ def engine_results(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         "bench_engine",
         "--load",
         "folder",
+        "--quant-head",
+        "int8",
         "--workloads",
         "single,longprompt_poisson15",
         "--requests",
@@ -53,6 +55,7 @@ def test_engine_results_have_the_stated_fields(engine_results: pathlib.Path) -> 
     for result in results:
         assert list(result)[: len(FIELDS)] == FIELDS
         assert (result["git"], result["gpus"], result["shape"], result["dtype"]) == ("abc1234", 0, "demo", "fp32")
+        assert (result["quant"], result["quant_head"], result["engine"]["quantize_head"]) == ("", "int8", "int8")
         assert result["cached_tokens"] == 0 and result["cut"] and result["warm"]
         assert 0 < result["itl_p50"] <= result["itl_p99"] <= result["e2e_p99"]
         assert result["floor"]["output_tok_s"] > 0 and result["ceilings"]["copy_tb_s"] > 0
