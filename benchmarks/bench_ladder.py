@@ -7,7 +7,8 @@ in_flight   rows refilled as they fall free, each with room for the longest sequ
 paged       our engine with as many rows: blocks, chunked prompts, prefix cache; on a GPU our kernels, but no CUDA graphs; sampling and scheduling in processes of their own
 graphs      the same with CUDA graphs (GPU only)
 full        the engine as it is configured by default: more rows, because blocks leave room for them
-int8, int4, fp8   full with the layers' weights in as many bits, each against full; those that --low-bits names
+int8, int4, fp8, nf4   full with the layers' weights in as many bits, each against full; those that --low-bits names
+head-int8, head-fp8    full with the output layer in 8 bits; after a scheme of the layers and a plus, both: int4+head-int8
 
 The first four share a plain model, the others the engine: the step between in_flight and paged therefore holds everything in which the two differ, kernels of ours on a GPU included. Beside the rungs: the
 share of allocated cache that is not used, of blocks and of both contiguous ways of reserving (`bench_kv_waste`).
@@ -42,6 +43,11 @@ from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 # Rows of the rungs below `full`; requests served; requests of the slowest rung.
 _GPU_SIZES = (32, 128, 1)
 _CPU_SIZES = (8, 24, 1)
+# Parts of a rung's name -> fields of EngineConfig.
+_LOW_BITS = {
+    **{scheme: {"quantize": scheme} for scheme in ("int8", "int4", "fp8", "nf4")},
+    **{f"head-{scheme}": {"quantize_head": scheme} for scheme in ("int8", "fp8")},
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,10 +60,8 @@ class Ladder:
     rows: int
     few: int
     threads: int
-    # Schemes of the last rungs.
-    low_bits: tuple[str, ...]
-    # Of int4.
-    quantize_group: int
+    # The last rungs: name -> fields of EngineConfig.
+    low_bits: dict[str, dict[str, Any]]
 
     @property
     def dtype(self) -> str:
@@ -110,12 +114,30 @@ def engine_rungs(ladder: Ladder) -> Iterator[dict[str, Any]]:
     else:
         yield uvloop.run(engine_rung(ladder, "paged", rows))
     yield uvloop.run(engine_rung(ladder, "full", {}))
-    for scheme in ladder.low_bits:
-        yield uvloop.run(engine_rung(ladder, scheme, _quantized(scheme, ladder.quantize_group)))
+    for name, settings in ladder.low_bits.items():
+        yield uvloop.run(engine_rung(ladder, name, settings))
 
 
-def _quantized(scheme: str, group: int) -> dict[str, Any]:
-    return {"quantize": scheme, "quantize_group": group} if scheme == "int4" else {"quantize": scheme}
+def low_bit_rungs(names: str, quantize_group: int) -> dict[str, dict[str, Any]]:
+    """The rungs of --low-bits: name -> fields of EngineConfig.
+
+    Args:
+        names: With commas.
+        quantize_group: Of int4.
+
+    Raises:
+        ValueError: A name that is none, or that gives the layers or the output layer two schemes.
+    """
+    rungs: dict[str, dict[str, Any]] = {}
+    for name in filter(None, names.split(",")):
+        parts = [_LOW_BITS.get(part) for part in name.split("+")]
+        settings = {field: scheme for part in parts if part for field, scheme in part.items()}
+        if None in parts or len(settings) < len(parts):
+            raise ValueError(
+                f"--low-bits: {name!r} is none of {', '.join(_LOW_BITS)}, or one of the layers and one of the head with a plus"
+            )
+        rungs[name] = settings | ({"quantize_group": quantize_group} if settings.get("quantize") == "int4" else {})
+    return rungs
 
 
 def climb(ladder: Ladder, rungs: list[dict[str, Any]]) -> str:
@@ -163,12 +185,17 @@ def main() -> int:
     """Command line; 1 if a rung is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     engine_options(parser)
-    parser.add_argument("--low-bits", default="", help="rungs after full, with commas: int8, int4, fp8")
+    parser.add_argument(
+        "--low-bits", default="", help=f"rungs after full, with commas: {', '.join(_LOW_BITS)}, int4+head-int8"
+    )
     options = parser.parse_args()
-    low_bits = tuple(filter(None, options.low_bits.split(",")))
-    if options.quant or not set(low_bits) <= {"int8", "int4", "fp8"}:
-        parser.error("the ladder takes schemes as --low-bits, from int8, int4 and fp8")
-    given_rows, quantize_group = options.rows, options.quant_group or QUANTIZE_GROUPS[-1]
+    if options.quant or options.quant_head:
+        parser.error("the ladder takes schemes as --low-bits, not as --quant and --quant-head")
+    try:
+        low_bits = low_bit_rungs(options.low_bits, options.quant_group or QUANTIZE_GROUPS[-1])
+    except ValueError as error:
+        parser.error(str(error))
+    given_rows = options.rows
     # The group too is that of one rung alone.
     options.quant_group = None
     # The rows are a rung's business; `full` takes the engine's own default.
@@ -180,7 +207,7 @@ def main() -> int:
         rows, requests, few = _GPU_SIZES if ceilings.device == "cuda" else _CPU_SIZES
         sizes = plan.shape.vocab_size, plan.shape.max_position_embeddings
         workload = fitted(build("mix1000", plan.seed, options.requests or requests), *sizes)
-        ladder = Ladder(plan, ceilings, workload, given_rows or rows, few, options.threads, low_bits, quantize_group)
+        ladder = Ladder(plan, ceilings, workload, given_rows or rows, few, options.threads, low_bits)
         error = climb(ladder, rungs)
     record = _record(ladder, rungs, error)
     print(error or f"unused share of allocated cache: {record['kv_waste']}", flush=True)

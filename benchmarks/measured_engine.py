@@ -100,7 +100,6 @@ def record(
         "shape": plan.shape_name,
         "dtype": model.dtype,
         "quant": model.quantization.scheme,
-        "quant_head": model.quantization.head_scheme,
         "kv_dtype": model.kv_dtype,
         "seed": plan.seed,
         **{name: about.pop(name) for name in ("git", "date", "command")},
@@ -120,6 +119,7 @@ def record(
         | about
         | {
             **_people(workload),
+            "quant_head": model.quantization.head_scheme,
             "warm": started.warm,
             "phases_s": started.phases_s,
             "engine": {k: v for k, v in plan.settings.items() if k != "model"},

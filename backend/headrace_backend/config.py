@@ -66,7 +66,7 @@ class EngineConfig(_Frozen):
     quantize_head: Annotated[
         Literal["off", "int8", "fp8"],
         Field(
-            description="bits of the output layer's weight, rounded to nearest while it is read, with a scale for each token; off: as dtype says. A tied embedding stays as it is"
+            description="bits of the output layer's weight, rounded to nearest while it is read, with a scale for each token of the vocabulary; off: as dtype says. A tied embedding stays as it is"
         ),
     ] = "off"
     kv_dtype: Annotated[

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import structlog
 from tests.backend.backend_harness import ENVIRONMENT, connected, running_backend, start_backend
+from tests.model_folder.test_gguf import small
 
 from headrace_backend.server.main import main
 
@@ -59,6 +60,7 @@ def test_model_folder_is_refused_in_one_line(
 ) -> None:
     unknown = broken_model(model, tmp_path / "unknown", architectures=["MysteryModel"])
     quantized = broken_model(model, tmp_path / "quantized", quantization_config={"quant_method": "gptq", "bits": 4})
+    gguf = small().write(tmp_path / "small.gguf")
     for folder, engine, said in (
         (tmp_path / "nowhere", {}, "nowhere"),
         (unknown, {"load": "dummy"}, "MysteryModel"),
@@ -73,6 +75,7 @@ def test_model_folder_is_refused_in_one_line(
             {"load": "dummy", "quantize": "int4", "quantize_group": 64},
             "quantize is int4, and the folder is quantized already (gptq)",
         ),
+        (gguf, {"quantize_head": "int8"}, "quantize_head is int8, and small.gguf is a GGUF file"),
     ):
         assert said in refused(config_of(folder, tmp_path, **engine), tmp_path, capsys)
         assert list((tmp_path / "private").iterdir()) == []

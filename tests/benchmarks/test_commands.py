@@ -36,6 +36,8 @@ def engine_results(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         "bench_engine",
         "--load",
         "folder",
+        "--quant-head",
+        "int8",
         "--workloads",
         "single,longprompt_poisson15",
         "--requests",
@@ -53,6 +55,7 @@ def test_engine_results_have_the_stated_fields(engine_results: pathlib.Path) -> 
     for result in results:
         assert list(result)[: len(FIELDS)] == FIELDS
         assert (result["git"], result["gpus"], result["shape"], result["dtype"]) == ("abc1234", 0, "demo", "fp32")
+        assert (result["quant"], result["quant_head"], result["engine"]["quantize_head"]) == ("", "int8", "int8")
         assert result["cached_tokens"] == 0 and result["cut"] and result["warm"]
         assert 0 < result["itl_p50"] <= result["itl_p99"] <= result["e2e_p99"]
         assert result["floor"]["output_tok_s"] > 0 and result["ceilings"]["copy_tb_s"] > 0
@@ -129,6 +132,9 @@ def test_mistakes_are_refused_in_a_line() -> None:
         ("bench_engine", ["--workloads", "burst257"], "no workload 'burst257'"),
         ("bench_engine", ["--set", "block_size=17"], "block_size"),
         ("bench_engine", ["--rows", "0.5"], "--rows"),
+        ("bench_engine", ["--quant-head", "int4"], "--quant-head"),
+        ("bench_ladder", ["--low-bits", "int5"], "--low-bits: 'int5' is none of int8"),
+        ("bench_ladder", ["--quant-head", "int8"], "the ladder takes schemes as --low-bits"),
         ("bench_serving", ["--telemetry", "array,span"], "--telemetry: off and some of array, span"),
         ("bench_serving", ["--telemetry", "off,span", "--workloads", "users1000"], "--telemetry: turns must be alike"),
         ("bench_engine", ["--seconds", "301"], "--seconds must be above 0 and at most 300, is 301"),

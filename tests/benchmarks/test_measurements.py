@@ -74,6 +74,13 @@ def test_step_times_are_those_of_the_published_table(rows: int, milliseconds: fl
     assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.01)
 
 
+def test_an_output_layer_of_fewer_bits_is_read_in_less_time_where_tokens_are_sampled() -> None:
+    low = dataclasses.replace(LLAMA_8B, head_bits_per_weight=8.25)
+    saved = 128_256 * 4096 * (2 - 8.25 / 8) / 4.3e12
+    assert LLAMA_8B.seconds(1, 1, 0, 0.0) - low.seconds(1, 1, 0, 0.0) == pytest.approx(saved)
+    assert LLAMA_8B.seconds(64, 0, 0, 0.0) == low.seconds(64, 0, 0, 0.0)
+
+
 def test_the_time_of_a_prompt_is_that_of_the_published_table() -> None:
     assert LLAMA_8B.seconds(8192, 1, 0, 8192**2 / 2) * 1e3 == pytest.approx(167, rel=0.01)
 

@@ -66,10 +66,11 @@ def test_a_prefix_hit_changes_nothing(server: RunningServer) -> None:
     assert second.tokens == first.tokens
 
 
-def test_such_a_file_is_not_quantized_again(file: pathlib.Path) -> None:
-    ended, _ = refused("--quantize", "int8", model=file)
+@pytest.mark.parametrize("setting", ["quantize", "quantize_head"])
+def test_such_a_file_is_not_quantized_again(file: pathlib.Path, setting: str) -> None:
+    ended, _ = refused(f"--{setting.replace('_', '-')}", "int8", model=file)
     assert ended.returncode == 2
-    assert "quantize is int8, and demo-q4_k_m.gguf is a GGUF file, whose weights stay as they are" in ended.stderr
+    assert f"{setting} is int8, and demo-q4_k_m.gguf is a GGUF file, whose weights stay as they are" in ended.stderr
 
 
 def test_ranks_do_not_cut_its_blocks(file: pathlib.Path) -> None:

@@ -2278,7 +2278,7 @@ type Model struct {
 	Device string `protobuf:"bytes,14,opt,name=device,proto3" json:"device,omitempty"`
 	// How the device's memory is divided. Absent until the model is loaded.
 	MemoryPlan *MemoryPlan `protobuf:"bytes,15,opt,name=memory_plan,json=memoryPlan,proto3" json:"memory_plan,omitempty"`
-	// How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+	// How weights are quantized. Absent where none are, and until the model is loaded.
 	Quantization *Quantization `protobuf:"bytes,16,opt,name=quantization,proto3" json:"quantization,omitempty"`
 	// Type of the KV cache's numbers: as dtype, or "int8" or "fp8" (e4m3), which have a scale for each token and head.
 	KvDtype string `protobuf:"bytes,20,opt,name=kv_dtype,json=kvDtype,proto3" json:"kv_dtype,omitempty"`
@@ -2444,7 +2444,7 @@ func (x *Model) GetKvBytesPerToken() uint32 {
 	return 0
 }
 
-// Weights of few bits: the products of all decoder layers; embedding, output layer, norms and biases stay as `Model.dtype` says.
+// Weights of few bits: the products of all decoder layers, the output layer, or both. Embedding, norms and biases stay as `Model.dtype` says.
 type Quantization struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "int8", "int4", "fp8" or "nf4". Of a folder that another tool quantized, its format before: "gptq int4", "awq int4", "compressed-tensors int4+int8", "fp8 fp8".

@@ -517,7 +517,7 @@ private static final long serialVersionUID = 0L;
   private io.github.headrace.v1.Quantization quantization_;
   /**
    * <pre>
-   * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+   * How weights are quantized. Absent where none are, and until the model is loaded.
    * </pre>
    *
    * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -529,7 +529,7 @@ private static final long serialVersionUID = 0L;
   }
   /**
    * <pre>
-   * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+   * How weights are quantized. Absent where none are, and until the model is loaded.
    * </pre>
    *
    * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -541,7 +541,7 @@ private static final long serialVersionUID = 0L;
   }
   /**
    * <pre>
-   * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+   * How weights are quantized. Absent where none are, and until the model is loaded.
    * </pre>
    *
    * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -2597,7 +2597,7 @@ private static final long serialVersionUID = 0L;
         io.github.headrace.v1.Quantization, io.github.headrace.v1.Quantization.Builder, io.github.headrace.v1.QuantizationOrBuilder> quantizationBuilder_;
     /**
      * <pre>
-     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * How weights are quantized. Absent where none are, and until the model is loaded.
      * </pre>
      *
      * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -2608,7 +2608,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * How weights are quantized. Absent where none are, and until the model is loaded.
      * </pre>
      *
      * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -2623,7 +2623,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * How weights are quantized. Absent where none are, and until the model is loaded.
      * </pre>
      *
      * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -2643,7 +2643,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * How weights are quantized. Absent where none are, and until the model is loaded.
      * </pre>
      *
      * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -2661,7 +2661,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * How weights are quantized. Absent where none are, and until the model is loaded.
      * </pre>
      *
      * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -2686,7 +2686,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * How weights are quantized. Absent where none are, and until the model is loaded.
      * </pre>
      *
      * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -2703,7 +2703,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * How weights are quantized. Absent where none are, and until the model is loaded.
      * </pre>
      *
      * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -2715,7 +2715,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * How weights are quantized. Absent where none are, and until the model is loaded.
      * </pre>
      *
      * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -2730,7 +2730,7 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+     * How weights are quantized. Absent where none are, and until the model is loaded.
      * </pre>
      *
      * <code>.headrace.v1.Quantization quantization = 16;</code>

@@ -265,7 +265,7 @@ public interface ModelOrBuilder extends
 
   /**
    * <pre>
-   * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+   * How weights are quantized. Absent where none are, and until the model is loaded.
    * </pre>
    *
    * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -274,7 +274,7 @@ public interface ModelOrBuilder extends
   boolean hasQuantization();
   /**
    * <pre>
-   * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+   * How weights are quantized. Absent where none are, and until the model is loaded.
    * </pre>
    *
    * <code>.headrace.v1.Quantization quantization = 16;</code>
@@ -283,7 +283,7 @@ public interface ModelOrBuilder extends
   io.github.headrace.v1.Quantization getQuantization();
   /**
    * <pre>
-   * How the weights of the layers are quantized. Absent where none are, and until the model is loaded.
+   * How weights are quantized. Absent where none are, and until the model is loaded.
    * </pre>
    *
    * <code>.headrace.v1.Quantization quantization = 16;</code>

@@ -7,7 +7,7 @@ package io.github.headrace.v1;
 
 /**
  * <pre>
- * Weights of few bits: the products of all decoder layers; embedding, output layer, norms and biases stay as `Model.dtype` says.
+ * Weights of few bits: the products of all decoder layers, the output layer, or both. Embedding, norms and biases stay as `Model.dtype` says.
  * </pre>
  *
  * Protobuf type {@code headrace.v1.Quantization}
@@ -540,7 +540,7 @@ private static final long serialVersionUID = 0L;
   }
   /**
    * <pre>
-   * Weights of few bits: the products of all decoder layers; embedding, output layer, norms and biases stay as `Model.dtype` says.
+   * Weights of few bits: the products of all decoder layers, the output layer, or both. Embedding, norms and biases stay as `Model.dtype` says.
    * </pre>
    *
    * Protobuf type {@code headrace.v1.Quantization}
