@@ -66,9 +66,20 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
     return Path.WIDE if takes(weight) and num_rows <= most else Path.RESTORED
 
 
+# Tiles of one row for a gate and up projection, for products whose outputs are few (they are added to the residual stream), and for others.
+_ROW_TILES = {
+    QuantKind.INT4: (RowTile(4, 4, True), RowTile(8, 8, True), RowTile(8, 4, True)),
+    QuantKind.FP8: (RowTile(2, 4, False), RowTile(8, 4, False), RowTile(8, 4, False)),
+    QuantKind.INT8: (RowTile(2, 2, False), RowTile(4, 2, False), RowTile(4, 2, False)),
+}
+
+
 def row_rule(weight: QuantizedWeight, gated: bool = False) -> RowTile:
-    """The tile of one row. Not measured yet: chosen by what is under way at once."""
-    return RowTile(4 if gated else 8, 4 if weight.kind is QuantKind.INT4 else 8)
+    """The tile of one row."""
+    gate_up, few_outputs, others = _ROW_TILES[weight.kind]
+    if gated:
+        return gate_up
+    return few_outputs if weight.num_outputs <= weight.num_inputs else others
 
 
 def small_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> SmallTile:

@@ -102,14 +102,6 @@ def numbers_of(words, PART: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexp
     return numbers
 
 
-@triton.constexpr_function
-def _wide_nibble_assembly(part):
-    """Two words are in a register. 128 + q as bf16, which is the upper half of the same number in fp32."""
-    shift = f"shr.b32 t, $2, {4 * part}; " if part else "mov.b32 t, $2; "
-    number = "lop3.b32 t, t, 0x000F000F, 0x43004300, 0xEA; "
-    return "{ .reg .b32 t; " + shift + number + "shl.b32 $0, t, 16; and.b32 $1, t, 0xFFFF0000; }"
-
-
 # Four bytes are in a register: v + 128 as the lowest byte of 2^23 + v + 128, and that less 2^23 + 128.
 _WIDE_BYTES = tl.constexpr(
     "{ .reg .b32 t; xor.b32 t, $4, 0x80808080; prmt.b32 $0, t, 0x4B000000, 0x7440; prmt.b32 $1, t, 0x4B000000, 0x7441; "
@@ -118,14 +110,37 @@ _WIDE_BYTES = tl.constexpr(
 )
 
 
+@triton.constexpr_function
+def _nibble_dot_assembly(part):
+    """Eight nibbles in four registers, as they lie: an fp16 without a leading 1, q 2^-24 or 16 q 2^-24. Times eight numbers of fp16, added up in pairs, and the pair."""
+    mask = "0x00F000F0" if part % 2 else "0x000F000F"
+    products = "".join(
+        f"and.b32 t, ${1 + word}, {mask}; "
+        + ("mul.f16x2 a, t, $5; " if word == 0 else f"fma.rn.f16x2 a, t, ${5 + word}, a; ")
+        for word in range(4)
+    )
+    ends = "mov.b32 {l, h}, a; cvt.f32.f16 p, l; cvt.f32.f16 q, h; add.f32 $0, p, q; }"
+    return "{ .reg .b32 t, a; .reg .b16 l, h; .reg .f32 p, q; " + products + ends
+
+
 @triton.jit
-def wide_nibbles(words, PART: tl.constexpr, PLAIN: tl.constexpr):
-    """128 + q in fp32, of bits 4 PART to 4 PART + 3 of INT4's words."""
-    if PLAIN:
-        return ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) + 128.0
-    else:
-        assembly: tl.constexpr = _wide_nibble_assembly(PART)
-        return tl.inline_asm_elementwise(assembly, "=f,=f,r", [words], dtype=tl.float32, is_pure=True, pack=2)
+def nibble_dots(w0, w1, w2, w3, x0, x1, x2, x3, PART: tl.constexpr):
+    """Sums of q x over nibbles PART of eight words, two in each of w0 to w3 (32 bits; parts 2 and 3: shifted right by 8), and eight numbers of fp16, two in each of x0 to x3; times 2^-24, of odd parts times 2^-20.
+
+    Sums are fp16, of eight products: at most a part in 2,000 of the largest off each.
+    """
+    assembly: tl.constexpr = _nibble_dot_assembly(PART)
+    return tl.inline_asm_elementwise(
+        assembly, "=f,r,r,r,r,r,r,r,r", [w0, w1, w2, w3, x0, x1, x2, x3], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def halves(low, high):
+    """Two numbers of fp32 as fp16 in 32 bits."""
+    return tl.inline_asm_elementwise(
+        "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=tl.int32, is_pure=True, pack=1
+    )
 
 
 @triton.jit

@@ -6,7 +6,8 @@ a program has few outputs, asks for all of their bits at once, and each thread s
 A thread holds 16 bytes of an output: 16 inputs of 8 bits, or 8 words of INT4, which are 8 inputs in each of four parts. The inputs of one thread stand in one dimension and threads in the first, so that
 whatever a thread multiplies lies in its own registers: bits, x, and scales. Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 
-y = s sum (q + c) x - s (z + c) sum x for each group of INT4, where c = 128 makes q a number of bf16 without any arithmetic; c x is in both sums and leaves no more than fp32's rounding.
+INT4: nibbles are numbers of fp16 where they lie, tiny ones, so that two products take one instruction and restoring none but a mask. A thread brings its eight x of a part to fp16's range by a power of two
+of its own, exactly, and adds its eight products in fp16; all else is fp32: y = s (sum q x - z sum x) for each group.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -14,15 +15,17 @@ y = s sum (q + c) x - s (z + c) sum x for each group of INT4, where c = 128 make
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
 from headrace_kernels.low_bit_kernels import bits_of, layout_of
-from headrace_kernels.low_bit_numbers import wide_bytes, wide_nibbles
+from headrace_kernels.low_bit_numbers import halves, nibble_dots, wide_bytes
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind
 from headrace_kernels.small_linear_kernels import finish
 from headrace_kernels.triton_runtime import INTERPRETED
@@ -35,24 +38,83 @@ class RowTile(NamedTuple):
     block_n: int
     # Fewer, where the inputs do not fill them: a thread takes 16 bytes of an output at a time.
     num_warps: int
+    # Whether all loads of a weight stand before what is done with any: the compiler would put some off, to save registers.
+    loads_first: bool
 
 
 @triton.jit
 def _wide(words):
-    """Unsigned numbers below 128 as fp32: the mantissa of a bf16 between 128 and 256, which takes no conversion. With 128 added."""
+    """Unsigned numbers below 128 as fp32, with 128 added: the mantissa of a bf16 between 128 and 256, which takes no conversion."""
     return (words.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
+def _eight(x):
+    """[threads, 8] -> eight of [threads]."""
+    even, odd = tl.split(tl.reshape(x, (x.shape[0], 2, 2, 2)))
+    even_low, even_high = tl.split(tl.permute(even, (0, 2, 1)))
+    odd_low, odd_high = tl.split(tl.permute(odd, (0, 2, 1)))
+    x0, x2 = tl.split(even_low)
+    x4, x6 = tl.split(even_high)
+    x1, x3 = tl.split(odd_low)
+    x5, x7 = tl.split(odd_high)
+    return x0, x1, x2, x3, x4, x5, x6, x7
+
+
+@triton.jit
+def _in_range(x, PLAIN: tl.constexpr):
+    """X [threads, 8] of fp32 brought to fp16 by a power of two for each thread: four words of two numbers [threads, 1], and what undoes the power [threads]. NaN and infinity stay. If PLAIN, x."""
+    if PLAIN:
+        return (x,)
+    else:
+        bits = tl.max(x.to(tl.int32, bitcast=True) & 0x7F800000, 1)
+        # Largest numbers of 2^14 to 2^15; and nothing that fp32 could not undo.
+        exponent = tl.maximum(bits, 15 << 23)
+        power = ((253 << 23) - (exponent - (15 << 23))).to(tl.float32, bitcast=True)
+        undone = (exponent - (14 << 23)).to(tl.float32, bitcast=True)
+        x0, x1, x2, x3, x4, x5, x6, x7 = _eight(x * power[:, None])
+        return (
+            halves(x0, x1)[:, None],
+            halves(x2, x3)[:, None],
+            halves(x4, x5)[:, None],
+            halves(x6, x7)[:, None],
+            undone,
+        )
+
+
+@triton.jit
+def _parts_of(words, PLAIN: tl.constexpr):
+    """INT4's words [threads, outputs, 4] of 32 bits as `nibble_dots` takes them: four [threads, outputs], and the same shifted for the upper parts. If PLAIN, [threads, outputs, 8] of 16 bits."""
+    if PLAIN:
+        both = tl.join(words & 0xFFFF, (words >> 16) & 0xFFFF)
+        return (tl.reshape(both, (words.shape[0], words.shape[1], 8)),)
+    else:
+        even, odd = tl.split(tl.reshape(words, (words.shape[0], words.shape[1], 2, 2)))
+        w0, w2 = tl.split(even)
+        w1, w3 = tl.split(odd)
+        # What comes down from the upper word is masked out.
+        return w0, w1, w2, w3, w0 >> 8, w1 >> 8, w2 >> 8, w3 >> 8
+
+
+@triton.jit
 def _nibble_sums(
-    words, x, x_sum, first, N_SCALES, scale_ptr, zero_ptr, n,
+    loaded, ranged, x, x_sum, first, N_SCALES, scale_ptr, zero_ptr, n,
     PART: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """What part PART of INT4's words [threads, outputs, 8] adds to the sums of outputs n [1, outputs]: [threads, outputs]. x [threads, 8] begins at input `first`, and x_sum is its sum."""
-    sums = tl.sum(wide_nibbles(words, PART, PLAIN) * x[:, None, :], 2)
+    """What part PART of `_parts_of` INT4's words adds to the sums of outputs n [1, outputs]: [threads, outputs]. x [threads, 8] begins at input `first`; x_sum is its sum, ranged `_in_range` of it."""
+    if PLAIN:
+        sums = tl.sum(((loaded[0] >> (4 * PART)) & 15).to(tl.float32) * x[:, None, :], 2)
+    else:
+        UPPER: tl.constexpr = 4 if PART >= 2 else 0
+        UNIT: tl.constexpr = float(1 << (20 if PART % 2 else 24))
+        sums = nibble_dots(
+            loaded[UPPER], loaded[UPPER + 1], loaded[UPPER + 2], loaded[UPPER + 3], ranged[0], ranged[1], ranged[2], ranged[3], PART
+        )  # fmt: skip
+        sums *= (ranged[4] * UNIT)[:, None]
     places = (tl.minimum(first, K - 1) // GROUP)[:, None] * N_SCALES + n
-    shifts = _wide(tl.load(zero_ptr + places))
-    return (sums - shifts * x_sum[:, None]) * tl.load(scale_ptr + places).to(tl.float32)
+    # (z + 128) sum x is taken off, and 128 sum x added.
+    sums = sums + (128.0 * x_sum)[:, None] - _wide(tl.load(zero_ptr + places)) * x_sum[:, None]
+    return sums * tl.load(scale_ptr + places).to(tl.float32)
 
 
 @triton.jit
@@ -77,10 +139,11 @@ def _row_kernel(
     eps,
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, KIND: tl.constexpr,
     GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, THREADS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_N: tl.constexpr, THREADS: tl.constexpr, LOADS_FIRST: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs; with norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums."""
-    HELD: tl.constexpr = 8 if KIND == "int4" else 16
+    # Words of a thread: 16 bytes. Those of INT4 are of 32 bits here, with 8 inputs in each of four parts.
+    HELD: tl.constexpr = 4 if KIND == "int4" else 16
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     if N % BLOCK_N:
         # Outputs beyond the end repeat the last one, and are not stored.
@@ -101,7 +164,10 @@ def _row_kernel(
         words = tl.load(word_places + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
         if GATED:
             words_up = tl.load(word_places + up_words + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
+        if LOADS_FIRST:
+            tl.debug_barrier()
         if KIND == "int4":
+            loaded, loaded_up = _parts_of(words, PLAIN), _parts_of(words_up if GATED else words, PLAIN)
             for i in tl.static_range(4):
                 first = (chunk // CHUNKS * 4 + i) * PLANE + chunk % CHUNKS * 8
                 k = first[:, None] + tl.arange(0, 8)[None, :]
@@ -110,9 +176,10 @@ def _row_kernel(
                     squares += tl.sum(x * x, 1)
                     x = x * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
                 x_sum = tl.sum(x, 1)
-                totals += _nibble_sums(words, x, x_sum, first, n_scales, scale_ptr, zero_ptr, n, i, K, GROUP, PLAIN)  # fmt: skip
+                ranged = _in_range(x, PLAIN)
+                totals += _nibble_sums(loaded, ranged, x, x_sum, first, n_scales, scale_ptr, zero_ptr, n, i, K, GROUP, PLAIN)  # fmt: skip
                 if GATED:
-                    up_totals += _nibble_sums(words_up, x, x_sum, first, n_scales, scale_ptr, zero_ptr, N + n, i, K, GROUP, PLAIN)  # fmt: skip
+                    up_totals += _nibble_sums(loaded_up, ranged, x, x_sum, first, n_scales, scale_ptr, zero_ptr, N + n, i, K, GROUP, PLAIN)  # fmt: skip
         else:
             # Two loads of 16 bytes a thread.
             k = chunk[:, None, None] * 16 + tl.arange(0, 2)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
@@ -173,18 +240,21 @@ def multiply_row(
     assert num_rows == 1 and num_inputs == weight.num_inputs and x.dtype == weight.dtype and takes_row(weight)
     assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
     norm_weight, eps = norm or (None, 0.0)
-    layout = layout_of(weight, x.dtype)
+    layout, (words, scales, zeros) = layout_of(weight, x.dtype), bits_of(weight)
+    if weight.kind is QuantKind.INT4:
+        words = words.view(torch.int32)
+    layout |= {"WORDS": words.shape[1]}
     del layout["OFFSET"]
-    held = 8 if weight.kind is QuantKind.INT4 else 16
-    threads = min(32 * tile.num_warps, max(32, triton.next_power_of_2(triton.cdiv(layout["WORDS"], held))))
+    chunks = triton.cdiv(words.shape[1] * words.element_size(), 16)
+    threads = min(32 * tile.num_warps, max(32, triton.next_power_of_2(chunks)))
     _row_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
-        x.contiguous(), norm_weight, *bits_of(weight), bias, out, eps,
-        N=num_outputs, **layout, NATIVE_FP8=_converts_fp8(weight), BLOCK_N=tile.block_n, THREADS=threads, GATED=gated, ADD=add,
+        x.contiguous(), norm_weight, words, scales, zeros, bias, out, eps,
+        N=num_outputs, **layout, NATIVE_FP8=_converts_fp8(weight), BLOCK_N=tile.block_n, THREADS=threads, LOADS_FIRST=tile.loads_first, GATED=gated, ADD=add,
         num_warps=threads // 32,
     )  # fmt: skip
 
 
 def row_variants(gated: bool) -> list[RowTile]:
     """Tiles that are worth timing for one row."""
-    outputs = (1, 2, 4) if gated else (2, 4, 8)
-    return [RowTile(block_n, num_warps) for block_n in outputs for num_warps in (2, 4, 8)]
+    outputs = (2, 4, 8) if gated else (4, 8)
+    return [RowTile(*sizes) for sizes in itertools.product(outputs, (2, 4, 8, 16), (False, True))]

@@ -18,7 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens, round_tokens_reference, store_rounded
+from headrace_kernels.rounded_tokens import (
+    RoundedTokens,
+    round_tokens,
+    round_tokens_reference,
+    store_rounded,
+    takes_size,
+)
 from headrace_kernels.triton_runtime import uses_triton
 
 # Numbers of a row that 16 warps hold in registers, 64 in each thread.
@@ -214,7 +220,7 @@ def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, number: torch.dtype)
     Returns:
         [num_tokens, size].
     """
-    if not _takes(x):
+    if not _takes(x) or not takes_size(x.shape[-1]):
         return round_tokens(rms_norm(x, weight, eps), number)
     tokens = RoundedTokens.empty(x.shape, number, x.device)
     _launch_rms_norm(x, weight, eps, tokens.numbers, tokens.scales)
@@ -253,7 +259,7 @@ def rounded_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float
     Returns:
         [num_tokens, size].
     """
-    if not _takes_sum(x, residual):
+    if not _takes_sum(x, residual) or not takes_size(x.shape[-1]):
         return round_tokens(add_rms_norm(x, residual, weight, eps), number)
     tokens = RoundedTokens.empty(x.shape, number, x.device)
     _launch_add_rms_norm(x, residual, weight, eps, tokens.numbers, tokens.scales)

@@ -121,6 +121,11 @@ def launch_rule(size: int) -> tuple[int, int, int]:
     return rows, block, min(16, max(1, rows * block // 512))
 
 
+def takes_size(size: int) -> bool:
+    """Whether kernels round tokens of so many numbers: more do not fit a program, and tokens of a single one came out wrong in int8 on an H200 (Triton 3.6)."""
+    return 1 < size <= _LONGEST_ROW
+
+
 def round_tokens(x: Tensor, number: torch.dtype) -> RoundedTokens:
     """Rounds each token to the nearest numbers of its own scale.
 
@@ -132,7 +137,7 @@ def round_tokens(x: Tensor, number: torch.dtype) -> RoundedTokens:
         [num_tokens, size].
     """
     num_tokens, size = x.shape
-    if not uses_triton(x) or size > _LONGEST_ROW or num_tokens == 0:
+    if not uses_triton(x) or not takes_size(size) or num_tokens == 0:
         return round_tokens_reference(x, number)
     tokens = RoundedTokens.empty(x.shape, number, x.device)
     rows, block, num_warps = launch_rule(size)

@@ -16,7 +16,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens, round_tokens_reference, store_rounded
+from headrace_kernels.rounded_tokens import (
+    RoundedTokens,
+    round_tokens,
+    round_tokens_reference,
+    store_rounded,
+    takes_size,
+)
 from headrace_kernels.triton_runtime import uses_triton
 
 # Outputs of a row that one program holds.
@@ -111,7 +117,7 @@ def rounded_swiglu(gate_up: Tensor, number: torch.dtype) -> RoundedTokens:
         [num_tokens, size].
     """
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
-    if not uses_triton(gate_up) or size > _LONGEST_ROW or num_tokens == 0:
+    if not uses_triton(gate_up) or size > _LONGEST_ROW or not takes_size(size) or num_tokens == 0:
         return round_tokens(swiglu(gate_up), number)
     tokens = RoundedTokens.empty((num_tokens, size), number, gate_up.device)
     block, num_warps = rounded_launch_rule(size)

@@ -163,8 +163,8 @@ def test_kernels_agree_with_fp64(kind: QuantKind, outputs: int, inputs: int, gro
         check_restored(product)
         product = Product(kind, 1, 2 * outputs, inputs, group, dtype, "cpu")
         if takes_row(product.weight):
-            check_row(product, RowTile(4, 2))
-            check_gated(product, RowTile(2, 4))
+            check_row(product, RowTile(4, 2, True))
+            check_gated(product, RowTile(2, 4, True))
         check_gated(Product(kind, 2, 2 * outputs, inputs, group, dtype, "cpu"), SMALL_TILES[0])
 
 
@@ -196,7 +196,7 @@ def test_groups_of_every_size_on_a_card(group: int) -> None:
         for rows in (1, 16, 40):
             product = Product(QuantKind.INT4, rows, 512, 4096, group, dtype, "cuda")
             if rows == 1:
-                check_row(product, RowTile(4, 4))
+                check_row(product, RowTile(4, 4, True))
             if rows <= MAX_SMALL_ROWS:
                 check_small(product, SmallTile(16, 64, 4, 4, 3, dtype == torch.bfloat16))
             else:

@@ -236,6 +236,7 @@ def compile_low_bits(arch: int) -> list[Any]:
         for what in ("has_warpgroup_instructions", "has_warpgroup_products"):
             stack.enter_context(mock.patch.object(card, what, lambda device: arch == 90))
         stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
+        stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
         compiled = stack.enter_context(compiling_for(arch))
         for kind, product in itertools.product(
             QuantKind, (_PRODUCTS[2], _PRODUCTS[3], _Product(100, 352, normed=True))
@@ -290,6 +291,7 @@ def compile_arranged(arch: int) -> list[Any]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
+        stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
         for room in (int8_activations, input_order):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
