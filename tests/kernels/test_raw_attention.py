@@ -62,8 +62,10 @@ def check_but_for_rounding(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=1 / 7, equal_nan=True)
 
 
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+# With norms of heads and without: the first shape both ways, the others in turn.
+@pytest.mark.parametrize(
+    ("shape", "normed"), [(SHAPES[0], True), *((shape, bool(at % 2)) for at, shape in enumerate(SHAPES))], ids=str
+)
 def test_decodes_of_raw_heads_equal_fp64_and_write_what_the_separate_kernels_write(shape: Shape, normed: bool) -> None:
     chance = random.Random(shape.head_dim)
     computed = [0, *(chance.choice([1, 15, 16, 62, 63, 64, 65, 130]) for _ in range(3))]

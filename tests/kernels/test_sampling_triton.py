@@ -103,7 +103,7 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[dict[str, float]]]:
     return logits.to(draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))), rows
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(batches(), st.integers(0, 2**31 - 1))
 def test_a_row_gets_the_references_token(batch: tuple[torch.Tensor, list[dict[str, float]]], position: int) -> None:
     logits, rows = batch
