@@ -3,7 +3,7 @@
 One kernel per operation. A program holds whole rows in registers and reads each number once; short rows (the norm of each head) share a program. Rows longer than any known model's take the reference.
 
 Launch rule: one row a program from 2,048 numbers on, otherwise as many rows as fill 2,048; 16 numbers (two loads of 16 bytes) a thread, at most 16 warps. It does not depend on the number of rows, so
-a row's result does not either. Not measured yet.
+a row's result does not either. With the residual stream, rows of 4,096 on an H200 (2026-11-21): 3.92 TB/s at 8,192 rows, 3.73 at 2,048, 2.29 at 256; rounded to e4m3 3.94, 3.62 and 1.89.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.

@@ -7,7 +7,8 @@ Owns the value (`RoundedTokens`), the rounding and its kernel. Kernels that make
 x is what would have been stored in the model's type, rounded to it: so tokens are the same to the bit whether the kernel that makes them rounds them or one behind it. bf16 before adds a
 thousandth to e4m3's own error and a hundredth to int8's. A token with NaN or infinity has the scale NaN or infinity, and its products are NaN, which ends its request.
 
-Launch rule of the kernel of its own: as the norms', one token a program from 2,048 numbers on; 16 numbers a thread, at most 16 warps. Not measured yet.
+Launch rule of the kernel of its own: as the norms', one token a program from 2,048 numbers on; 16 numbers a thread, at most 16 warps.
+8,192 tokens of 4,096 numbers in e4m3 on an H200 (2026-11-21): 3.96 TB/s, with twice as many warps 3.44; of 14,336 numbers 4.08.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
