@@ -26,7 +26,7 @@ from headrace_backend.parallel.collectives import agreed_least, agreed_most, slo
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.loader import pinned_bytes
 from headrace_backend.weights.scheme import QuantizationRefused, Schemes
-from headrace_backend.worker.ceilings import measured_rates
+from headrace_backend.worker.ceilings import Rates, measured_rates
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.cpu_runner import CpuRunner
@@ -178,24 +178,35 @@ def start_worker(
     # What start-up made lives as long as the process; no collection needs to look at it again.
     gc.collect()
     gc.freeze()
-    load_gb_s = sum(record.num_bytes for record in folder.tensors.values()) / phases["weights"] / 1e9
-    channel.send_message(
-        WorkerReady(
-            str(device),
-            plan.num_blocks,
-            plan.block_size,
-            folder.parameter_count,
-            phases,
-            load_gb_s,
-            plan,
-            runner.captured_mixed_sizes if isinstance(runner, CapturesGraphs) else (),
-            rates.copy_bytes_per_s,
-            rates.matmul_flops_per_s,
-            quantization_report(causal_lm),
-        )
-    )
+    channel.send_message(_ready(causal_lm, folder, device, plan, rates, runner, phases))
     count_late_work = functools.partial(_count_late_work, runner)
     return StepLoop(place.marked(runner), channel, device.type == "cuda", count_late_work)
+
+
+def _ready(
+    causal_lm: CausalLM,
+    folder: ModelFolder,
+    device: torch.device,
+    plan: MemoryPlan,
+    rates: Rates,
+    runner: Runner,
+    phases: dict[str, float],
+) -> WorkerReady:
+    """What the engine hears of a worker that is ready."""
+    load_gb_s = sum(record.num_bytes for record in folder.tensors.values()) / phases["weights"] / 1e9
+    return WorkerReady(
+        str(device),
+        plan.num_blocks,
+        plan.block_size,
+        folder.parameter_count,
+        phases,
+        load_gb_s,
+        plan,
+        runner.captured_mixed_sizes if isinstance(runner, CapturesGraphs) else (),
+        rates.copy_bytes_per_s,
+        rates.matmul_flops_per_s,
+        quantization_report(causal_lm),
+    )
 
 
 def _agreed(plan: MemoryPlan, place: RankPlace) -> MemoryPlan:
