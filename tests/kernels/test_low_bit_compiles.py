@@ -26,9 +26,11 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
         expected |= {"_warpgroup_kernel": 12, "_wide_kernel": 6}
     assert counted(kernels) == expected
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
-    # Few rows wait for memory, and registers spilled inside a loop cost bandwidth; the fastest tile of 16 rows spills ten.
+    # Few rows wait for memory, and registers spilled inside a loop cost bandwidth; the tile of 16 rows that is fastest on sm_90 spills ten there, and more before.
     assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] == "_row_kernel")
-    assert all(kernel["stack_bytes"] <= 64 for kernel in kernels if kernel["name"] == "_small_kernel")
+    assert all(
+        kernel["stack_bytes"] <= (64 if arch == 90 else 256) for kernel in kernels if kernel["name"] == "_small_kernel"
+    )
     if arch == 90:
         wide = [kernel for kernel in kernels if kernel["name"] in ("_wide_kernel", "_warpgroup_kernel")]
         assert all(kernel["warpgroup_products"] for kernel in wide)

@@ -80,6 +80,9 @@ def engine_model(folder: pathlib.Path, context: int = CONTEXT) -> engine_pb2.Eng
             mean_relative_error=0.25,
             worst_relative_error=0.5,
             worst_tensor="a",
+            head_scheme="int8",
+            head_bits_per_weight=8.5,
+            head_relative_error=0.75,
         ),
     )
 

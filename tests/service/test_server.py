@@ -155,7 +155,8 @@ async def test_the_model_is_described(running: Running) -> None:
     plan = model.memory_plan
     assert [getattr(plan, field.name) for field in plan.DESCRIPTOR.fields] == [1, 2, 3, 4, 5, 6, 7, 8, True]
     report = model.quantization
-    assert [getattr(report, field.name) for field in report.DESCRIPTOR.fields] == ["int4", 64, 4.5, 0.25, 0.5, "a"]
+    layers, head = ["int4", 64, 4.5, 0.25, 0.5, "a"], ["int8", 8.5, 0.75]
+    assert [getattr(report, field.name) for field in report.DESCRIPTOR.fields] == layers + head
     assert model.default_sampling.top_p == pytest.approx(0.9)
 
 

@@ -123,7 +123,7 @@ def test_a_last_layer_of_sampled_tokens_alone_draws_the_same(
     runner = gpu_runner(model, device, ())
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
     # Two steps with prompts, in whole pairs of rows; in steps of decodes every token is sampled.
-    assert [None if rows is None else len(rows) for rows in asked] == [4, 6, *[None] * 5]
+    assert [None if rows is None else len(rows) for rows in asked] == [4, 6, *[None] * (len(expected) - 2)]
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
