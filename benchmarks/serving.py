@@ -142,18 +142,18 @@ def _users_jobs(workload: Workload, users: Users, texts: Sequence[str], empty: J
 
 
 async def _client(job: Job) -> list[CallResult]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "benchmarks.serving_client"),
+    # Not by the loop: uvloop forks with gRPC's handlers, of which some children died before they began.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.serving_client"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=figures.environment(),
     )
     try:
-        output, _ = await process.communicate(msgspec.msgpack.encode(job))
+        output, _ = await asyncio.to_thread(process.communicate, msgspec.msgpack.encode(job))
     finally:
         # One that nobody waits for any more, because another failed.
-        if process.returncode is None:
+        if process.poll() is None:
             process.kill()
     if process.returncode:
         raise NotMeasured(f"a client process ended with exit code {process.returncode}")

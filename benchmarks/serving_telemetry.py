@@ -103,7 +103,7 @@ async def run(
 
         async def measure(workload: Workload) -> dict[str, Any]:
             figures = await _measure(sides, workload, modes, plan.repeats or _REPEATS)
-            return record(figures, workload, plan, ceilings, started, off.model.dtype)
+            return record(figures, workload, plan, ceilings, started, off.model)
 
         return await measure_all(texts, measure, lines, path)
 
