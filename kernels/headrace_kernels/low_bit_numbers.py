@@ -127,7 +127,7 @@ def _nibble_dot_assembly(part):
 def nibble_dots(w0, w1, w2, w3, x0, x1, x2, x3, PART: tl.constexpr):
     """Sums of q x over nibbles PART of eight words, two in each of w0 to w3 (32 bits; parts 2 and 3: shifted right by 8), and eight numbers of fp16, two in each of x0 to x3; times 2^-24, of odd parts times 2^-20.
 
-    Sums are fp16, of eight products: at most a part in 2,000 of the largest off each.
+    Sums are fp16: each of the three additions of a pair of products rounds to 11 bits of the sum so far.
     """
     assembly: tl.constexpr = _nibble_dot_assembly(PART)
     return tl.inline_asm_elementwise(

@@ -63,7 +63,7 @@ def _eight(x):
 
 @triton.jit
 def _in_range(x, PLAIN: tl.constexpr):
-    """X [threads, 8] of fp32 brought to fp16 by a power of two for each thread: four words of two numbers [threads, 1], and what undoes the power [threads]. NaN and infinity stay. If PLAIN, x."""
+    """Inputs [threads, 8] of fp32 brought to fp16 by a power of two for each thread: four words of two numbers [threads, 1], and what undoes the power [threads]. NaN and infinity stay. If PLAIN, the inputs alone."""
     if PLAIN:
         return (x,)
     else:

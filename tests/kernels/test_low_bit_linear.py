@@ -12,7 +12,7 @@ from headrace_kernels import low_bit_linear, restored_weights
 from headrace_kernels.fp8_activations import can_scale, scaled_linear
 from headrace_kernels.low_bit_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, small_variants
 from headrace_kernels.low_bit_linear import Path, path_rule
-from headrace_kernels.low_bit_row_kernels import RowTile, multiply_row, takes_row
+from headrace_kernels.low_bit_row_kernels import RowTile, multiply_row, row_variants, takes_row
 from headrace_kernels.low_bit_wide_kernels import WideTile, multiply_wide, restore, wide_variants
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize, quantize_rows
 from headrace_kernels.rounded_tokens import round_tokens
@@ -383,6 +383,20 @@ def test_warm_rows_take_every_tile_of_the_rules(device: str) -> None:
             warm = set().union(*(launches(rows, weight) for rows in low_bit_linear.WARM_ROWS))
             for rows in range(1, 600):
                 assert launches(rows, weight) <= warm
+
+
+@pytest.mark.parametrize("kind", QuantKind)
+def test_one_row_is_the_same_product_by_every_tile(kind: QuantKind, device: str) -> None:
+    for gated in (False, True):
+        product = Product(kind, 1, 20, 512, 128, torch.bfloat16, device)
+        tiles = row_variants(gated)
+        assert len(set(tiles)) == len(tiles) > 2
+        # Some of them without a card: the interpreter takes its time.
+        for tile in tiles if device == "cuda" else tiles[::5]:
+            if gated:
+                check_gated(product, tile)
+            else:
+                check_row(product, tile)
 
 
 def test_every_variant_fits_its_kernel() -> None:
