@@ -5,14 +5,14 @@ Owns the limits and what operators are told. Nothing was rounded here, so the di
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor
 
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight, BlockRows
-from headrace_backend.quantization.self_check import StoredSummary
+from headrace_backend.quantization.self_check import StoredSummary, exact_product
 from headrace_backend.weights.destination import RotatedRows
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused
@@ -25,7 +25,6 @@ _CARD_ROW_COUNTS = (1, 8, 12, 32, 96)
 _ROW_COUNTS = (8,)
 # Relative error of a product, sums in fp32 and the result rounded to its type.
 _PRODUCT_LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-_BLOCK_NUMBERS = 1 << 22
 _SEED = 0xB10C
 
 
@@ -70,7 +69,7 @@ def check_block_product(layer: str, weight: BlockWeight) -> None:
     generator = torch.Generator().manual_seed(_SEED)
     counts = _CARD_ROW_COUNTS if weight.device.type == "cuda" else _ROW_COUNTS
     rows = torch.randn(max(counts), weight.num_inputs, generator=generator).to(weight.device, weight.dtype)
-    expected = _reference(rows, weight)
+    expected = exact_product(rows, weight.num_outputs, weight.num_inputs, functools.partial(restore_rows, weight))
     for count in counts:
         found = linear(rows[:count].contiguous(), weight).float()
         error = float((found - expected[:count]).norm() / expected[:count].norm().clamp(min=1e-30))
@@ -79,16 +78,3 @@ def check_block_product(layer: str, weight: BlockWeight) -> None:
             raise QuantizationRefused(
                 f"layer {layer!r}: its {weight.kind.value} product of {count} rows differs from the reference by {error:.2%}, more than {limit:.2%}"
             )
-
-
-def _reference(rows: Tensor, weight: BlockWeight) -> Tensor:
-    """Rows times the numbers that the weight stands for, in fp32, some outputs at a time."""
-    wide = rows.float()
-    step = max(_BLOCK_NUMBERS // weight.num_inputs, 1)
-    parts = []
-    for first in range(0, weight.num_outputs, step):
-        outputs = slice(first, min(first + step, weight.num_outputs))
-        numbers = torch.empty(outputs.stop - first, weight.num_inputs, dtype=torch.float32, device=weight.device)
-        restore_rows(weight, outputs, numbers)
-        parts.append(wide @ numbers.t())
-    return torch.cat(parts, dim=1)

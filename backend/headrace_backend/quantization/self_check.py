@@ -6,6 +6,7 @@ Owns the limits and the answer that operators see. Nothing here says how good an
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -107,7 +108,9 @@ def check_product(layer: str, quantized: QuantizedWeight, multiply: Callable[[Te
     generator = torch.Generator().manual_seed(_SEED)
     counts = _CARD_ROW_COUNTS if quantized.device.type == "cuda" else _ROW_COUNTS
     rows = torch.randn(max(counts), quantized.num_inputs, generator=generator).to(quantized.device, quantized.dtype)
-    expected = _reference(rows, quantized)
+    expected = exact_product(
+        rows, quantized.num_outputs, quantized.num_inputs, functools.partial(dequantize_rows, quantized)
+    )
     for count in counts:
         found = multiply(rows[:count].contiguous()).float()
         error = float((found - expected[:count]).norm() / expected[:count].norm().clamp(min=1e-30))
@@ -125,14 +128,24 @@ def _product_limit(weight: QuantizedWeight, num_rows: int) -> float:
     return max(limit, _ROUNDED_PRODUCT_LIMIT) if rounds_rows else limit
 
 
-def _reference(rows: Tensor, weight: QuantizedWeight) -> Tensor:
-    """Rows times the numbers that the weight stands for, in fp32, some outputs at a time."""
+def exact_product(rows: Tensor, num_outputs: int, num_inputs: int, restore: Callable[[slice, Tensor], None]) -> Tensor:
+    """Rows times the numbers that a weight stands for, in fp32, some outputs at a time.
+
+    Args:
+        rows: [n, num_inputs] on the weight's device.
+        num_outputs: Of the weight.
+        num_inputs: Of the weight.
+        restore: Fills fp32 [len(outputs), num_inputs] with the numbers of some outputs.
+
+    Returns:
+        [n, num_outputs] fp32.
+    """
     wide = rows.float()
-    step = max(_BLOCK_NUMBERS // weight.num_inputs, 1)
+    step = max(_BLOCK_NUMBERS // num_inputs, 1)
     parts = []
-    for first in range(0, weight.num_outputs, step):
-        outputs = slice(first, min(first + step, weight.num_outputs))
-        numbers = torch.empty(outputs.stop - first, weight.num_inputs, dtype=torch.float32, device=weight.device)
-        dequantize_rows(weight, outputs, numbers)
+    for first in range(0, num_outputs, step):
+        outputs = slice(first, min(first + step, num_outputs))
+        numbers = torch.empty(outputs.stop - first, num_inputs, dtype=torch.float32, device=rows.device)
+        restore(outputs, numbers)
         parts.append(wide @ numbers.t())
     return torch.cat(parts, dim=1)
