@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 
-from headrace_facts import facts, step_records
+from headrace_facts import facts, step_records, token_steps
 
 MS = 1_000_000
 UNIX_OFFSET_NS = 1_700_000_000 * 1_000_000_000
@@ -239,7 +239,7 @@ def _generation(chance: random.Random, each: Asked, detail: facts.Detail, read: 
         UNIX_OFFSET_NS + chance.choice((-1, 1)) * chance.randrange(1000),
         each.phases,
         np.array(each.chunks, "<u8").tobytes(),
-        [np.array(steps, "<u8").tobytes() for steps in each.token_steps],
+        [token_steps.of_runs(enumerate(steps), len(steps)) for steps in each.token_steps],
     )
     return facts.Generation(
         request_id=each.request_id,

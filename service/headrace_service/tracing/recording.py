@@ -20,6 +20,8 @@ from headrace_facts.facts import Emission
 
 # Of an output's index above the number of tokens, in one entry.
 OUTPUT_SHIFT: Final = 32
+# Among times: the writer did not wait before the next message. An entry more costs less than another number in the time's place, which would have to be made.
+DID_NOT_WAIT: Final = 0
 _COUNT_MASK = (1 << OUTPUT_SHIFT) - 1
 _LARGEST_BYTE = 0xFF
 _Times = npt.NDArray[np.int64]
@@ -40,7 +42,7 @@ class Recording:
 
     Attributes:
         entries: per message, whose tokens it has and how many: (output's index << OUTPUT_SHIFT) + tokens; no tokens: it is no output's delta.
-        began_ns: CLOCK_MONOTONIC when the writing of each began; negative: the writer did not wait before it.
+        began_ns: CLOCK_MONOTONIC when the writing of each began, after DID_NOT_WAIT where that was so.
         shared: the messages, instead of their times, where the generation has no writer of its own.
     """
 
@@ -79,10 +81,13 @@ class Recording:
         return [_emission(counts[mask], made[mask], written[mask]) for mask in chosen]
 
     def _own_times(self) -> tuple[_Times, _Times]:
-        signed = np.fromiter(self.began_ns, "<i8", len(self.began_ns))
-        made = np.abs(signed)
+        noted = np.fromiter(self.began_ns, "<i8", len(self.began_ns))
+        is_time = noted != DID_NOT_WAIT
+        made = noted[is_time]
         written = made.copy()
-        np.copyto(written[:-1], made[1:], where=signed[1:] < 0)
+        if len(made) < len(noted):
+            places = np.flatnonzero(is_time)
+            np.copyto(written[:-1], made[1:], where=np.diff(places) > 1)
         return made, written
 
     def _shared_times(self) -> tuple[_Times, _Times]:

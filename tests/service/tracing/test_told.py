@@ -39,7 +39,7 @@ def check_emissions(generation: Generation, outputs: int = 1) -> None:
     ):
         made, written = np.frombuffer(emission.made_at_ns, "<u8"), np.frombuffer(emission.written_at_ns, "<u8")
         assert len(made) == len(written) == len(emission.counts) // 4 > 0
-        assert np.frombuffer(emission.counts, "<u4").sum() == len(steps) // 8
+        assert np.frombuffer(emission.counts, "<u4").sum() == steps.num_tokens
         assert (np.diff(made.astype(np.int64)) >= 0).all() and (made <= written).all()
         assert generation.arrival_ns <= made[0] and written[-1] <= generation.end_ns
 
