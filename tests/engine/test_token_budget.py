@@ -155,20 +155,38 @@ def test_steps_are_padded_to_what_each_worker_kept() -> None:
 
 def test_crowd_gets_the_whole_budget_until_it_is_nearly_gone() -> None:
     limits = budget()
-    per_token_us = MODEL.prefill_us_per_token
+    alone = StepLoad()
+    alone.add_chunk(0, MAX_TOKENS)
+    per_token_us = MODEL.predict_us(alone) / MAX_TOKENS
     whole = MAX_TOKENS - 16
 
     def length(backlog_us: float) -> int:
         limits.begin(decodes(), int(backlog_us / per_token_us))
         return limits.chunk(0, 1 << 20)
 
-    before = length(90_000)
+    before = length(120_000)
     assert before < whole
-    assert length(510_000) == whole
-    assert length(300_000) == whole
-    assert length(60_000) == whole
-    assert length(40_000) == before
-    assert before < length(300_000) < whole
+    assert length(660_000) == whole
+    assert length(400_000) == whole
+    assert length(80_000) == whole
+    assert length(50_000) == before
+    assert before < length(400_000) < whole
+
+
+@pytest.mark.parametrize("pair_us", [0.0012, 0.0028])
+def test_a_crowd_is_known_by_whole_steps_however_dear_attention_deep_in_a_context_is(pair_us: float) -> None:
+    model, whole, whole_us = StepTimeModel(), StepLoad(), 144_000.0
+    whole.add_chunk(0, MAX_TOKENS)
+    for number in range(200):
+        if number < 5:
+            model.observe(whole, whole_us)
+        deep = StepLoad()
+        deep.add_chunk(6000, 600 + number % 50)
+        model.observe(deep, 4000 + 12 * deep.num_tokens + pair_us * deep.attention_pairs)
+    limits = TokenBudget(MAX_TOKENS, model)
+    limits.target_us = 13_000
+    limits.begin(decodes(), int(700_000 / whole_us * MAX_TOKENS))
+    assert limits.throughput
 
 
 def test_even_for_a_crowd_chunks_deep_in_a_long_prompt_do_not_hold_a_step_for_seconds() -> None:
