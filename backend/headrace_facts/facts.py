@@ -122,10 +122,13 @@ class EngineTrace(msgspec.Struct, frozen=True):
 
 
 class Emission(msgspec.Struct, frozen=True, array_like=True):
-    """How one output left the service: per message the number of its tokens (uint32), when it was made, and when the transport had taken it (uint64 each); the same if nothing else was waiting for that."""
+    """How one output left the service, by message."""
 
+    # Tokens, uint32; "": one each.
     counts: bytes
+    # When it was made, uint64.
     made_at_ns: bytes
+    # When the transport had taken it, uint64: when it was made if nothing else was waiting for that; "": so it is for all.
     written_at_ns: bytes
 
 

@@ -164,8 +164,11 @@ def _emissions(emissions: list[facts.Emission], sizes: list[int]) -> tuple[Mask,
 
 def _per_token(emission: facts.Emission) -> tuple[I64, I64]:
     """When the message of each token was made and taken."""
+    made_at = np.frombuffer(emission.made_at_ns, "<i8")
+    written_at = np.frombuffer(emission.written_at_ns, "<i8") if emission.written_at_ns else made_at
+    if not emission.counts and len(made_at) == len(written_at):
+        return made_at, written_at
     counts = np.frombuffer(emission.counts, "<u4")
-    made_at, written_at = np.frombuffer(emission.made_at_ns, "<i8"), np.frombuffer(emission.written_at_ns, "<i8")
     if len(counts) != len(made_at) or len(counts) != len(written_at):
         raise ValueError("columns of an emission do not fit together")
     # A token a message, as a reader that keeps up gets them.

@@ -39,7 +39,8 @@ def _column(values: list[int], kind: str) -> bytes:
 def _emissions(draw: st.DrawFn) -> facts.Emission:
     sizes = draw(st.lists(st.sampled_from((0, 1, 1, 2, 3, (1 << 32) - 1)), max_size=12))
     times = [draw(st.lists(_TIMES, min_size=len(sizes), max_size=len(sizes))) for _ in range(2)]
-    return facts.Emission(_column(sizes, "<u4"), *(_column(column, "<u8") for column in times))
+    counts, made, written = _column(sizes, "<u4"), *(_column(column, "<u8") for column in times)
+    return facts.Emission(draw(st.sampled_from((counts, counts, b""))), made, draw(st.sampled_from((written, b""))))
 
 
 @st.composite
