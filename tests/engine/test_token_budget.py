@@ -164,13 +164,13 @@ def test_crowd_gets_the_whole_budget_until_it_is_nearly_gone() -> None:
         limits.begin(decodes(), int(backlog_us / per_token_us))
         return limits.chunk(0, 1 << 20)
 
-    before = length(120_000)
+    before = length(90_000)
     assert before < whole
-    assert length(660_000) == whole
-    assert length(400_000) == whole
-    assert length(80_000) == whole
-    assert length(50_000) == before
-    assert before < length(400_000) < whole
+    assert length(510_000) == whole
+    assert length(300_000) == whole
+    assert length(60_000) == whole
+    assert length(40_000) == before
+    assert before < length(300_000) < whole
 
 
 @pytest.mark.parametrize("pair_us", [0.0012, 0.0028])
@@ -185,7 +185,7 @@ def test_a_crowd_is_known_by_whole_steps_however_dear_attention_deep_in_a_contex
         model.observe(deep, 4000 + 12 * deep.num_tokens + pair_us * deep.attention_pairs)
     limits = TokenBudget(MAX_TOKENS, model)
     limits.target_us = 13_000
-    limits.begin(decodes(), int(700_000 / whole_us * MAX_TOKENS))
+    limits.begin(decodes(), int(550_000 / whole_us * MAX_TOKENS))
     assert limits.throughput
 
 

@@ -5,7 +5,7 @@ Owns the choice between two aims and the length of each chunk. Knows durations f
 A step has three kinds of limit, of which the first that applies holds:
 
     nothing decodes       nobody waits for a next token: the whole token budget
-    throughput            so many prompt tokens wait that computing them alone would take two thirds of a second: the whole token budget, because the sooner every
+    throughput            so many prompt tokens wait that computing them alone would take half a second: the whole token budget, because the sooner every
                           row decodes, the more each reading of the weights brings. Holds until the queue is nearly empty
     otherwise             what fits into `target_us`, or into a quarter more than the decodes alone need, and never less than a short chunk, so that a
                           prompt always advances
@@ -29,10 +29,10 @@ from headrace_backend.engine.step_time import StepLoad, StepTimeModel
 # short enough to be unnoticed would make prompts endless.
 DEFAULT_GPU_STEP_MS = 14.5
 # Computing time of the waiting prompts, in whole steps of nothing else, at which throughput goes first, and at which it no longer does.
-_THROUGHPUT_FROM_US = 650_000.0
-_THROUGHPUT_UNTIL_US = 65_000.0
+_THROUGHPUT_FROM_US = 500_000.0
+_THROUGHPUT_UNTIL_US = 50_000.0
 # From here on steps may be longer, in proportion: so that steady load finds its balance before throughput has to go first.
-_PRESSURE_FROM_US = 130_000.0
+_PRESSURE_FROM_US = 100_000.0
 # Prompts get at least so much of a step's time beside decodes, however long those take.
 _LEAST_PREFILL_SHARE = 0.25
 # A chunk that does not finish its prompt is not shorter, and none is begun behind another with less.
