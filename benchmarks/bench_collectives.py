@@ -51,7 +51,8 @@ def ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, Way]]:
     yield "nccl", _nccl
     if num_bytes > peers.capacity_bytes:
         return
-    yield "one_shot", lambda x: all_reduce.one_shot(x, peers)
+    if num_bytes <= all_reduce.SLOT_BYTES:
+        yield "push", lambda x: all_reduce.push(x, peers)
     yield "two_shot", lambda x: all_reduce.two_shot(x, peers)
     yield from _torch_ways(collectives, num_bytes)
 

@@ -1,8 +1,6 @@
-"""Kernels that add tensors of several GPUs up by reading each other's memory.
+"""The kernel that adds larger tensors of several GPUs up by reading each other's memory, in two shots.
 
-    one shot   every rank copies its tensor to where others can read it, all meet, every rank reads all tensors and adds them
-    two shots  as before, but a rank adds its share only and leaves the sum to be read; all meet once more, every rank reads all sums
-    one shot with the residual stream and the norm behind it, whole rows in registers
+Every rank copies its tensor to where others can read it, all meet, every rank adds one of as many shares as there are ranks and leaves the sum to be read, all meet once more, every rank reads all sums.
 
 Owns how programs meet. Program i of a rank meets program i of the others and reads only what those have written, so programs of one rank never wait for each other, and a kernel is one launch. A launch has always
 `PROGRAMS` programs, which all take part, so that a call has one number everywhere: a program counts its calls, on its own card, and nothing is ever set back, by the host or by others. In a graph it counts on.
@@ -22,9 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headrace_kernels.rms_norm import scaled_by_rms
-
-_RUN_TIME = {"do_not_specialize": ["rank", "num_vectors", "num_rows"]}
+_RUN_TIME = {"do_not_specialize": ["rank", "num_vectors"]}
 
 
 @triton.jit
@@ -60,41 +56,6 @@ def _sum_of_ranks(addresses, offs, mask, WORLD: tl.constexpr, TYPE: tl.constexpr
 
 
 @triton.jit(**_RUN_TIME)
-def one_shot_kernel(
-    x,
-    out,
-    addresses,
-    flags,
-    calls,
-    rank,
-    num_vectors,
-    CAPACITY: tl.constexpr,
-    VECTOR: tl.constexpr,
-    WORLD: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Makes out the sum of the ranks' x, num_vectors * VECTOR numbers, at most CAPACITY."""
-    TYPE: tl.constexpr = x.dtype.element_ty
-    program = tl.program_id(0)
-    # A multiple that the compiler knows of, so that masks cut whole vectors.
-    num_elements = num_vectors * VECTOR
-    call = tl.load(calls + program) + 1
-    half = (call & 1) * CAPACITY
-    own = _memory_of(addresses, rank, TYPE) + half
-    for first in range(program * BLOCK, num_elements, PROGRAMS * BLOCK):
-        offs = first + tl.arange(0, BLOCK)
-        mask = offs < num_elements
-        tl.store(own + offs, tl.load(x + offs, mask=mask), mask=mask)
-    _meet(flags, rank, 2 * call, WORLD, PROGRAMS)
-    for first in range(program * BLOCK, num_elements, PROGRAMS * BLOCK):
-        offs = first + tl.arange(0, BLOCK)
-        mask = offs < num_elements
-        tl.store(out + offs, _sum_of_ranks(addresses, half + offs, mask, WORLD, TYPE).to(TYPE), mask=mask)
-    tl.store(calls + program, call)
-
-
-@triton.jit(**_RUN_TIME)
 def two_shot_kernel(
     x,
     out,
@@ -109,9 +70,10 @@ def two_shot_kernel(
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """As `one_shot_kernel`; each rank adds one of WORLD shares."""
+    """Makes out the sum of the ranks' x, num_vectors * VECTOR numbers, at most CAPACITY; each rank adds one of WORLD shares."""
     TYPE: tl.constexpr = x.dtype.element_ty
     program = tl.program_id(0)
+    # A multiple that the compiler knows of, so that masks cut whole vectors.
     num_elements = num_vectors * VECTOR
     # Of a rank; the last ones may have less, or nothing.
     share = tl.cdiv(num_vectors, WORLD) * VECTOR
@@ -140,49 +102,4 @@ def two_shot_kernel(
             offs = peer * share + within
             mask = (within < share) & (offs < num_elements)
             tl.store(out + offs, tl.load(_memory_of(addresses, peer, TYPE) + sums + offs, mask=mask), mask=mask)
-    tl.store(calls + program, call)
-
-
-@triton.jit(**_RUN_TIME)
-def one_shot_norm_kernel(
-    x,
-    residual,
-    weight,
-    out,
-    addresses,
-    flags,
-    calls,
-    rank,
-    num_rows,
-    eps,
-    CAPACITY: tl.constexpr,
-    SIZE: tl.constexpr,
-    WORLD: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Adds the sum of the ranks' x to the residual stream and makes out its norm; [num_rows, SIZE] each, at most CAPACITY numbers."""
-    TYPE: tl.constexpr = x.dtype.element_ty
-    program = tl.program_id(0)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < SIZE
-    call = tl.load(calls + program) + 1
-    half = (call & 1) * CAPACITY
-    own = _memory_of(addresses, rank, TYPE) + half
-    for row in range(program, num_rows, PROGRAMS):
-        offs = row * SIZE + columns
-        tl.store(own + offs, tl.load(x + offs, mask=inside), mask=inside)
-    factors = tl.load(weight + columns, mask=inside, other=0.0)
-    _meet(flags, rank, 2 * call, WORLD, PROGRAMS)
-    for row in range(program, num_rows, PROGRAMS):
-        offs = row * SIZE + columns
-        # Rounded where the two operations by themselves round: the sum, the stream, the norm.
-        added = _sum_of_ranks(addresses, half + offs, inside, WORLD, TYPE).to(TYPE).to(tl.float32)
-        stream = tl.load(residual + offs, mask=inside, other=0.0).to(tl.float32)
-        total = (stream + added).to(TYPE)
-        tl.store(residual + offs, total, mask=inside)
-        wide = total.to(tl.float32)[None, :]
-        mean_square = tl.sum(wide * wide, axis=1) / SIZE
-        normed = scaled_by_rms(wide, mean_square, factors[None, :], eps, TYPE)
-        tl.store(out + (row * SIZE + columns)[None, :], normed.to(TYPE), mask=inside[None, :])
     tl.store(calls + program, call)

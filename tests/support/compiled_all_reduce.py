@@ -14,7 +14,7 @@ import triton
 from tests.support.compiled_kernels import compiling_for, resources
 
 from headrace_kernels import all_reduce
-from headrace_kernels.all_reduce import PROGRAMS, Peers
+from headrace_kernels.all_reduce import PROGRAMS, Peers, Slots
 
 WORLD_SIZE = 4
 SIZES = (4096, 8192)
@@ -22,6 +22,8 @@ SIZES = (4096, 8192)
 _INSTRUCTIONS = {
     "vector_loads": r"ld\.global\.v4\.b32",
     "vector_stores": r"st\.global\.v4\.b32",
+    "sent": r"st\.relaxed\.sys\.global\.v4\.b32",
+    "awaited": r"ld\.relaxed\.sys\.global\.v4\.b32",
     "releases": r"atom\.global\.sys\.release\.exch\.b32",
     "acquires": r"ld\.global\.sys\.acquire\.b32",
 }
@@ -31,12 +33,15 @@ def launch_all(dtype: torch.dtype, rank: int) -> None:
     """Every way, for some numbers of tokens."""
     addresses = torch.zeros(WORLD_SIZE, dtype=torch.int64)
     calls = torch.zeros(PROGRAMS, dtype=torch.int32)
-    peers = Peers(rank, WORLD_SIZE, addresses, addresses.clone(), calls, 16 << 20)
+    # Addresses of a card are no smaller.
+    starts = [(1 << 40) + (rank << 30) for rank in range(WORLD_SIZE)]
+    slots = Slots.of(starts, rank, torch.device("cpu"))
+    peers = Peers(rank, WORLD_SIZE, addresses, addresses.clone(), calls, 16 << 20, slots)
     for size in SIZES:
         weight = torch.empty(size, dtype=dtype)
         for num_tokens in (1, 2, 7, 16):
             x = torch.empty(num_tokens, size, dtype=dtype)
-            all_reduce.one_shot(x, peers)
+            all_reduce.push(x, peers)
             all_reduce.two_shot(x, peers)
             all_reduce.all_reduce_add_rms_norm(x, x.clone(), weight, 1e-5, peers)
 
@@ -50,4 +55,5 @@ if __name__ == "__main__":
             launch_all(each, 1)
     for kernel in {id(kernel): kernel for kernel in compiled}.values():
         found = {name: len(re.findall(words, kernel.asm["ptx"])) for name, words in _INSTRUCTIONS.items()}
+        found["layout_changes"] = kernel.asm["ttgir"].count("convert_layout")
         print(json.dumps(resources(kernel) | found))

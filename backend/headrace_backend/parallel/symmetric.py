@@ -17,9 +17,10 @@ from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.parallel.nccl import NcclCollectives
 from headrace_kernels import all_reduce
-from headrace_kernels.all_reduce import PROGRAMS, Peers, data_bytes, flag_shape
+from headrace_kernels.all_reduce import PROGRAMS, Peers, Slots, data_bytes, flag_shape, slot_bytes
+from headrace_kernels.all_reduce_words import BLANK
 
-# Largest tensor of the kernels; four times as much is taken of each card. 1,024 tokens of a width of 8,192 in bf16.
+# Largest tensor of the kernels; four times as much is taken of each card, and some MiB for small tensors. 1,024 tokens of a width of 8,192 in bf16.
 CAPACITY_BYTES = 16 << 20
 _FLAG_BYTES = 4
 
@@ -47,24 +48,38 @@ class SymmetricCollectives(Collectives):
         self.rank, self.world_size, self.device = nccl.rank, nccl.world_size, nccl.device
         self._nccl = nccl
         self._on_enter = on_enter
+        self._memory = self._shared_memory()
+        self.peers = self._peers()
+        # Everybody's memory is as it must be at first before anybody writes to it.
+        torch.cuda.synchronize(self.device)
+        self.all_values(0)
+
+    def _shared_memory(self) -> Tensor:
+        """This rank's, uint8: tensors and sums, flags, slots. Held for good: kernels and graphs have the addresses."""
         rows, columns = flag_shape(self.world_size)
         num_bytes = data_bytes(CAPACITY_BYTES) + rows * columns * _FLAG_BYTES
-        # Both are held for good: kernels and graphs have the addresses.
-        self._memory = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=self.device).zero_()
+        num_slot_bytes = slot_bytes(self.world_size)
+        memory = symmetric_memory.empty(num_bytes + num_slot_bytes, dtype=torch.uint8, device=self.device)
+        memory[:num_bytes].zero_()
+        memory[num_bytes:].view(torch.int32).fill_(BLANK)
+        return memory
+
+    def _peers(self) -> Peers:
+        """All ranks' memory as this one sees it."""
         world = dist.group.WORLD
         assert world is not None, "the group is joined"
         try:
             self._handle = symmetric_memory.rendezvous(self._memory, world)
         except RuntimeError as error:
             raise PeerLost(f"the ranks could not share memory: {error}") from error
-        assert self._handle.buffer_ptrs[self.rank] == self._memory.data_ptr(), "what the others map is this memory"
-        data = torch.tensor(self._handle.buffer_ptrs, dtype=torch.int64, device=self.device)
+        starts = list(self._handle.buffer_ptrs)
+        assert starts[self.rank] == self._memory.data_ptr(), "what the others map is this memory"
+        data = torch.tensor(starts, dtype=torch.int64, device=self.device)
         calls = torch.zeros(PROGRAMS, dtype=torch.int32, device=self.device)
         flags = data + data_bytes(CAPACITY_BYTES)
-        self.peers = Peers(self.rank, self.world_size, data, flags, calls, CAPACITY_BYTES)
-        # All flags are zero before anybody sets one.
-        torch.cuda.synchronize(self.device)
-        self.all_values(0)
+        ends = [start + self._memory.nbytes - slot_bytes(self.world_size) for start in starts]
+        slots = Slots.of(ends, self.rank, self.device)
+        return Peers(self.rank, self.world_size, data, flags, calls, CAPACITY_BYTES, slots)
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """See Collectives."""
