@@ -61,8 +61,8 @@ def ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, Way]]:
     yield "nccl", _nccl
     if num_bytes > peers.capacity_bytes:
         return
-    if num_bytes <= all_reduce.SLOT_BYTES:
-        yield "push", lambda x: all_reduce.push(x, peers)
+    if all_reduce.can_one_shot(torch.empty(num_bytes // 2, dtype=torch.bfloat16, device=collectives.device), peers):
+        yield "one_shot", lambda x: all_reduce.one_shot(x, peers)
     yield "two_shot", lambda x: all_reduce.two_shot(x, peers)
     yield from _torch_ways(collectives, num_bytes)
 
@@ -192,8 +192,8 @@ def check_mixed(collectives: SymmetricCollectives) -> None:
 
 def _drawn_call(collectives: SymmetricCollectives, draw: random.Random) -> tuple[str, Way, int]:
     """A way and a number of bytes for it."""
-    peers, most = collectives.peers, all_reduce.SLOT_BYTES // 16
-    name = draw.choices(["nccl", "two_shot", "norm", "push"], [1, 2, 3, 4])[0]
+    peers = collectives.peers
+    name = draw.choices(["nccl", "two_shot", "norm", "one_shot"], [1, 2, 3, 4])[0]
     if name == "nccl":
         return name, _nccl, 1 << 16
     if name == "two_shot":
@@ -201,7 +201,7 @@ def _drawn_call(collectives: SymmetricCollectives, draw: random.Random) -> tuple
     if name == "norm":
         width = draw.choice(_WIDTHS)
         return name, functools.partial(_sum_by_norm, peers, width), 2 * width * draw.randrange(1, 33)
-    return name, lambda x: all_reduce.push(x, peers), 16 * draw.choice([1, 33, draw.randrange(1, 4096), most])
+    return name, lambda x: all_reduce.one_shot(x, peers), 16 * draw.choice([1, 33, draw.randrange(1, 4096), 1 << 15])
 
 
 def _sum_by_norm(peers: all_reduce.Peers, width: int, x: torch.Tensor) -> torch.Tensor:

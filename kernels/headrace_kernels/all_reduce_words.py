@@ -18,6 +18,7 @@ import triton.language as tl
 from headrace_kernels.triton_runtime import INTERPRETED
 
 BLANK = -1
+BLANK_BYTES = 4
 # Two NaNs of 16 bits, or one of 32.
 _NAN = tl.constexpr(0x7FFF7FFF)
 _BLANK = tl.constexpr(BLANK)
@@ -41,16 +42,48 @@ def load_vectors(numbers, vectors, mask):
     offs = vectors[:, None] * 4 + tl.arange(0, 4)[None, :]
     words = numbers.to(tl.pointer_type(tl.int32))
     found = _sendable(tl.load(words + offs, mask=mask[:, None], other=0))
-    even, odd = tl.split(tl.reshape(found, (vectors.shape[0], 2, 2)))
+    return _apart(found)
+
+
+@triton.jit
+def store_vectors(numbers, vectors, words, mask):
+    """Stores the vectors' four words at `numbers`, a multiple of 16 bytes of this card's memory."""
+    offs = vectors[:, None] * 4 + tl.arange(0, 4)[None, :]
+    places = numbers.to(tl.pointer_type(tl.int32))
+    tl.store(places + offs, _side_by_side(words[0], words[1], words[2], words[3]), mask=mask[:, None])
+
+
+@triton.jit
+def _side_by_side(w0, w1, w2, w3):
+    """[vectors, 4]."""
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (w0.shape[0], 4))
+
+
+@triton.jit
+def _apart(words):
+    """Of [vectors, 4] the four columns."""
+    even, odd = tl.split(tl.reshape(words, (words.shape[0], 2, 2)))
     w0, w2 = tl.split(even)
     w1, w3 = tl.split(odd)
     return w0, w1, w2, w3
 
 
 @triton.jit
+def words_of(numbers):
+    """Sendable words of vectors' numbers [vectors, 4 or 8] in their type."""
+    if numbers.dtype == tl.float32:
+        words = numbers.to(tl.int32, bitcast=True)
+    else:
+        pairs = tl.reshape(numbers.to(tl.int16, bitcast=True).to(tl.int32), (numbers.shape[0], 4, 2))
+        low, high = tl.split(pairs)
+        words = (low & 0xFFFF) | (high << 16)
+    return _apart(_sendable(words))
+
+
+@triton.jit
 def numbers_of(w0, w1, w2, w3, TYPE: tl.constexpr):
     """The vectors' numbers, fp32 [vectors, 4 or 8], of words of TYPE."""
-    words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (w0.shape[0], 4))
+    words = _side_by_side(w0, w1, w2, w3)
     if TYPE == tl.float32:
         numbers = words.to(tl.float32, bitcast=True)
     elif TYPE == tl.bfloat16:
@@ -107,52 +140,62 @@ def blank_vectors(address, vectors, mask):
 
 
 @triton.jit
-def send_vectors(address, vectors, w0, w1, w2, w3, mask):
+def send_vectors(address, vectors, words, mask):
     """Stores words at `address` (int64, of any card's memory), by vectors, each once: there must be as many vectors as threads or more."""
     places = address + vectors.to(tl.int64) * 16
     if _PLAIN:
-        words = places.to(tl.pointer_type(tl.int32))
-        tl.store(words, w0, mask=mask)
-        tl.store(words + 1, w1, mask=mask)
-        tl.store(words + 2, w2, mask=mask)
-        tl.store(words + 3, w3, mask=mask)
+        for word in tl.static_range(4):
+            tl.store(places.to(tl.pointer_type(tl.int32)) + word, words[word], mask=mask)
     else:
         # Address 0: nothing is stored.
         places = tl.where(mask, places, 0)
-        tl.inline_asm_elementwise(
-            _SEND, "=r,l,r,r,r,r", [places, w0, w1, w2, w3], dtype=tl.int32, is_pure=False, pack=1
-        )
+        tl.inline_asm_elementwise(_SEND, "=r,l,r,r,r,r", [places, words[0], words[1], words[2], words[3]], dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
 
 
 @triton.jit
-def await_sum(address, vectors, mask, rank, w0, w1, w2, w3, SLOT_BYTES: tl.constexpr, WORLD: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
-    """Waits for vectors in all slots, SLOT_BYTES apart from `address` on, and adds them up in the order of the ranks: fp32 [vectors, 4 or 8]. In place of this rank's own slot stand the words that are given."""
+def await_vectors(address, vectors, mask, rank, own, SLOT_BYTES: tl.constexpr, WORLD: tl.constexpr):
+    """Waits for vectors in all slots, SLOT_BYTES apart from `address` on. Gives four words for each rank, in their order; in place of this rank's slot, which is not looked at, stand the words `own`."""
     places = tl.where(mask, address + vectors.to(tl.int64) * 16, 0)
     if _PLAIN:
-        total = tl.zeros((vectors.shape[0], 16 // (TYPE.primitive_bitwidth // 8)), tl.float32)
+        found = ()
         for slot in tl.static_range(WORLD):
-            others = mask & (rank != slot)
             words = (places + slot * SLOT_BYTES).to(tl.pointer_type(tl.int32))
-            v0, v1, v2, v3 = _look(words, others, w0, w1, w2, w3)
-            while tl.max(((v0 == _BLANK) | (v1 == _BLANK) | (v2 == _BLANK) | (v3 == _BLANK)).to(tl.int32), axis=0) > 0:
-                v0, v1, v2, v3 = _look(words, others, w0, w1, w2, w3)
-            part = numbers_of(v0, v1, v2, v3, TYPE)
-            total = part if slot == 0 else total + part
+            found = found + _await_slot(words, mask & (rank != slot), own)
     else:
         assembly: tl.constexpr = _await_assembly(WORLD, SLOT_BYTES)
         constraints: tl.constexpr = _await_constraints(WORLD)
         types: tl.constexpr = _await_types(WORLD)
-        found = tl.inline_asm_elementwise(assembly, constraints, [places, rank, w0, w1, w2, w3], dtype=types, is_pure=False, pack=1)  # fmt: skip
-        total = numbers_of(found[0], found[1], found[2], found[3], TYPE)
-        for slot in tl.static_range(1, WORLD):
-            total += numbers_of(found[4 * slot], found[4 * slot + 1], found[4 * slot + 2], found[4 * slot + 3], TYPE)
-    return total
+        found = tl.inline_asm_elementwise(assembly, constraints, [places, rank, own[0], own[1], own[2], own[3]], dtype=types, is_pure=False, pack=1)  # fmt: skip
+    return found
 
 
 @triton.jit
-def _look(words, mask, w0, w1, w2, w3):
-    v0 = tl.load(words, mask=mask, other=w0, volatile=True)
-    v1 = tl.load(words + 1, mask=mask, other=w1, volatile=True)
-    v2 = tl.load(words + 2, mask=mask, other=w2, volatile=True)
-    v3 = tl.load(words + 3, mask=mask, other=w3, volatile=True)
-    return v0, v1, v2, v3
+def _await_slot(words, mask, own):
+    found = _look(words, mask, own)
+    while _is_blank(found):
+        found = _look(words, mask, own)
+    return found
+
+
+@triton.jit
+def _look(words, mask, own):
+    w0 = tl.load(words, mask=mask, other=own[0], volatile=True)
+    w1 = tl.load(words + 1, mask=mask, other=own[1], volatile=True)
+    w2 = tl.load(words + 2, mask=mask, other=own[2], volatile=True)
+    w3 = tl.load(words + 3, mask=mask, other=own[3], volatile=True)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def _is_blank(words):
+    blank = (words[0] == _BLANK) | (words[1] == _BLANK) | (words[2] == _BLANK) | (words[3] == _BLANK)
+    return tl.max(blank.to(tl.int32), axis=0) > 0
+
+
+@triton.jit
+def sum_of(found, TYPE: tl.constexpr, WORLD: tl.constexpr):
+    """What `await_vectors` gave, numbers of TYPE, added up in the order of the ranks: fp32 [vectors, 4 or 8]."""
+    total = numbers_of(found[0], found[1], found[2], found[3], TYPE)
+    for slot in tl.static_range(1, WORLD):
+        total += numbers_of(found[4 * slot], found[4 * slot + 1], found[4 * slot + 2], found[4 * slot + 3], TYPE)
+    return total

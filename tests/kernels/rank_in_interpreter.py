@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from headrace_kernels import all_reduce
-from headrace_kernels.all_reduce import PROGRAMS, Peers, Slots
+from headrace_kernels.all_reduce import Peers
 
-CAPACITY_BYTES = 16 << 10
-_FLAG_BYTES = 8 * PROGRAMS * 4
 # A call's way, by its name in the list of calls.
-WAYS = {"push": all_reduce.push, "two": all_reduce.two_shot}
+WAYS = {"one": all_reduce.one_shot, "two": all_reduce.two_shot}
 EPS = 1e-5
 
 
@@ -35,31 +33,17 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What the ranks find: calls of two shots that were before; the sizes of pushes, small so that they are quick and their limits near."""
+    """The ranks' programs and memory: few and little, so that calls are quick and their limits near."""
 
-    calls: int = 0
-    push_programs: int = 4
-    slot_bytes: int = 16 << 10
+    programs: int = 4
+    capacity_bytes: int = 32 << 10
 
-    def take(self) -> None:
-        """Has this process's launches keep to it."""
-        all_reduce.PUSH_PROGRAMS, all_reduce.SLOT_BYTES = self.push_programs, self.slot_bytes
-
-
-def rank_bytes(world_size: int) -> int:
-    """Of the file, for each rank: tensors and sums, flags, slots. As `Setting.take` has it."""
-    return all_reduce.data_bytes(CAPACITY_BYTES) + _FLAG_BYTES + all_reduce.slot_bytes(world_size)
-
-
-def peers_in(memory: Tensor, rank: int, world_size: int, calls: int) -> Peers:
-    """The group over shared memory, uint8 [world_size * rank_bytes(world_size)], after so many calls."""
-    starts = [memory.data_ptr() + other * rank_bytes(world_size) for other in range(world_size)]
-    data = torch.tensor(starts)
-    flags = data + all_reduce.data_bytes(CAPACITY_BYTES)
-    slots = Slots.of((flags + _FLAG_BYTES).tolist(), rank, memory.device)
-    return Peers(
-        rank, world_size, data, flags, torch.full((PROGRAMS,), calls, dtype=torch.int32), CAPACITY_BYTES, slots
-    )
+    def peers(self, memory: Tensor, rank: int, world_size: int) -> Peers:
+        """The group over shared memory, uint8 [world_size * memory_bytes]. This process's launches are as it is set."""
+        all_reduce.PROGRAMS = self.programs
+        num_bytes = all_reduce.memory_bytes(self.capacity_bytes, world_size)
+        starts = [memory.data_ptr() + other * num_bytes for other in range(world_size)]
+        return Peers.of(starts, rank, self.capacity_bytes, memory.device)
 
 
 def result(case: Case, peers: Peers) -> tuple[Tensor, Tensor | None]:
@@ -73,10 +57,8 @@ def result(case: Case, peers: Peers) -> tuple[Tensor, Tensor | None]:
 
 def main(rank: int, world_size: int, descriptor: int, folder: pathlib.Path) -> None:
     setting, cases = torch.load(folder / "cases.pt", weights_only=False)
-    setting.take()
-    shared = mmap.mmap(descriptor, world_size * rank_bytes(world_size))
-    memory = torch.frombuffer(shared, dtype=torch.uint8)
-    peers = peers_in(memory, rank, world_size, setting.calls)
+    shared = mmap.mmap(descriptor, world_size * all_reduce.memory_bytes(setting.capacity_bytes, world_size))
+    peers = setting.peers(torch.frombuffer(shared, dtype=torch.uint8), rank, world_size)
     torch.save([result(case, peers) for case in cases], folder / f"rank{rank}.pt")
 
 

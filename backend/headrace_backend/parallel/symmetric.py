@@ -17,12 +17,11 @@ from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.parallel.nccl import NcclCollectives
 from headrace_kernels import all_reduce
-from headrace_kernels.all_reduce import PROGRAMS, Peers, Slots, data_bytes, flag_shape, slot_bytes
-from headrace_kernels.all_reduce_words import BLANK
+from headrace_kernels.all_reduce import Peers, memory_bytes
+from headrace_kernels.all_reduce_words import BLANK, BLANK_BYTES
 
-# Largest tensor of the kernels; four times as much is taken of each card, and some MiB for small tensors. 1,024 tokens of a width of 8,192 in bf16.
+# Largest tensor of the kernels; six times as much is taken of each card. 1,024 tokens of a width of 8,192 in bf16.
 CAPACITY_BYTES = 16 << 20
-_FLAG_BYTES = 4
 
 
 def reaches_peers(device: torch.device, rank: int, world_size: int) -> bool:
@@ -48,38 +47,25 @@ class SymmetricCollectives(Collectives):
         self.rank, self.world_size, self.device = nccl.rank, nccl.world_size, nccl.device
         self._nccl = nccl
         self._on_enter = on_enter
-        self._memory = self._shared_memory()
-        self.peers = self._peers()
-        # Everybody's memory is as it must be at first before anybody writes to it.
+        # Held for good: kernels and graphs have the addresses.
+        num_words = memory_bytes(CAPACITY_BYTES, self.world_size) // BLANK_BYTES
+        self._memory = symmetric_memory.empty(num_words, dtype=torch.int32, device=self.device).fill_(BLANK)
+        self.peers = Peers.of(self._addresses(), self.rank, CAPACITY_BYTES, self.device)
+        # All words are blank before anybody writes one.
         torch.cuda.synchronize(self.device)
         self.all_values(0)
 
-    def _shared_memory(self) -> Tensor:
-        """This rank's, uint8: tensors and sums, flags, slots. Held for good: kernels and graphs have the addresses."""
-        rows, columns = flag_shape(self.world_size)
-        num_bytes = data_bytes(CAPACITY_BYTES) + rows * columns * _FLAG_BYTES
-        num_slot_bytes = slot_bytes(self.world_size)
-        memory = symmetric_memory.empty(num_bytes + num_slot_bytes, dtype=torch.uint8, device=self.device)
-        memory[:num_bytes].zero_()
-        memory[num_bytes:].view(torch.int32).fill_(BLANK)
-        return memory
-
-    def _peers(self) -> Peers:
-        """All ranks' memory as this one sees it."""
+    def _addresses(self) -> list[int]:
+        """Of all ranks' memory, as this one sees it."""
         world = dist.group.WORLD
         assert world is not None, "the group is joined"
         try:
             self._handle = symmetric_memory.rendezvous(self._memory, world)
         except RuntimeError as error:
             raise PeerLost(f"the ranks could not share memory: {error}") from error
-        starts = list(self._handle.buffer_ptrs)
-        assert starts[self.rank] == self._memory.data_ptr(), "what the others map is this memory"
-        data = torch.tensor(starts, dtype=torch.int64, device=self.device)
-        calls = torch.zeros(PROGRAMS, dtype=torch.int32, device=self.device)
-        flags = data + data_bytes(CAPACITY_BYTES)
-        ends = [start + self._memory.nbytes - slot_bytes(self.world_size) for start in starts]
-        slots = Slots.of(ends, self.rank, self.device)
-        return Peers(self.rank, self.world_size, data, flags, calls, CAPACITY_BYTES, slots)
+        addresses = list(self._handle.buffer_ptrs)
+        assert addresses[self.rank] == self._memory.data_ptr(), "what the others map is this memory"
+        return addresses
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """See Collectives."""
