@@ -94,7 +94,7 @@ def takes(x: Tensor, peers: Peers) -> bool:
 def one_shot_bytes(world_size: int) -> int:
     """The largest tensor that one shot is taken for."""
     if world_size == 2:
-        return 1 << 20
+        return 512 << 10
     return (256 if world_size <= 4 else 128) << 10
 
 
@@ -132,8 +132,9 @@ def all_reduce(x: Tensor, peers: Peers) -> Tensor:
 def one_shot(x: Tensor, peers: Peers) -> Tensor:
     """`all_reduce` by that way, for what `can_one_shot`."""
     assert can_one_shot(x, peers), "no whole vectors, or more than slots or programs can take"
-    # A vector for each thread.
-    num_warps = triton.next_power_of_2(triton.cdiv(x.nbytes, PROGRAMS * _WARP * _VECTOR_BYTES))
+    # A vector for each thread; as many threads, and so one kernel, for all sizes that the rule leaves to it.
+    most_bytes = max(x.nbytes, one_shot_bytes(peers.world_size))
+    num_warps = triton.next_power_of_2(triton.cdiv(most_bytes, PROGRAMS * _WARP * _VECTOR_BYTES))
     return _launch(one_shot_kernel, x, peers, max(_FEWEST_WARPS, num_warps))
 
 

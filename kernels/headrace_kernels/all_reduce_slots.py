@@ -16,7 +16,8 @@ Why that holds, whatever sizes, types and kernels follow each other, with whatev
 
 At first all words are blank on all ranks, before any rank's first call. A group of which a rank was lost is not used again: its processes end, and their memory with them.
 
-Program i of a rank waits only for what programs up to i of others have sent before they waited for more. So it does not matter whether all programs of a launch run at once, as long as they begin in their order.
+Program i of a rank waits for programs up to i of other ranks and for none of its own rank, and what it waits for is sent before those wait for the same. So it does not matter whether all programs of a launch run at once, as long as they begin in
+their order.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.

@@ -3,8 +3,8 @@
 Owns the *blank*, the word that stands where nothing has come yet, all of whose bits are set: as fp32 one NaN of many, as two numbers of 16 bits two NaNs of many. Words that are sent are never blank, for a NaN is as good as another (`load_vectors`).
 So no number, zero of either sign or infinity is changed, and no bit pattern can be waited for in vain.
 
-A vector may arrive in pieces, but no word does, which is why all four words are looked at. The assembly is one instruction per vector that the compiler can neither leave out nor move across another of these; in Triton's interpreter plain loads
-and stores take its place.
+A vector may arrive in pieces, but no word does, which is why all four words are looked at. Stores and looks are assembly, which the compiler can neither leave out nor move across each other: one store of 16 bytes, and a loop of each thread by itself
+with the vectors of all ranks under way at once. In Triton's interpreter plain loads and stores take its place.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
