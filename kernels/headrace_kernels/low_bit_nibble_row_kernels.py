@@ -41,55 +41,70 @@ class NibbleRowTile(NamedTuple):
     block_n: int
     # Fewer, where the inputs do not fill them: a warp has inputs of its own.
     num_warps: int
-    # Tiles of the weight that a warp takes at a time: 1, or 2 so that no column of x is empty.
-    tiles: int
-    # Whether all loads of a step stand before what is done with any: the compiler would put some off, to save registers.
-    loads_first: bool
+    # Atoms of a run: 1, 2, or 4, at most those of a tile. A warp takes two runs at a time, whose words are loaded before any is used; the next ones while these are used.
+    run: int
+    # Of a thread, so that more programs may run at a time.
+    max_registers: int | None = None
 
 
 @triton.jit
-def _words_at(places, tile, NUM_TILES: tl.constexpr, FULL: tl.constexpr):
-    """16 bytes for each thread. Tiles beyond the end are not read: whatever stands for them is multiplied by 0."""
+def _fence(PLAIN: tl.constexpr):
+    """Loads before it stay before it. The compiler would put some off, to save registers."""
+    if not PLAIN:
+        tl.inline_asm_elementwise(
+            "bar.warp.sync 0xffffffff; mov.b32 $0, $1;", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1
+        )  # fmt: skip
+
+
+@triton.jit
+def _words_at(places, run, NUM_RUNS: tl.constexpr, FULL: tl.constexpr):
+    """16 bytes for each thread. Runs beyond the end are not read: whatever stands for them is multiplied by 0."""
     if FULL:
         return tl.load(places, eviction_policy="evict_first")
-    return tl.load(places, mask=tile < NUM_TILES, eviction_policy="evict_first")
+    return tl.load(places, mask=run < NUM_RUNS, eviction_policy="evict_first")
 
 
 @triton.jit
-def _tile_words(places, first_tile, TILES: tl.constexpr, ATOMS: tl.constexpr, NUM_TILES: tl.constexpr, PLANE: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
-    """All atoms of some tiles: a tuple of [4, 8, warps, 8]."""
+def _atom_words(places, run, place, RUN: tl.constexpr, NUM_RUNS: tl.constexpr, FULL: tl.constexpr):
+    """Atom `place` of run `run` and on of outputs 2 g and 2 g + 1: two of [4, 8, warps, 8]."""
+    offset = run * (32 * RUN) + place * 32
+    own_run = run + place // RUN
+    return _words_at(places[0] + offset, own_run, NUM_RUNS, FULL), _words_at(places[1] + offset, own_run, NUM_RUNS, FULL)
+
+
+@triton.jit
+def _side_words(places, run, RUN: tl.constexpr, NUM_RUNS: tl.constexpr, FULL: tl.constexpr):
+    """All atoms of two runs: a tuple of pairs."""
     words = ()
-    for tile in tl.static_range(TILES):
-        for atom in tl.static_range(ATOMS):
-            words = words + (_words_at(places + tile * PLANE + atom * 32, first_tile + tile, NUM_TILES, FULL),)
+    for place in tl.static_range(2 * RUN):
+        words = words + (_atom_words(places, run, place, RUN, NUM_RUNS, FULL),)
     return words
 
 
 @triton.jit
-def _own_column(sums):
-    """[4, 8, warps, (part, column, output)] -> [4, 8, warps, outputs] for even columns, whose part is the first, and for odd ones."""
-    apart = tl.reshape(sums, (4, 8, sums.shape[2], 2, 2, 2))
-    even, odd = tl.split(tl.permute(apart, (0, 1, 2, 5, 3, 4)))
-    first, _ = tl.split(even)
-    _, second = tl.split(odd)
-    return first, second
-
-
-@triton.jit
-def _tile_sums(
-    even, odd, xs, t, TILES: tl.constexpr, ATOMS: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr
+def _side_products(
+    words, xs, places, next_run,
+    RUN: tl.constexpr, NUM_RUNS: tl.constexpr, FULL: tl.constexpr, AHEAD: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Sums of (q + c) x of outputs 2 g (words `even`) and 2 g + 1 (`odd`), for a thread's two columns: two of [4, 8, warps, 2 outputs]."""
+    """Sums of (q + c) x of a thread's even and its odd column for two runs: [4, 8, warps, 2 outputs] each. If AHEAD, words of the next runs too, each loaded when its place is free."""
+    t = tl.arange(0, 4)[:, None, None, None]
     own = tl.zeros([4, 8, xs[0].shape[2], 8], tl.float32)
-    for tile in tl.static_range(TILES):
+    following = ()
+    for each in tl.static_range(2):
         low = tl.zeros([4, 8, xs[0].shape[2], 8], tl.float32)
         high = tl.zeros([4, 8, xs[0].shape[2], 8], tl.float32)
-        for atom in tl.static_range(ATOMS):
-            low = column_products(even[tile * ATOMS + atom], odd[tile * ATOMS + atom], xs[atom], low, 0, DTYPE, PLAIN)
-            high = column_products(even[tile * ATOMS + atom], odd[tile * ATOMS + atom], xs[atom], high, 2, DTYPE, PLAIN)
-        # Thread t has columns 2 t and 2 t + 1: parts 0 and 1 of the first tile, 2 and 3 of it, 0 and 1 of the second, 2 and 3.
-        own = tl.where(t // 2 == tile, tl.where(t % 2 == 0, low, high), own)
-    return _own_column(own)
+        for atom in tl.static_range(RUN):
+            even, odd = words[each * RUN + atom]
+            low = column_products(even, odd, xs[atom], low, 0, DTYPE, PLAIN)
+            high = column_products(even, odd, xs[atom], high, 2, DTYPE, PLAIN)
+            if AHEAD:
+                following = following + (_atom_words(places, next_run, each * RUN + atom, RUN, NUM_RUNS, FULL),)
+                _fence(PLAIN)
+        # Thread t has columns 2 t and 2 t + 1: parts 0 and 1 of the first run, 2 and 3 of it, 0 and 1 of the second, 2 and 3.
+        own = tl.where(t // 2 == each, tl.where(t % 2 == 0, low, high), own)
+    # Sums are (part, column, output), and of even columns those of the first part are its own.
+    even, odd = tl.split(tl.permute(tl.reshape(own, (4, 8, xs[0].shape[2], 2, 2, 2)), (0, 1, 2, 5, 3, 4)))
+    return tl.split(even)[0], tl.split(odd)[1], following
 
 
 @triton.jit
@@ -103,18 +118,48 @@ def _restored_sums(
 
 
 @triton.jit
-def _over_inputs(totals):
-    """[4, 8, warps, 2] -> [8, 2]."""
-    return tl.sum(tl.sum(totals, 0), 1)
+def _columns_of_x(
+    x_ptr, norm_ptr, run, K: tl.constexpr, PLANE: tl.constexpr, RUN: tl.constexpr, PLAIN: tl.constexpr
+):
+    """Of two runs from `run` on, the numbers that threads have of x (times the norm's weight): a tuple of RUN times [4, 8, warps, 8]; and `column_sums` of them."""
+    t = tl.arange(0, 4)[:, None, None, None]
+    g = tl.arange(0, 8)[None, :, None, None]
+    first = _first_input(run + g // 4, g % 4, PLANE, RUN) + t * 8
+    xs = ()
+    sums = tl.zeros([4, 8, run.shape[2], 8], tl.float32)
+    for atom in tl.static_range(RUN):
+        k = first + atom * 32
+        places = k + tl.arange(0, 8)[None, None, None, :]
+        raw = tl.load(x_ptr + places, mask=k < K, other=0.0)
+        x = raw
+        if norm_ptr is not None:
+            x = scaled_by_norm(raw, tl.load(norm_ptr + places, mask=k < K, other=0.0), PLAIN)
+        sums = column_sums(raw, x, sums, norm_ptr is not None, PLAIN)
+        xs = xs + (x,)
+    return xs, sums
 
 
 @triton.jit
-def _sum_of_squares(products):
-    """Of all columns g of x, from products [4, 8, warps, 4] of columns g and 2 t, g and 2 t + 1, and two of nothing."""
+def _first_input(run, part, PLANE: tl.constexpr, RUN: tl.constexpr):
+    """Of a part of a run."""
+    RUNS: tl.constexpr = PLANE // (32 * RUN)
+    return (run // RUNS * 4 + part) * PLANE + run % RUNS * (32 * RUN)
+
+
+@triton.jit
+def _own_squares(products):
+    """Of columns g of x: [4, 8, warps, 2], one of eight is not 0. From products [4, 8, warps, 4] of columns g and 2 t, g and 2 t + 1, and two of nothing."""
     column = tl.arange(0, 4)[None, None, None, :]
     other = 2 * tl.arange(0, 4)[:, None, None, None] + column
     is_own = (other == tl.arange(0, 8)[None, :, None, None]) & (column < 2)
-    return tl.sum(tl.sum(tl.sum(tl.sum(tl.where(is_own, products, 0.0), 3), 0), 0), 0)
+    own = tl.sum(tl.where(is_own, products, 0.0), 3)
+    return tl.join(own, own)
+
+
+@triton.jit
+def _over_inputs(totals):
+    """[4, 8, warps, ...] -> [8, ...]."""
+    return tl.sum(tl.sum(totals, 0), 1)
 
 
 @triton.jit
@@ -122,7 +167,7 @@ def _nibble_row_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     eps,
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr,
-    BLOCK_N: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, LOADS_FIRST: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_N: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs; with norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums."""
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
@@ -130,80 +175,68 @@ def _nibble_row_kernel(
     OFFSET: tl.constexpr = 128.0 if DTYPE == tl.bfloat16 else 0.0
     EVEN_UNIT: tl.constexpr = float(1 << 24) if DTYPE == tl.float16 and not PLAIN else 1.0
     ODD_UNIT: tl.constexpr = float(1 << 20) if DTYPE == tl.float16 and not PLAIN else 1.0
-    ATOMS: tl.constexpr = PLANE // 32
-    NUM_TILES: tl.constexpr = WORDS // PLANE
-    STEPS: tl.constexpr = (NUM_TILES + WARPS * TILES - 1) // (WARPS * TILES)
-    FULL: tl.constexpr = NUM_TILES % (WARPS * TILES) == 0
-    PAIR: tl.constexpr = GATED or BLOCK_N == 32
+    NUM_RUNS: tl.constexpr = WORDS // (32 * RUN)
+    STEPS: tl.constexpr = (NUM_RUNS + 2 * WARPS - 1) // (2 * WARPS)
+    # Outputs come in sides of 16, the second of which is SwiGLU's other half, or follows the first.
+    SIDES: tl.constexpr = 2 if GATED or BLOCK_N == 32 else 1
+    AWAY: tl.constexpr = N if GATED else 16
     N_SCALES: tl.constexpr = N * (2 if GATED else 1)
     # Dimensions: t, g, warps, and what a thread holds: in this order the compiler makes thread 4 g + t of them.
     t = tl.arange(0, 4)[:, None, None, None]
     g = tl.arange(0, 8)[None, :, None, None]
     warp = tl.arange(0, WARPS)[None, None, :, None]
-    inner = tl.arange(0, 8)[None, None, None, :]
-    n = tl.program_id(0) * BLOCK_N + 2 * g + tl.arange(0, 2)[None, None, None, :]
-    n_even = tl.program_id(0) * BLOCK_N + 2 * g
-    n_odd = n_even + 1
-    # The second 16 outputs.
-    AWAY: tl.constexpr = N if GATED else 16
-    n_away, n_even_away, n_odd_away = n + AWAY, n_even + AWAY, n_odd + AWAY
-    if N % BLOCK_N:
-        # Outputs beyond the end repeat the last one, and are not stored.
-        LAST: tl.constexpr = N_SCALES - 1
-        n_away, n_even_away, n_odd_away = tl.minimum(n_away, LAST), tl.minimum(n_even_away, LAST), tl.minimum(n_odd_away, LAST)
-        n, n_even, n_odd = tl.minimum(n, N - 1), tl.minimum(n_even, N - 1), tl.minimum(n_odd, N - 1)
-    thread_words = word_ptr + (warp * TILES * PLANE + t * 8 + inner)
-    even_places, odd_places = thread_words + n_even.to(tl.int64) * WORDS, thread_words + n_odd.to(tl.int64) * WORDS
-    even_away, odd_away = thread_words + n_even_away.to(tl.int64) * WORDS, thread_words + n_odd_away.to(tl.int64) * WORDS
-    totals = tl.zeros([4, 8, WARPS, 2], tl.float32)
-    totals_away = tl.zeros([4, 8, WARPS, 2], tl.float32)
+    pair = tl.arange(0, 2)[None, None, None, :]
+    thread_words = word_ptr + (t * 8 + tl.arange(0, 8)[None, None, None, :])
+    outputs, places, words, totals = (), (), (), ()
+    for side in tl.static_range(SIDES):
+        n = tl.program_id(0) * BLOCK_N + 2 * g
+        n_even, n_odd, n = n, n + 1, n + pair
+        if side == 1:
+            n_even, n_odd, n = n_even + AWAY, n_odd + AWAY, n + AWAY
+        if N % BLOCK_N:
+            # Outputs beyond the end repeat the last one, and are not stored.
+            n_even, n_odd, n = tl.minimum(n_even, N_SCALES - 1), tl.minimum(n_odd, N_SCALES - 1), tl.minimum(n, N_SCALES - 1)
+        outputs = outputs + (n,)
+        places = places + ((thread_words + n_even.to(tl.int64) * WORDS, thread_words + n_odd.to(tl.int64) * WORDS),)
+        words = words + (_side_words(places[side], 2 * warp, RUN, NUM_RUNS, 2 * WARPS <= NUM_RUNS),)
+        totals = totals + (tl.zeros([4, 8, WARPS, 2], tl.float32),)
     squares = tl.zeros([4, 8, WARPS, 4], tl.float32)
-    for step in tl.range(0, STEPS):
-        tile = (step * WARPS + warp) * TILES
-        words = step * (WARPS * TILES * PLANE)
-        even = _tile_words(even_places + words, tile, TILES, ATOMS, NUM_TILES, PLANE, FULL)
-        odd = _tile_words(odd_places + words, tile, TILES, ATOMS, NUM_TILES, PLANE, FULL)
-        if PAIR:
-            other_even = _tile_words(even_away + words, tile, TILES, ATOMS, NUM_TILES, PLANE, FULL)
-            other_odd = _tile_words(odd_away + words, tile, TILES, ATOMS, NUM_TILES, PLANE, FULL)
-        if LOADS_FIRST:
-            tl.debug_barrier()
-        xs = ()
-        sums = tl.zeros([4, 8, WARPS, 8], tl.float32)
-        for atom in tl.static_range(ATOMS):
-            # The part of column g, of the tile that is its own.
-            k = ((tile + g // 4) * 4 + g % 4) * PLANE + atom * 32 + t * 8
-            mask = k < K
-            if TILES == 1:
-                mask = mask & (g < 4)
-            raw = tl.load(x_ptr + (k + inner), mask=mask, other=0.0)
-            x = raw
-            if norm_ptr is not None:
-                x = scaled_by_norm(raw, tl.load(norm_ptr + (k + inner), mask=mask, other=0.0), PLAIN)
-            sums = column_sums(raw, x, sums, norm_ptr is not None, PLAIN)
-            xs = xs + (x,)
+    # Unrolled, so that words of the next step come into registers of their own.
+    for step in tl.static_range(STEPS):
+        run = 2 * (step * WARPS + warp)
+        _fence(PLAIN)
+        xs, sums = _columns_of_x(x_ptr, norm_ptr, run, K, PLANE, RUN, PLAIN)
         step_squares, x_sums = tl.split(tl.permute(tl.reshape(sums, (4, 8, WARPS, 2, 4)), (0, 1, 2, 4, 3)))
         squares += step_squares
         x_even, x_odd = tl.split(tl.reshape(x_sums, (4, 8, WARPS, 2, 2)))
         # Of a thread's columns 2 t and 2 t + 1.
-        column_tile = tile + (t // 2 if TILES == 2 else 0)
-        first = (column_tile * 4 + t % 2 * 2) * PLANE
+        first = _first_input(run + t // 2, t % 2 * 2, PLANE, RUN)
         even_group, odd_group = tl.minimum(first, K - 1) // GROUP, tl.minimum(first + PLANE, K - 1) // GROUP
-        even_sums, odd_sums = _tile_sums(even, odd, xs, t, TILES, ATOMS, DTYPE, PLAIN)
-        totals += _restored_sums(even_sums, x_even, even_group, n, N_SCALES, scale_ptr, zero_ptr, OFFSET, EVEN_UNIT)
-        totals += _restored_sums(odd_sums, x_odd, odd_group, n, N_SCALES, scale_ptr, zero_ptr, OFFSET, ODD_UNIT)
-        if PAIR:
-            even_sums, odd_sums = _tile_sums(other_even, other_odd, xs, t, TILES, ATOMS, DTYPE, PLAIN)
-            totals_away += _restored_sums(even_sums, x_even, even_group, n_away, N_SCALES, scale_ptr, zero_ptr, OFFSET, EVEN_UNIT)  # fmt: skip
-            totals_away += _restored_sums(odd_sums, x_odd, odd_group, n_away, N_SCALES, scale_ptr, zero_ptr, OFFSET, ODD_UNIT)  # fmt: skip
-    y, away = _over_inputs(totals), _over_inputs(totals_away)
+        following, added = (), ()
+        for side in tl.static_range(SIDES):
+            even, odd, loaded = _side_products(words[side], xs, places[side], run + 2 * WARPS, RUN, NUM_RUNS, (step + 2) * 2 * WARPS <= NUM_RUNS, step + 1 < STEPS, DTYPE, PLAIN)  # fmt: skip
+            following = following + (loaded,)
+            total = totals[side] + _restored_sums(even, x_even, even_group, outputs[side], N_SCALES, scale_ptr, zero_ptr, OFFSET, EVEN_UNIT)  # fmt: skip
+            total += _restored_sums(odd, x_odd, odd_group, outputs[side], N_SCALES, scale_ptr, zero_ptr, OFFSET, ODD_UNIT)  # fmt: skip
+            added = added + (total,)
+        words, totals = following, added
+    # All sums over warps at once.
+    total = tl.join(totals[0], totals[1]) if SIDES == 2 else totals[0]
     if norm_ptr is not None:
-        rstd = tl.rsqrt(_sum_of_squares(squares) / K + eps)
-        y, away = y * rstd, away * rstd
+        own = _own_squares(squares)
+        total = tl.join(total, tl.join(own, own) if SIDES == 2 else own)
+        total, columns = tl.split(_over_inputs(total))
+        total *= tl.rsqrt(tl.sum(columns, 0) / K + eps)[None]
+    else:
+        total = _over_inputs(total)
     n_out = tl.program_id(0) * BLOCK_N + 2 * tl.arange(0, 8)[:, None] + tl.arange(0, 2)[None, :]
-    finish(y, away, 0, n_out, bias_ptr, out_ptr, 1, N, GATED, ADD)
-    if PAIR and not GATED:
-        finish(away, away, 0, n_out + AWAY, bias_ptr, out_ptr, 1, N, GATED, ADD)
+    if SIDES == 2:
+        y, away = tl.split(total)
+        finish(y, away, 0, n_out, bias_ptr, out_ptr, 1, N, GATED, ADD)
+        if not GATED:
+            finish(away, away, 0, n_out + AWAY, bias_ptr, out_ptr, 1, N, GATED, ADD)
+    else:
+        finish(total, total, 0, n_out, bias_ptr, out_ptr, 1, N, GATED, ADD)
 
 
 def takes_nibble_row(weight: QuantizedWeight) -> bool:
@@ -250,17 +283,17 @@ def multiply_nibble_row(
         norm_weight = _aligned(norm_weight)
     layout = layout_of(weight, x.dtype)
     constants = {name: layout[name] for name in ("K", "WORDS", "GROUP", "PLANE", "PLAIN")}
-    num_tiles = layout["WORDS"] // layout["PLANE"]
-    warps = min(tile.num_warps, triton.next_power_of_2(triton.cdiv(num_tiles, tile.tiles)))
+    run = min(tile.run, layout["PLANE"] // 32)
+    warps = min(tile.num_warps, triton.next_power_of_2(triton.cdiv(layout["WORDS"], 64 * run)))
     block_n = 16 if gated else tile.block_n
     _nibble_row_kernel[(triton.cdiv(num_outputs, block_n),)](
         _aligned(x.contiguous()), norm_weight, *bits_of(weight), bias, out, eps,
-        N=num_outputs, **constants, BLOCK_N=block_n, WARPS=warps, TILES=tile.tiles, LOADS_FIRST=tile.loads_first, GATED=gated, ADD=add,
-        num_warps=warps,
+        N=num_outputs, **constants, BLOCK_N=block_n, WARPS=warps, RUN=run, GATED=gated, ADD=add,
+        num_warps=warps, maxnreg=tile.max_registers,
     )  # fmt: skip
 
 
 def nibble_row_variants(gated: bool) -> list[NibbleRowTile]:
     """Tiles that are worth timing for one row."""
     outputs = (16,) if gated else (16, 32)
-    return [NibbleRowTile(*sizes) for sizes in itertools.product(outputs, (2, 4, 8, 16), (1, 2), (False, True))]
+    return [NibbleRowTile(*sizes) for sizes in itertools.product(outputs, (2, 4, 8, 16), (1, 2, 4))]

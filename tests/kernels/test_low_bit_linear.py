@@ -165,8 +165,8 @@ def test_kernels_agree_with_fp64(kind: QuantKind, outputs: int, inputs: int, gro
         product = Product(kind, 1, 2 * outputs, inputs, group, dtype, "cpu")
         if takes_row(product.weight):
             is_int4 = kind is QuantKind.INT4
-            check_row(product, NibbleRowTile(32, 2, 1, True) if is_int4 else RowTile(4, 2, True))
-            check_gated(product, NibbleRowTile(16, 4, 2, False) if is_int4 else RowTile(2, 4, True))
+            check_row(product, NibbleRowTile(32, 2, 1) if is_int4 else RowTile(4, 2, True))
+            check_gated(product, NibbleRowTile(16, 1, 2) if is_int4 else RowTile(2, 4, True))
         check_gated(Product(kind, 2, 2 * outputs, inputs, group, dtype, "cpu"), SMALL_TILES[0])
 
 
