@@ -20,7 +20,13 @@ def counted(kernels: list[dict[str, Any]]) -> dict[str, int]:
 def test_all_kernels_fit_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "low_bits", arch)
     # Three kinds, three products: 1 and 12 rows, 64 and 200 rows, and restoring; and restoring to fp32.
-    expected = {"_row_kernel": 6, "_nibble_row_kernel": 3, "_small_kernel": 9, "_wide_kernel": 18, "_restore_kernel": 12}
+    expected = {
+        "_row_kernel": 6,
+        "_nibble_row_kernel": 3,
+        "_small_kernel": 9,
+        "_wide_kernel": 18,
+        "_restore_kernel": 12,
+    }
     if arch == 90:
         # Warp groups multiply where outputs and inputs are whole tiles.
         expected |= {"_warpgroup_kernel": 12, "_wide_kernel": 6}
