@@ -33,7 +33,9 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
     assert counted(kernels) == expected
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
     # Few rows wait for memory, and registers spilled inside a loop cost bandwidth; the tile of 16 rows that is fastest on sm_90 spills ten there, and more before.
-    assert not any(kernel["stack_bytes"] for kernel in kernels if "row_kernel" in kernel["name"])
+    assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] == "_row_kernel")
+    # Without a loop, so that a few registers are spilled but once.
+    assert all(kernel["stack_bytes"] <= 32 for kernel in kernels if kernel["name"] == "_nibble_row_kernel")
     assert all(
         kernel["stack_bytes"] <= (64 if arch == 90 else 256) for kernel in kernels if kernel["name"] == "_small_kernel"
     )
