@@ -1,6 +1,6 @@
 """Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
 
-    python -m tests.support.compiled_kernels attention|small_linear|low_bits|head|arranged|rounded|blocks 90
+    python -m tests.support.compiled_kernels attention|small_linear|low_bits|nibble_rows|head|arranged|rounded|blocks 90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
@@ -35,6 +35,7 @@ from headrace_kernels import (
     int8_activations,
     low_bit_kernels,
     low_bit_linear,
+    low_bit_nibble_row_kernels,
     low_bit_row_kernels,
     low_bit_wide_kernels,
     rms_norm,
@@ -97,7 +98,16 @@ def resources(kernel: Any) -> dict[str, Any]:
         "shared_limit": _SHARED_BYTES[kernel.metadata.target.arch],
         "warpgroup_products": kernel.asm["ttgir"].count("warp_group_dot "),
         "waits_for_products": code.count("WARPGROUP.DEPBAR"),
+        "num_warps": kernel.metadata.num_warps,
+        "warp_product_layouts": _warp_product_layouts(kernel.asm["ttgir"]),
     }
+
+
+def _warp_product_layouts(code: str) -> list[str]:
+    """Of all tensors that assembly with products of a warp takes or gives: which thread holds what."""
+    layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<{(.*)}>", code, re.MULTILINE))
+    lines = [line for line in code.splitlines() if "elementwise_inline_asm" in line and "mma.sync" in line]
+    return sorted({layouts[name] for line in lines for name in re.findall(r"tensor<[^#>]*, (#\w+)>", line)})
 
 
 def _output(command: list[str]) -> str:
@@ -256,6 +266,22 @@ def compile_low_bits(arch: int) -> list[Any]:
     return compiled
 
 
+def compile_nibble_rows(arch: int) -> list[Any]:
+    """One row times INT4: groups of every size, and sizes that no tile divides; odd numbers of outputs, so that scales and zero points do not begin at even places."""
+    sizes = [(4096, 2048, 128), (1001, 768, 64), (17, 352, 32), (1, 8, 8)]
+    tiles = [low_bit_nibble_row_kernels.NibbleRowTile(*cut) for cut in ((16, 4, 4), (32, 2, 2, 168), (16, 8, 1))]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
+        compiled = stack.enter_context(compiling_for(arch))
+        for (outputs, inputs, group), dtype in zip(sizes, (torch.bfloat16, torch.float16) * 2, strict=True):
+            weight = allocate(QuantKind.INT4, 2 * outputs, inputs, group, dtype, torch.device("cpu"))
+            for tile, gated in zip(tiles, (False, False, True), strict=True):
+                x, out = torch.empty(1, inputs, dtype=dtype), torch.empty(1, 2 * outputs // (1 + gated), dtype=dtype)
+                norm = (torch.empty(inputs, dtype=dtype), 1e-5) if outputs % 2 else None
+                low_bit_nibble_row_kernels.multiply_nibble_row(x, weight, None, out, tile, norm, gated)
+    return compiled
+
+
 def compile_head(arch: int) -> list[Any]:
     """An 8B Llama's output layer in 8 bits, by whatever way the rules choose for a number of rows, with results in fp32."""
     with contextlib.ExitStack() as stack:
@@ -353,6 +379,7 @@ _ROOMS = {
     "attention": compile_attention,
     "small_linear": compile_small_linear,
     "low_bits": compile_low_bits,
+    "nibble_rows": compile_nibble_rows,
     "head": compile_head,
     "arranged": compile_arranged,
     "rounded": compile_rounded,
