@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.support.mixed_load import Answer, asked
+from tests.support.mixed_load import Answer, traced_as
 from tests.support.processes import wait_until
 from tests.support.running_server import running_server
 
@@ -91,7 +91,7 @@ def generate(client: headrace.Client, token_ids: list[int], max_tokens: int, beg
     for number, _ in enumerate(stream):
         if number == BEGUN:
             begun.release()
-    return Answer(**asked("generate", context), request_id=stream.result().request_id)
+    return Answer(**traced_as("generate", context), request_id=stream.result().request_id)
 
 
 @pytest.fixture(scope="module")
