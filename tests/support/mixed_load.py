@@ -83,7 +83,9 @@ def _whole(kind: str, traceparent: str, completion: Any) -> list[Answer]:
     tokens = tuple(len(output.token_ids) for output in completion.outputs)
     assert sum(tokens) == completion.usage.output_tokens
     return [
-        Answer(**traced_as(kind, traceparent), tokens=tokens, ledger=completion.ledger, request_id=completion.request_id)
+        Answer(
+            **traced_as(kind, traceparent), tokens=tokens, ledger=completion.ledger, request_id=completion.request_id
+        )
     ]
 
 
