@@ -11,7 +11,6 @@ import asyncio
 import collections
 import itertools
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import structlog
@@ -73,9 +72,10 @@ class EngineClient:
         if time.monotonic_ns() - self.last_heard_ns > self._state.stale_after_ns:
             raise errors.unavailable("the engine makes no progress")
 
-    def open_streams(self) -> Iterable[GenerationStream]:
-        """Returns the streams that still expect something of the engine."""
-        return self.streams.values()
+    def open_streams(self) -> list[GenerationStream]:
+        """Returns the streams that still expect something of the engine for a reader."""
+        endings = self._endings
+        return [stream for stream in self.streams.values() if endings is None or not endings.keeps(stream)]
 
     def new_handle(self) -> int:
         """Returns a handle that no open subscription has."""
@@ -156,6 +156,11 @@ class EngineClient:
                 self.leave(stream)
         elif self._endings is not None:
             self._endings.ended(stream)
+
+    async def all_told(self) -> None:
+        """Returns when telemetry has been told of all generations whose readers left, in bounded time."""
+        if self._endings is not None:
+            await self._endings.all_told()
 
     def abort(self, request_id: str, tenant: str, cause: engine_pb2.AbortCause) -> None:
         """Ends a request without waiting for the answer."""

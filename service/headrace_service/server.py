@@ -112,6 +112,8 @@ class Service:
         await self._server.stop(_STOP_S)
         if self._probe_server is not None:
             await self._probe_server.stop(_STOP_S)
+        # What was cut off just now: the engine says how it ended while there is a connection.
+        await asyncio.gather(*(model.engine.all_told() for model in self._core.models))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -3,6 +3,7 @@
 Owns the rule "one server per address", which the kernel does not keep: services share a port by SO_REUSEPORT, so a second server would get a part of
 the calls, and on a Unix socket it would take the path away. Three guards: a lock that dies with its holder, a probe that finds
 listeners of any program, and on TCP a bound socket that never listens and so keeps the port while services restart.
+Addresses that one process alone will listen on are looked at and not held (`check_free`).
 The lock is an abstract socket name, so that it leaves no file behind, however its holder ends.
 """
 
@@ -33,6 +34,20 @@ def claimed(addresses: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """
     with contextlib.ExitStack() as stack:
         yield tuple(stack.enter_context(_claimed_one(address)) for address in addresses)
+
+
+def check_free(address: str) -> None:
+    """Looks whether HOST:PORT could be listened on now, for a process that comes later; holds nothing. Port 0 is always free.
+
+    Raises:
+        AddressError: the host is not known or not this machine's, or the port is taken.
+    """
+    host, port = _split(address)
+    for family, sockaddr in _all_resolved(address, host, port):
+        try:
+            _bound(family, sockaddr, socket.SO_REUSEADDR).close()
+        except OSError as error:
+            raise AddressError(f"{address}: {error.strerror}") from None
 
 
 def _claimed_one(address: str) -> contextlib.AbstractContextManager[str]:
@@ -119,11 +134,15 @@ def _joined(host: str, port: int) -> str:
 
 
 def _resolved(address: str, host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    return _all_resolved(address, host, port)[0]
+
+
+def _all_resolved(address: str, host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
     try:
-        family, _, _, _, sockaddr = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise AddressError(f"{address}: {error.strerror}") from None
-    return family, (str(sockaddr[0]), int(sockaddr[1]))
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise AddressError(f"{address}: {getattr(error, 'strerror', None) or error}") from None
+    return [(family, (str(sockaddr[0]), int(sockaddr[1]))) for family, _, _, _, sockaddr in found]
 
 
 def _reason(address: str, error: OSError) -> str:

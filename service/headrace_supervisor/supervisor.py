@@ -20,7 +20,7 @@ import pydantic
 
 from headrace_supervisor import config as configs
 from headrace_supervisor import memory_sums
-from headrace_supervisor.address import AddressError, claimed
+from headrace_supervisor.address import AddressError, check_free, claimed
 from headrace_supervisor.backend_table import BackendTable, Probe, initial_names
 from headrace_supervisor.config import ServerConfig
 from headrace_supervisor.control_server import ControlServer
@@ -68,6 +68,7 @@ def serve(config: ServerConfig) -> int:
             claimed(config.supervisor.listen) as addresses,
             runtime_folder(configs.runtime_base(config.supervisor)) as folder,
         ):
+            check_metrics_address(config)
             launches = ModelLaunches(config, folder)
             check_models(launches, names)
             control = f"unix:{folder / CONTROL_SOCKET}"
@@ -89,6 +90,16 @@ def serve(config: ServerConfig) -> int:
             return asyncio.run(supervisor.run())
     except (AddressError, RuntimeFolderError) as error:
         raise StartRefused(str(error)) from None
+
+
+def check_metrics_address(config: ServerConfig) -> None:
+    """Checks that telemetry, which starts last, will be able to listen. Raises AddressError."""
+    if config.telemetry is None or not config.telemetry.metrics_listen:
+        return
+    try:
+        check_free(config.telemetry.metrics_listen)
+    except AddressError as error:
+        raise AddressError(f"metrics_listen: {error}") from None
 
 
 def check_models(launches: Launches, names: Sequence[str]) -> None:

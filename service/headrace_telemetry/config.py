@@ -5,6 +5,7 @@ Owns the fields with their units, ranges and defaults, and what makes a setting 
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import pathlib
@@ -21,6 +22,10 @@ MAX_ATTRIBUTE_BYTES: Final = 1024
 _LONGEST_BUCKET_S: Final = 86_400.0
 _MAX_HEADERS_BYTES: Final = 64 << 10
 _OTLP_PORT: Final = 4317
+# Of names in DNS.
+_LONGEST_HOST: Final = 253
+_HOST_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+_ONLY_NUMBERS = re.compile(r"[0-9.]+")
 _HEADER_NAME = re.compile(r"[a-z0-9_.-]+")
 _ATTRIBUTE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 # What a resource says of itself; facts bring it.
@@ -286,8 +291,22 @@ def _endpoint(text: str) -> Endpoint:
         raise ValueError("must be http://HOST:PORT or https://HOST:PORT and nothing more; keys go to otlp_headers_file")
     if port == 0:
         raise ValueError("port must be 1 to 65535")
+    _check_host(url.hostname)
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     return Endpoint(f"{host}:{port or _OTLP_PORT}", url.scheme == "https")
+
+
+def _check_host(host: str) -> None:
+    """Raises ValueError for what can be neither an IP address nor a name in DNS. Whether there is such a host is not asked: it may come later."""
+    if ":" in host or _ONLY_NUMBERS.fullmatch(host):
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            raise ValueError("its host is no IP address") from None
+    elif len(host) > _LONGEST_HOST or not all(_HOST_LABEL.fullmatch(label) for label in host.rstrip(".").split(".")):
+        raise ValueError(
+            f"its host must be at most {_LONGEST_HOST} characters: parts of 1 to 63 letters, digits, '-' and '_', none at an end '-', joined by '.'"
+        )
 
 
 def _header(line: str, where: str) -> tuple[str, str]:

@@ -153,7 +153,7 @@ def _steps(axes: Any, trace: Trace) -> None:
         others.append((begin, end, mine / most, step.prefill_tokens / most))
     _boxes(axes, under, "#0072b2", f"decodes (at most {decodes:,})")
     _boxes(axes, own, "#8a5700", "own prefill tokens")
-    _boxes(axes, others, "#d98a00", f"prefill tokens of others (at most {most:,})")
+    _boxes(axes, others, "#d98a00", f"others' prefill tokens (both: at most {most:,})")
     axes.axhline(0, color="#5c6670", linewidth=0.6)
     axes.set_ylim(-0.65, 1.05)
     axes.set_yticks([])

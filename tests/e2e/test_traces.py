@@ -118,6 +118,8 @@ def test_a_sampled_generation_is_found_with_a_span_per_token(traced: Traced) -> 
     for span in own:
         assert span.start_time_unix_nano <= span.end_time_unix_nano
         assert span is server_span or span.parent_span_id in by_id
+    (added,) = [line for line in traced.server.lines if "request added" in line and request_id in line]
+    assert TRACE_ID in added, "the backend's log leads from the request to its trace"
 
 
 def test_a_generation_whose_reader_left_is_traced_to_its_end(traced: Traced) -> None:

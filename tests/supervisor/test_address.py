@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import socket
 import stat
 
 import pytest
 
-from headrace_supervisor.address import AddressError, claimed
+from headrace_supervisor.address import AddressError, check_free, claimed
 
 
 def listening(port: int) -> socket.socket:
@@ -54,6 +55,23 @@ def test_another_programs_listener_is_found_even_if_it_shares() -> None:
             pass
         with pytest.raises(AddressError, match="in use"), claimed((f"0.0.0.0:{port}",)):
             pass
+
+
+def test_an_address_for_later_is_looked_at_and_not_held() -> None:
+    with listening(0) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(AddressError, match=f"{taken}: .*in use"):
+            check_free(taken)
+    check_free(taken)
+    check_free(taken)
+    check_free("127.0.0.1:0")
+    check_free("localhost:0")
+
+
+@pytest.mark.parametrize("address", ["no such host:9464", "192.0.2.1:9464", "127.0.0.1:70000", f"{'a' * 64}.x:9464"])
+def test_an_address_for_later_that_is_nobodys_is_refused_by_name(address: str) -> None:
+    with pytest.raises(AddressError, match=re.escape(address)):
+        check_free(address)
 
 
 def test_if_one_address_is_taken_none_is_held() -> None:

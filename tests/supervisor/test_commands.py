@@ -76,7 +76,7 @@ def test_a_missing_model_folder_is_refused_in_one_line_and_soon() -> None:
 
 def test_a_model_folder_without_weights_names_the_file(tmp_path: pathlib.Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert "config.json" in refusal(headrace("serve", "--model", str(tmp_path)))
+    assert "config.json" in refusal(headrace("serve", "--model", str(tmp_path), "--listen", "127.0.0.1:0"))
 
 
 def test_a_taken_port_is_refused_soon_and_named(tmp_path: pathlib.Path, llama_folder: pathlib.Path) -> None:
@@ -87,6 +87,13 @@ def test_a_taken_port_is_refused_soon_and_named(tmp_path: pathlib.Path, llama_fo
         assert address in refusal(result)
         # Below 2 s on a quiet machine.
         assert time.monotonic() - began < 30.0
+
+
+def test_a_taken_port_of_the_metrics_is_refused_before_anything_starts(llama_folder: pathlib.Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        options = ("--load", "dummy", "--listen", "127.0.0.1:0", "--metrics-listen", address)
+        assert f"metrics_listen: {address}: " in refusal(headrace("serve", "--model", str(llama_folder), *options))
 
 
 @pytest.fixture

@@ -74,7 +74,8 @@ def mixed_load(address: str, *, rounds: int = 4, seed: int = 1, threads: int = 1
     return [answer for answers in found for answer in answers]
 
 
-def _asked(kind: str, traceparent: str) -> dict[str, str]:
+def traced_as(kind: str, traceparent: str) -> dict[str, str]:
+    """What an Answer has from its context."""
     return {"kind": kind, "trace_id": trace_id_of(traceparent), "span_id": traceparent.split("-")[2]}
 
 
@@ -82,7 +83,9 @@ def _whole(kind: str, traceparent: str, completion: Any) -> list[Answer]:
     tokens = tuple(len(output.token_ids) for output in completion.outputs)
     assert sum(tokens) == completion.usage.output_tokens
     return [
-        Answer(**_asked(kind, traceparent), tokens=tokens, ledger=completion.ledger, request_id=completion.request_id)
+        Answer(
+            **traced_as(kind, traceparent), tokens=tokens, ledger=completion.ledger, request_id=completion.request_id
+        )
     ]
 
 
@@ -116,7 +119,7 @@ def _submit(client: headrace.Client, text: str, max_tokens: int) -> list[Answer]
     assert client.subscribe(submitted, timeout=_TIMEOUT_S).result().token_ids == first.token_ids
     tokens = tuple(len(output.token_ids) for output in first.outputs)
     # Its ledger is the subscription's, whose time began later than the generation's.
-    return [Answer(**_asked("submit", context), tokens=tokens, request_id=first.request_id)]
+    return [Answer(**traced_as("submit", context), tokens=tokens, request_id=first.request_id)]
 
 
 def _leave(client: headrace.Client, text: str) -> list[Answer]:
@@ -129,7 +132,7 @@ def _leave(client: headrace.Client, text: str) -> list[Answer]:
         if seen == 3:
             break
     stream.close()
-    return [Answer(**_asked("leave", context))]
+    return [Answer(**traced_as("leave", context))]
 
 
 def _session(client: headrace.Client, texts: list[str]) -> list[Answer]:
@@ -163,4 +166,4 @@ def _triton(address: str, text: str, max_tokens: int) -> list[Answer]:
     assert not came.empty()
     while not came.empty():
         assert (error := came.get()) is None, error
-    return [Answer(**_asked("triton", context), tokens=(max_tokens,))]
+    return [Answer(**traced_as("triton", context), tokens=(max_tokens,))]

@@ -34,6 +34,13 @@ def made(**settings: Any) -> TelemetryConfig:
         ({"otlp_endpoint": "http://collector:4318/v1/traces"}, "nothing more"),
         ({"otlp_endpoint": "https://user:secret@collector"}, "otlp_headers_file"),
         ({"otlp_endpoint": "http://[::1"}, "must be http://HOST:PORT"),
+        ({"otlp_endpoint": "http://col lector:4317"}, "its host must be"),
+        ({"otlp_endpoint": "http://-collector:4317"}, "its host must be"),
+        ({"otlp_endpoint": "http://col..lector:4317"}, "its host must be"),
+        ({"otlp_endpoint": f"http://{'a' * 64}:4317"}, "parts of 1 to 63"),
+        ({"otlp_endpoint": f"http://{'a.' * 127}:4317"}, "at most 253"),
+        ({"otlp_endpoint": "http://127.0.0.256:4317"}, "no IP address"),
+        ({"otlp_endpoint": "http://[fe80::g]:4317"}, "no IP address|must be http"),
         ({"otlp_headers_file": "h"}, "needs otlp_endpoint"),
         ({"otlp_endpoint": "http://c", "otlp_tls_ca": "ca"}, "only https://"),
         ({"otlp_queue": "1MiB"}, "greater than or equal to"),
@@ -74,6 +81,8 @@ def test_what_is_absurd_is_refused(settings: dict[str, Any], reason: str) -> Non
         ("http://collector:4317", "collector:4317", False),
         ("https://collector.example", "collector.example:4317", True),
         ("http://[::1]:55680/", "[::1]:55680", False),
+        ("http://10.0.0.7", "10.0.0.7:4317", False),
+        ("http://otel_collector-1.Example.org.:4317", "otel_collector-1.example.org.:4317", False),
     ],
 )
 def test_endpoints(text: str, target: str, secure: bool) -> None:

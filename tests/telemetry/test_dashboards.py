@@ -265,7 +265,8 @@ async def _prometheus(folder: pathlib.Path, target_port: int) -> AsyncIterator[s
 
 
 def _address(log: str) -> str | None:
-    found = re.search(r"[Ll]istening on\"? address=\"?(127\.0\.0\.1:\d+)", log)
+    # Version 2 and version 3.
+    found = re.search(r"[Ll]istening on\"?(?: component=web)? address=\"?(127\.0\.0\.1:\d+)", log)
     return f"http://{found.group(1)}" if found else None
 
 

@@ -62,7 +62,8 @@ def answer(address: str) -> str:
 
 def token_spans(file: pathlib.Path, trace_id: str) -> list[dict[str, Any]]:
     """Token spans of a trace in a file of OTLP JSON lines, in the order of their tokens."""
-    lines = file.read_text().splitlines() if file.exists() else []
+    # The last line may be on its way still.
+    lines = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
     spans = [
         span
         for line in lines

@@ -295,8 +295,9 @@ class EngineService:
             prompt_tokens=outcome.prompt_tokens,
         )
         stream.send(engine_pb2.FromEngine(added=added))
+        traced = {"trace_id": request.span.trace_id} if request.span is not None else {}
         self._log.debug(
-            "request added", request_id=outcome.request_id, existing=outcome.existing, stream=stream.stream_id
+            "request added", request_id=outcome.request_id, existing=outcome.existing, stream=stream.stream_id, **traced
         )
 
     def _abort(self, stream: ServiceStream, abort: engine_pb2.AbortRequest) -> None:

@@ -35,6 +35,16 @@ class Endings:
         self._tracer = tracer
         self._leave = leave
         self._kept: dict[GenerationStream, asyncio.TimerHandle] = {}
+        self._none_kept = asyncio.Event()
+        self._none_kept.set()
+
+    def keeps(self, stream: GenerationStream) -> bool:
+        """Whether a stream has no reader any more, and is here to hear how it ended."""
+        return stream in self._kept
+
+    async def all_told(self) -> None:
+        """Returns when no generation is kept any more, after the time that one may be kept at the latest."""
+        await self._none_kept.wait()
 
     def ended(self, stream: GenerationStream) -> None:
         """Tells of a generation that expects nothing more of the engine."""
@@ -53,6 +63,7 @@ class Endings:
         # The caller's failure is not the subscription's.
         stream.trace.failure, stream.failure = stream.failure, None
         self._kept[stream] = asyncio.get_running_loop().call_later(_KEEP_S, self._give_up, stream)
+        self._none_kept.clear()
         stream.listener = self._look
         if stream.trace.call is not None:
             stream.trace.call.generation_kept()
@@ -71,6 +82,8 @@ class Endings:
 
     def _forget(self, stream: GenerationStream, trace: GenerationTrace | None) -> None:
         del self._kept[stream]
+        if not self._kept:
+            self._none_kept.set()
         stream.listener = None
         if trace is not None and trace.call is not None:
             trace.call.generation_told()

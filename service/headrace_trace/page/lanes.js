@@ -340,7 +340,7 @@ function legend() {
   };
   const seen = new Set(T.kind);
   for (const kind of Object.keys(KIND_WORDS)) if (seen.has(kind)) add(KIND_WORDS[kind], 'kind-' + kind);
-  add('in steps: prefill of others hatched, its own', 'kind-own_prefill');
+  add('in steps: its own prefill (that of others is hatched)', 'kind-own_prefill');
   add('pale: steps that it was not in');
   if (everyone.length > ROWS) add(count(everyone.length) + ' other requests shared its steps; the rows show up to ' + ROWS + ' of those in sight');
 }

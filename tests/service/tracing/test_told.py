@@ -274,6 +274,23 @@ async def test_a_deadline_is_told_once_with_the_engines_trace(told: Told) -> Non
     assert generation.error_type == "DEADLINE_EXCEEDED" and ended.status == "DEADLINE_EXCEEDED"
 
 
+async def test_a_service_that_ends_waits_for_what_the_engine_says_of_readers_who_left(told: Told) -> None:
+    told.engine.silent_aborts = True
+    told.engine.running.clear()
+    call = generate(told)
+    await call.read()
+    call.cancel()
+    await told.running.until(lambda: told.engine.aborts)
+    stopping = asyncio.create_task(told.running.service.stop(0))
+    # No call is open, so there is nothing else to wait for.
+    await asyncio.sleep(0.3)
+    assert not stopping.done()
+    told.engine.expire(told.engine.aborts[0].request_id)
+    await stopping
+    (generation,) = await told.telemetry.until(Generation)
+    assert generation.trace is not None
+
+
 async def test_an_engine_that_never_says_how_it_ended_is_not_waited_for(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
