@@ -19,6 +19,7 @@ from benchmarks import rank_processes
 from tests.worker.driver import BLOCK_SIZE, Entry, admission, step
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.rendezvous import Seat
@@ -82,15 +83,15 @@ def plans(vocab_size: int) -> Iterator[StepPlan]:
         yield step([entry(0, 1), entry(1, 1)])
 
 
-def runner_of(case: Case, folder: ModelFolder, device: torch.device, shard: Shard) -> tuple[torch.nn.Module, Runner]:
+def runner_of(case: Case, folder: ModelFolder, device: torch.device, shard: Shard) -> tuple[CausalLM, Runner]:
     """The model and what computes its steps, on a card with graphs."""
     on_card = device.type == "cuda"
     settings = {"model": folder.path, "device": str(device), "kv_dtype": case.kv_dtype, "max_num_seqs": 4}
     settings |= {"max_num_batched_tokens": 256, "graph_sizes": "1,2,4" if on_card else "off"}
     config, dtype = EngineConfig.model_validate(settings), torch.bfloat16 if on_card else torch.float32
     schemes = Schemes.named(case.quantize, case.group, case.head)
-    about = (folder, folder.config, dtype, device, "folder", 0, _ignore, MAX_MODEL_LEN)
-    model = load_model(*about, schemes.layers, shard, schemes.head)
+    bits = {"scheme": schemes.layers, "head": schemes.head}
+    model = load_model(folder, folder.config, dtype, device, "folder", 0, _ignore, MAX_MODEL_LEN, shard=shard, **bits)
     size = (_NUM_BLOCKS, 2, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
     caches = allocate_kv_caches(model.num_layers, size, kv_type(case.kv_dtype, dtype), device)
     runner = make_runner(model, config, MAX_MODEL_LEN, caches)
@@ -106,7 +107,7 @@ def forced(case: Case, folder: ModelFolder, device: torch.device, shard: Shard) 
     with torch.inference_mode():
         for plan in plans(folder.config.vocab_size):
             hidden = runner.forward(plan)
-            logits.append(model.logits(hidden).float().cpu())  # type: ignore[operator]
+            logits.append(model.logits(hidden).float().cpu())
             drawn = runner.sample(plan, hidden)
             assert drawn is not None
             tokens += drawn.tokens.tolist()
