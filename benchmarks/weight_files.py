@@ -107,7 +107,8 @@ def _e4m3(values: np.ndarray) -> bytes:
     """The bytes of float32 values rounded to e4m3fn; what is larger than its largest becomes that."""
     numbers = _e4m3_numbers()
     nearest = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, np.abs(values)).astype(np.uint8)
-    return (nearest | np.signbit(values).astype(np.uint8) << 7).tobytes()
+    patterns: bytes = (nearest | np.signbit(values).astype(np.uint8) << 7).tobytes()
+    return patterns
 
 
 @functools.cache
