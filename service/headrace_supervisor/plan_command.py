@@ -143,8 +143,9 @@ def _asked(question: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _rank_sizes(answer: dict[str, Any], config: dict[str, Any], quantize: str) -> RankSizes:
     names = ("token_bytes", "read_bytes", "multiplied", "kv_token_bytes", "kv_tokens", "max_num_seqs")
-    sizes = (answer[name] for name in names)
-    return RankSizes(answer["tp"], config["num_hidden_layers"], *sizes, products=PRODUCTS[quantize])
+    named: dict[str, Any] = {name: answer[name] for name in names}
+    products = PRODUCTS[quantize]
+    return RankSizes(tp=answer["tp"], num_layers=config["num_hidden_layers"], products=products, **named)
 
 
 def _shown(found: Prediction) -> dict[str, Any]:

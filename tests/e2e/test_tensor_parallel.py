@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import grpc
 import psutil
 import pytest
+import torch
 from tests.support.processes import wait_until
 from tests.support.rpc import CALL_TIMEOUT_S, connected, generate, greedy, idle_load
 from tests.support.running_server import RunningServer, refused, running_server
@@ -93,3 +94,13 @@ def test_ranks_that_do_not_divide_the_model_end_the_start() -> None:
     ended, _ = refused("--tp", "3")
     assert ended.returncode == 2
     assert "tp is 3, which does not divide num_attention_heads 8; tp 1, 2, 4, 8 work" in ended.stderr
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(not 2 <= torch.cuda.device_count() < 8, reason="needs two to seven CUDA GPUs")
+def test_more_ranks_than_cards_end_the_start() -> None:
+    ended, _ = refused("--tp", "8", "--device", "cuda")
+    assert ended.returncode == 2
+    found = torch.cuda.device_count()
+    works = "tp 1, 2, 4 work" if found >= 4 else "tp 1, 2 work"
+    assert f"tp is 8, one GPU for each rank from cuda:0 on, and torch sees {found}; {works}" in ended.stdout
