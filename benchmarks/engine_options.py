@@ -16,7 +16,7 @@ import pydantic
 
 from benchmarks.shapes import SHAPES, Shape, shape_of, write_model_folder
 from benchmarks.weight_files import FORMATS, write_weights
-from benchmarks.workloads import USERS_SECONDS, build
+from benchmarks.workloads import THINK_SECONDS, USERS_SECONDS, build
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 
 # Making the weights of a large model takes minutes on a slow host.
@@ -40,6 +40,8 @@ class Plan:
     repeats: int
     # How long users1000 goes on.
     seconds: float
+    # How long its users think on average; 0: as much shorter as the whole is.
+    think_s: float
     git: str
 
 
@@ -54,6 +56,12 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seconds", type=float, default=USERS_SECONDS, help="how long users1000 goes on; people think as much shorter"
+    )
+    parser.add_argument(
+        "--think-s",
+        type=float,
+        default=0.0,
+        help=f"how long they think instead, on average; {THINK_SECONDS:g} with fewer --seconds is the beginning of the whole",
     )
     parser.add_argument("--repeats", type=int, default=0, help="runs of each workload; 0: the benchmark's own number")
 
@@ -113,12 +121,14 @@ def plan_of(parser: argparse.ArgumentParser, options: argparse.Namespace, folder
             build(name, requests=1)
         if not 0 < options.seconds <= USERS_SECONDS:
             raise ValueError(f"--seconds must be above 0 and at most {USERS_SECONDS:g}, is {options.seconds:g}")
+        if not 0 <= options.think_s <= USERS_SECONDS:
+            raise ValueError(f"--think-s must be from 0 to {USERS_SECONDS:g}, is {options.think_s:g}")
     except ValueError as error:
         parser.error(str(error))
     settings = engine_settings(options, folder.resolve())
     config = checked_config(parser, settings)
     shape_name = options.model.name if options.model else options.shape
-    sizes = (options.seed, options.requests, options.repeats, options.seconds)
+    sizes = (options.seed, options.requests, options.repeats, options.seconds, options.think_s)
     return Plan(settings, config, shape_of(folder), shape_name, names, *sizes, options.git)
 
 

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from benchmarks.workloads import THINK_SECONDS, USERS_SECONDS, build
+from benchmarks.workloads import USERS_SECONDS, build
 from headrace_supervisor.capacity import GPUS, Demand, Gpu, Prediction, RankSizes, predict
 from headrace_supervisor.plan_command import engine_sizes
 
@@ -39,10 +39,11 @@ def demand_of(record: dict[str, Any]) -> Demand | None:
     """Whom an engine served; None for workloads that are none of the plan's."""
     if record["name"] not in ("single", "burst256", "mix1000", "users1000"):
         return None
-    workload = build(record["name"], record["seed"], seconds=record.get("seconds", USERS_SECONDS))
+    seconds, think_s = record.get("seconds", USERS_SECONDS), record.get("think_s", 0.0)
+    workload = build(record["name"], record["seed"], seconds=seconds, think_s=think_s)
     lengths = [round(statistics.mean(column)) for column in zip(*((len(p), o) for p, o in workload.trace), strict=True)]
     if workload.users:
-        return Demand(record["users"], *lengths, THINK_SECONDS * workload.users.seconds / USERS_SECONDS)
+        return Demand(record["users"], *lengths, workload.users.think_s)
     return Demand(min(workload.concurrency or len(workload.trace), _ROWS), *lengths, 0.0)
 
 

@@ -94,6 +94,16 @@ def test_users_think_and_ask_more_than_there_is_time_for() -> None:
     assert sorted(lengths)[len(lengths) // 2] == pytest.approx(365, rel=0.15)
 
 
+def test_a_shorter_time_of_users_who_think_as_long_is_the_beginning() -> None:
+    whole, begun = build("users1000", 3, requests=50), build("users1000", 3, requests=50, seconds=90.0, think_s=45.0)
+    assert begun.users is not None and whole.users is not None and begun.cut
+    assert (begun.users.seconds, begun.users.think_s, whole.users.think_s) == (90.0, 45.0, 45.0)
+    for own, first in zip(whole.users.turns, begun.users.turns, strict=True):
+        assert [turn.think_s for turn in own[: len(first)]] == [turn.think_s for turn in first]
+        assert [whole.trace[turn.index] for turn in own[: len(first)]] == [begun.trace[turn.index] for turn in first]
+        assert sum(turn.think_s for turn in first) > 90
+
+
 def test_an_unknown_workload_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="burst257.*single, burst256"):
         build("burst257")
