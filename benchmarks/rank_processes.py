@@ -97,8 +97,9 @@ def joined(seat: Seat, device: torch.device) -> Collectives | None:
 
 
 def device_of(kind: str, seat: Seat) -> torch.device:
-    """The rank's device: cards from the first one on, a CPU for all."""
-    return torch.device("cpu") if kind == "cpu" else torch.device("cuda", seat.rank)
+    """The rank's device. `cpu`: one for all; `cuda` or `cuda:INDEX`: cards from the first, or that one, on."""
+    device = torch.device(kind)
+    return device if device.type == "cpu" else torch.device("cuda", (device.index or 0) + seat.rank)
 
 
 def end_rank(body: Callable[[], None]) -> NoReturn:
