@@ -1,4 +1,4 @@
-"""Takes all memory of a card that is free, says so, and holds it until it is killed: `python -m tests.support.held_card INDEX`. By the driver alone, so that it is there at once."""
+"""Takes all memory of a card that is free, when it gets a line, says so, and holds it until it is killed: `python -m tests.support.held_card INDEX`. By the driver alone: nothing that would need memory of its own."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ def main(index: int) -> None:
     call("cuDeviceGet", ctypes.byref(device), index)
     call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     call("cuCtxSetCurrent", context)
+    print("ready", flush=True)
+    sys.stdin.readline()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     size, held = free.value, 0
