@@ -33,7 +33,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from headrace_facts import facts, step_records
+from headrace_facts import facts, step_records, token_steps
 
 ENGINE = "0123456789abcdef"
 OFFSET_NS = 1_700_000_000 * 10**9
@@ -106,7 +106,12 @@ def _generation(
         facts.PhaseSpan("decode", begin_ns + STEP_NS, end_ns),
     ]
     trace = facts.EngineTrace(
-        ENGINE, number, OFFSET_NS, phases, np.array([(ids[0], 0, 64)], "<u8").tobytes(), [ids.tobytes()]
+        ENGINE,
+        number,
+        OFFSET_NS,
+        phases,
+        np.array([(ids[0], 0, 64)], "<u8").tobytes(),
+        [token_steps.of_runs([(0, int(ids[0]))], len(ids))],
     )
     return facts.Generation(
         request_id=f"req-{number}",

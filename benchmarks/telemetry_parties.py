@@ -46,9 +46,12 @@ class Cores:
 
     @classmethod
     def dealt(cls) -> Cores:
-        """One core for the service, one for telemetry, the others for the others; shared where there are fewer than three."""
-        cores = sorted(os.sched_getaffinity(0))
-        return cls({cores[0]}, {cores[1 % len(cores)]}, set(cores[2:] or cores[-1:]))
+        """One core for the service, one for telemetry, the others for the others; shared where there are fewer than three. Of a core with two threads, one is used by the first two, and the other by nobody."""
+        own = sorted(os.sched_getaffinity(0))
+        cores = sorted({min(_threads_of_core(cpu) & set(own)) for cpu in own})
+        service, telemetry_core = cores[0], cores[1 % len(cores)]
+        others = set(own) - _threads_of_core(service) - _threads_of_core(telemetry_core)
+        return cls({service}, {telemetry_core}, others or {cores[-1]})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,6 +82,18 @@ class Server:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as reply:
             text = reply.read().decode()
         return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)", text, re.MULTILINE))
+
+
+def _threads_of_core(cpu: int) -> set[int]:
+    """The CPUs that share a core with this one, itself included; the machine may not say."""
+    file = pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    if not file.exists():
+        return {cpu}
+    threads: set[int] = set()
+    for part in file.read_text().strip().split(","):
+        first, _, last = part.partition("-")
+        threads.update(range(int(first), int(last or first) + 1))
+    return threads
 
 
 @contextlib.contextmanager

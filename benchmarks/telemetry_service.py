@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from headrace_facts import facts
+from headrace_facts import facts, token_steps
 from headrace_facts.facts import Detail
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import delivery, errors, event_wire
@@ -177,7 +177,8 @@ def _ended_stream(mode: str) -> GenerationStream:
     trace = b""
     if mode == "recorded":
         phases = [facts.PhaseSpan("queued", 1, 2), facts.PhaseSpan("prefill", 2, 3), facts.PhaseSpan("decode", 3, 4)]
-        trace = facts.encode_trace(facts.EngineTrace("00" * 8, 1, 0, phases, bytes(24), [bytes(8 * _OUTPUT_TOKENS)]))
+        steps = [token_steps.of_runs([(0, 1)], _OUTPUT_TOKENS)]
+        trace = facts.encode_trace(facts.EngineTrace("00" * 8, 1, 0, phases, bytes(24), steps))
     stream.done = engine_pb2.RequestDone(output_tokens=_OUTPUT_TOKENS, engine_trace=trace)
     return stream
 

@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from headrace_facts.token_steps import TokenSteps
+
 # A frame is its length (4 bytes, little-endian) and a fact or answer of at most this many bytes. Who has a longer fact drops it and says so (Dropped).
 MAX_FRAME_BYTES: Final = 64 << 20
 
@@ -86,13 +88,13 @@ class Steps(msgspec.Struct, tag="steps", frozen=True):
     unix_offset_ns: int
     # `step_records.RECORD`, side by side.
     records: bytes
-    # Per step: how many entries of `members` (uint32), and flat, the numbers of the requests in it (uint32).
+    # Per step: how many entries of `members` (uint32), and flat, the numbers of the requests of its sequences (uint32); of a request with several sequences, several times.
     member_counts: bytes = b""
     members: bytes = b""
     # Per step: how many entries of `chunks` (uint32), and flat, prompt chunks as (request number, first token, tokens) (uint32 each).
     chunk_counts: bytes = b""
     chunks: bytes = b""
-    # Per step: how many (uint32), and flat, the numbers of requests that lost their row for it (uint32).
+    # Per step: how many (uint32), and flat, the numbers of the requests whose sequences lost their row for it (uint32).
     preempted_counts: bytes = b""
     preempted: bytes = b""
 
@@ -115,15 +117,18 @@ class EngineTrace(msgspec.Struct, frozen=True):
     phases: list[PhaseSpan]
     # Prompt chunks as (step id, first token, tokens), uint64 each, in order; with several outputs, recomputation of outputs included.
     chunks: bytes
-    # Per output: the id of the step that sampled each token, uint64.
-    token_steps: list[bytes]
+    # Per output.
+    token_steps: list[TokenSteps]
 
 
 class Emission(msgspec.Struct, frozen=True, array_like=True):
-    """How one output left the service: per message the number of its tokens (uint32), when it was made, and when the transport had taken it (uint64 each); the same if nothing else was waiting for that."""
+    """How one output left the service, by message."""
 
+    # Tokens, uint32; "": one each.
     counts: bytes
+    # When it was made, uint64.
     made_at_ns: bytes
+    # When the transport had taken it, uint64: when it was made if nothing else was waiting for that; "": so it is for all.
     written_at_ns: bytes
 
 

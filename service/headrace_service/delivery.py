@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from headrace_service import errors
 from headrace_service.generation_stream import GenerationStream
+from headrace_service.tracing.recording import DID_NOT_WAIT
 
 # Takes one message to the caller; returns when the transport has room for the next.
 Write = Callable[[bytes], Awaitable[None]]
@@ -54,8 +55,11 @@ async def _write_until_ended(stream: GenerationStream, write: Write) -> None:
                 await write(message)
                 stream.writing_since_ns = 0
                 if recorded_ns is not None:
-                    recorded_ns.append(began_ns if waited else -began_ns)
-                    waited = False
+                    if waited:
+                        waited = False
+                    else:
+                        recorded_ns.append(DID_NOT_WAIT)
+                    recorded_ns.append(began_ns)
                 if stream.done is not None:
                     stream.clock.wrote(began_ns, clock_ns())
         elif stream.done is None and stream.failure is None:

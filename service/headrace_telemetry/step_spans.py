@@ -120,5 +120,5 @@ def _who(book: EngineBook, members: Members) -> bytes:
         parts.append(_PREFILL_IDS.array(book.ids(map(book.request, members.chunks[:, 0].tolist()))))
         parts.append(_PREFILL_TOKENS.integers(members.chunks[:, 2].tolist()))
     if len(members.preempted):
-        parts.append(_PREEMPTED_IDS.array(book.ids(map(book.request, members.preempted.tolist()))))
+        parts.append(_PREEMPTED_IDS.array(book.ids(map(book.request, dict.fromkeys(members.preempted.tolist())))))
     return b"".join(parts)

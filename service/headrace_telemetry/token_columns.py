@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace_facts import facts
+from headrace_facts import facts, token_steps
 from headrace_telemetry import token_spans
 from headrace_telemetry.engine_book import U64, EngineBook
 from headrace_telemetry.otlp_bytes import Key
@@ -32,8 +32,6 @@ _ARRAYS: Final = {
 }
 # Token spans in one block, and packed at once.
 _MOST_ROWS: Final = 4096
-# Of one output: what is told of more is nonsense, and would take gigabytes.
-_MOST_TOKENS: Final = 1 << 24
 
 
 class OwnColumns(NamedTuple):
@@ -108,7 +106,7 @@ class JoinedTokens(NamedTuple):
 
 def read(generation: facts.Generation, trace: facts.EngineTrace) -> OwnColumns:
     """Reads the columns of a generation. Raises ValueError where they do not fit together."""
-    steps = [np.frombuffer(column, "<u8") for column in trace.token_steps]
+    steps = [token_steps.step_ids(column) for column in trace.token_steps]
     sizes = [len(column) for column in steps]
     if len(sizes) == 1 and len(generation.emissions) == 1:
         made_ns, written_ns = _per_token(generation.emissions[0])
@@ -166,14 +164,17 @@ def _emissions(emissions: list[facts.Emission], sizes: list[int]) -> tuple[Mask,
 
 def _per_token(emission: facts.Emission) -> tuple[I64, I64]:
     """When the message of each token was made and taken."""
+    made_at = np.frombuffer(emission.made_at_ns, "<i8")
+    written_at = np.frombuffer(emission.written_at_ns, "<i8") if emission.written_at_ns else made_at
+    if not emission.counts and len(made_at) == len(written_at):
+        return made_at, written_at
     counts = np.frombuffer(emission.counts, "<u4")
-    made_at, written_at = np.frombuffer(emission.made_at_ns, "<i8"), np.frombuffer(emission.written_at_ns, "<i8")
     if len(counts) != len(made_at) or len(counts) != len(written_at):
         raise ValueError("columns of an emission do not fit together")
     # A token a message, as a reader that keeps up gets them.
     if (counts == 1).all():
         return made_at, written_at
-    if counts.sum(dtype=np.int64) > _MOST_TOKENS:
+    if counts.sum(dtype=np.int64) > token_steps.MOST_TOKENS:
         raise ValueError("an emission of more tokens than a generation has")
     return np.repeat(made_at, counts), np.repeat(written_at, counts)
 

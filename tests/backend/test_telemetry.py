@@ -25,7 +25,7 @@ from tests.backend.backend_harness import (
 )
 from tests.support.telemetry_peer import Peer
 
-from headrace_facts import facts, step_records
+from headrace_facts import facts, step_records, token_steps
 from headrace_protos.engine.v1 import engine_pb2
 
 PROMPT = [10, 20, 30, 40, 50]
@@ -75,7 +75,7 @@ async def told_until(peer: Peer, subscription: Subscription) -> facts.EngineTrac
     """The trace of a request, once its steps have been told too."""
     assert subscription.done is not None
     trace = facts.decode_trace(subscription.done.engine_trace)
-    last = max(int(np.frombuffer(steps, "<u8")[-1]) for steps in trace.token_steps)
+    last = max(int(token_steps.step_ids(steps)[-1]) for steps in trace.token_steps)
     await until(lambda: last in told_records(peer)["step_id"])
     return trace
 
@@ -100,7 +100,7 @@ async def test_a_recorded_request_its_steps_and_the_engine_fit_together(client: 
     assert began[trace.number] == facts.RequestBegan(trace.engine, trace.number, first.request_id, SPAN)
     assert {fact.request_id: fact.span for fact in began.values()}[other.request_id] is None
     records = {int(record["step_id"]): record for record in told_records(peer)}
-    steps = np.frombuffer(trace.token_steps[0], "<u8").tolist()
+    steps = token_steps.step_ids(trace.token_steps[0]).tolist()
     assert len(steps) == 30 and steps == sorted(set(steps))
     for step in steps:
         record = records[step]
@@ -134,7 +134,7 @@ async def test_a_detached_request_is_told_by_the_backend(client: EngineClient, p
     first, second = of(peer, facts.Generation)
     assert (first.span, first.detail, first.operation, first.wire) == (SPAN, facts.Detail.ARRAY, "chat", "submit")
     assert (first.model, first.output_tokens, first.finish_reasons) == ("tiny", 12, ["length"])
-    assert first.trace is not None and len(first.trace.token_steps[0]) == 12 * 8
+    assert first.trace is not None and first.trace.token_steps[0].num_tokens == 12
     parts = sum(value for name, value in first.ledger.items() if name != "end_to_end")
     assert parts == first.ledger["end_to_end"] == first.end_ns - first.arrival_ns
     assert first.ledger["queued"] >= 5_000_000
@@ -150,7 +150,7 @@ async def test_a_subscription_that_was_given_up_is_told_by_the_backend(client: E
     (generation,) = of(peer, facts.Generation)
     assert (generation.request_id, generation.finish_reasons) == (request.request_id, ["cancelled"])
     assert generation.trace is not None
-    assert len(generation.trace.token_steps[0]) // 8 == generation.output_tokens >= 3
+    assert generation.trace.token_steps[0].num_tokens == generation.output_tokens >= 3
 
 
 async def test_load_comes_every_second_with_refusals_and_restarts(
@@ -169,7 +169,7 @@ async def test_load_comes_every_second_with_refusals_and_restarts(
     trace = await told_until(peer, request)
     stays = [stay.phase for stay in trace.phases]
     assert "restarting" in stays
-    steps = np.frombuffer(trace.token_steps[0], "<u8").tolist()
+    steps = token_steps.step_ids(trace.token_steps[0]).tolist()
     assert len(steps) == 400 == len(set(steps)), "what was lost is sampled again by another step, and appears once"
 
 

@@ -81,9 +81,9 @@ def test_prompt_advances_however_long_decodes_take() -> None:
 def test_deep_in_a_long_prompt_the_least_chunk_grows() -> None:
     limits, load = budget(), decodes(64, 4000)
     limits.begin(load, 2048)
-    assert limits.chunk(16_384, 5000) >= 64
-    assert limits.chunk(28_672, 5000) == 64 + (384 - 64) * 3 // 4
-    assert limits.chunk(120_000, 5000) == 384
+    assert limits.chunk(16_384, 3900) >= 64
+    assert limits.chunk(28_672, 3900) == 64 + (384 - 64) * 3 // 4
+    assert limits.chunk(120_000, 3900) == 384
 
 
 CAPTURED = (16, 64, 128, 256, 384, 512)
@@ -101,7 +101,7 @@ def padded_budget(target_us: float = 13_000) -> TokenBudget:
     st.integers(1, 200),
     st.integers(0, 100_000),
     st.integers(0, 400),
-    st.integers(300, 5000),
+    st.integers(300, 3900),
     st.integers(6_000, 16_000),
 )
 def test_a_chunk_fills_a_captured_size_or_ends_its_prompt(
@@ -121,8 +121,8 @@ def test_a_chunk_fills_a_captured_size_or_ends_its_prompt(
 
 def test_the_largest_captured_size_that_fits_is_filled() -> None:
     limits, load = padded_budget(), decodes(16)
-    limits.begin(load, 5000)
-    load.add_chunk(0, limits.chunk(0, 5000))
+    limits.begin(load, 3900)
+    load.add_chunk(0, limits.chunk(0, 3900))
     larger = StepLoad(16, 16 * 600)
     larger.add_chunk(0, CAPTURED[CAPTURED.index(load.num_tokens) + 1] - 16)
     assert limits._model.predict_us(load) <= 0.96 * 13_000 < limits._model.predict_us(larger)
@@ -155,7 +155,9 @@ def test_steps_are_padded_to_what_each_worker_kept() -> None:
 
 def test_crowd_gets_the_whole_budget_until_it_is_nearly_gone() -> None:
     limits = budget()
-    per_token_us = MODEL.prefill_us_per_token
+    alone = StepLoad()
+    alone.add_chunk(0, MAX_TOKENS)
+    per_token_us = MODEL.predict_us(alone) / MAX_TOKENS
     whole = MAX_TOKENS - 16
 
     def length(backlog_us: float) -> int:
@@ -171,6 +173,22 @@ def test_crowd_gets_the_whole_budget_until_it_is_nearly_gone() -> None:
     assert before < length(300_000) < whole
 
 
+@pytest.mark.parametrize("pair_us", [0.0012, 0.0028])
+def test_a_crowd_is_known_by_whole_steps_however_dear_attention_deep_in_a_context_is(pair_us: float) -> None:
+    model, whole, whole_us = StepTimeModel(), StepLoad(), 144_000.0
+    whole.add_chunk(0, MAX_TOKENS)
+    for number in range(200):
+        if number < 5:
+            model.observe(whole, whole_us)
+        deep = StepLoad()
+        deep.add_chunk(6000, 600 + number % 50)
+        model.observe(deep, 4000 + 12 * deep.num_tokens + pair_us * deep.attention_pairs)
+    limits = TokenBudget(MAX_TOKENS, model)
+    limits.target_us = 13_000
+    limits.begin(decodes(), int(550_000 / whole_us * MAX_TOKENS))
+    assert limits.throughput
+
+
 def test_even_for_a_crowd_chunks_deep_in_a_long_prompt_do_not_hold_a_step_for_seconds() -> None:
     limits, load = budget(), decodes()
     limits.begin(load, 1 << 20)
@@ -182,7 +200,7 @@ def test_even_for_a_crowd_chunks_deep_in_a_long_prompt_do_not_hold_a_step_for_se
 @pytest.mark.parametrize("share", [0.3, 0.5])
 def test_long_prompt_leaves_a_share_of_a_step_to_those_behind_it(share: float) -> None:
     limits, load = budget(), decodes()
-    limits.begin(load, 5000)
+    limits.begin(load, 3900)
     assert limits.is_long(0, 100_000, 8)
     assert not limits.is_long(0, 2_000, 8)
     assert limits.is_long(0, 2_000, 2)

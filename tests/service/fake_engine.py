@@ -19,7 +19,7 @@ import numpy as np
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from headrace_facts import facts, step_records
+from headrace_facts import facts, step_records, token_steps
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 
 ENGINE, UNIX_OFFSET_NS = "00112233aabbccdd", 1_000
@@ -406,7 +406,7 @@ def engine_trace(request: Request) -> bytes:
         unix_offset_ns=UNIX_OFFSET_NS,
         phases=[facts.PhaseSpan("queued", added, first), facts.PhaseSpan("decode", first, ended)],
         chunks=b"",
-        token_steps=[np.arange(1, output.released + 1, dtype="<u8").tobytes() for output in request.outputs],
+        token_steps=[token_steps.of_runs([(0, 1)], output.released) for output in request.outputs],
     )
     return msgspec.msgpack.encode(trace)
 

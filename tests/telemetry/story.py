@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 
-from headrace_facts import facts, step_records
+from headrace_facts import facts, step_records, token_steps
 
 MS = 1_000_000
 UNIX_OFFSET_NS = 1_700_000_000 * 1_000_000_000
@@ -213,24 +213,24 @@ def _flat(columns: _Columns) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
 
 def _generation(chance: random.Random, each: Asked, detail: facts.Detail, read: bool) -> facts.Generation:
     emissions, last = [], each.end_ns
+    # Readers that keep up get a token a message, taken at once.
+    keeps_up = chance.random() < 0.3
     for settled in each.settled:
         counts, made, written = [], [], []
         begin = 0
         while begin < len(settled):
-            size = min(chance.randint(1, 3), len(settled) - begin)
+            size = 1 if keeps_up else min(chance.randint(1, 3), len(settled) - begin)
             at = max([settled[begin + size - 1] + chance.randrange(50_000), *made])
             counts.append(size)
             made.append(at)
-            written.append(at + chance.randrange(80_000))
+            written.append(at if keeps_up else at + chance.randrange(80_000))
             begin += size
-        emissions.append(
-            facts.Emission(
-                *(
-                    np.array(column, kind).tobytes()
-                    for column, kind in ((counts, "<u4"), (made, "<u8"), (written, "<u8"))
-                )
-            )
+        emission = facts.Emission(
+            *(np.array(column, kind).tobytes() for column, kind in ((counts, "<u4"), (made, "<u8"), (written, "<u8")))
         )
+        if keeps_up and chance.random() < 0.8:
+            emission = facts.Emission(b"", emission.made_at_ns, b"")
+        emissions.append(emission)
         last = max([last, *written])
     end_ns = last + chance.randrange(100_000) if read else each.end_ns
     trace = facts.EngineTrace(
@@ -239,7 +239,7 @@ def _generation(chance: random.Random, each: Asked, detail: facts.Detail, read: 
         UNIX_OFFSET_NS + chance.choice((-1, 1)) * chance.randrange(1000),
         each.phases,
         np.array(each.chunks, "<u8").tobytes(),
-        [np.array(steps, "<u8").tobytes() for steps in each.token_steps],
+        [token_steps.of_runs(enumerate(steps), len(steps)) for steps in each.token_steps],
     )
     return facts.Generation(
         request_id=each.request_id,

@@ -16,6 +16,7 @@ from tests.telemetry.story import BACKEND, SERVICE, UNIX_OFFSET_NS, tell
 from tests.telemetry.told import HEAD_ONLY, Listener
 
 from headrace_facts import facts, step_records
+from headrace_facts.token_steps import TokenSteps
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
 from headrace_telemetry.metrics import Metrics
@@ -38,7 +39,17 @@ def _column(values: list[int], kind: str) -> bytes:
 def _emissions(draw: st.DrawFn) -> facts.Emission:
     sizes = draw(st.lists(st.sampled_from((0, 1, 1, 2, 3, (1 << 32) - 1)), max_size=12))
     times = [draw(st.lists(_TIMES, min_size=len(sizes), max_size=len(sizes))) for _ in range(2)]
-    return facts.Emission(_column(sizes, "<u4"), *(_column(column, "<u8") for column in times))
+    counts, made, written = _column(sizes, "<u4"), *(_column(column, "<u8") for column in times)
+    return facts.Emission(draw(st.sampled_from((counts, counts, b""))), made, draw(st.sampled_from((written, b""))))
+
+
+@st.composite
+def _token_steps(draw: st.DrawFn) -> TokenSteps:
+    runs = draw(st.lists(st.tuples(_SMALL, _SMALL | st.integers(0, (1 << 64) - 1)), max_size=4))
+    if draw(st.booleans()):
+        runs.sort()
+    data = _column([number for run in runs for number in run], "<u8") + draw(st.sampled_from((b"", b"", b"", bytes(8))))
+    return TokenSteps(draw(st.integers(-1, 12) | st.sampled_from((1 << 40, 12))), data)
 
 
 @st.composite
@@ -47,9 +58,9 @@ def _traces(draw: st.DrawFn, engine: str, number: int) -> facts.EngineTrace:
     signed = _TIMES.filter(lambda value: value < 1 << 63)
     stays = draw(st.lists(st.builds(facts.PhaseSpan, phase, signed, signed), max_size=5))
     chunks = draw(st.lists(st.tuples(_SMALL, _SMALL, _SMALL), max_size=4))
-    steps = draw(st.lists(st.lists(_SMALL, max_size=12), max_size=3))
+    steps = draw(st.lists(_token_steps(), max_size=3))
     flat = _column([value for chunk in chunks for value in chunk], "<u8")
-    return facts.EngineTrace(engine, number, draw(_OFFSETS), stays, flat, [_column(each, "<u8") for each in steps])
+    return facts.EngineTrace(engine, number, draw(_OFFSETS), stays, flat, steps)
 
 
 @st.composite

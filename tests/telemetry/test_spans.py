@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from tests.telemetry.story import BACKEND, ENGINE, SERVICE, UNIX_OFFSET_NS, Story, tell
 from tests.telemetry.told import Listener, attributes, heard
 
-from headrace_facts import facts
+from headrace_facts import facts, token_steps
 from headrace_telemetry import step_ids
 
 _PHASES = {"queue": "queued", "prefill": "prefill", "decode": "decode", "preempted": "preempted"}
@@ -249,8 +249,11 @@ def test_tokens_of_an_earlier_attempt_have_no_step() -> None:
     generation = story.generations[0]
     assert generation.trace is not None
     steps = [
-        np.concatenate([np.zeros(2, "<u8"), np.frombuffer(column, "<u8")]).tobytes()
-        for column in generation.trace.token_steps
+        token_steps.of_runs(
+            [(2 + index, step) for index, step in enumerate(token_steps.step_ids(output).tolist())],
+            2 + output.num_tokens,
+        )
+        for output in generation.trace.token_steps
     ]
     changed = msgspec.structs.replace(generation, trace=msgspec.structs.replace(generation.trace, token_steps=steps))
     listener = Listener().hear([*story.told[:-1], (SERVICE, changed)])
@@ -289,7 +292,9 @@ def test_generations_that_are_encoded_together_say_what_they_say_alone(
 def test_many_tokens_come_in_blocks() -> None:
     count = 10_000
     records = tell(1, 1).records[:1]
-    trace = facts.EngineTrace(ENGINE, 0, UNIX_OFFSET_NS, [], b"", [np.ones(count, "<u8").tobytes()])
+    trace = facts.EngineTrace(
+        ENGINE, 0, UNIX_OFFSET_NS, [], b"", [token_steps.of_runs([(index, 1) for index in range(count)], count)]
+    )
     generation = msgspec.structs.replace(
         tell(1, 1).generations[0], trace=trace, detail=facts.Detail.SPAN, output_tokens=count, emissions=[]
     )
@@ -302,7 +307,9 @@ def test_many_tokens_come_in_blocks() -> None:
 def test_long_arrays_are_cut_and_say_so() -> None:
     count = 1000
     records = tell(1, 1).records[:1]
-    trace = facts.EngineTrace(ENGINE, 0, UNIX_OFFSET_NS, [], b"", [np.ones(count, "<u8").tobytes()])
+    trace = facts.EngineTrace(
+        ENGINE, 0, UNIX_OFFSET_NS, [], b"", [token_steps.of_runs([(index, 1) for index in range(count)], count)]
+    )
     generation = msgspec.structs.replace(
         tell(1, 1).generations[0], trace=trace, detail=facts.Detail.ARRAY, output_tokens=count, emissions=[]
     )

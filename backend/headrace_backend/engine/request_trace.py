@@ -10,10 +10,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as AbstractSequence
 
-import numpy as np
-
 from headrace_backend.engine.ledger import Ledger, Phase
-from headrace_facts import facts
+from headrace_facts import facts, token_steps
 
 # Indexed by phase.
 _PHASE_NAMES = ("queued", "prefill", "decode", "preempted", "restarting")
@@ -51,16 +49,5 @@ class RequestTrace:
             unix_offset_ns,
             [facts.PhaseSpan(_PHASE_NAMES[phase], begin, end) for phase, begin, end in self._ledger.stays],
             self._chunks.tobytes(),
-            [_token_steps(runs, count) for runs, count in zip(self.runs, num_tokens, strict=True)],
+            [token_steps.of_runs(runs, count) for runs, count in zip(self.runs, num_tokens, strict=True)],
         )
-
-
-def _token_steps(runs: Runs, num_tokens: int) -> bytes:
-    """The step of each token, uint64."""
-    if len(runs) == 1 and runs[0][0] == 0:
-        step = runs[0][1]
-        return np.arange(step, step + num_tokens, dtype=np.uint64).tobytes()
-    steps = np.zeros(num_tokens, np.uint64)
-    for index, step in runs:
-        steps[index:] = np.arange(step, step + num_tokens - index, dtype=np.uint64)
-    return steps.tobytes()

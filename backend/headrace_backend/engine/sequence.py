@@ -49,6 +49,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_settled",
         "num_tokens",
+        "number",
         "planned_in",
         "prompt_log",
         "publish_at",
@@ -67,6 +68,8 @@ class Sequence:
         """A sequence that has computed nothing; `log` may hold tokens that an earlier attempt emitted."""
         spec = request.spec
         self.request = request
+        # The request's, at hand for who is asked for many.
+        self.number = request.sequence_number
         self.log = log
         # The same array as the log's.
         self.tokens = log.tokens

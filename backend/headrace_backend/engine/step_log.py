@@ -6,6 +6,7 @@ Owns the records' making, the ring of the newest ones for services, and what wai
 
 from __future__ import annotations
 
+import operator
 import struct
 from array import array
 from collections import deque
@@ -25,6 +26,7 @@ _RECORD = struct.Struct("<7Q12I")
 assert _RECORD.size == RECORD.itemsize
 # Numbers: an enum's members cost more to combine than the whole record.
 _CAPTURED, _LATE_WORK, _ISOLATED = int(StepFlag.CAPTURED), int(StepFlag.LATE_WORK), int(StepFlag.ISOLATED)
+_NUMBER = operator.attrgetter("number")
 
 
 def _u32() -> array[int]:
@@ -59,10 +61,9 @@ class _Waiting:
         self.members.append(members)
         self.chunk_counts.append(len(step.entries))
         for sequence, first_token, num_tokens in step.entries:
-            self.chunks.extend((sequence.request.sequence_number, first_token, num_tokens))
-        preempted = dict.fromkeys(step.preempted) if step.preempted else ()
-        self.preempted_counts.append(len(preempted))
-        self.preempted.extend(preempted)
+            self.chunks.extend((sequence.number, first_token, num_tokens))
+        self.preempted_counts.append(len(step.preempted))
+        self.preempted.extend(step.preempted)
 
 
 class StepReader:
@@ -80,6 +81,8 @@ class StepReader:
         log = self._log
         num_new, self._num_taken = log.num_records - self._num_taken, log.num_records
         newest = log.newest
+        if num_new == 1:
+            return newest[-1]
         return b"".join([newest[index] for index in range(-min(num_new, len(newest)), 0)])
 
 
@@ -193,12 +196,10 @@ class StepLog:
         return ended
 
     def _members(self, step: InFlightStep) -> bytes:
-        """Numbers of the requests in a step, each once, uint32."""
+        """Numbers of the requests of a step's sequences, uint32; those of one request may be several."""
         samples = step.samples
-        if samples == self._last_samples and not step.chunks:
+        if samples != self._last_samples:
+            self._last_samples, self._last_members = samples, array("I", map(_NUMBER, samples)).tobytes()
+        if not step.chunks:
             return self._last_members
-        members = dict.fromkeys([sequence.request.sequence_number for sequence in samples])
-        members.update(dict.fromkeys([sequence.request.sequence_number for sequence, _, _ in step.chunks]))
-        column = array("I", members).tobytes()
-        self._last_samples, self._last_members = ([], b"") if step.chunks else (samples, column)
-        return column
+        return self._last_members + array("I", [sequence.number for sequence, _, _ in step.chunks]).tobytes()

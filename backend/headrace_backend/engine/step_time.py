@@ -160,11 +160,6 @@ class StepTimeModel:
         """As in the module's docstring, in its order; none is negative."""
         return tuple(self._coefficients)
 
-    @property
-    def prefill_us_per_token(self) -> float:
-        """What one more token costs in a large step, without attention to a long context."""
-        return self._coefficients[_FIRST_JUMP - 1]
-
     def observe(self, load: StepLoad, duration_us: float) -> None:
         """A step has taken so long. Durations that can't be are passed over."""
         if duration_us < _LEAST_STEP_US:

@@ -28,7 +28,7 @@ from headrace_backend.engine.step_time import StepLoad, StepTimeModel
 # How long a step with decodes should take at most on a GPU. A CPU has no default: a step of the whole budget is the rule there, and a chunk
 # short enough to be unnoticed would make prompts endless.
 DEFAULT_GPU_STEP_MS = 14.5
-# Pure computing time of the waiting prompts at which throughput goes first, and at which it no longer does.
+# Computing time of the waiting prompts, in whole steps of nothing else, at which throughput goes first, and at which it no longer does.
 _THROUGHPUT_FROM_US = 500_000.0
 _THROUGHPUT_UNTIL_US = 50_000.0
 # From here on steps may be longer, in proportion: so that steady load finds its balance before throughput has to go first.
@@ -170,12 +170,21 @@ class TokenBudget:
     def _choose_limit_us(self, backlog_tokens: int) -> float:
         if self.target_us is None:
             return math.inf
-        backlog_us = backlog_tokens * self._model.prefill_us_per_token
+        backlog_us = backlog_tokens * self._crowd_us_per_token()
         self._throughput = backlog_us > (_THROUGHPUT_UNTIL_US if self._throughput else _THROUGHPUT_FROM_US)
         if self._throughput or self._load.num_decodes == 0:
             return self._whole_step_us()
         pressure = max(1.0, backlog_us / _PRESSURE_FROM_US)
         return max(pressure * self.target_us, (1 + _LEAST_PREFILL_SHARE) * self._model.predict_us(self._load))
+
+    def _crowd_us_per_token(self) -> float:
+        """What a token costs in a step of nothing but prompts.
+
+        Of a whole step, because its duration is what the model knows well: how much of it belongs to products and how much to attention, steps that are all alike don't tell.
+        """
+        whole = StepLoad()
+        whole.add_chunk(0, self._max_tokens)
+        return self._model.predict_us(whole) / self._max_tokens
 
     def _whole_step_us(self) -> float:
         """What the whole token budget takes if all of it is one prompt from its beginning on, and some more: only chunks deep in a long context are shorter."""

@@ -1,6 +1,6 @@
 """Collectives of ranks on GPUs, over NCCL. On the device's current stream, so that they can be captured with the kernels around them.
 
-NCCL adds in the order of its ring or tree, which it chooses by size: the same bits on every rank and in every run of one shape, but not the order of the ranks. Not measured yet in our steps.
+NCCL adds in the order of its ring or tree, which it chooses by size: the same bits on every rank and in every run of one shape, but not the order of the ranks.
 """
 
 from __future__ import annotations

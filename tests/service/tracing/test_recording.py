@@ -16,7 +16,7 @@ from headrace_service.generation_stream import GenerationStream
 from headrace_service.ledger import DeliveryClock
 from headrace_service.render_state import RenderState
 from headrace_service.tracing.generation_trace import GenerationTrace
-from headrace_service.tracing.recording import OUTPUT_SHIFT, Recording
+from headrace_service.tracing.recording import DID_NOT_WAIT, OUTPUT_SHIFT, Recording
 
 Message = tuple[int, int]
 # Tokens, when made, when written.
@@ -26,8 +26,10 @@ _PIECES = PieceTable([f"w{index} ".encode() for index in range(16)], frozenset()
 
 
 def rows_of(emission: Emission) -> list[Row]:
-    columns = ((emission.counts, "<u4"), (emission.made_at_ns, "<u8"), (emission.written_at_ns, "<u8"))
-    return list(zip(*(np.frombuffer(data, dtype).tolist() for data, dtype in columns), strict=True))
+    made = np.frombuffer(emission.made_at_ns, "<u8").tolist()
+    counts = np.frombuffer(emission.counts, "<u4").tolist() or [1] * len(made)
+    written = np.frombuffer(emission.written_at_ns, "<u8").tolist() or made
+    return list(zip(counts, made, written, strict=True))
 
 
 @given(
@@ -68,13 +70,29 @@ def test_a_message_that_more_waited_behind_was_written_when_the_next_one_began(
 ) -> None:
     recording = Recording()
     recording.entries = [num_tokens for num_tokens, _ in messages] + [1] * num_unwritten
-    recording.began_ns = [time if waited else -time for time, (_, waited) in enumerate(messages, 100)]
+    for time, (_, waited) in enumerate(messages, 100):
+        recording.began_ns += [time] if waited else [DID_NOT_WAIT, time]
     expected = [
         (num_tokens, time, time + 1 if after is not None and not after[1] else time)
         for time, ((num_tokens, _), after) in enumerate(zip(messages, [*messages[1:], None], strict=True), 100)
         if num_tokens
     ]
     assert [row for emission in recording.emissions(1) for row in rows_of(emission)] == expected
+
+
+@given(st.lists(st.sampled_from((0, 0, 1)), max_size=2), st.integers(1, 300), st.integers(0, 2), st.integers(0, 2))
+def test_a_reader_that_kept_up_is_told_in_one_column(
+    before: list[int], num_tokens: int, num_after: int, num_unwritten: int
+) -> None:
+    sizes = before + [1] * num_tokens + [0] * num_after
+    recording = Recording()
+    recording.entries = sizes + [7] * num_unwritten
+    recording.began_ns = list(range(100, 100 + len(sizes)))
+    (emission,) = recording.emissions(1)
+    rows = [(size, time, time) for time, size in enumerate(sizes, 100) if size]
+    assert rows_of(emission) == rows
+    if before == sorted(before):
+        assert emission == Emission(b"", np.array([time for _, time, _ in rows], "<u8").tobytes(), b"")
 
 
 @pytest.mark.parametrize("num_outputs", [1, 2])

@@ -28,7 +28,8 @@ def generate(told: Told, metadata: Any = SAMPLED, **spec: Any) -> Any:
 
 
 def num_emitted(generation: Generation, output: int = 0) -> int:
-    return int(np.frombuffer(generation.emissions[output].counts, "<u4").sum())
+    emission = generation.emissions[output]
+    return int(np.frombuffer(emission.counts, "<u4").sum()) or len(emission.made_at_ns) // 8
 
 
 def check_emissions(generation: Generation, outputs: int = 1) -> None:
@@ -37,9 +38,11 @@ def check_emissions(generation: Generation, outputs: int = 1) -> None:
     for emission, steps in zip(
         generation.emissions, generation.trace.token_steps if generation.trace else [], strict=True
     ):
-        made, written = np.frombuffer(emission.made_at_ns, "<u8"), np.frombuffer(emission.written_at_ns, "<u8")
-        assert len(made) == len(written) == len(emission.counts) // 4 > 0
-        assert np.frombuffer(emission.counts, "<u4").sum() == len(steps) // 8
+        made = np.frombuffer(emission.made_at_ns, "<u8")
+        written = np.frombuffer(emission.written_at_ns, "<u8") if emission.written_at_ns else made
+        counts = np.frombuffer(emission.counts, "<u4") if emission.counts else np.ones(len(made), np.uint32)
+        assert len(made) == len(written) == len(counts) > 0
+        assert counts.sum() == steps.num_tokens
         assert (np.diff(made.astype(np.int64)) >= 0).all() and (made <= written).all()
         assert generation.arrival_ns <= made[0] and written[-1] <= generation.end_ns
 
