@@ -8,14 +8,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
+import time
 from typing import Any
 
 import msgspec
 import pydantic
 
 from benchmarks.shapes import SHAPES, Shape, shape_of, write_model_folder
-from benchmarks.weight_files import write_weights
-from benchmarks.workloads import USERS_SECONDS, build
+from benchmarks.weight_files import FORMATS, write_weights
+from benchmarks.workloads import THINK_SECONDS, USERS_SECONDS, build
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 
 # Making the weights of a large model takes minutes on a slow host.
@@ -39,6 +40,8 @@ class Plan:
     repeats: int
     # How long users1000 goes on.
     seconds: float
+    # How long its users think on average; 0: as much shorter as the whole is.
+    think_s: float
     git: str
 
 
@@ -53,6 +56,12 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seconds", type=float, default=USERS_SECONDS, help="how long users1000 goes on; people think as much shorter"
+    )
+    parser.add_argument(
+        "--think-s",
+        type=float,
+        default=0.0,
+        help=f"how long they think instead, on average; {THINK_SECONDS:g} with fewer --seconds is the beginning of the whole",
     )
     parser.add_argument("--repeats", type=int, default=0, help="runs of each workload; 0: the benchmark's own number")
 
@@ -74,6 +83,12 @@ def which_engine(parser: argparse.ArgumentParser) -> None:
         default="",
         help="default: dummy for a shape, folder for --model; a shape with folder gets files of made-up weights",
     )
+    parser.add_argument(
+        "--files",
+        choices=FORMATS,
+        default=FORMATS[0],
+        help="layers' numbers in files of made-up weights (in TMPDIR); fp8 as compressed-tensors has them",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:INDEX")
     parser.add_argument("--tp", type=int, default=1, help="ranks that share the model, one GPU each")
     parser.add_argument("--rows", type=int, default=0, help="sequences of a batch (max_num_seqs); 0: the default")
@@ -92,7 +107,9 @@ def model_folder(options: argparse.Namespace, parent: pathlib.Path, *, tokenizer
         return pathlib.Path(options.model)
     folder = write_model_folder(options.shape, parent, tokenizer=tokenizer)
     if options.load == "folder":
-        print(f"writing {write_weights(folder) / 1e9:.1f} GB of made-up weights", flush=True)
+        began = time.monotonic()
+        num_bytes = write_weights(folder, layers=options.files)
+        print(f"wrote {num_bytes / 1e9:.1f} GB of made-up weights in {time.monotonic() - began:.1f} s", flush=True)
     return folder
 
 
@@ -104,12 +121,14 @@ def plan_of(parser: argparse.ArgumentParser, options: argparse.Namespace, folder
             build(name, requests=1)
         if not 0 < options.seconds <= USERS_SECONDS:
             raise ValueError(f"--seconds must be above 0 and at most {USERS_SECONDS:g}, is {options.seconds:g}")
+        if not 0 <= options.think_s <= USERS_SECONDS:
+            raise ValueError(f"--think-s must be from 0 to {USERS_SECONDS:g}, is {options.think_s:g}")
     except ValueError as error:
         parser.error(str(error))
     settings = engine_settings(options, folder.resolve())
     config = checked_config(parser, settings)
     shape_name = options.model.name if options.model else options.shape
-    sizes = (options.seed, options.requests, options.repeats, options.seconds)
+    sizes = (options.seed, options.requests, options.repeats, options.seconds, options.think_s)
     return Plan(settings, config, shape_of(folder), shape_name, names, *sizes, options.git)
 
 

@@ -130,7 +130,10 @@ def record(
 
 def _people(workload: Workload) -> dict[str, Any]:
     """How many there were, and for how long."""
-    return {"users": len(workload.users.turns), "seconds": workload.users.seconds} if workload.users else {}
+    if workload.users is None:
+        return {}
+    people = workload.users
+    return {"users": len(people.turns), "seconds": people.seconds, "think_s": people.think_s}
 
 
 @contextlib.asynccontextmanager
@@ -143,7 +146,9 @@ async def measured_engine(
     async with engine_session(plan.settings, START_TIMEOUT_S, telemetry_socket) as session:
         requests = plan.requests or (0 if on_gpu else _CPU_REQUESTS)
         sizes = session.model.vocabulary_size, session.model.max_context_tokens
-        workloads = [fitted(build(name, plan.seed, requests, plan.seconds), *sizes) for name in plan.workloads]
+        workloads = [
+            fitted(build(name, plan.seed, requests, plan.seconds, plan.think_s), *sizes) for name in plan.workloads
+        ]
         begin_s = time.perf_counter()
         started = await _start(session, plan, workloads, on_gpu)
         warm_s = time.perf_counter() - begin_s

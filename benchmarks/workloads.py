@@ -94,6 +94,8 @@ class Users:
     turns: tuple[tuple[Turn, ...], ...]
     # Seconds from the beginning after which nothing is sent any more.
     seconds: float
+    # How long they think on average.
+    think_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,25 +152,29 @@ WORKLOADS: Mapping[str, Callable[[int], Workload]] = {
 }
 
 
-def users(count: int, seconds: float, seed: int) -> Workload:
+def users(count: int, seconds: float, seed: int, think_s: float = 0.0) -> Workload:
     """1,000 users in closed loop with the lengths of mix1000, who think 45 s on average: latency of many people, for five minutes.
 
-    They begin with thinking, so that they come one by one from the beginning. In another time they think as much longer or shorter, so that each comes to as many requests.
+    They begin with thinking, so that they come one by one from the beginning, and as many a second as later. In another time they think as much longer or shorter, so that each comes to as many requests; or `think_s` on average: with 45 s
+    a shorter time is the beginning of the whole, request by request, at the same load.
     """
+    think_s = think_s or THINK_SECONDS * seconds / USERS_SECONDS
     trace: Trace = []
     turns = []
     for user in range(count):
         rng = random.Random(f"users1000 {seed} {user}")
         own, thought_s = [], 0.0
         while thought_s <= seconds:
-            own.append(Turn(len(trace), rng.expovariate(1 / (THINK_SECONDS * seconds / USERS_SECONDS))))
+            own.append(Turn(len(trace), rng.expovariate(1 / think_s)))
             thought_s += own[-1].think_s
             trace.append(_mixed(rng))
         turns.append(tuple(own))
-    return Workload("users1000", trace, users=Users(tuple(turns), seconds), cut=seconds != USERS_SECONDS)
+    return Workload("users1000", trace, users=Users(tuple(turns), seconds, think_s), cut=seconds != USERS_SECONDS)
 
 
-def build(name: str, seed: int = 0, requests: int = 0, seconds: float = USERS_SECONDS) -> Workload:
+def build(
+    name: str, seed: int = 0, requests: int = 0, seconds: float = USERS_SECONDS, think_s: float = 0.0
+) -> Workload:
     """A workload by its name.
 
     Args:
@@ -176,6 +182,7 @@ def build(name: str, seed: int = 0, requests: int = 0, seconds: float = USERS_SE
         seed: Added to the trace's own seed; 0 gives the traces that every engine was measured with.
         requests: Only the first so many, of users1000 only so many users; 0: all.
         seconds: How long users1000 goes on.
+        think_s: How long its users think on average; 0: as much shorter than 45 s as the whole is than 300.
 
     Raises:
         ValueError: There is no such workload.
@@ -184,7 +191,7 @@ def build(name: str, seed: int = 0, requests: int = 0, seconds: float = USERS_SE
     if base not in WORKLOADS or ("@" in name and not (level.isdecimal() and int(level))):
         raise ValueError(f"no workload {name!r}; there are {', '.join(WORKLOADS)}, and each as NAME@CONCURRENCY")
     if base == "users1000":
-        made = users(min(int(level or NUM_USERS), requests or NUM_USERS), seconds, seed)
+        made = users(min(int(level or NUM_USERS), requests or NUM_USERS), seconds, seed, think_s)
         return dataclasses.replace(made, name=name)
     whole = WORKLOADS[base](seed)
     if level:

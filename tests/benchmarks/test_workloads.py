@@ -6,6 +6,7 @@ import hashlib
 import pathlib
 import random
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import weight_files
@@ -15,6 +16,7 @@ from benchmarks.workloads import LONG_PROMPT_TOKENS, WORKLOADS, Trace, build, fi
 from tokenizers import Tokenizer
 
 from headrace_backend.models.registry import load_model
+from headrace_kernels.quantized_weight import dequantize
 from headrace_model_folder import ModelFolder
 
 # Of the traces that the rival engines were measured with: they must never change.
@@ -92,6 +94,16 @@ def test_users_think_and_ask_more_than_there_is_time_for() -> None:
     assert sorted(lengths)[len(lengths) // 2] == pytest.approx(365, rel=0.15)
 
 
+def test_a_shorter_time_of_users_who_think_as_long_is_the_beginning() -> None:
+    whole, begun = build("users1000", 3, requests=50), build("users1000", 3, requests=50, seconds=90.0, think_s=45.0)
+    assert begun.users is not None and whole.users is not None and begun.cut
+    assert (begun.users.seconds, begun.users.think_s, whole.users.think_s) == (90.0, 45.0, 45.0)
+    for own, first in zip(whole.users.turns, begun.users.turns, strict=True):
+        assert [turn.think_s for turn in own[: len(first)]] == [turn.think_s for turn in first]
+        assert [whole.trace[turn.index] for turn in own[: len(first)]] == [begun.trace[turn.index] for turn in first]
+        assert sum(turn.think_s for turn in first) > 90
+
+
 def test_an_unknown_workload_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="burst257.*single, burst256"):
         build("burst257")
@@ -117,6 +129,26 @@ def test_made_up_weights_are_a_folder_that_loads(tmp_path: pathlib.Path, monkeyp
     weights = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     assert all(0.015 < weight.std() < 0.025 and weight.isfinite().all() for weight in weights)
     assert all((parameter == 1).all() for parameter in model.parameters() if parameter.dim() == 1)
+
+
+def test_made_up_layers_in_fp8_are_a_folder_that_loads(tmp_path: pathlib.Path) -> None:
+    folder = write_model_folder("demo", tmp_path)
+    num_bytes = weight_files.write_weights(folder, layers="fp8")
+    opened = ModelFolder.open(folder)
+    assert num_bytes == sum(record.num_bytes for record in opened.tensors.values())
+    model = load_model(opened, opened.config, torch.float32, torch.device("cpu"), "folder", 0, lambda *_: None)
+    assert model.quantization is not None and model.quantization.scheme == "compressed-tensors fp8"
+    assert len(model.low_bit_weights) == 4 * model.num_layers
+    for weight in model.low_bit_weights.values():
+        numbers = dequantize(weight.quantized)
+        assert 0.015 < numbers.std() < 0.025 and numbers.isfinite().all()
+
+
+def test_numbers_are_rounded_to_e4m3_as_torch_does() -> None:
+    values = np.random.default_rng(0).standard_normal(10_000, np.float32) * np.float32(100)
+    found = torch.frombuffer(bytearray(weight_files._e4m3(values)), dtype=torch.float8_e4m3fn).float()
+    expected = torch.from_numpy(values).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "demo"])

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight, BlockRows
-from headrace_backend.quantization.self_check import StoredSummary, exact_product
+from headrace_backend.quantization.self_check import StoredSummary, exact_product, random_rows
 from headrace_backend.weights.destination import RotatedRows
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused
@@ -25,7 +25,6 @@ _CARD_ROW_COUNTS = (1, 8, 12, 32, 96)
 _ROW_COUNTS = (8,)
 # Relative error of a product, sums in fp32 and the result rounded to its type.
 _PRODUCT_LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-_SEED = 0xB10C
 
 
 def summarize_blocks(
@@ -66,9 +65,8 @@ def block_targets(targets: Mapping[str, WeightTarget]) -> Iterator[tuple[str, Bl
 
 def check_block_product(layer: str, weight: BlockWeight) -> None:
     """Multiplies random rows by a weight, as steps will."""
-    generator = torch.Generator().manual_seed(_SEED)
     counts = _CARD_ROW_COUNTS if weight.device.type == "cuda" else _ROW_COUNTS
-    rows = torch.randn(max(counts), weight.num_inputs, generator=generator).to(weight.device, weight.dtype)
+    rows = random_rows(max(counts), weight.num_inputs, weight.dtype).to(weight.device)
     expected = exact_product(rows, weight.num_outputs, weight.num_inputs, functools.partial(restore_rows, weight))
     for count in counts:
         found = linear(rows[:count].contiguous(), weight).float()

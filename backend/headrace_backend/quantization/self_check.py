@@ -29,6 +29,8 @@ _FEW_ROWS = 32
 _ROUNDED_PRODUCT_LIMIT = 0.05
 _BLOCK_NUMBERS = 1 << 22
 _SEED = 0x10B175
+# Numbers of inputs that a model's layers have, for which rows are kept: 5 MB each of a large model.
+_KEPT_SIZES = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,9 +107,8 @@ def check_product(layer: str, quantized: QuantizedWeight, multiply: Callable[[Te
     Raises:
         QuantizationRefused: A product differs from its reference; the layer is named.
     """
-    generator = torch.Generator().manual_seed(_SEED)
     counts = _CARD_ROW_COUNTS if quantized.device.type == "cuda" else _ROW_COUNTS
-    rows = torch.randn(max(counts), quantized.num_inputs, generator=generator).to(quantized.device, quantized.dtype)
+    rows = random_rows(max(counts), quantized.num_inputs, quantized.dtype).to(quantized.device)
     expected = exact_product(
         rows, quantized.num_outputs, quantized.num_inputs, functools.partial(dequantize_rows, quantized)
     )
@@ -119,6 +120,13 @@ def check_product(layer: str, quantized: QuantizedWeight, multiply: Callable[[Te
             raise QuantizationRefused(
                 f"layer {layer!r}: its {quantized.kind.value} product of {count} rows differs from the reference by {error:.2%}, more than {limit:.2%}"
             )
+
+
+@functools.lru_cache(maxsize=_KEPT_SIZES)
+def random_rows(num_rows: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
+    """[num_rows, num_inputs] on the CPU, alike for all weights of so many inputs: to draw them takes longer than to multiply them."""
+    generator = torch.Generator().manual_seed(_SEED)
+    return torch.randn(num_rows, num_inputs, generator=generator).to(dtype)
 
 
 def _product_limit(weight: QuantizedWeight, num_rows: int) -> float:
