@@ -31,6 +31,7 @@ def test_kernels_fit_the_card_whichever_two_of_kind_product_and_rows_meet(arch: 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 86, 90])
 def test_all_kernels_fit_the_card(arch: int) -> None:
+    """All three at once, which the test above has two of."""
     kernels = compiled("compiled_kernels", "low_bits_all", arch)
     expected = {"_row_kernel": 9, "_small_kernel": 9, "_wide_kernel": 18, "_restore_kernel": 12}
     if arch == 90:
