@@ -12,9 +12,9 @@ READY := $(VENV)/.ready
 RUN := $(BIN)/python
 
 .DEFAULT_GOAL := help
-# One per core, of which more than four would get in each other's way.
+# One more than cores, because tests of processes wait for a fifth of their time; more than four would get in each other's way.
 # `worksteal` leaves neighbouring tests together, so that a server that the tests of a file share is started once.
-TEST_PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); [ "$$n" -gt 4 ] && n=4; [ "$$n" -lt 2 ] && n=2; echo $$n)
+TEST_PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); n=$$((n + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
 .PHONY: help setup demo test check lint types imports protos-check protos bench lock wheelhouse build stats clean
 

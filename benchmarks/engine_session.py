@@ -140,11 +140,17 @@ class EngineSession:
         if kind == "step":
             self._deal(message.step)
         elif kind == "load":
-            self._asked.pop(message.load.query_id).set_result(message.load)
+            self._reply(message.load)
         elif kind == "aborted":
-            self._asked.pop(message.aborted.query_id).set_result(message.aborted)
+            self._reply(message.aborted)
         elif kind == "refused":
             raise RuntimeError(f"refused: {message.refused.status}")
+
+    def _reply(self, message: engine_pb2.Load | engine_pb2.Aborted) -> None:
+        """To who asked; they may have been cancelled meanwhile."""
+        asked = self._asked.pop(message.query_id)
+        if not asked.done():
+            asked.set_result(message)
 
     def _deal(self, step: engine_pb2.StepOutputs) -> None:
         self._log.append(time.perf_counter(), step.handles, step.tokens, step.output_indices)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
-from tests.support import toolchains
+from tests.support import quick_interpreter, toolchains
 
 _HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
 
@@ -37,7 +37,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Tests and modules stay to the end; no collection of garbage needs to go through them."""
+    """Tests and modules stay to the end; no collection of garbage needs to go through them. Where kernels are among them, the interpreter is made quick."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is not None and not quick_interpreter.REPLACED:
+        quick_interpreter.install(interpreter)
     gc.collect()
     gc.freeze()
 

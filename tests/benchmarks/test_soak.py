@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pathlib
 import subprocess
 import sys
+from typing import cast
 
 import numpy as np
 import pytest
 from benchmarks import figures, soak_checks
-from benchmarks.engine_session import Answer, Prompt
+from benchmarks.backend_process import BackendProcess
+from benchmarks.engine_session import Answer, EngineSession, Prompt
 from benchmarks.soak_checks import Sent
 from benchmarks.soak_requests import CPU_SIZES, GPU_SIZES, KINDS, Cancel, RequestMaker, SoakRequest
 from benchmarks.token_log import TokenLog
@@ -43,6 +46,34 @@ def test_a_sound_engine_is_soaked_and_nothing_is_left(tmp_path: pathlib.Path) ->
     assert record["ends"]["stop"] and record["ends"]["length"] and record["ends"]["cancelled"]
     assert record["cached_tokens"] and record["cancels_in_time"]
     assert "/tmp" not in json.dumps(record["engine"])
+
+
+class Stream:
+    """Answers every question after whoever asked the first one was cancelled."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[engine_pb2.FromEngine] = asyncio.Queue()
+        self.asked: list[engine_pb2.ToEngine] = []
+
+    async def write(self, message: engine_pb2.ToEngine) -> None:
+        self.asked.append(message)
+        if len(self.asked) == 2:
+            for asked in self.asked:
+                self.answers.put_nowait(engine_pb2.FromEngine(load=engine_pb2.Load(query_id=asked.load.query_id)))
+
+    async def read(self) -> engine_pb2.FromEngine:
+        return await self.answers.get()
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_harms_nobody() -> None:
+    session = EngineSession(Stream(), cast("BackendProcess", None))
+    reader = asyncio.ensure_future(session.read())
+    gone = asyncio.ensure_future(session.load())
+    await asyncio.sleep(0)
+    gone.cancel()
+    load = await asyncio.wait_for(session.load(), 60)
+    assert load.query_id == 2 and not reader.done()
+    reader.cancel()
 
 
 def test_mistakes_are_refused_in_a_line() -> None:

@@ -18,7 +18,7 @@ from tests.support.running_server import RunningServer, running_server
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 
-REQUESTS = 300
+REQUESTS = 200
 SHAPES = 24
 CONCURRENCY = 64
 # 72 blocks for 16 rows of up to 12 blocks each, and prompts that take two steps.

@@ -18,7 +18,8 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(SETTINGS))
+# What int8 does is tried without a server by `test_worker_process` (what is said) and `test_quantized_layers` (logits, prefixes).
+@pytest.fixture(scope="module", params=["int4", pytest.param("int8", marks=pytest.mark.slow), "nf4"])
 def scheme(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

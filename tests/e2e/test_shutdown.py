@@ -17,7 +17,7 @@ from headrace.v1 import generation_pb2, inference_pb2
 
 STREAMS = 4
 # Seconds of work, so that a reader that is held up for a second sees what comes before its end.
-TOKENS = 900
+TOKENS = 600
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512")
 
 

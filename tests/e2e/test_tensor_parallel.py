@@ -36,10 +36,10 @@ def pair() -> Iterator[RunningServer]:
         wait_until(lambda: idle_load(running.address), 60, "no request and no block left")
 
 
-@pytest.fixture
-def golden(server: RunningServer) -> list[list[int]]:
+@pytest.fixture(scope="module")
+def golden(shared_server: RunningServer) -> list[list[int]]:
     """What one rank answers."""
-    return [generate(server.address, greedy(prompt(index), TOKENS)).tokens[0] for index in range(STREAMS)]
+    return [generate(shared_server.address, greedy(prompt(index), TOKENS)).tokens[0] for index in range(STREAMS)]
 
 
 @dataclasses.dataclass

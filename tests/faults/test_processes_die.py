@@ -24,7 +24,7 @@ STREAMS = 6
 # Enough to be still running when a reader that was held up for a second strikes.
 TOKENS = 600
 # Long enough to be still running when another process has been killed and replaced.
-DETACHED_TOKENS = 1200
+DETACHED_TOKENS = 1000
 WATCHDOG_S = 5.0
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512")
 # Whose death must be seen is not to be found by the watchdog.
@@ -163,7 +163,7 @@ def test_a_hung_worker_is_noticed_and_replaced(golden: list[list[int]]) -> None:
         assert seen[statuses.index(NOT_SERVING)][0] - struck < WATCHDOG_S + 30
 
 
-def test_a_detached_generation_survives_the_death_of_its_service() -> None:
+def test_a_detached_generation_survives_the_death_of_its_service(golden: list[list[int]]) -> None:
     with running_server(*PATIENT) as server:
         with connected(server.address) as stub:
             spec = greedy(prompt(0), DETACHED_TOKENS)
@@ -173,12 +173,10 @@ def test_a_detached_generation_survives_the_death_of_its_service() -> None:
         wait_until(lambda: service not in [process.pid for process in server.services()], 60, "the service gone")
         wait_until(lambda: serves(server.address), 120, "SERVING again")
         with connected(server.address) as stub:
-            again = stub.Submit(inference_pb2.SubmitRequest(spec=spec), timeout=CALL_TIMEOUT_S).request_id
             request = inference_pb2.SubscribeRequest(request_id=request_id)
             survivor = read(stub.Subscribe(request, timeout=CALL_TIMEOUT_S))
-            undisturbed = read(stub.Subscribe(inference_pb2.SubscribeRequest(request_id=again), timeout=CALL_TIMEOUT_S))
         assert len(survivor.tokens[0]) == DETACHED_TOKENS
-        assert survivor.tokens == undisturbed.tokens
+        assert survivor.tokens[0][:TOKENS] == golden[0]
         assert survivor.done is not None
 
 

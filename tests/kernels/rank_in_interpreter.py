@@ -11,6 +11,7 @@ import pathlib
 import sys
 
 import torch
+from tests.support import quick_interpreter
 from torch import Tensor
 
 from headrace_kernels import all_reduce
@@ -56,6 +57,7 @@ def result(case: Case, peers: Peers) -> tuple[Tensor, Tensor | None]:
 
 
 def main(rank: int, world_size: int, descriptor: int, folder: pathlib.Path) -> None:
+    quick_interpreter.install(sys.modules["triton.runtime.interpreter"])
     setting, cases = torch.load(folder / "cases.pt", weights_only=False)
     shared = mmap.mmap(descriptor, world_size * all_reduce.memory_bytes(setting.capacity_bytes, world_size))
     peers = setting.peers(torch.frombuffer(shared, dtype=torch.uint8), rank, world_size)

@@ -109,7 +109,8 @@ def test_blocks_that_straddle_ranks_are_refused_with_what_works(base: pathlib.Pa
     assert unsuitable_tp(EngineConfig(model=folder.path, device="cpu", tp=8), folder.config) is None
 
 
-@pytest.mark.parametrize("kind", ["Q4_K_M", "NF4"])
+# NF4 on threads: `test_ranks_share_a_folder_of_nf4`.
+@pytest.mark.parametrize("kind", ["Q4_K_M", pytest.param("NF4", marks=pytest.mark.slow)])
 async def test_real_ranks_draw_the_tokens_of_one(base: pathlib.Path, tmp_path: pathlib.Path, kind: str) -> None:
     if kind == "NF4":
         bitsandbytes_folder.write(_source(base, "llama-long"), tmp_path)

@@ -129,7 +129,10 @@ def test_an_order_of_inputs_is_not_shared_out(folders: functools.partial[Quantiz
         load(folder, Shard(0, 2))
 
 
-@pytest.mark.parametrize("name", ["gptq v2", "awq 64", "int8", "fp8 blocks"])
+# The arithmetic of all formats is tried with threads above; here, whether processes do the same with integers and with floats.
+@pytest.mark.parametrize(
+    "name", ["gptq v2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("awq 64", "int8")), "fp8 blocks"]
+)
 async def test_real_ranks_draw_the_tokens_of_one(folders: functools.partial[Quantized], name: str) -> None:
     folder = folders(name)
     alone = run(ModelFolder.open(folder.path)).tokens

@@ -120,7 +120,7 @@ def check(error: grpc.aio.AioRpcError | None) -> None:
 
 
 _PATIENT = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -13,7 +15,9 @@ from tests.support.running_server import DEMO, environment
 
 from headrace_backend.models.registry import weight_memory
 from headrace_backend.weights.placement import Shard
+from headrace_backend.worker.plan_sizes import Question, sizes
 from headrace_model_folder import ModelFolder
+from headrace_supervisor import plan_command
 from headrace_supervisor.capacity import GPUS, PRODUCTS, Demand, RankSizes, exchange_s, predict, step_s
 from headrace_supervisor.plan_command import plan
 
@@ -36,6 +40,18 @@ def run(*arguments: str) -> Result:
     return CliRunner(env=environment()).invoke(plan, list(arguments))
 
 
+@pytest.fixture
+def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions to the process that knows are answered in this one, which has imported torch; the first test asks the process."""
+
+    def asked(question: dict[str, Any]) -> list[dict[str, Any]]:
+        known = msgspec.convert(question, Question)
+        answers: list[dict[str, Any]] = msgspec.to_builtins([sizes(known, tp) for tp in known.ranks])
+        return answers
+
+    monkeypatch.setattr(plan_command, "_asked", asked)
+
+
 def test_every_number_of_ranks_has_its_row() -> None:
     ended = run("--model", str(DEMO), "--gpus", "4", "--quantize", "int4", "--users", "8", "--json")
     # Groups of 128 do not divide the demo model's inner size, on any number of ranks.
@@ -55,6 +71,7 @@ def test_every_number_of_ranks_has_its_row() -> None:
         assert 0 <= left < 16 * row["kv_token_bytes"]
 
 
+@pytest.mark.usefixtures("answered_here")
 def test_a_quantized_cache_holds_more() -> None:
     def row(kv_dtype: str) -> dict[str, int]:
         ended = run("--shape", "llama-3.1-8b", "--kv-dtype", kv_dtype, "--max-model-len", "8192", "--json")
@@ -67,6 +84,7 @@ def test_a_quantized_cache_holds_more() -> None:
     assert fp8["kv_tokens"] > 1.9 * plain["kv_tokens"]
 
 
+@pytest.mark.usefixtures("answered_here")
 def test_an_output_layer_of_8_bits_takes_and_reads_half() -> None:
     def rows(head: str) -> list[dict[str, int]]:
         options = ("--gpus", "2", "--quantize", "int4", "--quantize-head", head, "--max-model-len", "8192", "--json")
@@ -88,6 +106,7 @@ def test_an_output_layer_of_8_bits_takes_and_reads_half() -> None:
     assert tied[0]["read_bytes"] - tied[1]["read_bytes"] == 2 * config.vocab_size * config.hidden_size - copy
 
 
+@pytest.mark.usefixtures("answered_here")
 def test_a_model_that_does_not_fit_is_said_with_the_arithmetic() -> None:
     ended = run("--shape", "llama-3.1-70b", "--gpu", "h100", "--gpus", "2")
     assert ended.exit_code == 1

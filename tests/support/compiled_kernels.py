@@ -1,6 +1,6 @@
 """Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
 
-    python -m tests.support.compiled_kernels attention|small_linear|low_bits|nibble_rows|head|arranged|rounded|blocks 90
+    python -m tests.support.compiled_kernels attention|small_linear|low_bits|low_bits_all|nibble_rows|head|arranged|arranged_all|rounded|blocks 90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
@@ -8,6 +8,7 @@ runs the launchers on CPU tensors with compilation in place of launching, and pr
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -239,7 +240,12 @@ def launch_low_bits(num_rows: int, product: _Product, weight: QuantizedWeight) -
     low_bit_kernels.multiply_small(x, weight, None, out, tile, norm, product.gated, product.add)
 
 
-def compile_low_bits(arch: int) -> list[Any]:
+def _rows(weight: int, product: int, every: bool) -> tuple[int, ...]:
+    """One of few rows and one of many for a weight and a product, by their places: any two of the three meet. Or all four."""
+    return (1, 12, 64, 200) if every else ((1, 64), (12, 200))[(weight + product) % 2]
+
+
+def compile_low_bits(arch: int, every: bool = False) -> list[Any]:
     """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16 with odd sizes; restoring, to fp32 too."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
@@ -248,14 +254,13 @@ def compile_low_bits(arch: int) -> list[Any]:
         stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
         stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
         compiled = stack.enter_context(compiling_for(arch))
-        for kind, product in itertools.product(
-            QuantKind, (_PRODUCTS[2], _PRODUCTS[3], _Product(100, 352, normed=True))
-        ):
+        products = (_PRODUCTS[2], _PRODUCTS[3], _Product(100, 352, normed=True))
+        for (i, kind), (j, product) in itertools.product(enumerate(QuantKind), enumerate(products)):
             dtype = torch.bfloat16 if product.num_inputs > 352 else torch.float16
             group = 128 if kind is QuantKind.INT4 and product.num_inputs % 128 == 0 else product.num_inputs
             outputs = product.num_outputs * (1 + product.gated)
             weight = allocate(kind, outputs, product.num_inputs, group, dtype, torch.device("cpu"))
-            for num_rows in (1, 12, 64, 200):
+            for num_rows in _rows(i, j, every):
                 launch_low_bits(num_rows, product, weight)
             low_bit_wide_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
         for kind in QuantKind:
@@ -312,7 +317,7 @@ _ARRANGED = (
 )
 
 
-def compile_arranged(arch: int) -> list[Any]:
+def compile_arranged(arch: int, every: bool = False) -> list[Any]:
     """Scales of groups for 8 bits, at the longest products of an 8B Llama; inputs in an order; products of rounded activations."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
@@ -321,11 +326,12 @@ def compile_arranged(arch: int) -> list[Any]:
         for room in (int8_activations, input_order):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
-        for (kind, group, arrangement, dtype), product in itertools.product(_ARRANGED, (_PRODUCTS[2], _PRODUCTS[3])):
+        for (i, arranged), (j, product) in itertools.product(enumerate(_ARRANGED), enumerate(_PRODUCTS[2:4])):
+            kind, group, arrangement, dtype = arranged
             outputs = product.num_outputs * (1 + product.gated)
             sizes = (outputs, product.num_inputs, group or product.num_inputs)
             weight = allocate(kind, *sizes, dtype, torch.device("cpu"), arrangement)
-            for num_rows in (1, 12, 64, 200):
+            for num_rows in _rows(i, j, every):
                 launch_low_bits(num_rows, product, weight)
             low_bit_wide_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
         sizes = (4096, 14_336, 14_336)
@@ -379,9 +385,11 @@ _ROOMS = {
     "attention": compile_attention,
     "small_linear": compile_small_linear,
     "low_bits": compile_low_bits,
+    "low_bits_all": functools.partial(compile_low_bits, every=True),
     "nibble_rows": compile_nibble_rows,
     "head": compile_head,
     "arranged": compile_arranged,
+    "arranged_all": functools.partial(compile_arranged, every=True),
     "rounded": compile_rounded,
     "blocks": compile_blocks,
 }

@@ -132,7 +132,10 @@ async def test_a_partial_success_is_counted() -> None:
 async def test_a_hung_collector_costs_the_queue_and_no_more() -> None:
     collector = Collector()
     collector.answers = ["hang"] * 100
-    async with listening(collector) as port, exporting(port, queue_bytes=8 << 20, flush_s=0.3) as exporter:
+    async with (
+        listening(collector) as port,
+        exporting(port, queue_bytes=8 << 20, flush_s=0.3, otlp_timeout_s=100.0) as exporter,
+    ):
         for _ in range(100):
             exporter.put(RESOURCE, block(10, text_bytes=40_000))
             assert exporter._counts.queued_bytes <= 8 << 20
@@ -141,7 +144,7 @@ async def test_a_hung_collector_costs_the_queue_and_no_more() -> None:
         waiting = exporter._counts.queued_bytes
         assert waiting > 7 << 20
         began = time.monotonic()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 60
     assert exporter._counts.dropped["traces"] == 1000
     assert exporter._counts.queued_bytes <= waiting
 

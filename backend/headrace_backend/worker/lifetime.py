@@ -42,9 +42,12 @@ def end_if_orphaned(parent_pid: int) -> None:
 
 
 def arrange_signals() -> None:
-    """Leaves Ctrl-C, which the terminal sends to every process, to the supervisor. SIGUSR1 writes all stacks to stderr: for a watchdog, before it kills."""
+    """Leaves Ctrl-C, which the terminal sends to every process, to the supervisor. SIGUSR1 writes the main thread's stack to stderr: for a watchdog, before it kills.
+
+    Not those of other threads: they may be running, and reading frames that change has ended a worker that had only been stopped (signal 11).
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
 
 
 def end_process(code: int) -> NoReturn:
