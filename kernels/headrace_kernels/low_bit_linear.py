@@ -17,6 +17,7 @@ from headrace_kernels.input_order import take_inputs
 from headrace_kernels.linear import linear as plain_linear
 from headrace_kernels.linear import linear_reference as plain_linear_reference
 from headrace_kernels.low_bit_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, takes
+from headrace_kernels.low_bit_nibble_row_kernels import NibbleRowTile
 from headrace_kernels.low_bit_row_kernels import RowTile, multiply_row, takes_row
 from headrace_kernels.low_bit_warpgroup_kernels import WarpgroupTile, splittings, takes_warpgroups
 from headrace_kernels.low_bit_wide_kernels import WideTile, multiply_wide, restore
@@ -70,13 +71,13 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
 # Tiles of one row for a gate and up projection, for products whose outputs are few (they are added to the residual stream), and for others: the best of a sweep of an 8B Llama's products on an H200, 2026-11-21,
 # everything fused included. 32 layers take 1.78 ms in INT4, 1.99 in FP8 and 2.04 in INT8; by `small_rule` and a norm of its own it was 2.28, 2.35 and 2.34.
 _ROW_TILES = {
-    QuantKind.INT4: (RowTile(8, 8, False), RowTile(8, 4, False), RowTile(8, 2, True)),
+    QuantKind.INT4: (NibbleRowTile(16, 4, 2), NibbleRowTile(16, 8, 4, 128), NibbleRowTile(16, 4, 4)),
     QuantKind.FP8: (RowTile(2, 4, True), RowTile(8, 4, True), RowTile(8, 2, True)),
     QuantKind.INT8: (RowTile(4, 4, True), RowTile(8, 4, True), RowTile(4, 2, True)),
 }
 
 
-def row_rule(weight: QuantizedWeight, gated: bool = False) -> RowTile:
+def row_rule(weight: QuantizedWeight, gated: bool = False) -> RowTile | NibbleRowTile:
     """The tile of one row."""
     gate_up, few_outputs, others = _ROW_TILES[weight.kind]
     if gated:

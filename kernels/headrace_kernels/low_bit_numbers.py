@@ -111,36 +111,133 @@ _WIDE_BYTES = tl.constexpr(
 
 
 @triton.constexpr_function
-def _nibble_dot_assembly(part):
-    """Eight nibbles in four registers, as they lie: an fp16 without a leading 1, q 2^-24 or 16 q 2^-24. Times eight numbers of fp16, added up in pairs, and the pair."""
-    mask = "0x00F000F0" if part % 2 else "0x000F000F"
-    products = "".join(
-        f"and.b32 t, ${1 + word}, {mask}; "
-        + ("mul.f16x2 a, t, $5; " if word == 0 else f"fma.rn.f16x2 a, t, ${5 + word}, a; ")
-        for word in range(4)
-    )
-    ends = "mov.b32 {l, h}, a; cvt.f32.f16 p, l; cvt.f32.f16 q, h; add.f32 $0, p, q; }"
-    return "{ .reg .b32 t, a; .reg .b16 l, h; .reg .f32 p, q; " + products + ends
+def _tensor_product(number, found, left, right, sums):
+    """found = left right + sums for 16 outputs, 16 inputs, 8 columns, by the threads of a warp together."""
+    operands = f"{{{found}}}, {{{left}}}, {{{right}}}, {{{sums}}}; "
+    return f"mma.sync.aligned.m16n8k16.row.col.f32.{number}.{number}.f32 " + operands
 
 
-@triton.jit
-def nibble_dots(w0, w1, w2, w3, x0, x1, x2, x3, PART: tl.constexpr):
-    """Sums of q x over nibbles PART of eight words, two in each of w0 to w3 (32 bits; parts 2 and 3: shifted right by 8), and eight numbers of fp16, two in each of x0 to x3; times 2^-24, of odd parts times 2^-20.
+@triton.constexpr_function
+def _column_product_assembly(part, bf16):
+    """Outputs $0 to $7, words $8 to $11 of an output and $12 to $15 of another, x in $16 to $19, sums so far in $20 to $27.
 
-    Sums are fp16: each of the three additions of a pair of products rounds to 11 bits of the sum so far.
+    Sums of a part are (column, output); the instruction has them as (output, column). bf16: 128 + q, as `_nibble_assembly`. fp16: a number without a leading 1, q 2^-24 or in odd parts 16 q 2^-24.
     """
-    assembly: tl.constexpr = _nibble_dot_assembly(PART)
-    return tl.inline_asm_elementwise(
-        assembly, "=f,r,r,r,r,r,r,r,r", [w0, w1, w2, w3, x0, x1, x2, x3], dtype=tl.float32, is_pure=True, pack=1
-    )
+    code = "{ .reg .b32 w<4>, a<4>; .reg .f32 c<4>; "
+    for place, shown in enumerate((part, part + 1)):
+        names = [4 * place + index for index in (0, 2, 1, 3)]
+        sums = ", ".join(f"${20 + name}" for name in names)
+        for half in (0, 1):
+            # Registers of the instruction: inputs 2 t and on of both outputs, then inputs 2 t + 8 and on.
+            for register, word in enumerate((8, 12, 9, 13)):
+                shift = 4 * shown if bf16 else shown // 2 * 8
+                source = f"${word + 2 * half}"
+                if shift:
+                    code += f"shr.b32 w{register}, {source}, {shift}; "
+                    source = f"w{register}"
+                if bf16:
+                    code += f"lop3.b32 a{register}, {source}, 0x000F000F, 0x43004300, 0xEA; "
+                else:
+                    code += f"and.b32 a{register}, {source}, {'0x00F000F0' if shown % 2 else '0x000F000F'}; "
+            found = ", ".join(f"${name}" for name in names) if half else "c0, c1, c2, c3"
+            x = f"${16 + 2 * half}, ${17 + 2 * half}"
+            so_far = "c0, c1, c2, c3" if half else sums
+            code += _tensor_product("bf16" if bf16 else "f16", found, "a0, a1, a2, a3", x, so_far)
+    return code + "}"
+
+
+@triton.constexpr_function
+def _column_sum_assembly(squares, bf16):
+    """Outputs $0 to $7, x in $8 to $11, normed x in $12 to $15, sums so far in $16 to $23."""
+    kind, one = ("bf16", "0x3F803F80") if bf16 else ("f16", "0x3C003C00")
+    code = "{ .reg .b32 o, z; .reg .f32 c<4>; mov.b32 o, " + one + "; mov.b32 z, 0; "
+    ones = "o, o, o, o"
+    code += _tensor_product(kind, "c0, c1, c2, c3", ones, "$12, $13", "$20, $21, $22, $23")
+    code += _tensor_product(kind, "$4, $5, $6, $7", ones, "$14, $15", "c0, c1, c2, c3")
+    if squares:
+        code += _tensor_product(kind, "c0, c1, c2, c3", "$8, z, $9, z", "$8, $9", "$16, $17, $18, $19")
+        code += _tensor_product(kind, "$0, $1, $2, $3", "$10, z, $11, z", "$10, $11", "c0, c1, c2, c3")
+    else:
+        code += "".join(f"mov.b32 ${place}, ${16 + place}; " for place in range(4))
+    return code + "}"
+
+
+# Eight sums; registers of words and x; the sums so far.
+_PRODUCT_OPERANDS = tl.constexpr(",".join(["=&f"] * 8 + ["r"] * 12 + ["f"] * 8))
+_SUM_OPERANDS = tl.constexpr(",".join(["=&f"] * 8 + ["r"] * 8 + ["f"] * 8))
 
 
 @triton.jit
-def halves(low, high):
-    """Two numbers of fp32 as fp16 in 32 bits."""
-    return tl.inline_asm_elementwise(
-        "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=tl.int32, is_pure=True, pack=1
-    )
+def _columns(products):
+    """[8, 8 columns, warps] -> [4, 8, warps, 2]."""
+    return tl.permute(tl.reshape(products, (8, 4, 2, products.shape[2])), (1, 0, 3, 2))
+
+
+@triton.jit
+def _by_columns(left, right):
+    """Sums over threads t and inputs, of outputs (or columns) g of the left and all columns of the right: [4, 8, warps, 2]."""
+    return _columns(tl.sum(tl.sum(left[:, :, None] * right[:, None], 4), 0))
+
+
+@triton.jit
+def _plain_products(words, x, PART: tl.constexpr, OFFSET: tl.constexpr):
+    return _by_columns(((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) + OFFSET, x.to(tl.float32))
+
+
+@triton.jit
+def column_products(even, odd, x, sums, PART: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
+    """Adds the products of nibbles PART and PART + 1 of words with columns of x, on the tensor cores.
+
+    All are [4, 8, warps, 8], of which thread 4 g + t of a warp must hold [t, g]: words `even` of output 2 g and `odd` of output 2 g + 1, x of column g, and sums (part, column 2 t or 2 t + 1,
+    output 2 g or 2 g + 1). Numbers are 128 + q for inputs of bf16; for fp16 q 2^-24, in odd parts q 2^-20, but q if PLAIN, where x may be wider than its DTYPE.
+    """
+    if PLAIN:
+        OFFSET: tl.constexpr = 128.0 if DTYPE == tl.bfloat16 else 0.0
+        first = tl.join(_plain_products(even, x, PART, OFFSET), _plain_products(odd, x, PART, OFFSET))
+        second = tl.join(_plain_products(even, x, PART + 1, OFFSET), _plain_products(odd, x, PART + 1, OFFSET))
+        both = tl.permute(tl.join(first, second), (0, 1, 2, 5, 3, 4))
+        return sums + tl.reshape(both, (4, 8, x.shape[2], 8))
+    else:
+        products: tl.constexpr = _column_product_assembly(PART, DTYPE == tl.bfloat16)
+        return tl.inline_asm_elementwise(
+            products, _PRODUCT_OPERANDS, [even, odd, x, sums], dtype=tl.float32, is_pure=True, pack=8
+        )
+
+
+@triton.jit
+def column_sums(raw, x, sums, SQUARES: tl.constexpr, PLAIN: tl.constexpr):
+    """Adds up columns of x, and if SQUARES the products of columns of raw x with each other, on the tensor cores.
+
+    All are [4, 8, warps, 8], held as `column_products` says. Sums: columns g times 2 t and 2 t + 1, and two of nothing; then columns 2 t and 2 t + 1, twice.
+    """
+    if PLAIN:
+        own = _by_columns(tl.full([4, 8, x.shape[2], 8], 1.0, tl.float32), x.to(tl.float32))
+        products = tl.zeros_like(own)
+        if SQUARES:
+            products = _by_columns(raw.to(tl.float32), raw.to(tl.float32))
+        # Of both twice the two columns, squares before sums.
+        both = tl.join(tl.join(products, own), tl.join(products, own))
+        return sums + tl.reshape(tl.permute(both, (0, 1, 2, 4, 5, 3)), (4, 8, x.shape[2], 8))
+    else:
+        adding: tl.constexpr = _column_sum_assembly(SQUARES, x.dtype == tl.bfloat16)
+        return tl.inline_asm_elementwise(adding, _SUM_OPERANDS, [raw, x, sums], dtype=tl.float32, is_pure=True, pack=8)
+
+
+@triton.jit
+def scaled_by_norm(x, norm, PLAIN: tl.constexpr):
+    """x times the weight of a norm: bf16, or fp32 if PLAIN."""
+    if PLAIN:
+        return x.to(tl.float32) * norm.to(tl.float32)
+    else:
+        # Plus -0: before sm_90 there is no product alone.
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z; }",
+            "=r,r,r",
+            [x, norm],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
 
 
 @triton.jit

@@ -1,13 +1,10 @@
-"""The Triton kernel behind `low_bit_linear` for one row: a weight of few bits is read once, and multiplied on the ordinary cores.
+"""The Triton kernel behind `low_bit_linear` for one row and weights of 8 bits, which are read once and multiplied on the ordinary cores; and the way to the one for INT4 (`low_bit_nibble_row_kernels`).
 
 Owns the kernel, its launch and the tiles that are worth trying; which runs when is `low_bit_linear`'s. It is to `low_bit_kernels` what the `vector` kernel is to the `tile` kernel in `small_linear_kernels`:
 a program has few outputs, asks for all of their bits at once, and each thread sums what it holds. With norm, SwiGLU and residual stream in the same launch.
 
-A thread holds 16 bytes of an output: 16 inputs of 8 bits, or 8 words of INT4, which are 8 inputs in each of four parts. The inputs of one thread stand in one dimension and threads in the first, so that
-whatever a thread multiplies lies in its own registers: bits, x, and scales. Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
-
-INT4: nibbles are numbers of fp16 where they lie, tiny ones, so that two products take one instruction and restoring none but a mask. A thread brings its eight x of a part to fp16's range by a power of two
-of its own, exactly, and adds its eight products in fp16; all else is fp32: y = s (sum q x - z sum x) for each group.
+A thread holds 16 inputs of an output. The inputs of one thread stand in one dimension and threads in the first, so that whatever a thread multiplies lies in its own registers: bits, x, and scales. Sums are
+fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -18,14 +15,19 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
 from headrace_kernels.low_bit_kernels import bits_of, layout_of
-from headrace_kernels.low_bit_numbers import halves, nibble_dots, wide_bytes
+from headrace_kernels.low_bit_nibble_row_kernels import (
+    NibbleRowTile,
+    multiply_nibble_row,
+    nibble_row_variants,
+    takes_nibble_row,
+)
+from headrace_kernels.low_bit_numbers import wide_bytes
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind
 from headrace_kernels.small_linear_kernels import finish
 from headrace_kernels.triton_runtime import INTERPRETED
@@ -40,81 +42,6 @@ class RowTile(NamedTuple):
     num_warps: int
     # Whether all loads of a weight stand before what is done with any: the compiler would put some off, to save registers.
     loads_first: bool
-
-
-@triton.jit
-def _wide(words):
-    """Unsigned numbers below 128 as fp32, with 128 added: the mantissa of a bf16 between 128 and 256, which takes no conversion."""
-    return (words.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _eight(x):
-    """[threads, 8] -> eight of [threads]."""
-    even, odd = tl.split(tl.reshape(x, (x.shape[0], 2, 2, 2)))
-    even_low, even_high = tl.split(tl.permute(even, (0, 2, 1)))
-    odd_low, odd_high = tl.split(tl.permute(odd, (0, 2, 1)))
-    x0, x2 = tl.split(even_low)
-    x4, x6 = tl.split(even_high)
-    x1, x3 = tl.split(odd_low)
-    x5, x7 = tl.split(odd_high)
-    return x0, x1, x2, x3, x4, x5, x6, x7
-
-
-@triton.jit
-def _in_range(x, PLAIN: tl.constexpr):
-    """Inputs [threads, 8] of fp32 brought to fp16 by a power of two for each thread: four words of two numbers [threads, 1], and what undoes the power [threads]. NaN and infinity stay. If PLAIN, the inputs alone."""
-    if PLAIN:
-        return (x,)
-    else:
-        bits = tl.max(x.to(tl.int32, bitcast=True) & 0x7F800000, 1)
-        # Largest numbers of 2^14 to 2^15; and nothing that fp32 could not undo.
-        exponent = tl.maximum(bits, 15 << 23)
-        power = ((253 << 23) - (exponent - (15 << 23))).to(tl.float32, bitcast=True)
-        undone = (exponent - (14 << 23)).to(tl.float32, bitcast=True)
-        x0, x1, x2, x3, x4, x5, x6, x7 = _eight(x * power[:, None])
-        return (
-            halves(x0, x1)[:, None],
-            halves(x2, x3)[:, None],
-            halves(x4, x5)[:, None],
-            halves(x6, x7)[:, None],
-            undone,
-        )
-
-
-@triton.jit
-def _parts_of(words, PLAIN: tl.constexpr):
-    """INT4's words [threads, outputs, 4] of 32 bits as `nibble_dots` takes them: four [threads, outputs], and the same shifted for the upper parts. If PLAIN, [threads, outputs, 8] of 16 bits."""
-    if PLAIN:
-        both = tl.join(words & 0xFFFF, (words >> 16) & 0xFFFF)
-        return (tl.reshape(both, (words.shape[0], words.shape[1], 8)),)
-    else:
-        even, odd = tl.split(tl.reshape(words, (words.shape[0], words.shape[1], 2, 2)))
-        w0, w2 = tl.split(even)
-        w1, w3 = tl.split(odd)
-        # What comes down from the upper word is masked out.
-        return w0, w1, w2, w3, w0 >> 8, w1 >> 8, w2 >> 8, w3 >> 8
-
-
-@triton.jit
-def _nibble_sums(
-    loaded, ranged, x, x_sum, first, N_SCALES, scale_ptr, zero_ptr, n,
-    PART: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, PLAIN: tl.constexpr,
-):  # fmt: skip
-    """What part PART of `_parts_of` INT4's words adds to the sums of outputs n [1, outputs]: [threads, outputs]. x [threads, 8] begins at input `first`; x_sum is its sum, ranged `_in_range` of it."""
-    if PLAIN:
-        sums = tl.sum(((loaded[0] >> (4 * PART)) & 15).to(tl.float32) * x[:, None, :], 2)
-    else:
-        UPPER: tl.constexpr = 4 if PART >= 2 else 0
-        UNIT: tl.constexpr = float(1 << (20 if PART % 2 else 24))
-        sums = nibble_dots(
-            loaded[UPPER], loaded[UPPER + 1], loaded[UPPER + 2], loaded[UPPER + 3], ranged[0], ranged[1], ranged[2], ranged[3], PART
-        )  # fmt: skip
-        sums *= (ranged[4] * UNIT)[:, None]
-    places = (tl.minimum(first, K - 1) // GROUP)[:, None] * N_SCALES + n
-    # (z + 128) sum x is taken off, and 128 sum x added.
-    sums = sums + (128.0 * x_sum)[:, None] - _wide(tl.load(zero_ptr + places)) * x_sum[:, None]
-    return sums * tl.load(scale_ptr + places).to(tl.float32)
 
 
 @triton.jit
@@ -137,13 +64,12 @@ def _byte_sums(
 def _row_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
     eps,
-    N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr, KIND: tl.constexpr,
-    GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
     BLOCK_N: tl.constexpr, THREADS: tl.constexpr, LOADS_FIRST: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs; with norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums."""
-    # Words of a thread: 16 bytes. Those of INT4 are of 32 bits here, with 8 inputs in each of four parts.
-    HELD: tl.constexpr = 4 if KIND == "int4" else 16
+    # Words of a thread: 16 bytes.
+    HELD: tl.constexpr = 16
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     if N % BLOCK_N:
         # Outputs beyond the end repeat the last one, and are not stored.
@@ -157,7 +83,6 @@ def _row_kernel(
     squares = tl.zeros([THREADS], tl.float32)
     n_scales = N * (2 if GATED else 1)
     # Unrolled, so that the loads of several chunks are under way at once.
-    CHUNKS: tl.constexpr = PLANE // 8
     for begin in tl.static_range(0, (WORDS + HELD - 1) // HELD, THREADS):
         chunk = begin + thread
         word = chunk[:, None, None] * HELD + inner
@@ -166,31 +91,16 @@ def _row_kernel(
             words_up = tl.load(word_places + up_words + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
         if LOADS_FIRST:
             tl.debug_barrier()
-        if KIND == "int4":
-            loaded, loaded_up = _parts_of(words, PLAIN), _parts_of(words_up if GATED else words, PLAIN)
-            for i in tl.static_range(4):
-                first = (chunk // CHUNKS * 4 + i) * PLANE + chunk % CHUNKS * 8
-                k = first[:, None] + tl.arange(0, 8)[None, :]
-                x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-                if norm_ptr is not None:
-                    squares += tl.sum(x * x, 1)
-                    x = x * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-                x_sum = tl.sum(x, 1)
-                ranged = _in_range(x, PLAIN)
-                totals += _nibble_sums(loaded, ranged, x, x_sum, first, n_scales, scale_ptr, zero_ptr, n, i, K, GROUP, PLAIN)  # fmt: skip
-                if GATED:
-                    up_totals += _nibble_sums(loaded_up, ranged, x, x_sum, first, n_scales, scale_ptr, zero_ptr, N + n, i, K, GROUP, PLAIN)  # fmt: skip
-        else:
-            # Two loads of 16 bytes a thread.
-            k = chunk[:, None, None] * 16 + tl.arange(0, 2)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
-            x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-            if norm_ptr is not None:
-                squares += tl.sum(tl.sum(x * x, 2), 1)
-                x = x * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-            x = tl.reshape(x, (THREADS, 16))
-            totals += _byte_sums(words, x, chunk, n_scales, scale_ptr, zero_ptr, n, K, GROUP, KIND, NATIVE_FP8, PLAIN, GROUPED, SCALE_OUTPUTS)  # fmt: skip
-            if GATED:
-                up_totals += _byte_sums(words_up, x, chunk, n_scales, scale_ptr, zero_ptr, N + n, K, GROUP, KIND, NATIVE_FP8, PLAIN, GROUPED, SCALE_OUTPUTS)  # fmt: skip
+        # Two loads of 16 bytes a thread.
+        k = chunk[:, None, None] * 16 + tl.arange(0, 2)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
+        x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        if norm_ptr is not None:
+            squares += tl.sum(tl.sum(x * x, 2), 1)
+            x = x * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        x = tl.reshape(x, (THREADS, 16))
+        totals += _byte_sums(words, x, chunk, n_scales, scale_ptr, zero_ptr, n, K, GROUP, KIND, NATIVE_FP8, PLAIN, GROUPED, SCALE_OUTPUTS)  # fmt: skip
+        if GATED:
+            up_totals += _byte_sums(words_up, x, chunk, n_scales, scale_ptr, zero_ptr, N + n, K, GROUP, KIND, NATIVE_FP8, PLAIN, GROUPED, SCALE_OUTPUTS)  # fmt: skip
     y, up = tl.sum(totals, 0), tl.sum(up_totals, 0)
     n_out = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     if not GROUPED:
@@ -205,7 +115,9 @@ def _row_kernel(
 
 
 def takes_row(weight: QuantizedWeight) -> bool:
-    """Whether the kernel multiplies by this weight: outputs begin at multiples of 16 bytes, and what a thread holds lies within one group."""
+    """Whether a kernel of one row multiplies by this weight: of 8 bits where outputs begin at multiples of 16 bytes, and what a thread holds lies within one group."""
+    if weight.kind is QuantKind.INT4:
+        return takes_nibble_row(weight)
     row_bytes = weight.packed.shape[1] * weight.packed.element_size()
     return row_bytes % 16 == 0 and (weight.group_size == weight.num_inputs or weight.group_size % 16 == 0)
 
@@ -219,7 +131,7 @@ def multiply_row(
     weight: QuantizedWeight,
     bias: Tensor | None,
     out: Tensor,
-    tile: RowTile,
+    tile: RowTile | NibbleRowTile,
     norm: tuple[Tensor, float] | None = None,
     gated: bool = False,
     add: bool = False,
@@ -231,21 +143,21 @@ def multiply_row(
         weight: N outputs, or 2 N with the gate first, such that `takes_row(weight)`.
         bias: One per output of the weight.
         out: [1, N], written, or with `add` added to.
-        tile: The sizes.
+        tile: The sizes, of INT4's kernel for INT4.
         norm: Weight and epsilon of an RMS norm of x.
         gated: SwiGLU of the two halves.
         add: The result is added to `out`.
     """
+    if isinstance(tile, NibbleRowTile):
+        multiply_nibble_row(x, weight, bias, out, tile, norm, gated, add)
+        return
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
-    assert num_rows == 1 and num_inputs == weight.num_inputs and x.dtype == weight.dtype and takes_row(weight)
+    assert weight.kind is not QuantKind.INT4 and num_rows == 1 and num_inputs == weight.num_inputs and x.dtype == weight.dtype and takes_row(weight)
     assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
     norm_weight, eps = norm or (None, 0.0)
     layout, (words, scales, zeros) = layout_of(weight, x.dtype), bits_of(weight)
-    if weight.kind is QuantKind.INT4:
-        words = words.view(torch.int32)
-    layout |= {"WORDS": words.shape[1]}
-    del layout["OFFSET"]
-    chunks = triton.cdiv(words.shape[1] * words.element_size(), 16)
+    del layout["OFFSET"], layout["PLANE"]
+    chunks = triton.cdiv(words.shape[1], 16)
     threads = min(32 * tile.num_warps, max(32, triton.next_power_of_2(chunks)))
     _row_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
         x.contiguous(), norm_weight, words, scales, zeros, bias, out, eps,
@@ -254,7 +166,9 @@ def multiply_row(
     )  # fmt: skip
 
 
-def row_variants(gated: bool) -> list[RowTile]:
+def row_variants(kind: QuantKind, gated: bool) -> list[RowTile] | list[NibbleRowTile]:
     """Tiles that are worth timing for one row."""
+    if kind is QuantKind.INT4:
+        return nibble_row_variants(gated)
     outputs = (2, 4, 8) if gated else (4, 8)
     return [RowTile(*sizes) for sizes in itertools.product(outputs, (2, 4, 8, 16), (False, True))]

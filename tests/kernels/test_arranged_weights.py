@@ -130,7 +130,7 @@ def test_kernels_agree_with_fp64(name: str, dtype: torch.dtype, device: str) -> 
             stored.check(out, x, stored.bias)
         assert takes_row(stored.weight)
         x, out = stored.x(1), torch.full((1, outputs), float("nan"), dtype=dtype, device=device)
-        multiply_row(stored.stored_x(x), stored.weight, stored.bias, out, RowTile(4, 2, True))
+        multiply_row(stored.stored_x(x), stored.weight, stored.bias, out, low_bit_linear.row_rule(stored.weight))
         stored.check(out, x, stored.bias)
         x, out = stored.x(19), torch.full((19, outputs), float("nan"), dtype=dtype, device=device)
         multiply_wide(stored.stored_x(x), stored.weight, stored.bias, out, WideTile(32, 16, 64, 4, 2, 2))

@@ -20,14 +20,14 @@ def counted(kernels: list[dict[str, Any]]) -> dict[str, int]:
 def test_all_kernels_fit_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "low_bits", arch)
     # Three kinds, three products: 1 and 12 rows, 64 and 200 rows, and restoring; and restoring to fp32.
-    expected = {"_row_kernel": 9, "_small_kernel": 9, "_wide_kernel": 18, "_restore_kernel": 12}
+    expected = {"_row_kernel": 6, "_nibble_row_kernel": 3, "_small_kernel": 9, "_wide_kernel": 18, "_restore_kernel": 12}
     if arch == 90:
         # Warp groups multiply where outputs and inputs are whole tiles.
         expected |= {"_warpgroup_kernel": 12, "_wide_kernel": 6}
     assert counted(kernels) == expected
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
     # Few rows wait for memory, and registers spilled inside a loop cost bandwidth; the tile of 16 rows that is fastest on sm_90 spills ten there, and more before.
-    assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] == "_row_kernel")
+    assert not any(kernel["stack_bytes"] for kernel in kernels if "row_kernel" in kernel["name"])
     assert all(
         kernel["stack_bytes"] <= (64 if arch == 90 else 256) for kernel in kernels if kernel["name"] == "_small_kernel"
     )

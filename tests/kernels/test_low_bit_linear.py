@@ -12,6 +12,7 @@ from headrace_kernels import low_bit_linear, restored_weights
 from headrace_kernels.fp8_activations import can_scale, scaled_linear
 from headrace_kernels.low_bit_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, small_variants
 from headrace_kernels.low_bit_linear import Path, path_rule
+from headrace_kernels.low_bit_nibble_row_kernels import NibbleRowTile
 from headrace_kernels.low_bit_row_kernels import RowTile, multiply_row, row_variants, takes_row
 from headrace_kernels.low_bit_wide_kernels import WideTile, multiply_wide, restore, wide_variants
 from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize, quantize_rows
@@ -106,7 +107,7 @@ def check_small(product: Product, tile: SmallTile) -> None:
     assert_close(out, x @ product.numbers.t() + product.residual.double(), product.spread(x))
 
 
-def check_row(product: Product, tile: RowTile) -> None:
+def check_row(product: Product, tile: RowTile | NibbleRowTile) -> None:
     """One row, alone and normed, and added to the stream."""
     out = product.poison()
     multiply_row(product.x, product.weight, product.bias, out, tile, norm=(product.norm_weight, EPS))
@@ -116,10 +117,10 @@ def check_row(product: Product, tile: RowTile) -> None:
     assert_close(out, x @ product.numbers.t() + product.residual.double(), product.spread(x))
 
 
-def check_gated(product: Product, tile: SmallTile | RowTile) -> None:
+def check_gated(product: Product, tile: SmallTile | RowTile | NibbleRowTile) -> None:
     out = product.poison(product.num_outputs // 2)
     norm = (product.norm_weight, EPS)
-    if isinstance(tile, RowTile):
+    if isinstance(tile, (RowTile, NibbleRowTile)):
         multiply_row(product.x, product.weight, product.bias, out, tile, norm, gated=True)
     else:
         multiply_small(product.x, product.weight, product.bias, out, tile, norm, gated=True)
@@ -163,8 +164,9 @@ def test_kernels_agree_with_fp64(kind: QuantKind, outputs: int, inputs: int, gro
         check_restored(product)
         product = Product(kind, 1, 2 * outputs, inputs, group, dtype, "cpu")
         if takes_row(product.weight):
-            check_row(product, RowTile(4, 2, True))
-            check_gated(product, RowTile(2, 4, True))
+            is_int4 = kind is QuantKind.INT4
+            check_row(product, NibbleRowTile(32, 2, 1) if is_int4 else RowTile(4, 2, True))
+            check_gated(product, NibbleRowTile(16, 1, 2) if is_int4 else RowTile(2, 4, True))
         check_gated(Product(kind, 2, 2 * outputs, inputs, group, dtype, "cpu"), SMALL_TILES[0])
 
 
@@ -196,7 +198,8 @@ def test_groups_of_every_size_on_a_card(group: int) -> None:
         for rows in (1, 16, 40):
             product = Product(QuantKind.INT4, rows, 512, 4096, group, dtype, "cuda")
             if rows == 1:
-                check_row(product, RowTile(4, 4, True))
+                for tile in row_variants(QuantKind.INT4, gated=False):
+                    check_row(product, tile)
             if rows <= MAX_SMALL_ROWS:
                 check_small(product, SmallTile(16, 64, 4, 4, 3, dtype == torch.bfloat16))
             else:
@@ -389,7 +392,7 @@ def test_warm_rows_take_every_tile_of_the_rules(device: str) -> None:
 def test_one_row_is_the_same_product_by_every_tile(kind: QuantKind, device: str) -> None:
     for gated in (False, True):
         product = Product(kind, 1, 20, 512, 128, torch.bfloat16, device)
-        tiles = row_variants(gated)
+        tiles = row_variants(kind, gated)
         assert len(set(tiles)) == len(tiles) > 2
         # Some of them without a card: the interpreter takes its time.
         for tile in tiles if device == "cuda" else tiles[::5]:
