@@ -2,15 +2,19 @@
 
     python -m benchmarks.bench_collectives --ranks 4 --json FILE
 
-One process per rank. A time is the slowest rank's, the median of `_REPEATS` readings of graphs of `_CALLS` calls. On a CPU the ranks are gloo's, timed by the clock, which says something about the machine only. NVLink multicast is not used.
+One process per rank. A time is the slowest rank's, the median of `_REPEATS` readings of graphs of `_CALLS` calls. Before, all ways follow each other in one graph, in sizes that change, and every result of every replay is checked. On a CPU the ranks are gloo's, timed by the clock, which says something about the machine only. NVLink multicast is not used.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import itertools
 import json
 import os
 import pathlib
+import random
 import statistics
 import subprocess
 import sys
@@ -31,15 +35,21 @@ from headrace_backend.parallel.symmetric import SymmetricCollectives
 from headrace_kernels import all_reduce
 
 _SIZES = tuple(8192 << shift for shift in range(14))
-_WIDTH = 4096
+_WIDTHS = (4096, 8192)
 _REPEATS = 7
 _CALLS = 20
+# Of a graph in one reading, and of tensors that take long.
 _REPLAYS = 20
+_LARGE_REPLAYS = 4
+_LARGE_BYTES = 2 << 20
+_MIXED_CALLS = 60
+_MIXED_REPLAYS = 40
 _CPU_CALLS = 20
 # Of bf16, sums of up to 8 numbers of size 1: half a unit in the last place of the sum, and NCCL rounds at each of its steps.
 _TOLERANCE = 2.0**-5
 _EPS = 1e-5
 Way = Callable[[torch.Tensor], torch.Tensor]
+Norm = Callable[..., torch.Tensor]
 
 
 def ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, Way]]:
@@ -51,7 +61,8 @@ def ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, Way]]:
     yield "nccl", _nccl
     if num_bytes > peers.capacity_bytes:
         return
-    yield "one_shot", lambda x: all_reduce.one_shot(x, peers)
+    if all_reduce.can_one_shot(torch.empty(num_bytes // 2, dtype=torch.bfloat16, device=collectives.device), peers):
+        yield "one_shot", lambda x: all_reduce.one_shot(x, peers)
     yield "two_shot", lambda x: all_reduce.two_shot(x, peers)
     yield from _torch_ways(collectives, num_bytes)
 
@@ -84,21 +95,38 @@ def _torch_ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str,
 
 
 def norm_ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, Way]]:
-    """The same with the residual addition and the norm behind it."""
-    shape = (num_bytes // 2 // _WIDTH, _WIDTH)
-    if not shape[0]:
-        return
-    dtype, device = torch.bfloat16, collectives.device
-    residual, weight = torch.zeros(shape, dtype=dtype, device=device), torch.ones(_WIDTH, dtype=dtype, device=device)
+    """The same with the residual addition and the norm behind it: in one launch, whatever the rule says, and as two operations. On a CPU as the rule says."""
+    for width in _WIDTHS:
+        if num_bytes % (2 * width):
+            continue
+        shape = (num_bytes // 2 // width, width)
+        residual = torch.zeros(shape, dtype=torch.bfloat16, device=collectives.device)
+        weight = torch.ones_like(residual[0])
+        if can_norm(collectives, residual):
+            yield f"norm_{width}", functools.partial(normed, fused(collectives), residual, weight)
+        yield f"norm_{width}_apart", functools.partial(normed, apart(collectives), residual, weight)
 
-    def fused(x: torch.Tensor) -> torch.Tensor:
-        return collectives.add_rms_norm(x.view(shape), residual, weight, _EPS)
 
-    def apart(x: torch.Tensor) -> torch.Tensor:
-        return Collectives.add_rms_norm(collectives, x.view(shape), residual, weight, _EPS)
+def can_norm(collectives: Collectives, x: torch.Tensor) -> bool:
+    """Whether there is a way of doing it in one launch; by the shape alone."""
+    return not isinstance(collectives, SymmetricCollectives) or all_reduce.can_norm(x, collectives.peers)
 
-    yield "norm", fused
-    yield "norm_apart", apart
+
+def fused(collectives: Collectives) -> Norm:
+    """Sum, residual addition and norm in one launch; on a CPU as the rule says."""
+    if not isinstance(collectives, SymmetricCollectives):
+        return collectives.add_rms_norm
+    return functools.partial(all_reduce.all_reduce_add_rms_norm, peers=collectives.peers)
+
+
+def apart(collectives: Collectives) -> Norm:
+    """The sum, by the rule, and then the others."""
+    return functools.partial(Collectives.add_rms_norm, collectives)
+
+
+def normed(norm: Norm, residual: torch.Tensor, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The norm of a tensor that has the residual stream's size."""
+    return norm(x.view_as(residual), residual, weight, eps=_EPS)
 
 
 def inputs(collectives: Collectives, num_bytes: int, call: int) -> list[torch.Tensor]:
@@ -122,41 +150,100 @@ def check(name: str, way: Way, collectives: Collectives, num_bytes: int) -> None
         assert error <= _TOLERANCE * collectives.world_size, f"{name} of {num_bytes} bytes is off by {error}"
 
 
-def check_norm(collectives: Collectives, num_bytes: int) -> None:
+def check_norm(collectives: Collectives, num_bytes: int, width: int) -> None:
     """The same of sums that go into the residual stream, with fresh numbers there too. Raises AssertionError."""
-    shape = (-1, _WIDTH)
     for call in range(3):
-        parts = [part.view(shape) for part in inputs(collectives, num_bytes, call)]
+        parts = [part.view(-1, width) for part in inputs(collectives, num_bytes, call)]
+        if not can_norm(collectives, parts[0]):
+            return
         generator = torch.Generator(collectives.device).manual_seed(100 + call)
         residual = torch.empty_like(parts[0]).uniform_(-1, 1, generator=generator)
         weight = torch.empty_like(residual[0]).uniform_(0.5, 1.5, generator=generator)
         expected = all_reduce.all_reduce_add_rms_norm_reference(parts, residual.clone(), weight, _EPS).float()
-        found = collectives.add_rms_norm(parts[collectives.rank].clone(), residual, weight, _EPS).float()
+        found = normed(fused(collectives), residual, weight, parts[collectives.rank].clone()).float()
         error = float((found - expected).abs().max())
         assert error <= _TOLERANCE * collectives.world_size, f"norm of {num_bytes} bytes is off by {error}"
 
 
-def graph_us(way: Way, x: torch.Tensor) -> list[float]:
-    """Microseconds of a call in a graph; as many calls on every rank."""
+def check_mixed(collectives: SymmetricCollectives) -> None:
+    """Sums of sizes and ways that are drawn, in one graph, replayed with fresh numbers. Ours must be right to the bit. Raises AssertionError."""
+    draw = random.Random(0)
+    calls = [_drawn_call(collectives, draw) for _ in range(_MIXED_CALLS)]
+    parts = [torch.zeros(collectives.world_size, num_bytes // 2, dtype=torch.bfloat16, device=collectives.device) for _, _, num_bytes in calls]  # fmt: skip
+    own = [part[collectives.rank].clone() for part in parts]
+    outs: list[torch.Tensor] = []
+
+    def run() -> None:
+        outs.clear()
+        outs.extend(way(x) for (_, way, _), x in zip(calls, own, strict=True))
+
+    with _captured(run) as graph:
+        generator = torch.Generator(collectives.device).manual_seed(0)
+        for _ in range(_MIXED_REPLAYS):
+            for part, x in zip(parts, own, strict=True):
+                part.uniform_(-1, 1, generator=generator)
+                x.copy_(part[collectives.rank])
+            graph.replay()
+            for (name, _, num_bytes), part, out in zip(calls, parts, outs, strict=True):
+                if name != "nccl":
+                    right = torch.equal(out, all_reduce.all_reduce_reference(part.unbind()))
+                    assert right, f"{name} of {num_bytes} bytes is wrong after other calls"
+
+
+def _drawn_call(collectives: SymmetricCollectives, draw: random.Random) -> tuple[str, Way, int]:
+    """A way and a number of bytes for it."""
+    peers = collectives.peers
+    name = draw.choices(["nccl", "two_shot", "norm", "one_shot"], [1, 2, 3, 4])[0]
+    if name == "nccl":
+        return name, _nccl, 1 << 16
+    if name == "two_shot":
+        return name, lambda x: all_reduce.two_shot(x, peers), 16 * draw.randrange(1, 1 << 15)
+    if name == "norm":
+        width = draw.choice(_WIDTHS)
+        return name, functools.partial(_sum_by_norm, peers, width), 2 * width * draw.randrange(1, 33)
+    return name, lambda x: all_reduce.one_shot(x, peers), 16 * draw.choice([1, 33, draw.randrange(1, 4096), 1 << 15])
+
+
+def _sum_by_norm(peers: all_reduce.Peers, width: int, x: torch.Tensor) -> torch.Tensor:
+    """The residual stream, which was nothing before."""
+    residual = torch.zeros(x.numel() // width, width, dtype=x.dtype, device=x.device)
+    all_reduce.all_reduce_add_rms_norm(x.view_as(residual), residual, torch.ones_like(residual[0]), _EPS, peers)
+    return residual.flatten()
+
+
+@contextlib.contextmanager
+def _captured(run: Callable[[], None]) -> Iterator[torch.cuda.CUDAGraph]:
+    """A graph of what was run once before, on a stream of its own."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        way(x)
+        run()
         stream.synchronize()
         graph.capture_begin(capture_error_mode="thread_local")
+        run()
+        graph.capture_end()
+        yield graph
+
+
+def graph_us(way: Way, x: torch.Tensor) -> list[float]:
+    """Microseconds of a call in a graph; as many calls on every rank."""
+
+    def run() -> None:
         for _ in range(_CALLS):
             way(x)
-        graph.capture_end()
-        times = []
+
+    replays = _REPLAYS if x.nbytes < _LARGE_BYTES else _LARGE_REPLAYS
+    times = []
+    with _captured(run) as graph:
         for _ in range(_REPEATS + 1):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
-            for _ in range(_REPLAYS):
+            for _ in range(replays):
                 graph.replay()
             end.record()
             end.synchronize()
-            times.append(float(begin.elapsed_time(end)) * 1e3 / _REPLAYS / _CALLS)
+            times.append(float(begin.elapsed_time(end)) * 1e3 / replays / _CALLS)
     # The first brings the graph to the card.
     return times[1:]
 
@@ -175,12 +262,15 @@ def clock_us(way: Way, x: torch.Tensor) -> list[float]:
 def measured(collectives: Collectives, sizes: list[int]) -> Iterator[dict[str, Any]]:
     """One result per size and way."""
     timed = clock_us if collectives.device.type == "cpu" else graph_us
+    if isinstance(collectives, SymmetricCollectives):
+        check_mixed(collectives)
     for num_bytes in sizes:
         sums = list(ways(collectives, num_bytes))
         for name, way in sums:
             check(name, way, collectives, num_bytes)
-        if num_bytes % (2 * _WIDTH) == 0:
-            check_norm(collectives, num_bytes)
+        for width in _WIDTHS:
+            if num_bytes % (2 * width) == 0:
+                check_norm(collectives, num_bytes, width)
         for name, way in [*sums, *norm_ways(collectives, num_bytes)]:
             # Zeros stay zeros, however often they are added up in place.
             x = torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=collectives.device)
@@ -276,9 +366,12 @@ def main() -> None:
         device = torch.device("cpu") if options.device == "cpu" else torch.device("cuda", rank)
         end_rank(Seat(rank, world_size, store), device, sizes)
     found = []
-    for result in results(options.ranks, options.device, sizes):
-        found.append(result)
-        print(f"{result['bytes']:>12,} bytes {result['way']:<16}{result['us']:>12.2f} us", flush=True)
+    for num_bytes, cases in itertools.groupby(
+        results(options.ranks, options.device, sizes), lambda case: case["bytes"]
+    ):
+        found += list(cases)
+        line = "  ".join(f"{case['way']} {case['us']:.1f}" for case in found if case["bytes"] == num_bytes)
+        print(f"{num_bytes:>10} bytes, us: {line}", flush=True)
     card = torch.cuda.get_device_name(0) if options.device == "cuda" else ""
     record = {"name": "collectives", "gpu": card, "ranks": options.ranks, **figures.provenance(options.git)}
     figures.write_json({**record, "cases": found}, options.json)

@@ -1,9 +1,9 @@
 """Adding tensors of several GPUs up, alone or fused with the residual addition and the norm behind it.
 
-Owns the memory that ranks read of each other, as addresses, and the choice of the way; who makes that memory (`torch.distributed._symmetric_memory`) and what else there is (NCCL) is the caller's business.
+Owns the memory that ranks write to each other, as addresses, and the choice of the way; who makes that memory (`torch.distributed._symmetric_memory`) and what else there is (NCCL) is the caller's business.
 
-Launch rule: not measured yet on these kernels. By what torch's own kernels of this kind take on H200s without multicast (two GPUs: two shots are as fast at 64 KiB and faster from 256 KiB on; four: faster from 128 KiB on, and
-NCCL no faster at 16 MiB), one shot up to 128 KiB, two up to `Peers.capacity_bytes`. Fused with the norm where one shot would be taken. 32 programs for all, of 16 warps where rows are long.
+Launch rule: not measured yet on these kernels. One shot sends a tensor to each other rank, two shots twice a share of it: as much with two ranks, half as much with four, a quarter with eight, but the second trip takes about 2 us. At 0.4 TB/s from
+a card, one shot is as fast as two at about 0.5 MB with four ranks, and at 0.15 MB with eight. Above `Peers.capacity_bytes` it is left to NCCL. Fused with the norm where one shot would be taken, up to 32 rows.
 """
 
 from __future__ import annotations
@@ -16,45 +16,58 @@ import triton
 from torch import Tensor
 
 from headrace_kernels.all_reduce_kernels import one_shot_kernel, one_shot_norm_kernel, two_shot_kernel
+from headrace_kernels.all_reduce_slots import BUFFERS, KINDS, STATE_SIZE
 from headrace_kernels.rms_norm import add_rms_norm_reference
 
-# Programs of every launch, whatever its size: they count calls in step. All run at once on any card.
-PROGRAMS = 32
-ONE_SHOT_BYTES = 128 << 10
+# Programs of every launch, whatever its size: they count calls.
+PROGRAMS = 64
 # Loads and stores of 16 bytes.
 _VECTOR_BYTES = 16
-# Numbers of a program's turn.
-_BLOCK = 4096
-_LONGEST_ROW = 32_768
+_WARP = 32
+_FEWEST_WARPS = 8
+_TWO_SHOT_WARPS = 16
+_MOST_WARPS = 32
+# A vector for each thread: with two, eight ranks' do not fit into the registers.
+_LONGEST_ROW_BYTES = _MOST_WARPS * _WARP * _VECTOR_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Peers:
-    """Memory that all ranks of a group read, of which each has its own. `capacity_bytes` bound the tensors."""
+    """Memory of all ranks of a group that they write to, `memory_bytes` of each rank's, all words `all_reduce_words.BLANK` before the first call."""
 
     rank: int
     world_size: int
-    # int64 [world_size] on this rank's card: addresses, as it sees them, of the ranks' `data_bytes(capacity)`.
-    data: Tensor
-    # int64 [world_size]: addresses of the ranks' flags, int32 [world_size, PROGRAMS], zero at first.
-    flags: Tensor
-    # int32 [PROGRAMS] on this rank's card alone, zero at first.
-    calls: Tensor
+    # Address of this rank's memory, and, as this rank sees them, of its own first slots in the others', beginning with the rank behind it.
+    slots: int
+    others: tuple[int, ...]
+    # int32 [PROGRAMS, STATE_SIZE] on this rank's card alone, zero at first.
+    state: Tensor
+    # Bounds the tensors.
     capacity_bytes: int
 
-    def capacity(self, dtype: torch.dtype) -> int:
-        """Numbers that a tensor may have."""
-        return self.capacity_bytes // dtype.itemsize
+    @classmethod
+    def of(cls, addresses: Sequence[int], rank: int, capacity_bytes: int, device: torch.device) -> Peers:
+        """A rank's view, by the addresses of all ranks' memory as it sees them."""
+        own = rank * slot_bytes(capacity_bytes, len(addresses))
+        behind = [*addresses[rank + 1 :], *addresses[:rank]]
+        state = torch.zeros(PROGRAMS, STATE_SIZE, dtype=torch.int32, device=device)
+        others = tuple(address + own for address in behind)
+        return cls(rank, len(addresses), addresses[rank], others, state, capacity_bytes)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bounds what is sent in one shot."""
+        return slot_bytes(self.capacity_bytes, self.world_size)
 
 
-def data_bytes(capacity_bytes: int) -> int:
-    """Memory of a rank: two halves for tensors, two for sums."""
-    return 4 * capacity_bytes
+def slot_bytes(capacity_bytes: int, world_size: int) -> int:
+    """Of a slot: a rank's share of the largest tensor."""
+    return -(-capacity_bytes // (world_size * _VECTOR_BYTES)) * _VECTOR_BYTES
 
 
-def flag_shape(world_size: int) -> tuple[int, int]:
-    """Of a rank's flags."""
-    return world_size, PROGRAMS
+def memory_bytes(capacity_bytes: int, world_size: int) -> int:
+    """Of a rank: the slots of all of them."""
+    return BUFFERS * KINDS * world_size * slot_bytes(capacity_bytes, world_size)
 
 
 def all_reduce_reference(parts: Sequence[Tensor]) -> Tensor:
@@ -78,13 +91,32 @@ def takes(x: Tensor, peers: Peers) -> bool:
     return is_taken
 
 
+def one_shot_bytes(world_size: int) -> int:
+    """The largest tensor that one shot is taken for."""
+    if world_size == 2:
+        return 512 << 10
+    return (256 if world_size <= 4 else 128) << 10
+
+
+def can_one_shot(x: Tensor, peers: Peers) -> bool:
+    """Whether `one_shot` can take a tensor: it has a vector for each thread at most, and fits a slot."""
+    return x.nbytes <= min(peers.slot_bytes, PROGRAMS * _MOST_WARPS * _WARP * _VECTOR_BYTES) and takes(x, peers)
+
+
+def can_norm(x: Tensor, peers: Peers) -> bool:
+    """Whether `all_reduce_add_rms_norm` can take a tensor [num_rows, size]: a row has a vector for each thread at most."""
+    row_bytes = x.shape[-1] * x.itemsize
+    is_row_taken = row_bytes <= _LONGEST_ROW_BYTES and row_bytes % _VECTOR_BYTES == 0
+    return is_row_taken and 0 < len(x) <= PROGRAMS // 2 and can_one_shot(x, peers)
+
+
 def takes_norm(x: Tensor, peers: Peers) -> bool:
     """Whether a tensor [num_rows, size] is added up together with the norm; by its size alone, so alike on all ranks."""
-    return x.nbytes <= ONE_SHOT_BYTES and x.shape[-1] <= _LONGEST_ROW and takes(x, peers)
+    return x.nbytes <= one_shot_bytes(peers.world_size) and can_norm(x, peers)
 
 
 def all_reduce(x: Tensor, peers: Peers) -> Tensor:
-    """Sum of the ranks' tensors, for `takes` ones. All ranks call it alike. Can be captured in a graph.
+    """Sum of the ranks' tensors, for `takes` ones. All ranks call it alike, one call after the other. Can be captured in a graph.
 
     Args:
         x: This rank's, fp32, bf16 or fp16.
@@ -93,21 +125,27 @@ def all_reduce(x: Tensor, peers: Peers) -> Tensor:
     Returns:
         The sum, in x's shape and type, the same bits on all ranks.
     """
-    return _launch(one_shot_kernel if x.nbytes <= ONE_SHOT_BYTES else two_shot_kernel, x, peers)
+    is_small = x.nbytes <= one_shot_bytes(peers.world_size) and can_one_shot(x, peers)
+    return (one_shot if is_small else two_shot)(x, peers)
 
 
 def one_shot(x: Tensor, peers: Peers) -> Tensor:
-    """`all_reduce` by that way, whatever the size."""
-    return _launch(one_shot_kernel, x, peers)
+    """`all_reduce` by that way, for what `can_one_shot`."""
+    assert can_one_shot(x, peers), "no whole vectors, or more than slots or programs can take"
+    # A vector for each thread; as many threads, and so one kernel, for all sizes that the rule leaves to it.
+    most_bytes = max(x.nbytes, one_shot_bytes(peers.world_size))
+    num_warps = triton.next_power_of_2(triton.cdiv(most_bytes, PROGRAMS * _WARP * _VECTOR_BYTES))
+    return _launch(one_shot_kernel, x, peers, max(_FEWEST_WARPS, num_warps))
 
 
 def two_shot(x: Tensor, peers: Peers) -> Tensor:
-    """`all_reduce` by that way, whatever the size."""
-    return _launch(two_shot_kernel, x, peers)
+    """`all_reduce` by that way, for `takes` ones."""
+    assert takes(x, peers), "neither vectors nor within the capacity"
+    return _launch(two_shot_kernel, x, peers, _TWO_SHOT_WARPS)
 
 
 def all_reduce_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, peers: Peers) -> Tensor:
-    """Adds the sum of the ranks' tensors to the residual stream in place and gives the norm of that, for `takes_norm` ones.
+    """Adds the sum of the ranks' tensors to the residual stream in place and gives the norm of that, for what `can_norm`.
 
     Args:
         x: [num_rows, size], this rank's.
@@ -119,20 +157,21 @@ def all_reduce_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: fl
     Returns:
         [num_rows, size] in x's type.
     """
+    assert can_norm(x, peers), "no whole vectors, or more than slots or programs can take"
     out = torch.empty_like(residual)
     num_rows, size = x.shape
-    block = triton.next_power_of_2(size)
-    arguments = (x, residual, weight, out, peers.data, peers.flags, peers.calls, peers.rank, num_rows, eps)
-    constants = (peers.capacity(x.dtype), size, peers.world_size, PROGRAMS, block)
-    one_shot_norm_kernel[(PROGRAMS,)](*arguments, *constants, num_warps=min(16, max(4, block // 512)))
+    block = max(4 * _WARP, triton.next_power_of_2(size * x.itemsize // _VECTOR_BYTES))
+    arguments = (x, residual, weight, out, peers.slots, peers.others, peers.state, peers.rank, num_rows, eps)
+    constants = (peers.slot_bytes, size, peers.world_size, PROGRAMS, block)
+    one_shot_norm_kernel[(PROGRAMS,)](*arguments, *constants, num_warps=block // _WARP)
     return out
 
 
-def _launch(kernel: triton.runtime.JITFunction, x: Tensor, peers: Peers) -> Tensor:
-    assert takes(x, peers), "neither vectors nor within the capacity"
+def _launch(kernel: triton.runtime.JITFunction, x: Tensor, peers: Peers, num_warps: int) -> Tensor:
     out = torch.empty_like(x)
-    vector = _VECTOR_BYTES // x.dtype.itemsize
-    arguments = (x, out, peers.data, peers.flags, peers.calls, peers.rank, x.numel() // vector)
-    constants = (peers.capacity(x.dtype), vector, peers.world_size, PROGRAMS, _BLOCK)
-    kernel[(PROGRAMS,)](*arguments, *constants, num_warps=16)
+    # A call of nothing would wait for nobody, and be counted.
+    if num_vectors := x.nbytes // _VECTOR_BYTES:
+        arguments = (x, out, peers.slots, peers.others, peers.state, peers.rank, num_vectors)
+        constants = (peers.slot_bytes, peers.world_size, PROGRAMS, num_warps * _WARP)
+        kernel[(PROGRAMS,)](*arguments, *constants, num_warps=num_warps)
     return out

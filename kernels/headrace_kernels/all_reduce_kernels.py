@@ -1,17 +1,14 @@
-"""Kernels that add tensors of several GPUs up by reading each other's memory.
+"""Kernels that add tensors of several GPUs up by writing into each other's memory.
 
-    one shot   every rank copies its tensor to where others can read it, all meet, every rank reads all tensors and adds them
-    two shots  as before, but a rank adds its share only and leaves the sum to be read; all meet once more, every rank reads all sums
-    one shot with the residual stream and the norm behind it, whole rows in registers
+    one shot   every rank sends its tensor to all others, waits for theirs, and adds them all up
+    with norm  the same, with the residual stream and the norm behind it, whole rows in registers
+    two shots  a rank sends each other rank its share, waits for all parts of its own, adds them up, sends the sum to all others, and waits for theirs
 
-Owns how programs meet. Program i of a rank meets program i of the others and reads only what those have written, so programs of one rank never wait for each other, and a kernel is one launch. A launch has always
-`PROGRAMS` programs, which all take part, so that a call has one number everywhere: a program counts its calls, on its own card, and nothing is ever set back, by the host or by others. In a graph it counts on.
+`all_reduce_slots` has how they go without meeting each other, and why that is sound.
 
-Why nobody reads too early: a program writes its call's mark into the flag that it has with each other rank (release, after all its threads' stores), and waits until the others' marks are there (acquire). Why nobody
-overwrites what is still read: calls take turns between two halves of the memory. A program that is in call n + 2 has met the others in call n + 1, which they began after their whole kernel of call n had ended. Marks wrap
-around; they are compared by their difference.
+Programs of one rank never wait for each other. With the norm, the first half of the programs sends and the second waits: a row needs one program (its sum of squares), but its way to the other cards is shared out over many.
 
-Sums are taken in fp32 in the order of the ranks and rounded once, so that all ranks have the same bits, and neither shape nor path matters. NVLink multicast is not used. Not measured yet.
+Sums are taken in fp32 in the order of the ranks and rounded once, this rank's own part in its place and with the same NaNs as it is sent: all ranks have the same bits, and neither shape nor path matters. NVLink multicast is not used. Not measured yet.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -22,125 +19,51 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from headrace_kernels.all_reduce_slots import blank_before, buffer_at, count_call, load_state, share_of
+from headrace_kernels.all_reduce_words import (
+    await_vectors,
+    load_vectors,
+    send_vectors,
+    store_vectors,
+    sum_of,
+    words_of,
+)
 from headrace_kernels.rms_norm import scaled_by_rms
 
 _RUN_TIME = {"do_not_specialize": ["rank", "num_vectors", "num_rows"]}
-
-
-@triton.jit
-def _memory_of(addresses, rank, TYPE: tl.constexpr):
-    """A rank's memory. All of it begins at a multiple of 16 bytes, which an address that was loaded does not say."""
-    return tl.multiple_of(tl.load(addresses + rank).to(tl.pointer_type(TYPE)), 16)
-
-
-@triton.jit
-def _meet(flags, rank, mark, WORLD: tl.constexpr, PROGRAMS: tl.constexpr):
-    """Returns when program i of every rank has come here with this mark. What they stored before can be read."""
-    program = tl.program_id(0)
-    # All threads' stores come before the one thread's release.
-    tl.debug_barrier()
-    for peer in tl.static_range(WORLD):
-        theirs = tl.load(flags + peer).to(tl.pointer_type(tl.int32)) + rank * PROGRAMS + program
-        tl.atomic_xchg(theirs, mark, sem="release", scope="sys")
-    own = tl.load(flags + rank).to(tl.pointer_type(tl.int32)) + program
-    for peer in tl.static_range(WORLD):
-        seen = tl.atomic_add(own + peer * PROGRAMS, 0, sem="acquire", scope="sys")
-        while seen - mark < 0:
-            seen = tl.atomic_add(own + peer * PROGRAMS, 0, sem="acquire", scope="sys")
-    tl.debug_barrier()
-
-
-@triton.jit
-def _sum_of_ranks(addresses, offs, mask, WORLD: tl.constexpr, TYPE: tl.constexpr):
-    """fp32, in the order of the ranks."""
-    total = tl.load(_memory_of(addresses, 0, TYPE) + offs, mask=mask, other=0.0).to(tl.float32)
-    for peer in tl.static_range(1, WORLD):
-        total += tl.load(_memory_of(addresses, peer, TYPE) + offs, mask=mask, other=0.0).to(tl.float32)
-    return total
 
 
 @triton.jit(**_RUN_TIME)
 def one_shot_kernel(
     x,
     out,
-    addresses,
-    flags,
-    calls,
+    slots,
+    others,
+    state,
     rank,
     num_vectors,
-    CAPACITY: tl.constexpr,
-    VECTOR: tl.constexpr,
+    SLOT_BYTES: tl.constexpr,
     WORLD: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Makes out the sum of the ranks' x, num_vectors * VECTOR numbers, at most CAPACITY."""
-    TYPE: tl.constexpr = x.dtype.element_ty
-    program = tl.program_id(0)
-    # A multiple that the compiler knows of, so that masks cut whole vectors.
-    num_elements = num_vectors * VECTOR
-    call = tl.load(calls + program) + 1
-    half = (call & 1) * CAPACITY
-    own = _memory_of(addresses, rank, TYPE) + half
-    for first in range(program * BLOCK, num_elements, PROGRAMS * BLOCK):
-        offs = first + tl.arange(0, BLOCK)
-        mask = offs < num_elements
-        tl.store(own + offs, tl.load(x + offs, mask=mask), mask=mask)
-    _meet(flags, rank, 2 * call, WORLD, PROGRAMS)
-    for first in range(program * BLOCK, num_elements, PROGRAMS * BLOCK):
-        offs = first + tl.arange(0, BLOCK)
-        mask = offs < num_elements
-        tl.store(out + offs, _sum_of_ranks(addresses, half + offs, mask, WORLD, TYPE).to(TYPE), mask=mask)
-    tl.store(calls + program, call)
+    """Makes out the sum of the ranks' x, num_vectors times 16 bytes: at most SLOT_BYTES, and PROGRAMS * BLOCK vectors.
 
-
-@triton.jit(**_RUN_TIME)
-def two_shot_kernel(
-    x,
-    out,
-    addresses,
-    flags,
-    calls,
-    rank,
-    num_vectors,
-    CAPACITY: tl.constexpr,
-    VECTOR: tl.constexpr,
-    WORLD: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """As `one_shot_kernel`; each rank adds one of WORLD shares."""
+    `slots` is the address of this rank's slots, `others` those of its own first slot in the others' memory, beginning with the rank behind it. BLOCK: one vector for each thread.
+    """
     TYPE: tl.constexpr = x.dtype.element_ty
-    program = tl.program_id(0)
-    num_elements = num_vectors * VECTOR
-    # Of a rank; the last ones may have less, or nothing.
-    share = tl.cdiv(num_vectors, WORLD) * VECTOR
-    call = tl.load(calls + program) + 1
-    half = (call & 1) * CAPACITY
-    own = _memory_of(addresses, rank, TYPE) + half
-    for first in range(program * BLOCK, share, PROGRAMS * BLOCK):
-        within = first + tl.arange(0, BLOCK)
-        for peer in tl.static_range(WORLD):
-            offs = peer * share + within
-            mask = (within < share) & (offs < num_elements)
-            tl.store(own + offs, tl.load(x + offs, mask=mask), mask=mask)
-    _meet(flags, rank, 2 * call - 1, WORLD, PROGRAMS)
-    # Sums lie behind both halves of what was copied.
-    sums = 2 * CAPACITY + half
-    for first in range(program * BLOCK, share, PROGRAMS * BLOCK):
-        within = first + tl.arange(0, BLOCK)
-        offs = rank * share + within
-        mask = (within < share) & (offs < num_elements)
-        total = _sum_of_ranks(addresses, half + offs, mask, WORLD, TYPE).to(TYPE)
-        tl.store(_memory_of(addresses, rank, TYPE) + sums + offs, total, mask=mask)
-    _meet(flags, rank, 2 * call, WORLD, PROGRAMS)
-    for first in range(program * BLOCK, share, PROGRAMS * BLOCK):
-        within = first + tl.arange(0, BLOCK)
-        for peer in tl.static_range(WORLD):
-            offs = peer * share + within
-            mask = (within < share) & (offs < num_elements)
-            tl.store(out + offs, tl.load(_memory_of(addresses, peer, TYPE) + sums + offs, mask=mask), mask=mask)
-    tl.store(calls + program, call)
+    now = load_state(state)
+    first, end = share_of(num_vectors, tl.program_id(0), PROGRAMS)
+    vectors = first + tl.arange(0, BLOCK)
+    mask = vectors < end
+    own = load_vectors(x, vectors, mask)
+    buffer = buffer_at(now[0], SLOT_BYTES, WORLD)
+    for other in tl.static_range(WORLD - 1):
+        send_vectors(others[other] + buffer, vectors, own, mask)
+    blank_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
+    found = await_vectors(slots + buffer, vectors, mask, rank, own, SLOT_BYTES, WORLD)
+    store_vectors(out, vectors, words_of(sum_of(found, TYPE, WORLD).to(TYPE)), mask)
+    count_call(state, now[0], num_vectors, 0)
 
 
 @triton.jit(**_RUN_TIME)
@@ -149,40 +72,110 @@ def one_shot_norm_kernel(
     residual,
     weight,
     out,
-    addresses,
-    flags,
-    calls,
+    slots,
+    others,
+    state,
     rank,
     num_rows,
     eps,
-    CAPACITY: tl.constexpr,
+    SLOT_BYTES: tl.constexpr,
     SIZE: tl.constexpr,
     WORLD: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Adds the sum of the ranks' x to the residual stream and makes out its norm; [num_rows, SIZE] each, at most CAPACITY numbers."""
+    """Adds the sum of the ranks' x to the residual stream and makes out its norm; [num_rows, SIZE] each, at most SLOT_BYTES.
+
+    At most PROGRAMS / 2 rows, each of at most BLOCK whole vectors. The rest as `one_shot_kernel`'s.
+    """
     TYPE: tl.constexpr = x.dtype.element_ty
+    NUMBERS: tl.constexpr = 16 // (TYPE.primitive_bitwidth // 8)
+    SENDERS: tl.constexpr = PROGRAMS // 2
     program = tl.program_id(0)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < SIZE
-    call = tl.load(calls + program) + 1
-    half = (call & 1) * CAPACITY
-    own = _memory_of(addresses, rank, TYPE) + half
-    for row in range(program, num_rows, PROGRAMS):
-        offs = row * SIZE + columns
-        tl.store(own + offs, tl.load(x + offs, mask=inside), mask=inside)
-    factors = tl.load(weight + columns, mask=inside, other=0.0)
-    _meet(flags, rank, 2 * call, WORLD, PROGRAMS)
-    for row in range(program, num_rows, PROGRAMS):
-        offs = row * SIZE + columns
+    now = load_state(state)
+    num_vectors = num_rows * (SIZE // NUMBERS)
+    if program < SENDERS:
+        first, end = share_of(num_vectors, program, SENDERS)
+        vectors = first + tl.arange(0, BLOCK)
+        mask = vectors < end
+        own = load_vectors(x, vectors, mask)
+        for other in tl.static_range(WORLD - 1):
+            send_vectors(others[other] + buffer_at(now[0], SLOT_BYTES, WORLD), vectors, own, mask)
+        blank_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
+    else:
+        row = program - SENDERS
+        columns = tl.arange(0, BLOCK)
+        vectors = row * (SIZE // NUMBERS) + columns
+        mask = (columns < SIZE // NUMBERS) & (row < num_rows)
+        numbers = tl.arange(0, NUMBERS)[None, :]
+        offs = vectors[:, None] * NUMBERS + numbers
+        # What is there already comes while the rest is waited for.
+        own = load_vectors(x, vectors, mask)
+        stream = tl.load(residual + offs, mask=mask[:, None], other=0.0).to(tl.float32)
+        factors = tl.load(weight + columns[:, None] * NUMBERS + numbers, mask=mask[:, None], other=0.0)
+        blank_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
+        buffer = slots + buffer_at(now[0], SLOT_BYTES, WORLD)
+        added = sum_of(await_vectors(buffer, vectors, mask, rank, own, SLOT_BYTES, WORLD), TYPE, WORLD)
         # Rounded where the two operations by themselves round: the sum, the stream, the norm.
-        added = _sum_of_ranks(addresses, half + offs, inside, WORLD, TYPE).to(TYPE).to(tl.float32)
-        stream = tl.load(residual + offs, mask=inside, other=0.0).to(tl.float32)
-        total = (stream + added).to(TYPE)
-        tl.store(residual + offs, total, mask=inside)
-        wide = total.to(tl.float32)[None, :]
-        mean_square = tl.sum(wide * wide, axis=1) / SIZE
-        normed = scaled_by_rms(wide, mean_square, factors[None, :], eps, TYPE)
-        tl.store(out + (row * SIZE + columns)[None, :], normed.to(TYPE), mask=inside[None, :])
-    tl.store(calls + program, call)
+        total = (stream + added.to(TYPE).to(tl.float32)).to(TYPE)
+        tl.store(residual + offs, total, mask=mask[:, None])
+        wide = total.to(tl.float32)
+        mean_square = tl.sum(tl.sum(wide * wide, axis=1), axis=0) / SIZE
+        normed = scaled_by_rms(wide, mean_square + tl.zeros((BLOCK,), tl.float32), factors, eps, TYPE)
+        tl.store(out + offs, normed.to(TYPE), mask=mask[:, None])
+    count_call(state, now[0], num_vectors, 0)
+
+
+@triton.jit(**_RUN_TIME)
+def two_shot_kernel(
+    x,
+    out,
+    slots,
+    others,
+    state,
+    rank,
+    num_vectors,
+    SLOT_BYTES: tl.constexpr,
+    WORLD: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """As `one_shot_kernel`, for num_vectors of which a share for each of WORLD ranks has at most SLOT_BYTES."""
+    TYPE: tl.constexpr = x.dtype.element_ty
+    now = load_state(state)
+    # Of a rank; the last ones may have less, or nothing. Whole shares are sent nevertheless.
+    share = tl.cdiv(num_vectors, WORLD)
+    first, end = share_of(share, tl.program_id(0), PROGRAMS)
+    buffer = buffer_at(now[0], SLOT_BYTES, WORLD)
+    for start in range(first, end, BLOCK):
+        vectors = start + tl.arange(0, BLOCK)
+        # All loads are under way before the first store.
+        parts = ()
+        for other in tl.static_range(1, WORLD):
+            places = (rank + other) % WORLD * share + vectors
+            parts = parts + load_vectors(x, places, (vectors < end) & (places < num_vectors))
+        for other in tl.static_range(WORLD - 1):
+            words = parts[4 * other], parts[4 * other + 1], parts[4 * other + 2], parts[4 * other + 3]
+            send_vectors(others[other] + buffer, vectors, words, vectors < end)
+    blank_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
+    for start in range(first, end, BLOCK):
+        vectors = start + tl.arange(0, BLOCK)
+        places = rank * share + vectors
+        mask = vectors < end
+        own = load_vectors(x, places, mask & (places < num_vectors))
+        found = await_vectors(slots + buffer, vectors, mask, rank, own, SLOT_BYTES, WORLD)
+        total = words_of(sum_of(found, TYPE, WORLD).to(TYPE))
+        for other in tl.static_range(WORLD - 1):
+            send_vectors(others[other] + buffer + WORLD * SLOT_BYTES, vectors, total, mask)
+        store_vectors(out, places, total, mask & (places < num_vectors))
+    sums = slots + buffer + WORLD * SLOT_BYTES
+    for start in range(first, end, BLOCK):
+        vectors = start + tl.arange(0, BLOCK)
+        mask = vectors < end
+        zeros = tl.zeros((BLOCK,), tl.int32)
+        found = await_vectors(sums, vectors, mask, rank, (zeros, zeros, zeros, zeros), SLOT_BYTES, WORLD)
+        for slot in tl.static_range(WORLD):
+            places = slot * share + vectors
+            words = found[4 * slot], found[4 * slot + 1], found[4 * slot + 2], found[4 * slot + 3]
+            store_vectors(out, places, words, mask & (places < num_vectors) & (rank != slot))
+    count_call(state, now[0], share, share)

@@ -1,51 +1,65 @@
 """One rank of a test of `all_reduce`, as a process: `python -m tests.kernels.rank_in_interpreter RANK WORLD MEMORY FOLDER`.
 
-Ranks share an anonymous file, each sees it at addresses of its own, and kernels run in the interpreter: the same loads, stores, marks and waits as between cards. Inputs come as `inputs.pt`-like arrays in FOLDER, and results go there.
+Ranks share an anonymous file, each sees it at addresses of its own, and kernels run in the interpreter: the same loads, stores, marks and waits as between cards. What is to be done comes as `cases.pt` in FOLDER, and results go there.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import pathlib
 import sys
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from headrace_kernels import all_reduce
-from headrace_kernels.all_reduce import PROGRAMS, Peers
+from headrace_kernels.all_reduce import Peers
 
-CAPACITY_BYTES = 16 << 10
-FLAG_BYTES = 8 * PROGRAMS * 4
-RANK_BYTES = all_reduce.data_bytes(CAPACITY_BYTES) + FLAG_BYTES
 # A call's way, by its name in the list of calls.
 WAYS = {"one": all_reduce.one_shot, "two": all_reduce.two_shot}
+EPS = 1e-5
 
 
-def peers_in(memory: torch.Tensor, rank: int, world_size: int, calls: int) -> Peers:
-    """The group over shared memory, uint8 [world_size * RANK_BYTES], after so many calls."""
-    starts = [memory.data_ptr() + other * RANK_BYTES for other in range(world_size)]
-    data = torch.tensor(starts)
-    flags = data + all_reduce.data_bytes(CAPACITY_BYTES)
-    return Peers(rank, world_size, data, flags, torch.full((PROGRAMS,), calls, dtype=torch.int32), CAPACITY_BYTES)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A call: every rank's tensor, [world_size, ...], and with the norm what is the same on all ranks."""
+
+    way: str
+    x: Tensor
+    residual: Tensor | None = None
+    weight: Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The ranks' programs and memory: few and little, so that calls are quick and their limits near."""
+
+    programs: int = 4
+    capacity_bytes: int = 32 << 10
+
+    def peers(self, memory: Tensor, rank: int, world_size: int) -> Peers:
+        """The group over shared memory, uint8 [world_size * memory_bytes]. This process's launches are as it is set."""
+        all_reduce.PROGRAMS = self.programs
+        num_bytes = all_reduce.memory_bytes(self.capacity_bytes, world_size)
+        starts = [memory.data_ptr() + other * num_bytes for other in range(world_size)]
+        return Peers.of(starts, rank, self.capacity_bytes, memory.device)
+
+
+def result(case: Case, peers: Peers) -> tuple[Tensor, Tensor | None]:
+    """What a rank gets, and its residual stream afterwards."""
+    x = case.x[peers.rank].clone()
+    if case.residual is None or case.weight is None:
+        return WAYS[case.way](x, peers), None
+    residual = case.residual.clone()
+    return all_reduce.all_reduce_add_rms_norm(x, residual, case.weight, EPS, peers), residual
 
 
 def main(rank: int, world_size: int, descriptor: int, folder: pathlib.Path) -> None:
-    shared = mmap.mmap(descriptor, world_size * RANK_BYTES)
-    memory = torch.frombuffer(shared, dtype=torch.uint8)
-    cases = np.load(folder / "cases.npz")
-    peers = peers_in(memory, rank, world_size, int(cases["calls"]))
-    results = {}
-    for index, way in enumerate(cases["ways"].tolist()):
-        x = torch.from_numpy(cases[f"x{index}"][rank].copy())
-        if way == "norm":
-            residual = torch.from_numpy(cases[f"residual{index}"].copy())
-            weight = torch.from_numpy(cases[f"weight{index}"].copy())
-            results[f"out{index}"] = all_reduce.all_reduce_add_rms_norm(x, residual, weight, 1e-5, peers).numpy()
-            results[f"residual{index}"] = residual.numpy()
-        else:
-            results[f"out{index}"] = WAYS[way](x, peers).numpy()
-    np.savez(folder / f"rank{rank}.npz", **results)
+    setting, cases = torch.load(folder / "cases.pt", weights_only=False)
+    shared = mmap.mmap(descriptor, world_size * all_reduce.memory_bytes(setting.capacity_bytes, world_size))
+    peers = setting.peers(torch.frombuffer(shared, dtype=torch.uint8), rank, world_size)
+    torch.save([result(case, peers) for case in cases], folder / f"rank{rank}.pt")
 
 
 if __name__ == "__main__":

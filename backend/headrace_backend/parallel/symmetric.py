@@ -17,11 +17,11 @@ from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.parallel.nccl import NcclCollectives
 from headrace_kernels import all_reduce
-from headrace_kernels.all_reduce import PROGRAMS, Peers, data_bytes, flag_shape
+from headrace_kernels.all_reduce import Peers, memory_bytes
+from headrace_kernels.all_reduce_words import BLANK, BLANK_BYTES
 
-# Largest tensor of the kernels; four times as much is taken of each card. 1,024 tokens of a width of 8,192 in bf16.
+# Largest tensor of the kernels; six times as much is taken of each card. 1,024 tokens of a width of 8,192 in bf16.
 CAPACITY_BYTES = 16 << 20
-_FLAG_BYTES = 4
 
 
 def reaches_peers(device: torch.device, rank: int, world_size: int) -> bool:
@@ -47,24 +47,25 @@ class SymmetricCollectives(Collectives):
         self.rank, self.world_size, self.device = nccl.rank, nccl.world_size, nccl.device
         self._nccl = nccl
         self._on_enter = on_enter
-        rows, columns = flag_shape(self.world_size)
-        num_bytes = data_bytes(CAPACITY_BYTES) + rows * columns * _FLAG_BYTES
-        # Both are held for good: kernels and graphs have the addresses.
-        self._memory = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=self.device).zero_()
+        # Held for good: kernels and graphs have the addresses.
+        num_words = memory_bytes(CAPACITY_BYTES, self.world_size) // BLANK_BYTES
+        self._memory = symmetric_memory.empty(num_words, dtype=torch.int32, device=self.device).fill_(BLANK)
+        self.peers = Peers.of(self._addresses(), self.rank, CAPACITY_BYTES, self.device)
+        # All words are blank before anybody writes one.
+        torch.cuda.synchronize(self.device)
+        self.all_values(0)
+
+    def _addresses(self) -> list[int]:
+        """Of all ranks' memory, as this one sees it."""
         world = dist.group.WORLD
         assert world is not None, "the group is joined"
         try:
             self._handle = symmetric_memory.rendezvous(self._memory, world)
         except RuntimeError as error:
             raise PeerLost(f"the ranks could not share memory: {error}") from error
-        assert self._handle.buffer_ptrs[self.rank] == self._memory.data_ptr(), "what the others map is this memory"
-        data = torch.tensor(self._handle.buffer_ptrs, dtype=torch.int64, device=self.device)
-        calls = torch.zeros(PROGRAMS, dtype=torch.int32, device=self.device)
-        flags = data + data_bytes(CAPACITY_BYTES)
-        self.peers = Peers(self.rank, self.world_size, data, flags, calls, CAPACITY_BYTES)
-        # All flags are zero before anybody sets one.
-        torch.cuda.synchronize(self.device)
-        self.all_values(0)
+        addresses = list(self._handle.buffer_ptrs)
+        assert addresses[self.rank] == self._memory.data_ptr(), "what the others map is this memory"
+        return addresses
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """See Collectives."""
