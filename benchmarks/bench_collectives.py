@@ -12,25 +12,20 @@ import contextlib
 import functools
 import itertools
 import json
-import os
 import pathlib
 import random
 import statistics
-import subprocess
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
-from benchmarks import figures
+from benchmarks import figures, rank_processes
 from headrace_backend.parallel.collectives import Collectives, slowest_times
-from headrace_backend.parallel.rendezvous import Seat, join
+from headrace_backend.parallel.rendezvous import Seat
 from headrace_backend.parallel.symmetric import SymmetricCollectives
 from headrace_kernels import all_reduce
 
@@ -280,74 +275,18 @@ def measured(collectives: Collectives, sizes: list[int]) -> Iterator[dict[str, A
 
 def run_rank(seat: Seat, device: torch.device, sizes: list[int]) -> None:
     """One rank; rank 0 prints a line of JSON per result."""
-    torch.set_num_threads(1)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    collectives = join(seat, device, device.type, lambda *_: None, lambda: None, lambda: None)
+    collectives = rank_processes.joined(seat, device)
+    assert collectives is not None, "one rank has nobody to add up with"
     with torch.inference_mode():
         for result in measured(collectives, sizes):
             if seat.rank == 0:
                 print(json.dumps(result), flush=True)
 
 
-def end_rank(seat: Seat, device: torch.device, sizes: list[int]) -> NoReturn:
-    """A rank, and its process with it."""
-    code = 1
-    try:
-        run_rank(seat, device, sizes)
-        code = 0
-    except Exception:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not by the interpreter, which takes the group apart: with NCCL that may wait for ranks that are gone.
-    os._exit(code)
-
-
 def results(world_size: int, device: str, sizes: list[int]) -> Iterator[dict[str, Any]]:
-    """Starts all ranks and yields what rank 0 prints. Raises SystemExit if a rank fails; none waits for it, and none is left behind."""
-    store = os.memfd_create("store")
-    command = [sys.executable, "-m", "benchmarks.bench_collectives", "--sizes", ",".join(map(str, sizes))]
-    ranks = [
-        subprocess.Popen(
-            [*command, "--device", device, "--seat", f"{rank},{world_size},{store}"],
-            pass_fds=(store,),
-            env=figures.environment(),
-            stdout=subprocess.PIPE if rank == 0 else None,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    failures: list[str] = []
-    watches = [threading.Thread(target=_watch, args=(rank, ranks, failures)) for rank in range(world_size)]
-    for watch in watches:
-        watch.start()
-    try:
-        assert ranks[0].stdout is not None
-        for line in ranks[0].stdout:
-            if line.startswith("{"):
-                yield json.loads(line)
-        for watch in watches:
-            watch.join()
-        if failures:
-            raise SystemExit(failures[0])
-    finally:
-        _kill(ranks)
-        for watch in watches:
-            watch.join()
-        os.close(store)
-
-
-def _watch(rank: int, ranks: list[subprocess.Popen[str]], failures: list[str]) -> None:
-    """Waits for a rank. The others, which may wait for it for good, end with it if it fails; so what stands first in `failures` is not their end."""
-    if code := ranks[rank].wait():
-        failures.append(f"rank {rank} failed with {code}")
-        _kill(ranks)
-
-
-def _kill(ranks: list[subprocess.Popen[str]]) -> None:
-    for process in ranks:
-        process.kill()
+    """Starts all ranks and yields what rank 0 prints. Raises SystemExit if a rank fails."""
+    arguments = ["--device", device, "--sizes", ",".join(map(str, sizes))]
+    return rank_processes.results("benchmarks.bench_collectives", world_size, arguments)
 
 
 def main() -> None:
@@ -358,13 +297,12 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(map(str, _SIZES)), help="bytes of the tensors, with commas between")
     parser.add_argument("--git", default="", help="the commit, where the tree has no history")
     parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--seat", help="RANK,RANKS,STORE: one rank, as this program starts it")
+    rank_processes.add_seat(parser)
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
     if options.seat:
-        rank, world_size, store = (int(part) for part in options.seat.split(","))
-        device = torch.device("cpu") if options.device == "cpu" else torch.device("cuda", rank)
-        end_rank(Seat(rank, world_size, store), device, sizes)
+        device = rank_processes.device_of(options.device, options.seat)
+        rank_processes.end_rank(functools.partial(run_rank, options.seat, device, sizes))
     found = []
     for num_bytes, cases in itertools.groupby(
         results(options.ranks, options.device, sizes), lambda case: case["bytes"]

@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
+import time
 from typing import Any
 
 import msgspec
 import pydantic
 
 from benchmarks.shapes import SHAPES, Shape, shape_of, write_model_folder
-from benchmarks.weight_files import write_weights
+from benchmarks.weight_files import FORMATS, write_weights
 from benchmarks.workloads import USERS_SECONDS, build
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 
@@ -74,6 +75,12 @@ def which_engine(parser: argparse.ArgumentParser) -> None:
         default="",
         help="default: dummy for a shape, folder for --model; a shape with folder gets files of made-up weights",
     )
+    parser.add_argument(
+        "--files",
+        choices=FORMATS,
+        default=FORMATS[0],
+        help="layers' numbers in files of made-up weights (in TMPDIR); fp8 as compressed-tensors has them",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:INDEX")
     parser.add_argument("--tp", type=int, default=1, help="ranks that share the model, one GPU each")
     parser.add_argument("--rows", type=int, default=0, help="sequences of a batch (max_num_seqs); 0: the default")
@@ -92,7 +99,9 @@ def model_folder(options: argparse.Namespace, parent: pathlib.Path, *, tokenizer
         return pathlib.Path(options.model)
     folder = write_model_folder(options.shape, parent, tokenizer=tokenizer)
     if options.load == "folder":
-        print(f"writing {write_weights(folder) / 1e9:.1f} GB of made-up weights", flush=True)
+        began = time.monotonic()
+        num_bytes = write_weights(folder, layers=options.files)
+        print(f"wrote {num_bytes / 1e9:.1f} GB of made-up weights in {time.monotonic() - began:.1f} s", flush=True)
     return folder
 
 

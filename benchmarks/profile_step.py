@@ -15,19 +15,22 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from benchmarks.figures import provenance, write_json
 from benchmarks.shapes import SHAPES, write_model_folder
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
+from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
 from headrace_backend.step_plan import StepPlan
+from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch
 from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, release_step
-from headrace_backend.worker.runner import Runner
+from headrace_backend.worker.runner import CapturesGraphs, Runner
 from headrace_backend.worker.start_up import make_runner
 from headrace_kernels.quantized_kv import is_quantized, scales_of
 from headrace_model_folder import ModelFolder
@@ -127,36 +130,38 @@ def _summary(kind: str, wall_us: float, launch_us: float, events: Sequence[objec
     )
 
 
-def make(
-    shape: str, dtype: str, device: str, num_blocks: int, graphs: str, schemes: Schemes, kv_dtype: str
-) -> tuple[Runner, BlockPool]:
-    """A runner with made-up weights and its cache, warm and captured."""
+def make_model(
+    shape: str, settings: dict[str, Any], schemes: Schemes, shard: Shard = ALONE
+) -> tuple[CausalLM, EngineConfig]:
+    """A model with made-up weights on its device, or a rank's part of it, and the engine's configuration: defaults but for the settings."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_model_folder(shape, pathlib.Path(name))
-        config = EngineConfig.model_validate(
-            {
-                "model": folder,
-                "load": "dummy",
-                "device": device,
-                "dtype": dtype,
-                "graph_sizes": graphs,
-                "kv_dtype": kv_dtype,
-            }
-        )
+        config = EngineConfig.model_validate({"model": folder, "load": "dummy", **settings})
         opened = ModelFolder.open(folder, require_weights=False)
-        where, _ = choose_device(device)
+        where, _ = choose_device(config.device)
         prepare_torch(config, where)
-        type_ = choose_dtype(dtype, opened.config, where)
-        about = (None, opened.config, type_, where, "dummy", 0, lambda *_: None, _MAX_MODEL_LEN)
-        model = load_model(*about, schemes.layers, head=schemes.head)
-        size = (num_blocks, 2, model.num_kv_heads, config.block_size, model.head_dim)
-        caches = allocate_kv_caches(model.num_layers, size, kv_type(kv_dtype, type_), where)
-        for cache in caches:
-            _fill(cache)
-        runner = make_runner(model, config, _MAX_MODEL_LEN, caches)
-        if hasattr(runner, "capture"):
-            runner.capture(lambda *_: None)
-        return runner, BlockPool(num_blocks, config.block_size)
+        dtype = choose_dtype(config.dtype, opened.config, where)
+        about = (None, opened.config, dtype, where, "dummy", 0, lambda *_: None)
+        longest = min(_MAX_MODEL_LEN, opened.config.max_position_embeddings)
+        return load_model(*about, longest, schemes.layers, shard, schemes.head), config
+
+
+def make_caches(model: CausalLM, config: EngineConfig, num_blocks: int) -> list[torch.Tensor]:
+    """So many blocks a layer, with made-up keys and values."""
+    size = (num_blocks, 2, model.num_kv_heads, config.block_size, model.head_dim)
+    device = next(model.parameters()).device
+    caches = allocate_kv_caches(model.num_layers, size, kv_type(config.kv_dtype, model.dtype), device)
+    for cache in caches:
+        _fill(cache)
+    return caches
+
+
+def captured_runner(model: CausalLM, config: EngineConfig, caches: list[torch.Tensor]) -> Runner:
+    """What computes steps, with its graphs if it has any."""
+    runner = make_runner(model, config, model.max_position, caches)
+    if isinstance(runner, CapturesGraphs):
+        runner.capture(lambda *_: None)
+    return runner
 
 
 def _fill(cache: torch.Tensor) -> None:
@@ -197,15 +202,15 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
     schemes = Schemes.named(arguments.quant, arguments.quant_group, arguments.quant_head)
-    runner, pool = make(
-        arguments.shape,
-        arguments.dtype,
-        arguments.device,
-        arguments.blocks,
-        arguments.graphs,
-        schemes,
-        arguments.kv_dtype,
-    )
+    settings = {
+        "device": arguments.device,
+        "dtype": arguments.dtype,
+        "graph_sizes": arguments.graphs,
+        "kv_dtype": arguments.kv_dtype,
+    }
+    model, config = make_model(arguments.shape, settings, schemes)
+    runner = captured_runner(model, config, make_caches(model, config, arguments.blocks))
+    pool = BlockPool(arguments.blocks, config.block_size)
     results = [profile(runner, kind, pool) for kind in arguments.steps.split(",")]
     for result in results:
         _print(result, arguments.top)

@@ -1,38 +1,101 @@
 """Safetensors files of the right size for a folder without weights, so that loading can be measured without a checkpoint.
 
-Owns their form. Values are Gaussian (standard deviation 0.02, norms 1) in bf16, cut out of one block at another place for each tensor: fast to make, finite, and never zero.
-The files lie in the page cache afterwards, as those of a server that was restarted do.
+Owns their form. Values are Gaussian (standard deviation 0.02, norms 1), cut out of one block at another place for each tensor: fast to make, finite, and hardly ever zero. All in bf16, or the layers' matrices in e4m3 with a scale for each output, as
+compressed-tensors has them, with config.json saying so. Several files are written at a time: their memory has to be made. They lie in the page cache afterwards, as those of a server that was restarted do.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace_model_folder import ModelFolder, expected_tensors
 
+FORMATS = ("bf16", "fp8")
 _SHARD_BYTES = 4 << 30
 _BLOCK_VALUES = 16 << 20
-_ONE = 0x3F80
+_NUM_WRITERS = 16
+_DEVIATION = 0.02
+# Of the numbers that layers in fp8 are made of, whose largest is 448: five times it is in reach.
+_FP8_DEVIATION = 80.0
+_WIDTHS = {"BF16": 2, "F8_E4M3": 1}
 
 
-def write_weights(folder: pathlib.Path, seed: int = 0) -> int:
-    """Writes all tensors that the folder's config.json calls for, in shards. Returns their bytes."""
+class _Tensor(NamedTuple):
+    """One tensor of a file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    # What it is cut out of.
+    block: bytes
+    # Begins with the block, because all of it is one number.
+    is_even: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return _WIDTHS[self.dtype] * math.prod(self.shape)
+
+
+def write_weights(folder: pathlib.Path, seed: int = 0, layers: str = "bf16") -> int:
+    """Writes all tensors that the folder's config.json calls for, in shards. Returns their bytes.
+
+    Args:
+        folder: With a config.json, which is changed where layers are in fp8.
+        seed: Of the numbers.
+        layers: One of FORMATS.
+    """
+    if layers == "fp8":
+        _say_fp8(folder / "config.json")
     config = ModelFolder.open(folder, require_weights=False).config
-    block = _bf16(np.random.default_rng(seed).standard_normal(_BLOCK_VALUES, np.float32) * np.float32(0.02))
-    shards = list(_shards(dict(expected_tensors(config))))
-    weight_map = {}
-    for number, tensors in enumerate(shards):
-        name = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
-        _write_shard(folder / name, tensors, block)
-        weight_map.update(dict.fromkeys(tensors, name))
+    tensors = list(_tensors(expected_tensors(config), seed, layers))
+    shards = list(_shards(tensors))
+    names = [f"model-{number + 1:05}-of-{len(shards):05}.safetensors" for number in range(len(shards))]
+    with concurrent.futures.ThreadPoolExecutor(_NUM_WRITERS) as writers:
+        list(writers.map(_write_shard, [folder / name for name in names], shards))
+    weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    return sum(2 * math.prod(shape) for tensors in shards for shape in tensors.values())
+    return sum(tensor.num_bytes for tensor in tensors)
+
+
+def _say_fp8(path: pathlib.Path) -> None:
+    """As llm-compressor writes it for FP8_DYNAMIC."""
+    numbers: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
+    weights = numbers | {"strategy": "channel", "dynamic": False}
+    tokens = numbers | {"strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": tokens}
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"quantization_config": quantization}, indent=2))
+
+
+def _tensors(shapes: Mapping[str, tuple[int, ...]], seed: int, layers: str) -> Iterator[_Tensor]:
+    drawn = np.random.default_rng(seed).standard_normal(_BLOCK_VALUES, np.float32)
+    plain, one = _bf16(drawn * np.float32(_DEVIATION)), _bf16(np.ones(_BLOCK_VALUES, np.float32))
+    numbers = _e4m3(drawn * np.float32(_FP8_DEVIATION)) if layers == "fp8" else b""
+    scale = _bf16(np.full(_BLOCK_VALUES, _DEVIATION / _FP8_DEVIATION, np.float32)) if numbers else b""
+    for name, shape in shapes.items():
+        if numbers and len(shape) == 2 and ".layers." in name:
+            yield _Tensor(name, "F8_E4M3", shape, numbers)
+            yield _Tensor(f"{name}_scale", "BF16", (shape[0], 1), scale, is_even=True)
+        elif len(shape) == 1 and name.endswith("norm.weight"):
+            yield _Tensor(name, "BF16", shape, one, is_even=True)
+        else:
+            yield _Tensor(name, "BF16", shape, plain)
 
 
 def _bf16(values: np.ndarray) -> bytes:
@@ -40,41 +103,56 @@ def _bf16(values: np.ndarray) -> bytes:
     return (values.view(np.uint32) >> 16).astype("<u2").tobytes()
 
 
-def _shards(tensors: dict[str, tuple[int, ...]]) -> Iterator[dict[str, tuple[int, ...]]]:
+def _e4m3(values: np.ndarray) -> bytes:
+    """The bytes of float32 values rounded to e4m3fn; what is larger than its largest becomes that."""
+    numbers = _e4m3_numbers()
+    nearest = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, np.abs(values)).astype(np.uint8)
+    patterns: bytes = (nearest | np.signbit(values).astype(np.uint8) << 7).tobytes()
+    return patterns
+
+
+@functools.cache
+def _e4m3_numbers() -> np.ndarray:
+    """float32: those that are not negative, in the order of their bytes; the last pattern is NaN and left out."""
+    patterns = np.arange(127)
+    exponents, fractions = patterns >> 3, (patterns & 7) / 8
+    normal = np.ldexp(1 + fractions, exponents - 7)
+    return np.where(exponents == 0, np.ldexp(fractions, -6), normal).astype(np.float32)
+
+
+def _shards(tensors: Iterable[_Tensor]) -> Iterator[list[_Tensor]]:
     """The tensors in order, dealt into files."""
-    shard: dict[str, tuple[int, ...]] = {}
+    shard: list[_Tensor] = []
     size = 0
-    for name, shape in tensors.items():
-        if shard and size + 2 * math.prod(shape) > _SHARD_BYTES:
+    for tensor in tensors:
+        if shard and size + tensor.num_bytes > _SHARD_BYTES:
             yield shard
-            shard, size = {}, 0
-        shard[name] = shape
-        size += 2 * math.prod(shape)
+            shard, size = [], 0
+        shard.append(tensor)
+        size += tensor.num_bytes
     yield shard
 
 
-def _write_shard(path: pathlib.Path, tensors: dict[str, tuple[int, ...]], block: bytes) -> None:
+def _write_shard(path: pathlib.Path, tensors: list[_Tensor]) -> None:
     header, offset = {}, 0
-    for name, shape in tensors.items():
-        end = offset + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
+    for tensor in tensors:
+        end = offset + tensor.num_bytes
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name, shape in tensors.items():
-            for piece in _pieces(name, 2 * math.prod(shape), len(shape) == 1, block):
+        for tensor in tensors:
+            for piece in _pieces(tensor):
                 file.write(piece)
 
 
-def _pieces(name: str, num_bytes: int, norm: bool, block: bytes) -> Iterator[memoryview]:
+def _pieces(tensor: _Tensor) -> Iterator[memoryview]:
     """One tensor's bytes."""
-    if norm and name.endswith("norm.weight"):
-        yield memoryview(_ONE.to_bytes(2, "little") * (num_bytes // 2))
-        return
-    view = memoryview(block)
-    start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") % (len(block) // 2) * 2
+    view, num_bytes = memoryview(tensor.block), tensor.num_bytes
+    digest = int.from_bytes(hashlib.sha256(tensor.name.encode()).digest()[:4], "little")
+    start = 0 if tensor.is_even else digest % (len(view) // 2) * 2
     while num_bytes:
         piece = view[start : start + num_bytes]
         yield piece

@@ -1,7 +1,7 @@
-"""How many users GPUs hold, and how fast: arithmetic on a model's sizes and a card's measured rates.
+"""How many users GPUs hold, and how fast: arithmetic on a model's sizes and on rates that our own steps reached.
 
-Owns the model, which is a floor: every step at the card's ceilings, launches and hosts for nothing. A step reads the weights (or multiplies by them, whichever takes longer) and the caches of the rows that are being written, and ranks
-exchange two sums a layer. Prompts take their arithmetic's share of the time. Users write, read the answer, think, and come again; so many are active as a balance of both leaves. Where sizes come from is `plan_command`'s business.
+Owns the model. A step reads the weights (or multiplies by them, whichever takes longer) and the caches of the rows that are being written, launches so many small kernels a layer, and ranks exchange two sums a layer. Prompts take their
+share of the time. Users write, read the answer, think, and come again; so many are active as a balance of both leaves. Where sizes come from is `plan_command`'s business, how near all of this is to measurements docs/operations.md's.
 """
 
 from __future__ import annotations
@@ -10,11 +10,30 @@ import dataclasses
 from typing import NamedTuple
 
 _MIB = 1 << 20
-# One sum of a few rows in a graph, by ranks: torch's kernels of our kind on H200s, without multicast. Eight were not measured.
-_EXCHANGE_S = {1: 0.0, 2: 6.8e-6, 4: 8.1e-6, 8: 11e-6}
+# All of H200s, 2026-11-21, models of dummy weights (`benchmarks.plan_check` compares).
+# Small kernels and launches of a layer: what a step of one row of 8B in bf16 took beyond reading (4.09 ms of 3.53).
+_LAYER_S = 17.4e-6
+# Of the copy bandwidth, by which decodes read caches: 32 rows of 8,000 tokens.
+_CACHE_SHARE = 0.93
 _MOST_BUSY = 0.98
 _LONGEST_ANSWER_S = 1e5
 _HALVINGS = 100
+
+
+class Exchange(NamedTuple):
+    """One sum over ranks: seconds of a small one, and for each byte."""
+
+    latency_s: float
+    byte_s: float
+
+
+# Latencies: steps of one row of 8B in bf16 less those of one card. Bytes: NCCL's sums of 16 MiB and more. Eight ranks were not measured: latency as it grows from 2 to 4, bytes as a ring sends them.
+_EXCHANGE = {
+    1: Exchange(0.0, 0.0),
+    2: Exchange(7.2e-6, 4.6e-12),
+    4: Exchange(11.2e-6, 5.8e-12),
+    8: Exchange(15.2e-6, 6.8e-12),
+}
 
 
 class Gpu(NamedTuple):
@@ -23,13 +42,36 @@ class Gpu(NamedTuple):
     memory_bytes: int
     # Read and written.
     copy_bytes_per_s: float
-    # Of bf16.
+    # Of bf16, large products.
     flops_per_s: float
 
 
 GPUS = {
-    "h200": Gpu(143_771 * _MIB, 4.27e12, 7.9e14),
-    "h100": Gpu(81_559 * _MIB, 3.0e12, 7.98e14),
+    "h200": Gpu(143_771 * _MIB, 4.27e12, 6.87e14),
+    # Not measured: the processor is an H200's.
+    "h100": Gpu(81_559 * _MIB, 3.0e12, 6.87e14),
+}
+
+
+class Products(NamedTuple):
+    """How products by one kind of weights use a card: shares of its copy bandwidth and of its matrix rate."""
+
+    # Of one row.
+    read: float
+    # Of 256 rows.
+    decode: float
+    # Of prompts, attention included.
+    prompt: float
+
+
+_PLAIN = Products(1.0, 0.84, 0.82)
+# By how weights are quantized. Reading: single of 8B, INT8's of its products alone; decode: products of 256 rows; prompt: prefill8k of 8B. INT8 and INT4 in many rows are taken for what they are turned into, NF4, which was not measured in steps, for INT4.
+PRODUCTS = {
+    "off": _PLAIN,
+    "int8": _PLAIN._replace(read=0.82),
+    "fp8": Products(0.98, 1.58, 1.24),
+    "int4": _PLAIN._replace(read=0.56),
+    "nf4": _PLAIN._replace(read=0.56),
 }
 
 
@@ -38,12 +80,15 @@ class RankSizes(NamedTuple):
 
     tp: int
     num_layers: int
+    # Of a token in a sum over ranks.
+    token_bytes: int
     read_bytes: int
     multiplied: int
     kv_token_bytes: int
     kv_tokens: int
     # Rows of a step.
     max_num_seqs: int
+    products: Products = _PLAIN
 
 
 class Demand(NamedTuple):
@@ -69,16 +114,19 @@ class Prediction:
     is_overloaded: bool
 
 
-def exchange_s(tp: int) -> float:
-    """Of one sum over so many ranks; for numbers that were not measured, that of the next larger one."""
-    return next(seconds for ranks, seconds in _EXCHANGE_S.items() if ranks >= tp)
+def exchange_s(sizes: RankSizes, tokens: float) -> float:
+    """Of one sum of so many tokens over the ranks; for numbers of ranks that are not listed, that of the next larger one."""
+    found = next(exchange for ranks, exchange in _EXCHANGE.items() if ranks >= sizes.tp)
+    return found.latency_s + tokens * sizes.token_bytes * found.byte_s
 
 
 def step_s(sizes: RankSizes, gpu: Gpu, rows: float, context: float) -> float:
     """A step that decodes so many rows behind so many tokens of context each."""
-    weights = max(sizes.read_bytes / gpu.copy_bytes_per_s, 2 * sizes.multiplied * rows / gpu.flops_per_s)
-    caches = rows * context * sizes.kv_token_bytes / gpu.copy_bytes_per_s
-    return weights + caches + 2 * sizes.num_layers * exchange_s(sizes.tp)
+    reading_s = sizes.read_bytes / (gpu.copy_bytes_per_s * sizes.products.read)
+    products_s = 2 * sizes.multiplied * rows / (gpu.flops_per_s * sizes.products.decode)
+    caches_s = rows * context * sizes.kv_token_bytes / (gpu.copy_bytes_per_s * _CACHE_SHARE)
+    layer_s = _LAYER_S + 2 * exchange_s(sizes, rows)
+    return max(reading_s, products_s) + caches_s + sizes.num_layers * layer_s
 
 
 def predict(sizes: RankSizes, gpu: Gpu, demand: Demand) -> Prediction:
@@ -110,7 +158,10 @@ def _busy(sizes: RankSizes, gpu: Gpu, demand: Demand, answer_s: float) -> float:
 
 
 def _prompt_s(sizes: RankSizes, gpu: Gpu, demand: Demand) -> float:
-    return 2 * sizes.multiplied * demand.prompt / gpu.flops_per_s
+    """Of a prompt among others, whose steps' latencies are shared by many."""
+    products_s = 2 * sizes.multiplied * demand.prompt / (gpu.flops_per_s * sizes.products.prompt)
+    sums_s = 2 * sizes.num_layers * (exchange_s(sizes, demand.prompt) - exchange_s(sizes, 0))
+    return products_s + sums_s
 
 
 def _answer_s(sizes: RankSizes, gpu: Gpu, demand: Demand, held: int, assumed_s: float) -> float:

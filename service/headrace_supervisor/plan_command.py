@@ -18,7 +18,7 @@ import rich.table
 
 from headrace_model_folder import InvalidModelFolder
 from headrace_model_folder.config import parse_config
-from headrace_supervisor.capacity import GPUS, Demand, Prediction, RankSizes, predict
+from headrace_supervisor.capacity import GPUS, PRODUCTS, Demand, Gpu, Prediction, RankSizes, predict
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -64,7 +64,7 @@ _TOKENS = click.IntRange(1, 1_000_000)
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
 def plan(shape: str | None, model: pathlib.Path | None, as_json: bool, **options: Any) -> None:
-    """Says which numbers of ranks hold a model and its users: memory as a worker would plan it, times at the GPU's measured ceilings.
+    """Says which numbers of ranks hold a model and its users: memory as a worker would plan it, times by rates that were measured.
 
     Example: headrace plan --shape llama-3.1-70b --gpu h200 --gpus 4 --users 1000 --think-s 45
     """
@@ -105,10 +105,28 @@ def _rows(config: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any
         row = answer | {"replicas": gpus // answer["tp"], "holds": False}
         if not answer["refused"]:
             demand = Demand(-(-options["users"] // row["replicas"]), *lengths, options["think_s"])
-            found = predict(_rank_sizes(answer, config), gpu, demand)
+            found = predict(_rank_sizes(answer, config, options["quantize"]), gpu, demand)
             row |= _shown(found) | {"holds": _holds(found, options["target_itl_ms"])}
         rows.append(row)
     return rows
+
+
+def engine_sizes(shape: str, engine: dict[str, Any], gpu: Gpu) -> RankSizes:
+    """What a rank of an engine has of a known model.
+
+    Args:
+        shape: The model.
+        engine: Fields of EngineConfig, `tp` and `quantize` among them.
+        gpu: The card of each rank.
+
+    Raises:
+        ValueError: There can be no such engine; says why.
+    """
+    question = {"model": _SHAPES[shape], "engine": engine, "gpu_bytes": gpu.memory_bytes, "ranks": [engine["tp"]]}
+    [answer] = _asked(question)
+    if answer["refused"]:
+        raise ValueError(answer["refused"])
+    return _rank_sizes(answer, _SHAPES[shape], engine["quantize"])
 
 
 def _asked(question: dict[str, Any]) -> list[dict[str, Any]]:
@@ -123,9 +141,11 @@ def _asked(question: dict[str, Any]) -> list[dict[str, Any]]:
     return answers
 
 
-def _rank_sizes(answer: dict[str, Any], config: dict[str, Any]) -> RankSizes:
-    names = ("read_bytes", "multiplied", "kv_token_bytes", "kv_tokens", "max_num_seqs")
-    return RankSizes(answer["tp"], config["num_hidden_layers"], *(answer[name] for name in names))
+def _rank_sizes(answer: dict[str, Any], config: dict[str, Any], quantize: str) -> RankSizes:
+    names = ("token_bytes", "read_bytes", "multiplied", "kv_token_bytes", "kv_tokens", "max_num_seqs")
+    named: dict[str, Any] = {name: answer[name] for name in names}
+    products = PRODUCTS[quantize]
+    return RankSizes(tp=answer["tp"], num_layers=config["num_hidden_layers"], products=products, **named)
 
 
 def _shown(found: Prediction) -> dict[str, Any]:
@@ -156,7 +176,7 @@ def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
         if row["refused"]:
             console.print(f"tp {row['tp']}: {row['refused']}", markup=False, soft_wrap=True)
     console.print(
-        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its cache holds them, and a step has that many rows), and that are active of its share of {options['users']:,} users. Times are a floor, at measured ceilings of the card.",
+        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its cache holds them, and a step has that many rows), and that are active of its share of {options['users']:,} users. Times are arithmetic with rates that our steps reached on H200s.",
         soft_wrap=True,
     )
 

@@ -65,6 +65,16 @@ def test_engine_results_have_the_stated_fields(engine_results: pathlib.Path) -> 
     assert results[1]["apart"]["requests"] == 1 and results[1]["requests"] == 1
 
 
+def test_exposed_communication_is_what_a_step_takes_beyond_a_silent_one(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "communication.json"
+    run("bench_communication", "--device", "cpu", "--shape", "demo", "--ranks", "2", "--steps", "1x32", "--quant", "int8", "--json", str(path))  # fmt: skip
+    found = json.loads(path.read_text())
+    assert (found["name"], found["ranks"], found["shape"], found["quant"]) == ("communication", 2, "demo", "int8")
+    [case] = found["cases"]
+    assert case["step"] == "1x32" and case["silent_us"] > 0
+    assert case["exposed_us"] == pytest.approx(case["step_us"] - case["silent_us"], abs=0.2)
+
+
 def test_users_come_as_they_are_answered(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "users.json"
     front = ("--services", "1", "--clients", "2", "--requests", "5", "--seconds", "4", "--json", str(path))

@@ -6,6 +6,7 @@ import hashlib
 import pathlib
 import random
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import weight_files
@@ -15,6 +16,7 @@ from benchmarks.workloads import LONG_PROMPT_TOKENS, WORKLOADS, Trace, build, fi
 from tokenizers import Tokenizer
 
 from headrace_backend.models.registry import load_model
+from headrace_kernels.quantized_weight import dequantize
 from headrace_model_folder import ModelFolder
 
 # Of the traces that the rival engines were measured with: they must never change.
@@ -117,6 +119,26 @@ def test_made_up_weights_are_a_folder_that_loads(tmp_path: pathlib.Path, monkeyp
     weights = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     assert all(0.015 < weight.std() < 0.025 and weight.isfinite().all() for weight in weights)
     assert all((parameter == 1).all() for parameter in model.parameters() if parameter.dim() == 1)
+
+
+def test_made_up_layers_in_fp8_are_a_folder_that_loads(tmp_path: pathlib.Path) -> None:
+    folder = write_model_folder("demo", tmp_path)
+    num_bytes = weight_files.write_weights(folder, layers="fp8")
+    opened = ModelFolder.open(folder)
+    assert num_bytes == sum(record.num_bytes for record in opened.tensors.values())
+    model = load_model(opened, opened.config, torch.float32, torch.device("cpu"), "folder", 0, lambda *_: None)
+    assert model.quantization is not None and model.quantization.scheme == "compressed-tensors fp8"
+    assert len(model.low_bit_weights) == 4 * model.num_layers
+    for weight in model.low_bit_weights.values():
+        numbers = dequantize(weight.quantized)
+        assert 0.015 < numbers.std() < 0.025 and numbers.isfinite().all()
+
+
+def test_numbers_are_rounded_to_e4m3_as_torch_does() -> None:
+    values = np.random.default_rng(0).standard_normal(10_000, np.float32) * np.float32(100)
+    found = torch.frombuffer(bytearray(weight_files._e4m3(values)), dtype=torch.float8_e4m3fn).float()
+    expected = torch.from_numpy(values).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "demo"])

@@ -54,6 +54,8 @@ class Sizes(msgspec.Struct):
     kv_cache_bytes: int = 0
     kv_tokens: int = 0
     kv_token_bytes: int = 0
+    # Of a token's hidden state, which ranks add up.
+    token_bytes: int = 0
     # Of the weights: what every step reads, and how many numbers a token is multiplied by.
     read_bytes: int = 0
     multiplied: int = 0
@@ -88,6 +90,7 @@ def sizes(question: Question, tp: int) -> Sizes:
         kv_cache_bytes=plan.kv_cache_bytes,
         kv_tokens=plan.num_blocks * plan.block_size,
         kv_token_bytes=memory.kv_block // plan.block_size,
+        token_bytes=model.hidden_size * dtype.itemsize,
         read_bytes=memory.weights - embedding * dtype.itemsize,
         multiplied=_matrix_numbers(model) // tp,
         max_num_seqs=config.max_num_seqs,

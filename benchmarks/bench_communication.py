@@ -1,0 +1,176 @@
+"""Exposed communication: how much longer a step takes because ranks compute it together, in microseconds.
+
+Ranks take the same steps twice: as a server's ranks do, then each for itself, with the same kernels but without a word to the others (sums are a rank's own part, gathered logits its own several times). Norms, residual additions
+and the writing of what is gathered stay, so that the difference is what meeting and moving cost, whatever a kernel does besides. Steps are graphs on cards. The slowest rank counts.
+
+    python -m benchmarks.bench_communication --shape llama-3.1-8b --ranks 4 --steps 1x640,256x640 --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import figures, rank_processes
+from benchmarks.profile_step import captured_runner, make_caches, make_model, plan_of
+from benchmarks.shapes import SHAPES
+from headrace_backend.config import QUANTIZE_GROUPS
+from headrace_backend.parallel.collectives import Collectives, slowest_times
+from headrace_backend.parallel.rendezvous import Seat
+from headrace_backend.weights.placement import Shard
+from headrace_backend.weights.scheme import Schemes
+from headrace_backend.worker.made_up_steps import BlockPool, release_step
+from headrace_backend.worker.runner import Runner
+
+_WARM_STEPS = 5
+_REPEATS = 5
+_CARD_STEPS, _CPU_STEPS = 40, 5
+_CARD_BLOCKS, _CPU_BLOCKS = 16_384, 256
+
+
+class Interruptible(Collectives):
+    """A group's collectives, or, while silent, those of a rank that has nobody to wait for: right sizes, wrong numbers."""
+
+    def __init__(self, group: Collectives) -> None:
+        self.rank, self.world_size, self.device = group.rank, group.world_size, group.device
+        self._group = group
+        self.is_silent = False
+
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        """See Collectives."""
+        return partial if self.is_silent else self._group.all_reduce(partial)
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        """See Collectives."""
+        if not self.is_silent:
+            return self._group.all_gather(part)
+        return part.expand(self.world_size, *part.shape).contiguous()
+
+    def add_rms_norm(self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Collectives."""
+        by = super() if self.is_silent else self._group
+        return by.add_rms_norm(partial, residual, weight, eps)
+
+
+def step_us(runner: Runner, kind: str, pool: BlockPool, device: torch.device) -> list[float]:
+    """Readings of one step's microseconds, steps launched one after the other as an engine does."""
+    taken = plan_of(kind, pool)
+    again = dataclasses.replace(taken, admissions=[])
+    _run(runner, taken, 1)
+    _run(runner, again, _WARM_STEPS)
+    times = []
+    for _ in range(_REPEATS):
+        steps = _CARD_STEPS if device.type == "cuda" else _CPU_STEPS
+        _wait(device)
+        began = time.perf_counter()
+        _run(runner, again, steps)
+        _wait(device)
+        times.append((time.perf_counter() - began) * 1e6 / steps)
+    runner.forward(release_step(len(taken.forward.rows)))
+    return times
+
+
+def _run(runner: Runner, plan: Any, steps: int) -> None:
+    for _ in range(steps):
+        runner.sample(plan, runner.forward(plan))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measured(options: argparse.Namespace, seat: Seat, device: torch.device) -> Iterator[dict[str, Any]]:
+    """One result per kind of step."""
+    group = rank_processes.joined(seat, device)
+    assert group is not None, "one rank has nobody to speak with"
+    switch = Interruptible(group)
+    on_card = device.type == "cuda"
+    kinds = options.steps.split(",")
+    sizes = ",".join(sorted({kind.split("x")[0] for kind in kinds}, key=int)) if on_card else "off"
+    settings = {"device": str(device), "dtype": options.dtype, "kv_dtype": options.kv_dtype, "graph_sizes": sizes}
+    # On a CPU ranks share the cores with each other.
+    about = (options.shape, settings | {"worker_threads": 1})
+    schemes = Schemes.named(options.quant, options.quant_group, options.quant_head)
+    model, config = make_model(*about, schemes, Shard(seat.rank, seat.world_size, switch))
+    num_blocks = _CARD_BLOCKS if on_card else _CPU_BLOCKS
+    caches, pool = make_caches(model, config, num_blocks), BlockPool(num_blocks, config.block_size)
+    times: list[list[float]] = []
+    for switch.is_silent in (False, True):
+        runner = captured_runner(model, config, caches)
+        times.append([statistics.median(step_us(runner, kind, pool, device)) for kind in kinds])
+        # Its graphs' memory is the next one's.
+        del runner
+    switch.is_silent = False
+    together, alone = (slowest_times(switch, found) for found in times)
+    for kind, step, without in zip(kinds, together, alone, strict=True):
+        yield {
+            "step": kind,
+            "step_us": round(step, 1),
+            "silent_us": round(without, 1),
+            "exposed_us": round(step - without, 1),
+            "exposed_us_per_layer": round((step - without) / model.num_layers, 2),
+        }
+
+
+def run_rank(options: argparse.Namespace) -> None:
+    """One rank; rank 0 prints a line of JSON per result."""
+    device = rank_processes.device_of(options.device, options.seat)
+    with torch.inference_mode():
+        for result in measured(options, options.seat, device):
+            if options.seat.rank == 0:
+                print(json.dumps(result), flush=True)
+
+
+def _options() -> argparse.Namespace:
+    on_card = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b" if on_card else "demo")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if on_card else "cpu")
+    parser.add_argument("--dtype", choices=["auto", "bf16", "fp16", "fp32"], default="auto")
+    parser.add_argument("--quant", choices=["off", "int8", "int4", "fp8", "nf4"], default="off")
+    parser.add_argument("--quant-group", type=int, choices=QUANTIZE_GROUPS, default=128, help="of int4")
+    parser.add_argument("--quant-head", choices=["off", "int8", "fp8"], default="off", help="of the output layer")
+    parser.add_argument("--kv-dtype", choices=["auto", "fp8", "int8"], default="auto", help="numbers of the KV cache")
+    parser.add_argument(
+        "--steps", default="1x640,8x640,64x640,256x640" if on_card else "1x64,4x64", help="ROWSxCONTEXT, with commas"
+    )
+    parser.add_argument("--git", default="", help="the commit, where the tree has no history")
+    parser.add_argument("--json", type=pathlib.Path)
+    rank_processes.add_seat(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Command line."""
+    options = _options()
+    if options.seat:
+        rank_processes.end_rank(functools.partial(run_rank, options))
+    cases = []
+    for case in rank_processes.results("benchmarks.bench_communication", options.ranks, sys.argv[1:]):
+        cases.append(case)
+        print(
+            f"{case['step']:>10} {options.ranks} ranks: {case['step_us']:>10,.1f} us a step, {case['silent_us']:>10,.1f} without a word, "
+            f"exposed {case['exposed_us']:>9,.1f} us, {case['exposed_us_per_layer']:.2f} a layer",
+            flush=True,
+        )
+    card = torch.cuda.get_device_name(0) if options.device == "cuda" else ""
+    about = {name: getattr(options, name) for name in ("ranks", "shape", "dtype", "quant", "quant_head", "kv_dtype")}
+    record = {"name": "communication", "gpu": card, **about, **figures.provenance(options.git)}
+    figures.write_json({**record, "cases": cases}, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What `headrace plan` predicts of engines that were measured, beside the measurements: the table of docs/operations.md, from result files of `bench_engine` and `bench_serving`.
+
+    python -m benchmarks.plan_check benchmarks/results/2026-11-21-h200-engine.json ...
+
+Workloads are taken for closed loops of the requests that are open at once, of the mean lengths; users1000 for what it is. Records of other workloads, shapes or cards are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import pathlib
+import statistics
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from benchmarks.workloads import THINK_SECONDS, USERS_SECONDS, build
+from headrace_supervisor.capacity import GPUS, Demand, Gpu, Prediction, RankSizes, predict
+from headrace_supervisor.plan_command import engine_sizes
+
+# Rows of a step on a GPU.
+_ROWS = 512
+_SHAPES = ("llama-3.1-8b", "llama-3.1-70b")
+
+
+class Line(NamedTuple):
+    """One row of the table."""
+
+    model: str
+    tp: int
+    workload: str
+    unit: str
+    predicted: float
+    measured: float
+
+
+def demand_of(record: dict[str, Any]) -> Demand | None:
+    """Whom an engine served; None for workloads that are none of the plan's."""
+    if record["name"] not in ("single", "burst256", "mix1000", "users1000"):
+        return None
+    workload = build(record["name"], record["seed"], seconds=record.get("seconds", USERS_SECONDS))
+    lengths = [round(statistics.mean(column)) for column in zip(*((len(p), o) for p, o in workload.trace), strict=True)]
+    if workload.users:
+        return Demand(record["users"], *lengths, THINK_SECONDS * workload.users.seconds / USERS_SECONDS)
+    return Demand(min(workload.concurrency or len(workload.trace), _ROWS), *lengths, 0.0)
+
+
+@functools.cache
+def _sizes(shape: str, tp: int, quantize: str, head: str, kv_dtype: str, gpu: Gpu) -> RankSizes:
+    engine = {"tp": tp, "quantize": quantize, "quantize_head": head, "kv_dtype": kv_dtype, "load": "dummy"}
+    return engine_sizes(shape, engine, gpu)
+
+
+def line_of(record: dict[str, Any]) -> Line | None:
+    """The plan's word and the engine's; None where the plan says nothing."""
+    card = next((gpu for name, gpu in GPUS.items() if name in record["gpu"].lower()), None)
+    if card is None or record["shape"] not in _SHAPES or (demand := demand_of(record)) is None:
+        return None
+    settings, tp = record["engine"], record["gpus"]
+    bits = settings.get("quantize", "off"), settings.get("quantize_head", "off"), settings.get("kv_dtype", "auto")
+    found = predict(_sizes(record["shape"], tp, *bits, card), card, demand)
+    names = [record["shape"], "bf16" if bits[0] == "off" else bits[0]]
+    names += [f"output layer {bits[1]}"] * (bits[1] != "off") + [f"cache {bits[2]}"] * (bits[2] != "auto")
+    return Line(", ".join(names), tp, record["name"], *_compared(record, demand, found))
+
+
+def _compared(record: dict[str, Any], demand: Demand, found: Prediction) -> tuple[str, float, float]:
+    """Unit, predicted, measured: what the workload is about."""
+    if record["name"] == "single":
+        return "ITL ms", found.itl_ms, record["itl_p50"]
+    if record["name"] == "users1000":
+        return "answer s", found.answer_s, record["e2e_p50"] / 1e3
+    return "output tok/s", demand.users * demand.output / found.answer_s, record["output_tok_s"]
+
+
+def table(lines: list[Line]) -> Iterator[str]:
+    """As Markdown."""
+    yield "| model | tp | workload | | predicted | measured | measured / predicted |"
+    yield "|---|---|---|---|---|---|---|"
+    for line in lines:
+        digits = 0 if line.predicted >= 1000 else 2
+        shown = (f"{value:,.{digits}f}" for value in (line.predicted, line.measured))
+        yield f"| {line.model} | {line.tp} | {line.workload} | {line.unit} | {' | '.join(shown)} | {line.measured / line.predicted:.2f} |"
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=pathlib.Path, nargs="+", help="JSON files of bench_engine or bench_serving")
+    records = [record for file in parser.parse_args().files for record in json.loads(file.read_text())]
+    lines = [line for record in records if (line := line_of(record)) is not None]
+    print("\n".join(table(sorted(lines, key=lambda line: (line.model, line.workload, line.tp)))))
+
+
+if __name__ == "__main__":
+    main()

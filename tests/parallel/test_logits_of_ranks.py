@@ -1,0 +1,95 @@
+"""Logits of one rank against those of two and four, with weights and caches of few bits too: token for token in fp32 on a CPU, and on cards no further from the exact ones than one card's are."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from benchmarks import rank_processes
+from tests.parallel.forced_logits import CASES, Case, forced
+
+from headrace_backend.weights.placement import ALONE
+from headrace_model_folder import ModelFolder
+
+# Two key/value heads: of four ranks, two have the same one.
+_SIZES: dict[str, Any] = dict(hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8)
+_SIZES |= dict(head_dim=64, num_key_value_heads=2, vocab_size=2048, max_position_embeddings=512)
+_SIZES |= dict(eos_token_id=None, bos_token_id=None, pad_token_id=None)
+# Cases in which every rank's numbers are a slice of one's, whatever the number of ranks: groups, and scales of a token and head. Scales of whole outputs are a rank's own where inputs are shared out.
+SLICES = ("plain", "kv-fp8", "kv-int8", "int4", "int4-32-kv-int8")
+# Sums of a layer are rounded once more, of several parts.
+_SLACK = 1.25
+
+
+class Answers(NamedTuple):
+    """Of one case and number of ranks."""
+
+    logits: np.ndarray
+    tokens: list[int]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("logits") / "llama"
+    torch.manual_seed(0)
+    # Larger than usual: random models with small weights hardly depend on their context.
+    config = transformers.LlamaConfig(**_SIZES, initializer_range=0.08)
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(path)
+    return path
+
+
+def answers(folder: pathlib.Path, device: str, tp: int, cases: Sequence[str]) -> dict[str, Answers]:
+    """All cases by one group of so many ranks."""
+    arguments = ["--device", device, "--folder", str(folder), "--cases", ",".join(cases), "--out", str(folder.parent)]
+    found = list(rank_processes.results("tests.parallel.forced_logits", tp, arguments))
+    assert [line["case"] for line in found] == list(cases)
+    return {
+        line["case"]: Answers(np.load(folder.parent / f"{tp}-{line['case']}.npy"), line["tokens"]) for line in found
+    }
+
+
+def distance(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_ranks_of_a_cpu_draw_the_tokens_of_one(folder: pathlib.Path, tp: int) -> None:
+    cases = ["plain", "kv-fp8", "kv-int8", "fp8-kv-fp8"] if tp == 2 else ["int4-32-kv-int8", "int8-kv-int8"]
+    alone, shared = answers(folder, "cpu", 1, cases), answers(folder, "cpu", tp, cases)
+    exact, _ = forced(Case(), ModelFolder.open(folder), torch.device("cpu"), ALONE)
+    for name in cases:
+        if name in SLICES:
+            assert shared[name].tokens == alone[name].tokens, name
+            # A number of the cache that lies between two of its type may become the other one.
+            limit = 1e-2 if CASES[name].kv_dtype != "auto" else 1e-4
+            assert distance(shared[name].logits, alone[name].logits) < limit, name
+        else:
+            assert distance(shared[name].logits, exact) < _SLACK * distance(alone[name].logits, exact), name
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs several CUDA GPUs")
+@pytest.mark.timeout(290)
+def test_cards_are_as_exact_as_one(folder: pathlib.Path) -> None:
+    exact, _ = forced(Case(), ModelFolder.open(folder), torch.device("cpu"), ALONE)
+    alone = answers(folder, "cuda", 1, list(CASES))
+    rounding = distance(alone["plain"].logits, exact)
+    wrong = []
+    # Every group compiles kernels of its own sizes: the larger one has all cases, the smaller one a few.
+    few = ["plain", "int4", "fp8-kv-fp8"]
+    for tp, cases in [(2, few), (4, list(CASES))] if torch.cuda.device_count() >= 4 else [(2, list(CASES))]:
+        for name, found in answers(folder, "cuda", tp, cases).items():
+            error, own = distance(found.logits, exact), distance(alone[name].logits, exact)
+            apart = distance(found.logits, alone[name].logits)
+            equal = sum(map(int.__eq__, found.tokens, alone[name].tokens)) / len(found.tokens)
+            # What is a slice of the same numbers differs by the rounding of sums, however far the numbers are from the exact ones.
+            limit = 4 * rounding if name in ("plain", "int4") else own
+            is_wrong = error > _SLACK * own or apart > limit
+            print(f"tp {tp} {name}: off by {error:.2e}, tp 1 by {own:.2e}; apart {apart:.2e}, limit {limit:.2e}; {equal:.0%} of the tokens{' WRONG' if is_wrong else ''}")  # fmt: skip
+            wrong += [f"tp {tp} {name}"] if is_wrong else []
+    assert not wrong
