@@ -33,6 +33,7 @@ from headrace_kernels.attention_tiles import (
     padded_dim,
     pipeline_stages,
 )
+from headrace_kernels.attention_turned import MOST_ROWS, absorb_context, takes_turned, turned_rule
 from headrace_kernels.quantized_kv import bits_of, head_scale, memory_of, rounded
 from headrace_kernels.rope_kv import RawHeads, heads_for_norm, mean_squares, rotation_rows, turned_heads
 from headrace_kernels.triton_runtime import INTERPRETED
@@ -89,6 +90,7 @@ def _split_kernel(
     KIND: tl.constexpr,
     QUERY_LEN: tl.constexpr,
     ROWS: tl.constexpr,
+    TURNED: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
     WINDOWED: tl.constexpr,
@@ -188,29 +190,36 @@ def _split_kernel(
 
     if KIND != "":
         q, row_scales = divided_query(q, score_scale)
-    for start in tl.range(begin, end, TILE, num_stages=STAGES):
-        positions = start + tl.arange(0, TILE)
-        mask_key = positions < end
-        if WINDOWED:
-            mask_key = mask_key & (positions >= first_seen)
-        offs_key = key_offsets(table, positions, mask_key, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE)
-        key = kv_cache + offs_key[:, None] + offs_dim[None, :]
-        # Slots that were never written may hold NaN: they are not loaded, for 0 times NaN is NaN.
-        mask_load = mask_key[:, None] & mask_dim[None, :]
-        k = tl.load(key, mask=mask_load, other=0.0)
-        v = tl.load(key + NUM_KV_HEADS * TILE_STRIDE, mask=mask_load, other=0.0)
-        seen = mask_key[None, :]
-        if QUERY_LEN > 1:
-            seen = seen & (positions[None, :] <= position[:, None])
+    if TURNED:
+        acc, largest, total, unit = absorb_context(
+            acc, largest, total, unit, q, row_scales, position, begin, end, first_seen, window, table, kv_head,
+            kv_cache, scales, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE_STRIDE, KIND, QUERY_LEN, TILE, STAGES, WINDOWED,
+            HAS_FP8, FP32_DOT,
+        )  # fmt: skip
+    else:
+        for start in tl.range(begin, end, TILE, num_stages=STAGES):
+            positions = start + tl.arange(0, TILE)
+            mask_key = positions < end
             if WINDOWED:
-                seen = seen & (positions[None, :] > position[:, None] - window)
-        if KIND != "":
-            acc, largest, total, unit = absorb_quantized(
-                acc, largest, total, unit, q, row_scales, k, v, scales, offs_key, positions, mask_key, seen,
-                NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE, KIND, HAS_FP8, True, FP32_DOT,
-            )  # fmt: skip
-        else:
-            acc, largest, total = absorb(acc, largest, total, q, k, v, seen, score_scale, True, FP32_DOT)
+                mask_key = mask_key & (positions >= first_seen)
+            offs_key = key_offsets(table, positions, mask_key, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE)
+            key = kv_cache + offs_key[:, None] + offs_dim[None, :]
+            # Slots that were never written may hold NaN: they are not loaded, for 0 times NaN is NaN.
+            mask_load = mask_key[:, None] & mask_dim[None, :]
+            k = tl.load(key, mask=mask_load, other=0.0)
+            v = tl.load(key + NUM_KV_HEADS * TILE_STRIDE, mask=mask_load, other=0.0)
+            seen = mask_key[None, :]
+            if QUERY_LEN > 1:
+                seen = seen & (positions[None, :] <= position[:, None])
+                if WINDOWED:
+                    seen = seen & (positions[None, :] > position[:, None] - window)
+            if KIND != "":
+                acc, largest, total, unit = absorb_quantized(
+                    acc, largest, total, unit, q, row_scales, k, v, scales, offs_key, positions, mask_key, seen,
+                    NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE, KIND, HAS_FP8, True, FP32_DOT,
+                )  # fmt: skip
+            else:
+                acc, largest, total = absorb(acc, largest, total, q, k, v, seen, score_scale, True, FP32_DOT)
 
     # A split may be empty (a layer with a narrower window than the plan's): acc and total are 0 then.
     is_empty = total == 0.0
@@ -286,8 +295,10 @@ def decode_attention(
     query_len, scratch, memory = work.max_query_len, work.scratch, memory_of(kv_cache)
     assert raw is None or query_len == 1, query_len
     query_rows = query_len * (num_heads // num_kv_heads)
-    rows = max(16, triton.next_power_of_2(query_rows))
-    launch = launch or _launch_rule(rows, padded_dim(head_dim), output)
+    dim = padded_dim(head_dim)
+    turned = takes_turned(memory.kind, query_rows, dim, query.dtype)
+    rows = MOST_ROWS if turned else max(16, triton.next_power_of_2(query_rows))
+    launch = launch or (turned_rule(dim, output.device) if turned else _launch_rule(rows, dim, output))
     _split_kernel[(num_kv_heads, work.splits.shape[0])](
         query,
         raw.rotations if raw else None,
@@ -313,12 +324,13 @@ def decode_attention(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim(head_dim),
+        PADDED_DIM=dim,
         BLOCK_SIZE=step.block_size,
         TILE_STRIDE=memory.tile_stride,
         KIND=memory.kind,
         QUERY_LEN=query_len,
         ROWS=rows,
+        TURNED=turned,
         TILE=launch.tile,
         STAGES=launch.stages,
         WINDOWED=sliding_window is not None,
@@ -326,7 +338,7 @@ def decode_attention(
         NORMED=raw is not None and raw.query_norm is not None,
         NORM_HEADS=heads_for_norm(head_dim // 2, launch.warps),
         MERGED_ROWS=triton.next_power_of_2(query_rows),
-        AT_ONCE=at_once or merged_at_once(query_rows, padded_dim(head_dim), launch.warps),
+        AT_ONCE=at_once or merged_at_once(query_rows, dim, launch.warps),
         HAS_FP8=memory.kind == "fp8" and card.has_fp8_products(output.device),
         FP32_DOT=INTERPRETED,
         num_warps=launch.warps,

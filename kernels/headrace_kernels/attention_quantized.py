@@ -35,7 +35,7 @@ _FP8_BITS = (
 
 
 @triton.constexpr_function
-def _assembly(kind, has_fp8):
+def halves_assembly(kind, has_fp8):
     """Four bytes in, two of two numbers out."""
     return _INT8_HALVES if kind == "int8" else _FP8_HALVES if has_fp8 else _FP8_BITS
 
@@ -47,7 +47,7 @@ def halves_of(bits, KIND: tl.constexpr, HAS_FP8: tl.constexpr, STAYS: tl.constex
     STAYS: in the layout in which they were loaded. Values need it: a product takes pairs of tokens, so the compiler, which moves pure conversions behind the change of layout, would read bytes one by one (128 loads of a byte
     a thread and tile of 64 keys instead of 8 of 16).
     """
-    assembly: tl.constexpr = _assembly(KIND, HAS_FP8)
+    assembly: tl.constexpr = halves_assembly(KIND, HAS_FP8)
     return tl.inline_asm_elementwise(assembly, "=r,=r,r", [bits], dtype=tl.float16, is_pure=not STAYS, pack=4)
 
 
