@@ -16,6 +16,7 @@ from headrace_kernels import card, fp8_activations, int8_activations, restored_w
 from headrace_kernels.input_order import take_inputs
 from headrace_kernels.linear import linear as plain_linear
 from headrace_kernels.linear import linear_reference as plain_linear_reference
+from headrace_kernels.low_bit_few_kernels import MAX_FEW_ROWS, FewTile, multiply_few, rows_of, takes_few
 from headrace_kernels.low_bit_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, takes
 from headrace_kernels.low_bit_nibble_row_kernels import NibbleRowTile
 from headrace_kernels.low_bit_row_kernels import RowTile, multiply_row, takes_row
@@ -48,6 +49,7 @@ class Path(enum.Enum):
 
     # Without Triton: rows of the weight are restored, multiplied and given up.
     BLOCKS = "blocks"
+    # By the kernels of few rows, with what is fused.
     SMALL = "small"
     WIDE = "wide"
     # Activations in 8 bits.
@@ -60,7 +62,7 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
     """Which path a product takes, by sizes, kind and card alone."""
     if not uses_triton(weight.packed):
         return Path.BLOCKS
-    if takes(weight) and 1 <= num_rows <= MAX_SMALL_ROWS:
+    if takes(weight) and 1 <= num_rows <= MAX_SMALL_ROWS or few_rule(num_rows, weight) is not None:
         return Path.SMALL
     if num_rows >= _FEWEST_SCALED_ROWS and (fp8_activations.can_scale(weight) or int8_activations.can_scale(weight)):
         return Path.SCALED
@@ -81,6 +83,23 @@ _ROW_TILES: dict[QuantKind, tuple[RowTile | NibbleRowTile, RowTile | NibbleRowTi
 def row_rule(weight: QuantizedWeight, gated: bool = False) -> RowTile | NibbleRowTile:
     """The tile of one row."""
     gate_up, few_outputs, others = _ROW_TILES[weight.kind]
+    if gated:
+        return gate_up
+    return few_outputs if weight.num_outputs <= weight.num_inputs else others
+
+
+# Tiles of 2 to 64 rows of 8 bits where `low_bit_few_kernels` is faster than the other kernels, by kind and class of rows, in the order of `_ROW_TILES`. Not measured yet: none.
+_FEW_TILES: dict[tuple[QuantKind, int], tuple[FewTile, FewTile, FewTile]] = {}
+
+
+def few_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> FewTile | None:
+    """The tile of some rows of 8 bits; None: other kernels multiply."""
+    if not 2 <= num_rows <= MAX_FEW_ROWS or not takes_few(weight):
+        return None
+    tiles = _FEW_TILES.get((weight.kind, rows_of(num_rows)))
+    if tiles is None:
+        return None
+    gate_up, few_outputs, others = tiles
     if gated:
         return gate_up
     return few_outputs if weight.num_outputs <= weight.num_inputs else others
@@ -191,13 +210,13 @@ def _ordered_linear(
         return rounded_linear(round_tokens(x, _number(weight)), weight, bias).to(out_dtype or x.dtype)
     out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype)
     if path is Path.SMALL:
-        _multiply_few(x, weight, bias, out)
+        _multiply_fused(x, weight, bias, out)
     else:
         multiply_wide(x, weight, bias, out, wide_rule(x.shape[0], weight))
     return out
 
 
-def _multiply_few(
+def _multiply_fused(
     x: Tensor,
     weight: QuantizedWeight,
     bias: Tensor | None,
@@ -207,7 +226,10 @@ def _multiply_few(
     add: bool = False,
 ) -> None:
     """A product of few rows by the kernel and tile of the rules, with what is fused to it: see `multiply_small`."""
-    if x.shape[0] == 1 and takes_row(weight):
+    few_tile = few_rule(x.shape[0], weight, gated)
+    if few_tile is not None:
+        multiply_few(x, weight, bias, out, few_tile, norm, gated, add)
+    elif x.shape[0] == 1 and takes_row(weight):
         multiply_row(x, weight, bias, out, row_rule(weight, gated), norm, gated, add)
     else:
         multiply_small(x, weight, bias, out, small_rule(x.shape[0], weight, gated), norm, gated, add)
@@ -303,7 +325,7 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: QuantizedWei
     if weight.order is not None or not fuses(x.shape[0], weight):
         return linear(rms_norm(x, norm_weight, eps), weight, bias)
     out = x.new_empty(x.shape[0], weight.num_outputs)
-    _multiply_few(x, weight, bias, out, norm=(norm_weight, eps))
+    _multiply_fused(x, weight, bias, out, norm=(norm_weight, eps))
     return out
 
 
@@ -325,7 +347,7 @@ def linear_add(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, residual
         residual.add_(linear(x, weight, bias))
     else:
         x = take_inputs(x, weight.order)
-        _multiply_few(x, weight, bias, residual, add=True)
+        _multiply_fused(x, weight, bias, residual, add=True)
 
 
 def norm_swiglu_reference(
@@ -355,8 +377,8 @@ def norm_swiglu(
     out = x.new_empty(x.shape[0], gate_up_weight.num_outputs // 2)
     norm = (norm_weight, eps)
     if gate_up_weight.order is None:
-        _multiply_few(x, gate_up_weight, bias, out, norm=norm, gated=True)
+        _multiply_fused(x, gate_up_weight, bias, out, norm=norm, gated=True)
     else:
         normed = take_inputs(rms_norm(x, *norm), gate_up_weight.order)
-        _multiply_few(normed, gate_up_weight, bias, out, gated=True)
+        _multiply_fused(normed, gate_up_weight, bias, out, gated=True)
     return out

@@ -1,4 +1,4 @@
-"""Runs a Gluon kernel of warp groups without a card: one program after the other, tensors as whole arrays of numbers.
+"""Runs a Gluon kernel of low bits without a card: one program after the other, tensors as whole arrays of numbers.
 
 What it proves is what the kernel says, not what the compiler makes of it: places in memory, slots, and the order of copies, products and waits. Nothing is done before the kernel has waited for it:
 copies land when a wait demands their group, and products read shared memory when a wait demands their result, so that a wait too few or a slot that is filled too early gives wrong numbers. With
@@ -8,6 +8,7 @@ copies land when a wait demands their group, and products read shared memory whe
 from __future__ import annotations
 
 import contextlib
+import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -79,7 +80,7 @@ class Shared:
         return Shared(self.numbers, True)
 
     def load(self, layout: object) -> Value:
-        return _value(self.numbers.clone())
+        return _value(self.read().clone())
 
     def read(self) -> Tensor:
         return self.numbers.t() if self.transposed else self.numbers
@@ -88,7 +89,7 @@ class Shared:
 class _Program:
     """What one program has under way."""
 
-    def __init__(self, ids: tuple[int, int, int], eager: bool, careless: str | None) -> None:
+    def __init__(self, ids: tuple[int, ...], eager: bool, careless: str | None) -> None:
         self.ids, self.eager, self.careless = ids, eager, careless
         self.copies: list[Callable[[], object]] = []
         self.groups: list[list[Callable[[], object]]] = []
@@ -131,6 +132,9 @@ class _Program:
         self.products.append(multiply)
         return total
 
+    def mma_v2(self, left: Tensor, right: Tensor, total: Tensor) -> Value:
+        return _value(total + left.float() @ right.float())
+
     def warpgroup_mma_wait(self, num_under_way: int, deps: list[Tensor]) -> Tensor:
         while len(self.products) > num_under_way + (self.careless == "products" and num_under_way > 0):
             self.products.pop(0)()
@@ -141,6 +145,15 @@ def _allocate(kind: Kind, shape: list[int], layout: object) -> Shared:
     if kind.dtype.is_floating_point:
         return Shared(torch.full(shape, float("nan"), dtype=kind.dtype))
     return Shared(torch.randint(0, 100, shape).to(kind.dtype))
+
+
+def _load(pointer: Pointer, mask: Tensor | None = None, other: float = 0.0) -> Value:
+    if mask is None:
+        return pointer.read()
+    places = torch.as_tensor(pointer.places).as_subclass(Tensor)
+    mask = mask.expand(torch.broadcast_shapes(mask.shape, places.shape)).as_subclass(Tensor)
+    numbers = Pointer(pointer.tensor, torch.where(mask, places, 0)).read()
+    return _value(torch.where(mask, numbers.as_subclass(Tensor), other))
 
 
 def _store(pointer: Pointer, numbers: Tensor, mask: Tensor) -> None:
@@ -174,7 +187,8 @@ def _language(program: _Program, num_warps: int) -> types.SimpleNamespace:
         where=lambda condition, a, b: a if condition else b,
         expand_dims=lambda x, dim: x.unsqueeze(dim),
         convert_layout=lambda x, layout: x,
-        load=lambda pointer: pointer.read(),
+        exp=torch.exp,
+        load=_load,
         store=_store,
     )
 
@@ -195,20 +209,19 @@ def emulating(
     plain = {name: value.fn for name, value in vars(module).items() if hasattr(value, "fn")}
 
     class Launcher:
-        def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *args, num_warps, maxnreg, **constants: self._run(grid, args, num_warps, constants)
 
-        def _run(
-            self, grid: tuple[int, int, int], args: tuple[Any, ...], num_warps: int, constants: dict[str, Any]
-        ) -> None:
+        def _run(self, grid: tuple[int, ...], args: tuple[Any, ...], num_warps: int, constants: dict[str, Any]) -> None:
             values = [Pointer(arg) if isinstance(arg, Tensor) else arg for arg in args]
-            for ids in [(x, y, z) for x in range(grid[0]) for y in range(grid[1]) for z in range(grid[2])]:
+            for ids in itertools.product(*map(range, grid)):
                 program = _Program(ids, eager, careless)
                 language = _language(program, num_warps)
                 language.inline_asm_elementwise = lambda source, constraints, operands, dtype, is_pure, pack: _value(
                     assembly(source, operands, dtype)
                 )
-                names = {name: getattr(program, name) for name in ("warpgroup_mma", "warpgroup_mma_wait")}
+                products = {"warpgroup_mma", "warpgroup_mma_wait", "mma_v2"} & vars(module).keys()
+                names = {name: getattr(program, name) for name in products}
                 with mock.patch.multiple(module, gl=language, async_copy=program, **plain, **names):
                     plain[kernel](*values, **constants)
 
