@@ -1,6 +1,6 @@
 """Few query rows over a quantized cache, products turned around: keys, and then dimensions, stand as the rows of a tile, and query rows as its columns.
 
-Owns the context of one split of `attention_decode` where a cache has 8-bit numbers and there are at most MOST_ROWS query rows (a group of 4 heads has 4). A tensor core's tile has 16 rows and 8 columns: as columns, 8 query
+Owns the context of one split of `attention_decode` where a cache has 8-bit numbers and there are at most FEW_ROWS query rows (a group of 4 heads has 4). A tensor core's tile has 16 rows and 8 columns: as columns, 8 query
 rows cost half the products, half the softmax and half the registers that they do as rows. In the letters of `attention_quantized`: S^T = K (Q / q)^T, O^T += V^T P^T.
 
 One warp a program: it waits for no other, and no number passes through shared memory but on its way from the cache. Numbers are copied there as bytes and become fp16 in registers, in the layout of their product. Values must
@@ -16,20 +16,19 @@ import torch
 import triton
 import triton.language as tl
 
+from headrace_kernels.attention_plan import FEW_ROWS
 from headrace_kernels.attention_quantized import halves_assembly, halves_of
 from headrace_kernels.attention_tiles import Launch, pipeline_stages
 from headrace_kernels.low_bit_numbers import numbers_of
 from headrace_kernels.quantized_kv import SCALE_BYTES, scale_offsets
 
-# Query rows: query tokens times heads of a group.
-MOST_ROWS = 8
 # Dimensions of a head in registers, so that half of them are the 16 rows of a product.
 _LEAST_DIM = 32
 
 
 def takes_turned(kind: str, query_rows: int, dim: int, dtype: torch.dtype) -> bool:
     """Whether splits with so many query rows and heads of `dim` numbers in registers, of a model in `dtype` over a cache of `kind` ("": not quantized), go this way. Models in fp32 are multiplied in fp32."""
-    return kind != "" and query_rows <= MOST_ROWS and dim >= _LEAST_DIM and dtype.itemsize == 2
+    return kind != "" and query_rows <= FEW_ROWS and dim >= _LEAST_DIM and dtype.itemsize == 2
 
 
 def turned_rule(dim: int, device: torch.device) -> Launch:
