@@ -168,7 +168,7 @@ def absorb_context(
         if WINDOWED:
             mask_key = mask_key & (positions >= first_seen)
         offs_key = _tile_offsets(table, start, end, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE, TILE)
-        # A slot that was never written may hold any bytes. The score of such a key is replaced; 0 times such a value would be NaN, so that it is not loaded.
+        # A slot that was never written, or is being written, may hold any bytes. The score of such a key is replaced; 0 times such a value may be NaN, so that it is not loaded.
         k = tl.load(kv_cache + offs_key[:, None] + offs_dim[None, :], mask=(offs_dim < HEAD_DIM)[None, :], other=0)
         pairs = tl.load(
             pairs_of_values + (offs_key // 2)[None, :] + offs_pair[:, None],
