@@ -27,7 +27,13 @@ from headrace_kernels.attention import (
     paged_attention,
     rotate_write_attend,
 )
-from headrace_kernels.attention_plan import plan_decode, plan_prefill, prefill_tile_tokens, query_len_class
+from headrace_kernels.attention_plan import (
+    decode_programs,
+    plan_decode,
+    plan_prefill,
+    prefill_tile_tokens,
+    query_len_class,
+)
 from headrace_kernels.quantized_kv import KV_TYPES, SCALE_BYTES, quantize, scales_of, tile_bytes, view_of
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 32
@@ -64,7 +70,7 @@ def layer(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | 
         block_tables=tables.cuda(),
         slot_mapping=torch.full((int(counts.sum()),), -1, device="cuda"),
         block_size=BLOCK_SIZE,
-        decode=_decode_work(counts, ends, window),
+        decode=_decode_work(counts, ends, window, kv),
         prefill=_prefill_work(counts, ends, gathers, window),
     )
     kv_cache = randn(int(num_blocks.sum()), 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
@@ -90,11 +96,14 @@ def _column(values: npt.NDArray[np.integer]) -> Tensor:
     return torch.from_numpy(values.astype(np.int32)).cuda()
 
 
-def _decode_work(counts: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], window: int | None) -> DecodeWork | None:
-    columns = plan_decode(counts, ends, NUM_KV_HEADS, counts.size, sliding_window=window)
+def _decode_work(
+    counts: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], window: int | None, kv: str
+) -> DecodeWork | None:
+    programs = decode_programs(kv != "", query_len_class(counts) * NUM_HEADS // NUM_KV_HEADS)
+    columns = plan_decode(counts, ends, NUM_KV_HEADS, counts.size, sliding_window=window, programs=programs)
     if not (columns.splits >= 0).any():
         return None
-    scratch = DecodeScratch.allocate(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, columns.max_query_len, "cuda")
+    scratch = DecodeScratch.allocate(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, columns.max_query_len, "cuda", programs)
     return DecodeWork(_column(columns.splits), columns.max_query_len, scratch)
 
 

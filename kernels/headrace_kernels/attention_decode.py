@@ -23,6 +23,7 @@ from torch import Tensor
 
 from headrace_kernels import card
 from headrace_kernels.attention_merge import merged_at_once, store_merged
+from headrace_kernels.attention_plan import FEW_ROWS
 from headrace_kernels.attention_quantized import absorb_quantized, divided_query, first_unit
 from headrace_kernels.attention_step import DecodeWork, PagedAttentionStep
 from headrace_kernels.attention_tiles import (
@@ -33,7 +34,7 @@ from headrace_kernels.attention_tiles import (
     padded_dim,
     pipeline_stages,
 )
-from headrace_kernels.attention_turned import MOST_ROWS, absorb_context, takes_turned, turned_rule
+from headrace_kernels.attention_turned import absorb_context, takes_turned, turned_rule
 from headrace_kernels.quantized_kv import bits_of, head_scale, memory_of, rounded
 from headrace_kernels.rope_kv import RawHeads, heads_for_norm, mean_squares, rotation_rows, turned_heads
 from headrace_kernels.triton_runtime import INTERPRETED
@@ -297,7 +298,7 @@ def decode_attention(
     query_rows = query_len * (num_heads // num_kv_heads)
     dim = padded_dim(head_dim)
     turned = takes_turned(memory.kind, query_rows, dim, query.dtype)
-    rows = MOST_ROWS if turned else max(16, triton.next_power_of_2(query_rows))
+    rows = FEW_ROWS if turned else max(16, triton.next_power_of_2(query_rows))
     launch = launch or (turned_rule(dim, output.device) if turned else _launch_rule(rows, dim, output))
     _split_kernel[(num_kv_heads, work.splits.shape[0])](
         query,

@@ -22,7 +22,11 @@ MAX_DECODE_QUERY_LEN = QUERY_LEN_CLASSES[-1]
 SPLIT_MULTIPLE = 64
 # Programs (splits times key/value heads) that fill a card: near one full wave on 132 multiprocessors (32 rows of 8k tokens and 8 heads were fastest with 2 splits, one
 # row of 128k with 64, on an H200). Fewer leave bandwidth unused, more only cost partial results.
-_TARGET_PROGRAMS = 512
+TARGET_PROGRAMS = 512
+# Of splits over a quantized cache with few query rows, whose programs are a warp each (`attention_turned`): eight to a multiprocessor. Not measured yet.
+WARP_PROGRAMS = 1056
+# Query rows (tokens times heads of a group) of such splits, at most.
+FEW_ROWS = 8
 # A row may be longer than its splits are meant to be by this share of one before it gets another, so that rows of nearly equal length get equally many.
 _SLACK = 0.25
 # Contexts are gathered to places that are multiples of this many tokens, the largest tile of keys.
@@ -51,9 +55,14 @@ class DecodeSizes:
     num_partials: int
 
 
-def decode_sizes(num_entries: int, num_kv_heads: int) -> DecodeSizes:
-    """The sizes for up to `num_entries` rows; `num_kv_heads` are those of one card's cache."""
-    surplus = -(-_TARGET_PROGRAMS // num_kv_heads)
+def decode_programs(is_quantized: bool, query_rows: int) -> int:
+    """Programs that fill a card, for splits of a cache with so many query rows."""
+    return WARP_PROGRAMS if is_quantized and query_rows <= FEW_ROWS else TARGET_PROGRAMS
+
+
+def decode_sizes(num_entries: int, num_kv_heads: int, programs: int = TARGET_PROGRAMS) -> DecodeSizes:
+    """The sizes for up to `num_entries` rows; `num_kv_heads` are those of one card's cache, `programs` as for `plan_decode`."""
+    surplus = -(-programs // num_kv_heads)
     # Only rows longer than a split are cut, and fewer than `surplus` rows are.
     return DecodeSizes(num_entries + surplus, 2 * surplus)
 
@@ -77,8 +86,9 @@ def plan_decode(
     *,
     max_query_len: int | None = None,
     sliding_window: int | None = None,
+    programs: int = TARGET_PROGRAMS,
 ) -> DecodeColumns:
-    """Cuts the contexts of entries with 1 to `max_query_len` query tokens into splits of similar length, about `_TARGET_PROGRAMS` programs in all.
+    """Cuts the contexts of entries with 1 to `max_query_len` query tokens into splits of similar length, about `programs` programs in all.
 
     Args:
         query_lens: [num_entries] tokens of this step; 0 for padding.
@@ -87,6 +97,7 @@ def plan_decode(
         num_entries_padded: Entries that the columns have room for, see `decode_sizes`.
         max_query_len: 1, 2, 4 or 8; entries with more are left to `plan_prefill`. None: `query_len_class` of the step.
         sliding_window: The widest of the model's layers; None if any layer sees all.
+        programs: `decode_programs` of the cache; the work's sizes and scratch are made for as many.
 
     Raises:
         ValueError: More entries than there is room for.
@@ -96,10 +107,10 @@ def plan_decode(
     entries = np.flatnonzero((query_lens >= 1) & (query_lens <= size))
     if entries.size > num_entries_padded:
         raise ValueError(f"num_entries_padded is {num_entries_padded}, and {entries.size} entries decode")
-    splits = np.full((decode_sizes(num_entries_padded, num_kv_heads).num_splits, 4), -1, np.int32)
+    splits = np.full((decode_sizes(num_entries_padded, num_kv_heads, programs).num_splits, 4), -1, np.int32)
     if entries.size:
         visible = _visible_tokens(query_lens[entries], seq_lens[entries], sliding_window)
-        counts = _split_counts(visible, num_kv_heads)
+        counts = _split_counts(visible, num_kv_heads, programs)
         _fill_decode(splits, entries, visible, counts)
     return DecodeColumns(splits, size)
 
@@ -114,9 +125,9 @@ def _visible_tokens(query_lens: Int32Column, seq_lens: Int32Column, sliding_wind
     return visible
 
 
-def _split_counts(visible: _Int64Array, num_kv_heads: int) -> _Int64Array:
+def _split_counts(visible: _Int64Array, num_kv_heads: int, programs: int) -> _Int64Array:
     """[num_entries] splits of each."""
-    share = -(-int(visible.sum()) * num_kv_heads // _TARGET_PROGRAMS)
+    share = -(-int(visible.sum()) * num_kv_heads // programs)
     tokens = max(-(-share // SPLIT_MULTIPLE), 1) * SPLIT_MULTIPLE
     counts = np.maximum(np.ceil(visible / tokens - _SLACK).astype(np.int64), 1)
     # Short splits have no room for the slack: the next multiple is much more.

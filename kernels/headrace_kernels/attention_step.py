@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace_kernels import card
-from headrace_kernels.attention_plan import GATHER_MULTIPLE, decode_sizes
+from headrace_kernels.attention_plan import GATHER_MULTIPLE, TARGET_PROGRAMS, decode_sizes
 
 
 @dataclasses.dataclass(slots=True)
@@ -30,10 +30,16 @@ class DecodeScratch:
 
     @classmethod
     def allocate(
-        cls, num_heads: int, num_kv_heads: int, head_dim: int, max_query_len: int, device: torch.device | str
+        cls,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_query_len: int,
+        device: torch.device | str,
+        programs: int = TARGET_PROGRAMS,
     ) -> Self:
-        """For steps of any number of rows with up to `max_query_len` (1, 2, 4 or 8) query tokens each."""
-        num_partials = decode_sizes(1, num_kv_heads).num_partials
+        """For steps of any number of rows with up to `max_query_len` (1, 2, 4 or 8) query tokens each; `programs` as for `attention_plan.plan_decode`."""
+        num_partials = decode_sizes(1, num_kv_heads, programs).num_partials
         rows = (num_partials, max_query_len * num_heads)
         partial = torch.empty(*rows, head_dim, dtype=torch.float32, device=device)
         lse = torch.empty(rows, dtype=torch.float32, device=device)

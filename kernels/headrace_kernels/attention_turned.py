@@ -1,6 +1,6 @@
 """Few query rows over a quantized cache, products turned around: keys, and then dimensions, stand as the rows of a tile, and query rows as its columns.
 
-Owns the context of one split of `attention_decode` where a cache has 8-bit numbers and there are at most MOST_ROWS query rows (a group of 4 heads has 4). A tensor core's tile has 16 rows and 8 columns: as columns, 8 query
+Owns the context of one split of `attention_decode` where a cache has 8-bit numbers and there are at most FEW_ROWS query rows (a group of 4 heads has 4). A tensor core's tile has 16 rows and 8 columns: as columns, 8 query
 rows cost half the products, half the softmax and half the registers that they do as rows. In the letters of `attention_quantized`: S^T = K (Q / q)^T, O^T += V^T P^T.
 
 One warp a program: it waits for no other, and no number passes through shared memory but on its way from the cache. Numbers are copied there as bytes and become fp16 in registers, in the layout of their product. Values must
@@ -16,20 +16,19 @@ import torch
 import triton
 import triton.language as tl
 
+from headrace_kernels.attention_plan import FEW_ROWS
 from headrace_kernels.attention_quantized import halves_assembly, halves_of
 from headrace_kernels.attention_tiles import Launch, pipeline_stages
 from headrace_kernels.low_bit_numbers import numbers_of
 from headrace_kernels.quantized_kv import SCALE_BYTES, scale_offsets
 
-# Query rows: query tokens times heads of a group.
-MOST_ROWS = 8
 # Dimensions of a head in registers, so that half of them are the 16 rows of a product.
 _LEAST_DIM = 32
 
 
 def takes_turned(kind: str, query_rows: int, dim: int, dtype: torch.dtype) -> bool:
     """Whether splits with so many query rows and heads of `dim` numbers in registers, of a model in `dtype` over a cache of `kind` ("": not quantized), go this way. Models in fp32 are multiplied in fp32."""
-    return kind != "" and query_rows <= MOST_ROWS and dim >= _LEAST_DIM and dtype.itemsize == 2
+    return kind != "" and query_rows <= FEW_ROWS and dim >= _LEAST_DIM and dtype.itemsize == 2
 
 
 def turned_rule(dim: int, device: torch.device) -> Launch:
@@ -169,7 +168,7 @@ def absorb_context(
         if WINDOWED:
             mask_key = mask_key & (positions >= first_seen)
         offs_key = _tile_offsets(table, start, end, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE, TILE)
-        # A slot that was never written may hold any bytes. The score of such a key is replaced; 0 times such a value would be NaN, so that it is not loaded.
+        # A slot that was never written, or is being written, may hold any bytes. The score of such a key is replaced; 0 times such a value may be NaN, so that it is not loaded.
         k = tl.load(kv_cache + offs_key[:, None] + offs_dim[None, :], mask=(offs_dim < HEAD_DIM)[None, :], other=0)
         pairs = tl.load(
             pairs_of_values + (offs_key // 2)[None, :] + offs_pair[:, None],

@@ -9,6 +9,8 @@ from hypothesis import strategies
 from headrace_kernels.attention_plan import (
     GATHER_MULTIPLE,
     SPLIT_MULTIPLE,
+    TARGET_PROGRAMS,
+    WARP_PROGRAMS,
     DecodeColumns,
     decode_sizes,
     max_prefill_tiles,
@@ -42,15 +44,18 @@ _STEP = strategies.lists(
 
 @hypothesis.settings(deadline=None)
 @hypothesis.given(
-    step=_STEP, num_kv_heads=strategies.sampled_from([1, 2, 3, 8, 32]), window=strategies.sampled_from([None, 1, 4096])
+    step=_STEP,
+    num_kv_heads=strategies.sampled_from([1, 2, 3, 8, 32]),
+    window=strategies.sampled_from([None, 1, 4096]),
+    programs=strategies.sampled_from([TARGET_PROGRAMS, WARP_PROGRAMS]),
 )
 def test_any_decode_is_covered_once_within_the_fixed_sizes(
-    step: list[tuple[int, int]], num_kv_heads: int, window: int | None
+    step: list[tuple[int, int]], num_kv_heads: int, window: int | None, programs: int
 ) -> None:
     query_lens = column(*(count for _, count in step))
     seq_lens = column(*(computed + count for computed, count in step))
-    columns = plan_decode(query_lens, seq_lens, num_kv_heads, len(step) + 3, sliding_window=window)
-    sizes = decode_sizes(len(step) + 3, num_kv_heads)
+    columns = plan_decode(query_lens, seq_lens, num_kv_heads, len(step) + 3, sliding_window=window, programs=programs)
+    sizes = decode_sizes(len(step) + 3, num_kv_heads, programs)
     assert columns.splits.shape == (sizes.num_splits, 4)
     used = columns.splits[columns.splits[:, 0] >= 0]
     decodes = set(np.flatnonzero((query_lens >= 1) & (query_lens <= 8)).tolist())

@@ -54,6 +54,8 @@ SHAPES = [
     Shape(7, 1, 8, 16, kv="fp8"),
     Shape(6, 2, 80, 32, window=40, dtype=torch.float16, kv="fp8"),
     Shape(8, 2, 64, 16, dtype=torch.bfloat16, kv="int8"),
+    Shape(2, 1, 80, 64, window=40, dtype=torch.float16, kv="int8"),
+    Shape(4, 4, 64, 16, dtype=torch.float16, kv="fp8"),
 ]
 _IDS = [
     f"{s.num_heads}-{s.num_kv_heads}-{s.head_dim}-{s.window}-{str(s.dtype)[6:]}{s.kv and '-' + s.kv}" for s in SHAPES
@@ -85,6 +87,14 @@ def test_rows_of_drafts_equal_fp64_when_their_context_is_split(max_query_len: in
     case = Case(shape, rows, DEVICE, max_query_len=max_query_len)
     assert case.step.decode is not None and (case.step.decode.splits[:, 3] >= 0).any()
     check(case)
+
+
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize(("max_query_len", "window", "kv"), [(2, None, "fp8"), (4, 70, "int8"), (2, 1, "fp8")])
+def test_rows_of_drafts_that_are_columns_equal_fp64(max_query_len: int, window: int | None, kv: str) -> None:
+    shape = Shape(4, 2, 32, 16, window, torch.float16, kv)
+    rows = [(300 + 10 * count, count) for count in range(1, max_query_len + 1)] + [(0, 1), (0, max_query_len)]
+    check(Case(shape, rows, DEVICE, max_query_len=max_query_len))
 
 
 @pytest.mark.usefixtures("poisoned_outputs")

@@ -37,6 +37,10 @@ SHAPES = [
     Shape(7, 1, 8, 16, kv="fp8"),
     Shape(6, 2, 80, 32, dtype=torch.float16, kv="fp8"),
     Shape(8, 2, 64, 16, 40, dtype=torch.bfloat16, kv="int8"),
+    # Few query rows as columns: one head of a group, all 8, blocks larger than a tile, wide heads.
+    Shape(2, 2, 32, 64, dtype=torch.bfloat16, kv="fp8"),
+    Shape(8, 1, 64, 16, dtype=torch.float16, kv="int8"),
+    Shape(4, 1, 256, 32, window=70, dtype=torch.float16, kv="fp8"),
 ]
 
 

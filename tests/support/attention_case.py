@@ -17,7 +17,13 @@ from headrace_kernels.attention import (
     PagedAttentionStep,
     PrefillWork,
 )
-from headrace_kernels.attention_plan import plan_decode, plan_prefill, prefill_tile_tokens
+from headrace_kernels.attention_plan import (
+    decode_programs,
+    plan_decode,
+    plan_prefill,
+    prefill_tile_tokens,
+    query_len_class,
+)
 from headrace_kernels.quantized_kv import (
     KV_TYPES,
     is_quantized,
@@ -179,9 +185,13 @@ class Case:
     ) -> None:
         shape, heads = self.shape, (self.shape.num_heads, self.shape.num_kv_heads)
         room = counts.size + padding
-        decode = plan_decode(counts, ends, heads[1], room, max_query_len=max_query_len, sliding_window=window)
+        query_len = query_len_class(counts) if max_query_len is None else max_query_len
+        programs = decode_programs(shape.kv != "", query_len * heads[0] // heads[1])
+        decode = plan_decode(
+            counts, ends, heads[1], room, max_query_len=query_len, sliding_window=window, programs=programs
+        )
         if (decode.splits >= 0).any():
-            scratch = DecodeScratch.allocate(*heads, shape.head_dim, decode.max_query_len, self.device)
+            scratch = DecodeScratch.allocate(*heads, shape.head_dim, query_len, self.device, programs)
             scratch.partial.fill_(float("nan"))
             scratch.lse.fill_(float("nan"))
             self.step.decode = DecodeWork(self._column(decode.splits), decode.max_query_len, scratch)

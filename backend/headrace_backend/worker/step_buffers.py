@@ -83,7 +83,9 @@ class StepBuffers:
         self._token_ids, self._positions, self._slots = torch.zeros(
             3, largest.num_tokens, dtype=torch.int64, device=device
         )
-        self._decode_scratch = DecodeScratch.allocate(sizes.num_heads, num_kv_heads, head_dim, DECODE_QUERY_LEN, device)
+        self._decode_scratch = DecodeScratch.allocate(
+            sizes.num_heads, num_kv_heads, head_dim, DECODE_QUERY_LEN, device, sizes.programs
+        )
         self._gather_scratch = GatherScratch.allocate(num_kv_heads, head_dim, dtype, device, gather_bytes)
         # [num_samples, hidden_size] what the forward pass leaves for the draw.
         self.hidden = torch.zeros(limits.max_num_seqs, hidden_size, dtype=dtype, device=device)

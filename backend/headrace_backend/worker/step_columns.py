@@ -140,7 +140,12 @@ def _fill_attention(
 ) -> GatherColumns | None:
     if shape.num_splits:
         decode = plan_decode(
-            query_lens, seq_lens, sizes.num_kv_heads, shape.num_entries, max_query_len=DECODE_QUERY_LEN
+            query_lens,
+            seq_lens,
+            sizes.num_kv_heads,
+            shape.num_entries,
+            max_query_len=DECODE_QUERY_LEN,
+            programs=sizes.programs,
         )
         columns.splits[:] = decode.splits.reshape(-1)
     if not shape.num_tiles:

@@ -13,12 +13,15 @@ import torch
 
 from headrace_backend.step_plan import StepPlan
 from headrace_kernels.attention_plan import (
+    TARGET_PROGRAMS,
+    decode_programs,
     decode_sizes,
     gathered_tokens,
     gathering_pays,
     max_prefill_tiles,
     prefill_tile_tokens,
 )
+from headrace_kernels.quantized_kv import is_quantized
 
 # Query tokens of an entry that the decode kernel takes. With more it computes two to four times as much per key, which pays for drafts only.
 DECODE_QUERY_LEN = 1
@@ -35,6 +38,8 @@ class AttentionSizes:
     num_kv_heads: int
     # Query tokens of a prefill tile.
     tile_tokens: int
+    # Of the decode kernel, that fill a card.
+    programs: int = TARGET_PROGRAMS
 
     @classmethod
     def of(cls, num_heads: int, kv_cache: torch.Tensor, dtype: torch.dtype | None = None) -> Self:
@@ -43,7 +48,8 @@ class AttentionSizes:
         item_bytes = (dtype or kv_cache.dtype).itemsize
         assert item_bytes > 1, "a quantized cache does not tell the type of queries"
         tile_tokens = prefill_tile_tokens(num_heads, num_kv_heads, head_dim, item_bytes)
-        return cls(num_heads, num_kv_heads, tile_tokens)
+        programs = decode_programs(is_quantized(kv_cache), DECODE_QUERY_LEN * num_heads // num_kv_heads)
+        return cls(num_heads, num_kv_heads, tile_tokens, programs)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ class StepShape:
         num_tiles: int,
         sizes: AttentionSizes,
     ) -> Self:
-        num_splits = decode_sizes(num_entries, sizes.num_kv_heads).num_splits if decodes else 0
+        num_splits = decode_sizes(num_entries, sizes.num_kv_heads, sizes.programs).num_splits if decodes else 0
         return cls(num_tokens, num_entries, num_samples, num_splits, num_tiles)
 
     def holds(self, other: StepShape) -> bool:
