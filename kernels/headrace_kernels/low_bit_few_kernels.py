@@ -14,7 +14,7 @@ splits of the inputs they go to memory, where `_end_kernel` adds them; bias, Swi
 """
 
 # Gluon's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,assignment"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,no-untyped-call,assignment"
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def rows_of(num_rows: int) -> int:
 
 @gluon.jit
 def _copy_words(
-    word_smem, word_ptr, slot, first_word, first_n, away, last_n,
-    WORDS: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr, LAYOUT: gl.constexpr,
+    word_smem, word_ptr, slot, first_word, first_n,
+    AWAY: gl.constexpr, LAST_N: gl.constexpr, WORDS: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """128 words of each output of all sides."""
     i = gl.arange(0, SIDES * SIDE_N, layout=gl.SliceLayout(1, LAYOUT))
     # Outputs beyond the end repeat the last one, and are not stored.
-    outputs = gl.minimum(first_n + i + i // SIDE_N * (away - SIDE_N), last_n) - first_n
+    outputs = gl.minimum(first_n + i + i // SIDE_N * (AWAY - SIDE_N), LAST_N) - first_n
     j = gl.arange(0, 128, layout=gl.SliceLayout(0, LAYOUT))
     places = word_ptr + first_word + (gl.expand_dims(outputs, 1) * WORDS + gl.expand_dims(j, 0))
     async_copy.async_copy_global_to_shared(word_smem.index(slot), places)
@@ -92,14 +92,14 @@ def _copy_x(x_smem, x_ptr, slot, first_input, M, K: gl.constexpr, ROWS: gl.const
 
 @gluon.jit
 def _copy_step(
-    x_smem, word_smem, x_ptr, word_ptr, slot, step, first_n, away, last_n, M,
-    K: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr, ROWS: gl.constexpr,
+    x_smem, word_smem, x_ptr, word_ptr, slot, step, first_n, M,
+    AWAY: gl.constexpr, LAST_N: gl.constexpr, K: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
     WARPS: gl.constexpr = gl.num_warps()
     WORD_COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [WARPS, 1], [1, 0])
     X_COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
     _copy_x(x_smem, x_ptr, slot, step * 128, M, K, ROWS, X_COPY)
-    _copy_words(word_smem, word_ptr, slot, step * 128, first_n, away, last_n, K, SIDE_N, SIDES, WORD_COPY)
+    _copy_words(word_smem, word_ptr, slot, step * 128, first_n, AWAY, LAST_N, K, SIDE_N, SIDES, WORD_COPY)
 
 
 @gluon.constexpr_function
@@ -149,11 +149,11 @@ def _products(
     return added
 
 
-@gluon.jit(do_not_specialize=["M", "N", "share"])
+@gluon.jit(do_not_specialize=["M", "share"])
 def _few_kernel(
     x_ptr, word_ptr, scale_ptr, bias_ptr, out_ptr,
-    M, N, share,
-    K: gl.constexpr, KIND: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr, ROWS: gl.constexpr, SLOTS: gl.constexpr,
+    M, share,
+    N: gl.constexpr, K: gl.constexpr, KIND: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr, ROWS: gl.constexpr, SLOTS: gl.constexpr,
     GATED: gl.constexpr, ADD: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Y^T = W X^T for SIDES SIDE_N outputs, ROWS rows and `share` steps of the inputs. N: of the result. If inputs are SPLIT, `out` is fp32 [splits, M, outputs of the weight] of sums."""
@@ -165,15 +165,15 @@ def _few_kernel(
     split = gl.program_id(1)
     first = split * share
     last = gl.minimum(first + share, K // 128)
-    weight_n = N * 2 if GATED else N
-    away = N if GATED else SIDE_N
+    WEIGHT_N: gl.constexpr = N * 2 if GATED else N
+    AWAY: gl.constexpr = N if GATED else SIDE_N
     first_n = gl.program_id(0) * (SIDE_N if GATED else SIDES * SIDE_N)
     word_ptr += first_n.to(gl.int64) * K
     x_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, ROWS, 128], X_LAYOUT)
     word_smem = gl.allocate_shared_memory(gl.int8, [SLOTS, SIDES * SIDE_N, 128], WORD_LAYOUT)
     for place in gl.static_range(SLOTS - 1):
         if first + place < last:
-            _copy_step(x_smem, word_smem, x_ptr, word_ptr, place, first + place, first_n, away, weight_n - 1, M, K, SIDE_N, SIDES, ROWS)  # fmt: skip
+            _copy_step(x_smem, word_smem, x_ptr, word_ptr, place, first + place, first_n, M, AWAY, WEIGHT_N - 1, K, SIDE_N, SIDES, ROWS)  # fmt: skip
         async_copy.commit_group()
     totals = ()
     for _side in gl.static_range(SIDES):
@@ -186,18 +186,18 @@ def _few_kernel(
         free_slot = gl.where(slot == 0, SLOTS - 1, slot - 1)
         ahead = step + (SLOTS - 1)
         if ahead < last:
-            _copy_step(x_smem, word_smem, x_ptr, word_ptr, free_slot, ahead, first_n, away, weight_n - 1, M, K, SIDE_N, SIDES, ROWS)  # fmt: skip
+            _copy_step(x_smem, word_smem, x_ptr, word_ptr, free_slot, ahead, first_n, M, AWAY, WEIGHT_N - 1, K, SIDE_N, SIDES, ROWS)  # fmt: skip
         async_copy.commit_group()
         totals = _products(x_smem, word_smem, totals, slot, MMA, KIND, DTYPE, SIDE_N, SIDES, ROWS)
         slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
     async_copy.wait_group(0)
     for side in gl.static_range(SIDES):
-        n = gl.expand_dims(first_n + side * away + gl.arange(0, SIDE_N, layout=gl.SliceLayout(1, MMA)), 1)
-        scaled = totals[side] * gl.load(scale_ptr + gl.minimum(n, weight_n - 1))
+        n = gl.expand_dims(first_n + side * AWAY + gl.arange(0, SIDE_N, layout=gl.SliceLayout(1, MMA)), 1)
+        scaled = totals[side] * gl.load(scale_ptr + gl.minimum(n, WEIGHT_N - 1))
         if SPLIT:
             m = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, MMA)), 0)
-            places = out_ptr + split.to(gl.int64) * M * weight_n + (m * weight_n + n)
-            gl.store(places, scaled, mask=(m < M) & (n < weight_n))
+            places = out_ptr + split.to(gl.int64) * M * WEIGHT_N + (m * WEIGHT_N + n)
+            gl.store(places, scaled, mask=(m < M) & (n < WEIGHT_N))
         elif GATED:
             if side == 0:
                 gate = scaled
@@ -209,8 +209,8 @@ def _few_kernel(
 
 @gluon.jit
 def _finish(
-    y, up, bias_ptr, out_ptr, first_n, M, N,
-    SIDE_N: gl.constexpr, ROWS: gl.constexpr, MMA: gl.constexpr, GATED: gl.constexpr, ADD: gl.constexpr,
+    y, up, bias_ptr, out_ptr, first_n, M,
+    N: gl.constexpr, SIDE_N: gl.constexpr, ROWS: gl.constexpr, MMA: gl.constexpr, GATED: gl.constexpr, ADD: gl.constexpr,
 ):  # fmt: skip
     """Bias, SwiGLU or residual stream, one rounding, store, as `finish` of `small_linear_kernels`."""
     n = gl.expand_dims(first_n + gl.arange(0, SIDE_N, layout=gl.SliceLayout(1, MMA)), 1)
@@ -258,6 +258,8 @@ def takes_few(weight: QuantizedWeight) -> bool:
         and weight.dtype.itemsize == 2
         and not weight.is_grouped
         and weight.num_inputs % _STEP_INPUTS == 0
+        # Places in a weight are 32 bits.
+        and weight.num_outputs * weight.num_inputs < 1 << 31
     )
 
 
@@ -288,13 +290,15 @@ def multiply_few(
     assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
     assert num_inputs % _STEP_INPUTS == 0 and tile.side_n % (16 * tile.num_warps) == 0 and tile.slots >= 2
     x = x.contiguous() if norm is None else rms_norm(x, *norm)
+    # Copies are 16 bytes each.
+    x = x if x.data_ptr() % 16 == 0 else x.clone()
     splits, sides = tile.splits, 2 if gated else tile.sides
     target = out if splits == 1 else out.new_empty(splits, num_rows, weight.num_outputs, dtype=torch.float32)
     words, scales, _ = bits_of(weight)
     programs = triton.cdiv(num_outputs, tile.side_n * (1 if gated else sides))
     _few_kernel[(programs, splits)](
-        x, words, scales, bias, target, num_rows, num_outputs, triton.cdiv(num_inputs, _STEP_INPUTS * splits),
-        K=num_inputs, KIND=weight.kind.value, SIDE_N=tile.side_n, SIDES=sides, ROWS=rows_of(num_rows), SLOTS=tile.slots,
+        x, words, scales, bias, target, num_rows, triton.cdiv(num_inputs, _STEP_INPUTS * splits),
+        N=num_outputs, K=num_inputs, KIND=weight.kind.value, SIDE_N=tile.side_n, SIDES=sides, ROWS=rows_of(num_rows), SLOTS=tile.slots,
         GATED=gated, ADD=add and splits == 1, SPLIT=splits > 1, num_warps=tile.num_warps, maxnreg=tile.max_registers,
     )  # fmt: skip
     if splits > 1:

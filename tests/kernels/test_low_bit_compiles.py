@@ -20,7 +20,13 @@ def counted(kernels: list[dict[str, Any]]) -> dict[str, int]:
 def test_all_kernels_fit_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "low_bits", arch)
     # Three kinds, three products: 1 and 12 rows, 64 and 200 rows, and restoring; and restoring to fp32.
-    expected = {"_row_kernel": 6, "_nibble_row_kernel": 3, "_small_kernel": 9, "_wide_kernel": 18, "_restore_kernel": 12}
+    expected = {
+        "_row_kernel": 6,
+        "_nibble_row_kernel": 3,
+        "_small_kernel": 9,
+        "_wide_kernel": 18,
+        "_restore_kernel": 12,
+    }
     if arch == 90:
         # Warp groups multiply where outputs and inputs are whole tiles.
         expected |= {"_warpgroup_kernel": 12, "_wide_kernel": 6}
@@ -39,6 +45,16 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
         assert all(kernel["stack_bytes"] <= 16 for kernel in groups)
         # One wait for each of four products, and those at the ends: the assembler has not put one after every instruction.
         assert all(4 <= kernel["waits_for_products"] <= 6 for kernel in groups)
+
+
+def test_some_rows_of_8_bits_keep_their_sums_in_registers() -> None:
+    kernels = compiled("compiled_kernels", "few", 90)
+    counts = Counter(kernel["name"] for kernel in kernels)
+    # Two kinds, two products, four classes of rows; and what adds splits.
+    assert counts["_few_kernel"] == 16 and counts.keys() <= {"_few_kernel", "_end_kernel"}
+    # Some pointers may lie on the stack at 64 rows; sums may not.
+    assert all(kernel["stack_bytes"] <= 32 for kernel in kernels)
+    assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
 
 
 @pytest.mark.parametrize("arch", [80, 90])

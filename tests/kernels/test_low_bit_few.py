@@ -118,6 +118,11 @@ def test_rules_that_name_a_tile_fuse_what_is_around(kind: QuantKind, monkeypatch
     monkeypatch.setattr(low_bit_linear, "_FEW_TILES", {(kind, 32): (tile, tile, tile)})
     assert low_bit_linear.few_rule(20, weight) == tile and low_bit_linear.few_rule(40, weight) is None
     assert path_rule(20, weight) is Path.SMALL and low_bit_linear.fuses(20, weight)
+    # A head has programs enough.
+    tile = tile._replace(splits=4)
+    monkeypatch.setattr(low_bit_linear, "_FEW_TILES", {(kind, 32): (tile, tile, tile)})
+    splits = [low_bit_linear.few_rule(20, weight_of(outputs, 4096, kind)) for outputs in (4096, 128_256)]
+    assert splits == [tile, tile._replace(splits=1)]
     assert path_rule(40, weight) is Path.WIDE and low_bit_linear.rounds_to(20, weight) is None
 
 
