@@ -18,6 +18,7 @@ splits of the inputs they go to memory, where `_end_kernel` adds them; bias, Swi
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -318,11 +319,12 @@ _VARIANTS = {
 def few_variants(num_rows: int, num_outputs: int, num_inputs: int, gated: bool) -> list[FewTile]:
     """Tiles that are worth timing for up to 64 rows, with splits for half a wave to some waves of programs on 132 multiprocessors."""
     sizes = _VARIANTS[min(most for most in _VARIANTS if most >= num_rows)]
+    tiles = [FewTile(*size) for size in sizes if not gated or size[1] == 2]
     found = []
-    for tile in [FewTile(*size) for size in sizes if not gated or size[1] == 2]:
-        programs = triton.cdiv(num_outputs, tile.side_n * (1 if gated else tile.sides))
-        for splits in (1, 2, 3, 4, 6, 8, 12, 16):
-            is_busy = 100 <= programs * splits <= 600 or splits == 1 <= programs // 600
-            if is_busy and num_inputs // (_STEP_INPUTS * splits) >= tile.slots:
-                found.append(tile._replace(splits=splits))
-    return found
+    for tile, splits in itertools.product(tiles, (1, 2, 3, 4, 6, 8, 12, 16)):
+        programs = splits * triton.cdiv(num_outputs, tile.side_n * (1 if gated else tile.sides))
+        is_busy = programs >= 100 and (programs <= 600 or splits == 1)
+        if is_busy and num_inputs // (_STEP_INPUTS * splits) >= tile.slots:
+            found.append(tile._replace(splits=splits))
+    # Small weights fill no wave.
+    return found or tiles

@@ -130,7 +130,7 @@ def test_rules_that_name_a_tile_fuse_what_is_around(kind: QuantKind, monkeypatch
 def test_every_variant_fits_a_card(gated: bool) -> None:
     for rows in (2, 16, 32, 64):
         tiles = few_variants(rows, 4096, 14_336, gated)
-        assert len(set(tiles)) == len(tiles) > 2
+        assert len(set(tiles)) == len(tiles) > 2 and few_variants(rows, 100, 256, gated)
         assert all(tile.shared_bytes(rows) <= 232_448 and tile.side_n % (16 * tile.num_warps) == 0 for tile in tiles)
 
 
@@ -145,7 +145,7 @@ def test_a_card_agrees_with_fp64(kind: QuantKind, outputs: int, inputs: int, dty
         pytest.skip("needs a GPU of sm_90")
     for rows in (2, 16, 24, 32, 64):
         product = Product(kind, rows, outputs, inputs, inputs, dtype, "cuda")
-        for tile in few_variants(rows, outputs, inputs, gated=False)[:4]:
+        for tile in few_variants(rows, outputs, inputs, gated=False)[::4]:
             found = run(product, tile)
             check_product(product, found)
             check_added(product, run(product, tile, add=True, bias=False))
