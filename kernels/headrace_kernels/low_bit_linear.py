@@ -100,9 +100,10 @@ def few_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> Few
     if tiles is None:
         return None
     gate_up, few_outputs, others = tiles
-    if gated:
-        return gate_up
-    return few_outputs if weight.num_outputs <= weight.num_inputs else others
+    tile = gate_up if gated else few_outputs if weight.num_outputs <= weight.num_inputs else others
+    # Inputs are split where outputs alone would leave multiprocessors idle; a head's sums would be more bytes than its words.
+    programs = math.ceil(weight.num_outputs / (tile.side_n * tile.sides))
+    return tile if programs < 2 * card.multiprocessors(weight.device) else tile._replace(splits=1)
 
 
 def small_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> SmallTile:

@@ -62,17 +62,17 @@ def byte_assembly(kind, bf16):
             constants = "mov.b32 c, 0x64806480; "
             restored = "lop3.b32 a, t, 0x00800080, 0x64006400, 0xBE; sub.f16x2 ${}, a, c; "
     else:
-        # e4m3: sign, exponent and mantissa move to their places, and a factor makes up for the exponents' biases. It reaches numbers without a leading 1 too.
-        pairs = (0, "0x1404"), (1, "0x3424")
-        places = "shr.b32 a, t, {}; and.b32 a, a, {}; lop3.b32 a, t, 0x80008000, a, 0xEA; "
+        # e4m3, spread with its sign in the upper byte: sign, exponent and mantissa move to their places, and a factor makes up for the exponents' biases. It reaches numbers without a leading 1 too.
+        pairs = (0, "0x9180"), (1, "0xB3A2")
+        places = "shl.b32 a, t, {}; and.b32 a, a, {}; "
         if bf16:
             # Times 2^120, plus -0.
             constants = "mov.b32 b, 0x80008000; mov.b32 c, 0x7B807B80; "
-            restored = places.format(4, "0x07F007F0") + "fma.rn.bf16x2 ${}, a, c, b; "
+            restored = places.format(4, "0x87F087F0") + "fma.rn.bf16x2 ${}, a, c, b; "
         else:
             # Times 2^8.
             constants = "mov.b32 c, 0x5C005C00; "
-            restored = places.format(1, "0x3F803F80") + "mul.f16x2 ${}, a, c; "
+            restored = places.format(7, "0xBF80BF80") + "mul.f16x2 ${}, a, c; "
     spread = "".join(f"prmt.b32 t, $2, 0, {selector}; " + restored.format(out) for out, selector in pairs)
     return "{ .reg .b32 t, a, b, c; " + constants + spread + "}"
 

@@ -71,6 +71,16 @@ def check_resources(kernels: list[dict[str, Any]], arch: int) -> None:
         assert all(4 <= kernel["waits_for_products"] <= 6 for kernel in groups)
 
 
+def test_some_rows_of_8_bits_keep_their_sums_in_registers() -> None:
+    kernels = compiled("compiled_kernels", "few", 90)
+    counts = Counter(kernel["name"] for kernel in kernels)
+    # Two kinds, two products, four classes of rows; and what adds splits.
+    assert counts["_few_kernel"] == 16 and counts.keys() <= {"_few_kernel", "_end_kernel"}
+    # Some pointers may lie on the stack at 64 rows; sums may not.
+    assert all(kernel["stack_bytes"] <= 32 for kernel in kernels)
+    assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
+
+
 @pytest.mark.parametrize("arch", [80, 90])
 def test_an_output_layer_of_8_bits_fits_the_card(arch: int) -> None:
     """Results in fp32, and no kernel that rounds activations, also where the card has FP8 products."""

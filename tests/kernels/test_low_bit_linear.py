@@ -10,6 +10,7 @@ from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernel
 
 from headrace_kernels import low_bit_linear, restored_weights
 from headrace_kernels.fp8_activations import can_scale, scaled_linear
+from headrace_kernels.low_bit_few_kernels import rows_of
 from headrace_kernels.low_bit_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, small_variants
 from headrace_kernels.low_bit_linear import Path, path_rule
 from headrace_kernels.low_bit_nibble_row_kernels import NibbleRowTile
@@ -375,6 +376,8 @@ def test_warm_rows_take_every_tile_of_the_rules(device: str) -> None:
         path = path_rule(rows, weight)
         if path is Path.SMALL and rows == 1 and takes_row(weight):
             return {low_bit_linear.row_rule(weight, gated) for gated in (False, True)}
+        if low_bit_linear.few_rule(rows, weight) is not None:
+            return {(low_bit_linear.few_rule(rows, weight, gated), rows_of(rows)) for gated in (False, True)}
         if path is Path.SMALL:
             rules = {low_bit_linear.small_rule(rows, weight, gated) for gated in (False, True)}
             return {(tile, rows <= 8) for tile in rules}

@@ -1,6 +1,6 @@
 """Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
 
-    python -m tests.support.compiled_kernels attention|small_linear|low_bits|low_bits_all|nibble_rows|head|arranged|arranged_all|rounded|blocks 90
+    python -m tests.support.compiled_kernels attention|small_linear|low_bits|low_bits_all|few|nibble_rows|head|arranged|arranged_all|rounded|blocks 90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
@@ -34,6 +34,7 @@ from headrace_kernels import (
     card,
     input_order,
     int8_activations,
+    low_bit_few_kernels,
     low_bit_kernels,
     low_bit_linear,
     low_bit_nibble_row_kernels,
@@ -287,6 +288,24 @@ def compile_nibble_rows(arch: int) -> list[Any]:
     return compiled
 
 
+def compile_few(arch: int) -> list[Any]:
+    """The kernel of some rows of 8 bits: every class of rows, with all that may be fused or split, and the first tile that is worth timing."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(low_bit_few_kernels, "rms_norm", lambda x, *_: x))
+        compiled = stack.enter_context(compiling_for(arch))
+        for (kind, dtype), product, num_rows in itertools.product(
+            ((QuantKind.FP8, torch.bfloat16), (QuantKind.INT8, torch.float16)), _PRODUCTS[2:4], (8, 16, 32, 64)
+        ):
+            outputs = product.num_outputs * (1 + product.gated)
+            weight = allocate(kind, outputs, product.num_inputs, product.num_inputs, dtype, torch.device("cpu"))
+            x = torch.empty(num_rows, product.num_inputs, dtype=dtype)
+            out = torch.empty(num_rows, product.num_outputs, dtype=dtype)
+            sizes = (num_rows, product.num_outputs, product.num_inputs, product.gated)
+            tile = low_bit_few_kernels.few_variants(*sizes)[0]
+            low_bit_few_kernels.multiply_few(x, weight, None, out, tile, None, product.gated, product.add)
+    return compiled
+
+
 def compile_head(arch: int) -> list[Any]:
     """An 8B Llama's output layer in 8 bits, by whatever way the rules choose for a number of rows, with results in fp32."""
     with contextlib.ExitStack() as stack:
@@ -387,6 +406,7 @@ _ROOMS = {
     "low_bits": compile_low_bits,
     "low_bits_all": functools.partial(compile_low_bits, every=True),
     "nibble_rows": compile_nibble_rows,
+    "few": compile_few,
     "head": compile_head,
     "arranged": compile_arranged,
     "arranged_all": functools.partial(compile_arranged, every=True),

@@ -176,6 +176,7 @@ def _language(program: _Program, num_warps: int) -> types.SimpleNamespace:
         BlockedLayout=nothing,
         NVMMASharedLayout=nothing,
         SwizzledSharedLayout=nothing,
+        DistributedLinearLayout=nothing,
         SliceLayout=nothing,
         thread_barrier=nothing,
         static_range=range,
