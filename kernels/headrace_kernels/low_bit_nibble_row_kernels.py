@@ -41,7 +41,7 @@ class NibbleRowTile(NamedTuple):
     block_n: int
     # Fewer, where the inputs do not fill them: a warp has inputs of its own.
     num_warps: int
-    # Atoms of a run: 1, 2, or 4, at most those of a tile. A warp takes two runs of 16 outputs at a time, whose words are loaded before any is used; the next ones while these are.
+    # Atoms of a run: 1, 2, or 4, at most those of a tile. A warp takes two runs at a time, whose words are loaded before any is used; the next ones while these are used.
     run: int
     # Of a thread, so that more programs may run at a time.
     max_registers: int | None = None
@@ -69,9 +69,7 @@ def _atom_words(places, run, place, RUN: tl.constexpr, NUM_RUNS: tl.constexpr, F
     """Atom `place` of run `run` and on of outputs 2 g and 2 g + 1: two of [4, 8, warps, 8]."""
     offset = run * (32 * RUN) + place * 32
     own_run = run + place // RUN
-    return _words_at(places[0] + offset, own_run, NUM_RUNS, FULL), _words_at(
-        places[1] + offset, own_run, NUM_RUNS, FULL
-    )
+    return _words_at(places[0] + offset, own_run, NUM_RUNS, FULL), _words_at(places[1] + offset, own_run, NUM_RUNS, FULL)
 
 
 @triton.jit
@@ -88,7 +86,7 @@ def _side_products(
     words, xs, places, next_run,
     RUN: tl.constexpr, NUM_RUNS: tl.constexpr, FULL: tl.constexpr, AHEAD: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Sums of (q + c) x of a thread's even and its odd column for two runs: [4, 8, warps, 2 outputs] each. If AHEAD, words of the next runs at `places` too, each loaded when as much has been used."""
+    """Sums of (q + c) x of a thread's even and its odd column for two runs: [4, 8, warps, 2 outputs] each. If AHEAD, words of the next runs too, each loaded when its place is free."""
     t = tl.arange(0, 4)[:, None, None, None]
     own = tl.zeros([4, 8, xs[0].shape[2], 8], tl.float32)
     following = ()
@@ -113,14 +111,16 @@ def _side_products(
 def _restored_sums(
     sums, x_sums, group, n, N_SCALES, scale_ptr, zero_ptr, OFFSET: tl.constexpr, UNIT: tl.constexpr
 ):  # fmt: skip
-    """What a side adds up to, s (sum (q + c) x - (z + c) sum x), for groups [4, 1, warps, 1] and outputs n."""
+    """s (sum (q + c) x - (z + c) sum x) for groups [4, 1, warps, 1] and outputs n."""
     places = group * N_SCALES + n
     zeros = tl.load(zero_ptr + places).to(tl.float32) + OFFSET
     return (sums * UNIT - zeros * x_sums) * tl.load(scale_ptr + places).to(tl.float32)
 
 
 @triton.jit
-def _columns_of_x(x_ptr, norm_ptr, run, K: tl.constexpr, PLANE: tl.constexpr, RUN: tl.constexpr, PLAIN: tl.constexpr):
+def _columns_of_x(
+    x_ptr, norm_ptr, run, K: tl.constexpr, PLANE: tl.constexpr, RUN: tl.constexpr, PLAIN: tl.constexpr
+):
     """Of two runs from `run` on, the numbers that threads have of x (times the norm's weight): a tuple of RUN times [4, 8, warps, 8]; and `column_sums` of them."""
     t = tl.arange(0, 4)[:, None, None, None]
     g = tl.arange(0, 8)[None, :, None, None]
@@ -187,7 +187,7 @@ def _nibble_row_kernel(
     warp = tl.arange(0, WARPS)[None, None, :, None]
     pair = tl.arange(0, 2)[None, None, None, :]
     thread_words = word_ptr + (t * 8 + tl.arange(0, 8)[None, None, None, :])
-    outputs, places, totals = (), (), ()
+    outputs, places, words, totals = (), (), (), ()
     for side in tl.static_range(SIDES):
         n = tl.program_id(0) * BLOCK_N + 2 * g
         n_even, n_odd, n = n, n + 1, n + pair
@@ -195,17 +195,13 @@ def _nibble_row_kernel(
             n_even, n_odd, n = n_even + AWAY, n_odd + AWAY, n + AWAY
         if N % BLOCK_N:
             # Outputs beyond the end repeat the last one, and are not stored.
-            n_even, n_odd, n = (
-                tl.minimum(n_even, N_SCALES - 1),
-                tl.minimum(n_odd, N_SCALES - 1),
-                tl.minimum(n, N_SCALES - 1),
-            )
+            n_even, n_odd, n = tl.minimum(n_even, N_SCALES - 1), tl.minimum(n_odd, N_SCALES - 1), tl.minimum(n, N_SCALES - 1)
         outputs = outputs + (n,)
         places = places + ((thread_words + n_even.to(tl.int64) * WORDS, thread_words + n_odd.to(tl.int64) * WORDS),)
+        words = words + (_side_words(places[side], 2 * warp, RUN, NUM_RUNS, 2 * WARPS <= NUM_RUNS),)
         totals = totals + (tl.zeros([4, 8, WARPS, 2], tl.float32),)
-    words = _side_words(places[0], 2 * warp, RUN, NUM_RUNS, 2 * WARPS <= NUM_RUNS)
     squares = tl.zeros([4, 8, WARPS, 4], tl.float32)
-    # Unrolled, so that words of the next side or step come into registers of their own.
+    # Unrolled, so that words of the next step come into registers of their own.
     for step in tl.static_range(STEPS):
         run = 2 * (step * WARPS + warp)
         _fence(PLAIN)
@@ -216,17 +212,14 @@ def _nibble_row_kernel(
         # Of a thread's columns 2 t and 2 t + 1.
         first = _first_input(run + t // 2, t % 2 * 2, PLANE, RUN)
         even_group, odd_group = tl.minimum(first, K - 1) // GROUP, tl.minimum(first + PLANE, K - 1) // GROUP
-        added = ()
+        following, added = (), ()
         for side in tl.static_range(SIDES):
-            # What is loaded meanwhile: the other side, or the first one of the next step.
-            even, odd, words = _side_products(
-                words, xs, places[(side + 1) % SIDES], run + (side + 1) // SIDES * 2 * WARPS,
-                RUN, NUM_RUNS, (step + 1 + (side + 1) // SIDES) * 2 * WARPS <= NUM_RUNS, step + (side + 1) // SIDES < STEPS, DTYPE, PLAIN,
-            )  # fmt: skip
+            even, odd, loaded = _side_products(words[side], xs, places[side], run + 2 * WARPS, RUN, NUM_RUNS, (step + 2) * 2 * WARPS <= NUM_RUNS, step + 1 < STEPS, DTYPE, PLAIN)  # fmt: skip
+            following = following + (loaded,)
             total = totals[side] + _restored_sums(even, x_even, even_group, outputs[side], N_SCALES, scale_ptr, zero_ptr, OFFSET, EVEN_UNIT)  # fmt: skip
             total += _restored_sums(odd, x_odd, odd_group, outputs[side], N_SCALES, scale_ptr, zero_ptr, OFFSET, ODD_UNIT)  # fmt: skip
             added = added + (total,)
-        totals = added
+        words, totals = following, added
     # All sums over warps at once.
     total = tl.join(totals[0], totals[1]) if SIDES == 2 else totals[0]
     if norm_ptr is not None:
@@ -303,4 +296,4 @@ def multiply_nibble_row(
 def nibble_row_variants(gated: bool) -> list[NibbleRowTile]:
     """Tiles that are worth timing for one row."""
     outputs = (16,) if gated else (16, 32)
-    return [NibbleRowTile(*sizes) for sizes in itertools.product(outputs, (2, 4, 8, 16), (2, 4), (128, None))]
+    return [NibbleRowTile(*sizes) for sizes in itertools.product(outputs, (2, 4, 8, 16), (1, 2, 4))]
