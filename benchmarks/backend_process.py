@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -128,10 +129,10 @@ class GpuMemory:
     """Peak of the memory in use on a GPU, by NVML, which needs no CUDA context; beyond what was in use at the beginning."""
 
     def __init__(self, index: int = 0) -> None:
-        """Watches from now on. Without NVML there are no figures."""
+        """Watches from now on: the card that this process would call by that index. Without NVML there are no figures."""
         self._nvml = _load_nvml()
         self._handle = ctypes.c_void_p()
-        if self._nvml is not None and self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self._handle)):
+        if self._nvml is not None and _find_card(self._nvml, index, self._handle):
             self._nvml = None
         self._ended = threading.Event()
         self._before = self._peak = self._used()
@@ -180,6 +181,15 @@ class GpuMemory:
         """Ends the watching."""
         self._ended.set()
         self._thread.join()
+
+
+def _find_card(nvml: Any, index: int, handle: ctypes.c_void_p) -> int:
+    """Fills the handle; 0: found. NVML knows nothing of CUDA_VISIBLE_DEVICES, by which programs count cards."""
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    name = named[index] if index < len(named) else str(index)
+    if name.isdigit():
+        return int(nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle)))
+    return int(nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)))
 
 
 def _load_nvml() -> Any:

@@ -72,7 +72,7 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
 
 # Tiles of one row for a gate and up projection, for products whose outputs are few (they are added to the residual stream), and for others: the best of sweeps of an 8B Llama's products on an H200, 2026-11-21,
 # everything fused included. 32 layers take 1.43 ms in INT4, 1.99 in FP8 and 2.04 in INT8; by `small_rule` and a norm of its own it was 2.28, 2.35 and 2.34. A fourth of 70B's 80 layers take 3.5 ms in INT4.
-_ROW_TILES = {
+_ROW_TILES: dict[QuantKind, tuple[RowTile | NibbleRowTile, ...]] = {
     QuantKind.INT4: (NibbleRowTile(16, 2, 1, 128), NibbleRowTile(16, 4, 4), NibbleRowTile(16, 4, 2)),
     QuantKind.FP8: (RowTile(2, 4, True), RowTile(8, 4, True), RowTile(8, 2, True)),
     QuantKind.INT8: (RowTile(4, 4, True), RowTile(8, 4, True), RowTile(4, 2, True)),
@@ -83,9 +83,10 @@ def row_rule(weight: QuantizedWeight, gated: bool = False) -> RowTile | NibbleRo
     """The tile of one row."""
     gate_up, few_outputs, others = _ROW_TILES[weight.kind]
     if gated:
-        # A warp has inputs of its own: with twice as many, twice the warps (70B's 8,192: 20.6 us).
-        is_wide = isinstance(gate_up, NibbleRowTile) and weight.num_inputs > 4096
-        return gate_up._replace(num_warps=4) if is_wide else gate_up
+        if isinstance(gate_up, NibbleRowTile) and weight.num_inputs > 4096:
+            # A warp has inputs of its own: with twice as many, twice the warps (70B's 8,192: 20.6 us).
+            return NibbleRowTile(gate_up.block_n, 2 * gate_up.num_warps, gate_up.run, gate_up.max_registers)
+        return gate_up
     return few_outputs if weight.num_outputs <= weight.num_inputs else others
 
 

@@ -69,7 +69,9 @@ def _atom_words(places, run, place, RUN: tl.constexpr, NUM_RUNS: tl.constexpr, F
     """Atom `place` of run `run` and on of outputs 2 g and 2 g + 1: two of [4, 8, warps, 8]."""
     offset = run * (32 * RUN) + place * 32
     own_run = run + place // RUN
-    return _words_at(places[0] + offset, own_run, NUM_RUNS, FULL), _words_at(places[1] + offset, own_run, NUM_RUNS, FULL)
+    return _words_at(places[0] + offset, own_run, NUM_RUNS, FULL), _words_at(
+        places[1] + offset, own_run, NUM_RUNS, FULL
+    )
 
 
 @triton.jit
@@ -111,16 +113,14 @@ def _side_products(
 def _restored_sums(
     sums, x_sums, group, n, N_SCALES, scale_ptr, zero_ptr, OFFSET: tl.constexpr, UNIT: tl.constexpr
 ):  # fmt: skip
-    """s (sum (q + c) x - (z + c) sum x) for groups [4, 1, warps, 1] and outputs n."""
+    """Adds up s (sum (q + c) x - (z + c) sum x) for groups [4, 1, warps, 1] and outputs n."""
     places = group * N_SCALES + n
     zeros = tl.load(zero_ptr + places).to(tl.float32) + OFFSET
     return (sums * UNIT - zeros * x_sums) * tl.load(scale_ptr + places).to(tl.float32)
 
 
 @triton.jit
-def _columns_of_x(
-    x_ptr, norm_ptr, run, K: tl.constexpr, PLANE: tl.constexpr, RUN: tl.constexpr, PLAIN: tl.constexpr
-):
+def _columns_of_x(x_ptr, norm_ptr, run, K: tl.constexpr, PLANE: tl.constexpr, RUN: tl.constexpr, PLAIN: tl.constexpr):
     """Of two runs from `run` on, the numbers that threads have of x (times the norm's weight): a tuple of RUN times [4, 8, warps, 8]; and `column_sums` of them."""
     t = tl.arange(0, 4)[:, None, None, None]
     g = tl.arange(0, 8)[None, :, None, None]
@@ -195,7 +195,11 @@ def _nibble_row_kernel(
             n_even, n_odd, n = n_even + AWAY, n_odd + AWAY, n + AWAY
         if N % BLOCK_N:
             # Outputs beyond the end repeat the last one, and are not stored.
-            n_even, n_odd, n = tl.minimum(n_even, N_SCALES - 1), tl.minimum(n_odd, N_SCALES - 1), tl.minimum(n, N_SCALES - 1)
+            n_even, n_odd, n = (
+                tl.minimum(n_even, N_SCALES - 1),
+                tl.minimum(n_odd, N_SCALES - 1),
+                tl.minimum(n, N_SCALES - 1),
+            )
         outputs = outputs + (n,)
         places = places + ((thread_words + n_even.to(tl.int64) * WORDS, thread_words + n_odd.to(tl.int64) * WORDS),)
         words = words + (_side_words(places[side], 2 * warp, RUN, NUM_RUNS, 2 * WARPS <= NUM_RUNS),)

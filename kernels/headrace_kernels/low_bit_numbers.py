@@ -112,7 +112,7 @@ _WIDE_BYTES = tl.constexpr(
 
 @triton.constexpr_function
 def _tensor_product(number, found, left, right, sums):
-    """found = left right + sums for 16 outputs, 16 inputs, 8 columns, by the threads of a warp together."""
+    """Computes found = left right + sums for 16 outputs, 16 inputs, 8 columns, by the threads of a warp together."""
     operands = f"{{{found}}}, {{{left}}}, {{{right}}}, {{{sums}}}; "
     return f"mma.sync.aligned.m16n8k16.row.col.f32.{number}.{number}.f32 " + operands
 
@@ -225,7 +225,7 @@ def column_sums(raw, x, sums, SQUARES: tl.constexpr, PLAIN: tl.constexpr):
 
 @triton.jit
 def scaled_by_norm(x, norm, PLAIN: tl.constexpr):
-    """x times the weight of a norm: bf16, or fp32 if PLAIN."""
+    """Multiplies x by the weight of a norm: bf16, or fp32 if PLAIN."""
     if PLAIN:
         return x.to(tl.float32) * norm.to(tl.float32)
     else:

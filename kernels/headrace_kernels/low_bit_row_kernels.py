@@ -152,7 +152,13 @@ def multiply_row(
         multiply_nibble_row(x, weight, bias, out, tile, norm, gated, add)
         return
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
-    assert weight.kind is not QuantKind.INT4 and num_rows == 1 and num_inputs == weight.num_inputs and x.dtype == weight.dtype and takes_row(weight)
+    assert (
+        weight.kind is not QuantKind.INT4
+        and num_rows == 1
+        and num_inputs == weight.num_inputs
+        and x.dtype == weight.dtype
+        and takes_row(weight)
+    )
     assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
     norm_weight, eps = norm or (None, 0.0)
     layout, (words, scales, zeros) = layout_of(weight, x.dtype), bits_of(weight)

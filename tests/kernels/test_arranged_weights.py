@@ -12,7 +12,7 @@ from headrace_kernels import card, fp8_activations, int8_activations, low_bit_li
 from headrace_kernels.input_order import take_inputs, take_inputs_reference
 from headrace_kernels.low_bit_kernels import SmallTile, multiply_small
 from headrace_kernels.low_bit_linear import Path, path_rule
-from headrace_kernels.low_bit_row_kernels import RowTile, multiply_row, takes_row
+from headrace_kernels.low_bit_row_kernels import multiply_row, takes_row
 from headrace_kernels.low_bit_wide_kernels import WideTile, multiply_wide, restore
 from headrace_kernels.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate, dequantize
 from headrace_kernels.rounded_tokens import round_tokens

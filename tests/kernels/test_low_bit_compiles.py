@@ -19,7 +19,6 @@ def counted(kernels: list[dict[str, Any]]) -> dict[str, int]:
 @pytest.mark.parametrize("arch", [80, 90])
 def test_kernels_fit_the_card_whichever_two_of_kind_product_and_rows_meet(arch: int) -> None:
     kernels = compiled("compiled_kernels", "low_bits", arch)
-<<<<<<< HEAD
     # Three kinds, three products: 1 or 12 rows, 64 or 200 rows, and restoring; and restoring to fp32.
     expected = {
         "_row_kernel": 4,
@@ -47,10 +46,6 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
         "_wide_kernel": 18,
         "_restore_kernel": 12,
     }
-=======
-    # Three kinds, three products: 1 and 12 rows, 64 and 200 rows, and restoring; and restoring to fp32.
-    expected = {"_row_kernel": 6, "_nibble_row_kernel": 3, "_small_kernel": 9, "_wide_kernel": 18, "_restore_kernel": 12}
->>>>>>> parent of 022fff2 (kernels: one row of INT4 loads 16 outputs at a time, also of gate and up)
     if arch == 90:
         expected |= {"_warpgroup_kernel": 12, "_wide_kernel": 6}
     assert counted(kernels) == expected
@@ -61,8 +56,8 @@ def check_resources(kernels: list[dict[str, Any]], arch: int) -> None:
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
     # Few rows wait for memory, and registers spilled inside a loop cost bandwidth; the tile of 16 rows that is fastest on sm_90 spills ten there, and more before.
     assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] == "_row_kernel")
-    # Without a loop, so that a few registers are spilled but once.
-    assert all(kernel["stack_bytes"] <= 32 for kernel in kernels if kernel["name"] == "_nibble_row_kernel")
+    # Without a loop, so that registers are spilled but once: 128 bytes on sm_90 by the tile of gate and up that was the fastest of its sweep for all that, as more programs run at a time.
+    assert all(kernel["stack_bytes"] <= 192 for kernel in kernels if kernel["name"] == "_nibble_row_kernel")
     assert all(
         kernel["stack_bytes"] <= (64 if arch == 90 else 256) for kernel in kernels if kernel["name"] == "_small_kernel"
     )
