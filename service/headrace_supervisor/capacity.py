@@ -27,12 +27,13 @@ class Exchange(NamedTuple):
     byte_s: float
 
 
-# Of commit 7d54239. Latencies: steps of one row of 8B in bf16 less those of one card, by two sums a layer. Bytes: NCCL's sums of 16 MiB and more. Eight ranks were not measured: latency as it grows from 2 to 4, bytes as a ring sends them.
+# Latencies: steps of one row of 8B in bf16 less those of one card, by two sums a layer; of four ranks with today's sums (272dfcd), of two with those before (7d54239), which took four ranks three times as long, so that two are
+# predicted too slow. Bytes: NCCL's sums of 16 MiB and more. Eight ranks were not measured: latency a fifth above four's, bytes as a ring sends them.
 _EXCHANGE = {
     1: Exchange(0.0, 0.0),
     2: Exchange(7.2e-6, 4.6e-12),
-    4: Exchange(11.2e-6, 5.8e-12),
-    8: Exchange(15.2e-6, 6.8e-12),
+    4: Exchange(3.6e-6, 5.8e-12),
+    8: Exchange(4.4e-6, 6.8e-12),
 }
 
 
@@ -65,12 +66,12 @@ class Products(NamedTuple):
 
 
 _PLAIN = Products(1.0, 0.84, 0.82)
-# By how weights are quantized. Reading: single of 8B, INT8's of its products alone; decode: products of 256 rows; prompt: prefill8k of 8B. INT8 and INT4 in many rows are taken for what they are turned into, NF4, which was not measured in steps, for INT4.
+# By how weights are quantized. Reading: single of 8B; decode: products of 256 rows; prompt: prefill8k of 8B. INT8 and INT4 in many rows are taken for what they are turned into, NF4, which was not measured in steps, for INT4 as it was before its kernel of one row.
 PRODUCTS = {
     "off": _PLAIN,
-    "int8": _PLAIN._replace(read=0.82),
+    "int8": _PLAIN._replace(read=0.96),
     "fp8": Products(0.98, 1.58, 1.24),
-    "int4": _PLAIN._replace(read=0.56),
+    "int4": _PLAIN._replace(read=0.72),
     "nf4": _PLAIN._replace(read=0.56),
 }
 
