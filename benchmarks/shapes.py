@@ -89,6 +89,9 @@ SHAPES: Mapping[str, Shape] = {
     "llama-3.1-70b": Shape(
         "LlamaForCausalLM", 8192, 80, 64, 8, 128, 28672, 128_256, 131_072, 500_000.0, rope_scaling=_LLAMA31_SCALING
     ),
+    "qwen3-4b": Shape(
+        "Qwen3ForCausalLM", 2560, 36, 32, 8, 128, 9728, 151_936, 40_960, 1e6, rms_norm_eps=1e-6, tied=True
+    ),
     "qwen3-8b": Shape("Qwen3ForCausalLM", 4096, 36, 32, 8, 128, 12288, 151_936, 40_960, 1e6, rms_norm_eps=1e-6),
     # models/demo's own numbers.
     "demo": Shape("LlamaForCausalLM", 256, 8, 8, 4, 32, 704, 4096, 2048, 10_000.0, tied=True),
