@@ -38,7 +38,7 @@ def test_one_number_of_ranks_alone_scales_nothing() -> None:
 
 
 def test_kept_results_can_be_drawn() -> None:
-    records = [found for file in RESULTS.glob("*h200-ranks-*.json") for found in json.loads(file.read_text())]
+    records = [found for file in RESULTS.glob("*h200-ranks*.json") for found in json.loads(file.read_text())]
     subjects = collected(records)
     assert Subject("NVIDIA H200", "llama-3.1-8b bf16", "single") in subjects
     assert len(plot(subjects).axes) == 3
