@@ -85,7 +85,7 @@ class Recording:
     def _plain_emission(self) -> Emission | None:
         """Returns that of a reader that kept up: a token a message, between messages without; None if it is another. Most are of this kind, and it costs half of what another does."""
         began_ns = self.began_ns
-        if self.shared or not began_ns or DID_NOT_WAIT in began_ns or max(self.entries) > _LARGEST_BYTE:
+        if self.shared or not began_ns or DID_NOT_WAIT in began_ns or max(self.entries, default=0) > _LARGEST_BYTE:
             return None
         sizes = bytes(self.entries[: len(began_ns)])
         inner = sizes.strip(b"\0")
