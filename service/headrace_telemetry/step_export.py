@@ -1,7 +1,8 @@
 """Which steps are exported, and when: each at most once, and as late as its links need it.
 
 Owns the wait. A step is exported if somebody in it is. Under head sampling that is known when the step comes. Under tail sampling the ends of its recorded members decide, so that a step waits for them, 30 s at most; one
-that was let go by then is exported after all when a later end asks for it. A step of which only services have spoken waits a moment for the backend to say who was in it.
+that was let go by then is exported after all when a later end asks for it. A step of which only services have spoken waits a moment for the backend to say who was in it: its
+connection may have come later than theirs.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class StepExport:
         for step_id in book.not_exported(step_ids).tolist():
             if (book.engine, step_id) in self._waiting:
                 self._waiting[book.engine, step_id] = True
-            elif book.source is None or book.members(step_id) is not None:
+            elif book.members(step_id) is not None:
                 ready.append(step_id)
             else:
                 self._unpeopled.append(self._wait(book, step_id, now_ns + _MEMBERS_WAIT_NS, wanted=True))

@@ -244,6 +244,24 @@ def test_steps_that_two_processes_tell_are_one() -> None:
     assert len(ids) == len(set(ids)) == len(story.records)
 
 
+def test_a_backend_that_is_heard_after_its_services_still_says_who_was_in_a_step() -> None:
+    story = tell(6)
+    services = [each for each in story.told if each[0] is not BACKEND]
+    backend = [each for each in story.told if each[0] is BACKEND]
+    listener = Listener().hear(services).wait(1.0).hear(backend)
+    known = [attributes(span).get("headrace.step.request_ids") for span in listener.named("engine.step")]
+    assert len(known) == sum(map(bool, story.members)) and all(known)
+
+
+def test_steps_of_a_backend_that_is_never_heard_come_without_who_was_in_them() -> None:
+    story = tell(6)
+    listener = Listener().hear(each for each in story.told if each[0] is not BACKEND)
+    assert not listener.named("engine.step")
+    steps = [attributes(span) for span in listener.wait(6.0).named("engine.step")]
+    assert len(steps) == sum(map(bool, story.members))
+    assert all(step["headrace.trace.incomplete"] and "headrace.step.request_ids" not in step for step in steps)
+
+
 def test_tokens_of_an_earlier_attempt_have_no_step() -> None:
     story = tell(10, 1, calls=False)
     generation = story.generations[0]

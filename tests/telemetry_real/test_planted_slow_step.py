@@ -125,14 +125,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         assert begun.acquire(timeout=60)
         enough.set()
         *decodes, long = (each.result() for each in waiting)
-        wait_until(lambda: whole(file, [*decodes, long]), 60, "all traces are in the file")
+        wait_until(lambda: whole(file, [*decodes, long]), 60, "all traces and steps are in the file")
     yield Run(file, decodes, long, spans_of(file))
 
 
 def whole(file: pathlib.Path, answers: list[Answer]) -> bool:
-    """Whether each generation is there; its tokens are then in the same line."""
-    told = {attributes(span).get("headrace.request.id") for span in spans_of(file) if span["name"] != "engine.step"}
-    return {answer.request_id for answer in answers} <= told
+    """Whether each generation is there, its tokens in the same line, and all their steps, which come in lines of their own."""
+    spans = [(span["name"], attributes(span)) for span in spans_of(file)]
+    requests = {told.get("headrace.request.id") for name, told in spans if name != "engine.step"}
+    of_tokens = {told.get("headrace.step.id") for name, told in spans if name == "token"}
+    steps = {told["headrace.step.id"] for name, told in spans if name == "engine.step"}
+    return {answer.request_id for answer in answers} <= requests and of_tokens <= steps
 
 
 def in_words(run: Run, answer: Answer) -> str:
