@@ -19,6 +19,7 @@ from headrace_service import errors, validation
 from headrace_service.rpc_boundary import Call, streaming, unary
 from headrace_service.service_core import ServiceCore
 from headrace_service.tracing.tracer import Tracer
+from headrace_service.violations import Violations
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 _MAX_GRACE_NS = 3600 * 10**9
@@ -100,7 +101,7 @@ class AdminHandlers:
         if not request.HasField("grace"):
             return int(self._core.config.shutdown_grace_s * 1e9)
         grace_ns = request.grace.seconds * 10**9 + request.grace.nanos
-        found = validation.Violations()
+        found = Violations()
         found.require(0 <= grace_ns <= _MAX_GRACE_NS, "grace", "must be at least 0 s and at most 3600 s")
         found.raise_if_any()
         return grace_ns

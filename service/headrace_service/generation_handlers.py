@@ -10,6 +10,7 @@ from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, event_wire, validation
 from headrace_service.completion import collect
+from headrace_service.conversation import check_conversation
 from headrace_service.generations import Prompt
 from headrace_service.resolved_spec import ResolvedSpec
 from headrace_service.rpc_boundary import Call
@@ -36,7 +37,7 @@ class GenerationHandlers:
             model = self._core.models.find(request.spec.model, call.caller)
             validation.refuse_tools(request)
             spec = validation.resolve(request.spec, model.text.facts, in_chat=True)
-            conversation = validation.conversation(request.messages, request.continue_last_message)
+            conversation = check_conversation(request.messages, request.continue_last_message)
             prompt = await self._core.generations.prompt_of_conversation(conversation, model)
             await self._stream(spec, prompt, model, call)
 

@@ -18,6 +18,7 @@ from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import engine_request, errors, validation
 from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
+from headrace_service.conversation import Conversation
 from headrace_service.generation_stream import GenerationStream
 from headrace_service.ledger import DeliveryClock
 from headrace_service.render_state import RenderState
@@ -28,7 +29,6 @@ from headrace_service.served_models import ServedModel
 from headrace_service.tokenization import TokenIds
 from headrace_service.tracing.generation_trace import GenerationTrace
 from headrace_service.tracing.tracer import Tracer
-from headrace_service.validation import Conversation
 from headrace_service.wires import EventWire
 
 

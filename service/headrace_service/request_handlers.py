@@ -13,6 +13,7 @@ from headrace_service import errors, event_wire, request_pages, validation
 from headrace_service.rpc_boundary import Call
 from headrace_service.served_models import ServedModel
 from headrace_service.service_core import ServiceCore
+from headrace_service.violations import Violations
 
 _DEFAULT_PAGE_SIZE = 100
 
@@ -45,7 +46,7 @@ class RequestHandlers:
 
 
 def _query(request: inference_pb2.ListRequestsRequest, tenant: str) -> engine_pb2.ListQuery:
-    found = validation.Violations()
+    found = Violations()
     page_size = request.page_size if request.HasField("page_size") else _DEFAULT_PAGE_SIZE
     limit = validation.MAX_PAGE_SIZE
     found.require(1 <= page_size <= limit, "page_size", f"must be at least 1 and at most {limit}")

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from headrace.v1 import inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, rpc_boundary, validation
+from headrace_service.conversation import check_conversation
 from headrace_service.generation_stream import GenerationStream
 from headrace_service.generations import Prompt
 from headrace_service.parsing import Unparsed
@@ -160,7 +161,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
     async def _prompt_of(self, submit: inference_pb2.SessionSubmit, model: ServedModel) -> Prompt:
         if not submit.messages:
             return await self._core.generations.prompt_of(submit.spec, model)
-        conversation = validation.conversation(submit.messages, submit.continue_last_message)
+        conversation = check_conversation(submit.messages, submit.continue_last_message)
         return await self._core.generations.prompt_of_conversation(conversation, model)
 
     async def _attach(self, entry: _Entry, attach: inference_pb2.SessionAttach, call: Call) -> None:

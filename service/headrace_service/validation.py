@@ -7,10 +7,7 @@ relies on that.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
-import struct
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -19,6 +16,7 @@ from google.protobuf import message
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_service import errors
 from headrace_service.resolved_spec import ModelFacts, ResolvedSpec, Sampling, Stop
+from headrace_service.violations import Violations, float32
 
 Value = TypeVar("Value")
 
@@ -33,7 +31,6 @@ MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_BAD_WORDS = 64
 MAX_IDEMPOTENCY_KEY_BYTES = 256
-MAX_MESSAGES = 1024
 MAX_PAGE_SIZE = 1000
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MIN_TEMPERATURE = 0.01
@@ -44,38 +41,6 @@ _MAX_REPORTED_IDS = 4
 _LEAST_LOGPROB_BYTES = 6
 _LEAST_TOP_LOGPROB_BYTES = 5
 _TRACED_PARAMETERS = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
-_ROLES = {
-    inference_pb2.ROLE_SYSTEM: "system",
-    inference_pb2.ROLE_USER: "user",
-    inference_pb2.ROLE_ASSISTANT: "assistant",
-}
-
-
-class Violations:
-    """The broken rules of one request."""
-
-    def __init__(self) -> None:
-        self._found: list[errors.Violation] = []
-
-    def add(self, field: str, description: str) -> None:
-        """Notes one."""
-        self._found.append(errors.Violation(field, description))
-
-    def require(self, kept: bool, field: str, description: str) -> None:
-        """Notes a rule unless it is kept."""
-        if not kept:
-            self.add(field, description)
-
-    def in_range(self, value: float, low: float, high: float, field: str, low_is_open: bool = False) -> None:
-        """Notes a number that is not finite or not in the range; bounds count as rounded to float32, as the wire has them."""
-        above = value > low if low_is_open else value >= _float32(low)
-        if not (math.isfinite(value) and above and value <= _float32(high)):
-            self.add(field, f"must be {'above' if low_is_open else 'at least'} {low:g} and at most {high:g}")
-
-    def raise_if_any(self) -> None:
-        """Raises INVALID_ARGUMENT with all of them, if there are any."""
-        if self._found:
-            raise errors.invalid(self._found)
 
 
 def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: bool = False) -> ResolvedSpec:
@@ -210,47 +175,6 @@ def check_subscription(request_id: str, output_index: int | None) -> None:
         raise errors.invalid_field("output_index", f"must be below {MAX_OUTPUTS}")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conversation:
-    """A checked conversation: per message its role and content, as templates read them, and whether the answer goes on with the last one."""
-
-    messages: list[dict[str, str]]
-    continues_last: bool
-
-
-def conversation(messages: Sequence[inference_pb2.ChatMessage], continue_last_message: bool) -> Conversation:
-    """Checks a chat's messages.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT with all violations.
-    """
-    found = Violations()
-    found.require(
-        1 <= len(messages) <= MAX_MESSAGES, "messages", f"must have at least 1 and at most {MAX_MESSAGES} messages"
-    )
-    for index, chat_message in enumerate(messages[:MAX_MESSAGES]):
-        _check_message(chat_message, f"messages[{index}]", found)
-    if continue_last_message and messages:
-        last = len(messages) - 1
-        found.require(
-            messages[last].role == inference_pb2.ROLE_ASSISTANT,
-            f"messages[{last}].role",
-            "must be ROLE_ASSISTANT when continue_last_message is set",
-        )
-    found.raise_if_any()
-    contents = [
-        {"role": _ROLES[entry.role], "content": "".join(part.text for part in entry.parts)} for entry in messages
-    ]
-    return Conversation(contents, continue_last_message)
-
-
-def _check_message(chat_message: inference_pb2.ChatMessage, field: str, found: Violations) -> None:
-    found.require(chat_message.role in _ROLES, f"{field}.role", "must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT")
-    found.require(len(chat_message.parts) > 0, f"{field}.parts", "must have at least 1 part")
-    for index, part in enumerate(chat_message.parts):
-        found.require(part.HasField("text"), f"{field}.parts[{index}]", "must have text")
-
-
 def _refuse_unbuilt(spec: generation_pb2.GenerationSpec) -> None:
     for field, what in (("structured_output", "structured output"), ("beam_search", "beam search")):
         if spec.HasField(field):
@@ -297,7 +221,7 @@ def _resolve_sampling(given: generation_pb2.SamplingParameters, model: ModelFact
     defaults, path = model.defaults, "spec.sampling"
     temperature = _given(given, "temperature", defaults.temperature)
     found.require(
-        temperature == 0 or _float32(_MIN_TEMPERATURE) <= temperature <= 100,
+        temperature == 0 or float32(_MIN_TEMPERATURE) <= temperature <= 100,
         f"{path}.temperature",
         f"must be 0 (greedy), or at least {_MIN_TEMPERATURE:g} and at most 100",
     )
@@ -409,8 +333,3 @@ def _given_parameters(spec: generation_pb2.GenerationSpec) -> dict[str, int | fl
 def _given(given: message.Message, field: str, default: Value) -> Value:
     value: Value = getattr(given, field)
     return value if given.HasField(field) else default
-
-
-def _float32(value: float) -> float:
-    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
-    return rounded

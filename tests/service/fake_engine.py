@@ -23,6 +23,7 @@ from headrace_facts import facts, step_records, token_steps
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 
 ENGINE, UNIX_OFFSET_NS = "00112233aabbccdd", 1_000
+_HEARTBEAT_S = 0.2
 Script = Callable[[engine_pb2.AddRequest, int], Sequence[int]]
 
 
@@ -87,7 +88,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.detached: list[int] = []
         self.refusal: status_pb2.Status | None = None
         self.state = engine_pb2.EngineState(serving=True, reason="serving", stale_after_ns=60_000_000_000)
-        self.heartbeat_s = 0.2
+        # Whether it tells its state again and again.
+        self.beats = True
         self.logprobs = 0
         self.hold_tokens = 0
         self.step_id = 0
@@ -275,8 +277,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self.heartbeat_s)
-            self.send_state()
+            await asyncio.sleep(_HEARTBEAT_S)
+            if self.beats:
+                self.send_state()
 
     def send_state(self) -> None:
         for connection in self._connections:
