@@ -87,7 +87,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.detached: list[int] = []
         self.refusal: status_pb2.Status | None = None
         self.state = engine_pb2.EngineState(serving=True, reason="serving", stale_after_ns=60_000_000_000)
-        self.heartbeat_s = 0.2
+        # Whether it tells its state from time to time; no heartbeat is on its way once this is cleared.
+        self.beats = True
         self.logprobs = 0
         self.hold_tokens = 0
         self.step_id = 0
@@ -275,8 +276,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self.heartbeat_s)
-            self.send_state()
+            await asyncio.sleep(0.2)
+            if self.beats:
+                self.send_state()
 
     def send_state(self) -> None:
         for connection in self._connections:

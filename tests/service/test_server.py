@@ -56,7 +56,7 @@ async def test_watch_follows_the_engines_word_its_silence_and_its_loss(running: 
     running.engine.state.serving = True
     running.engine.send_state()
     await expect(SERVING)
-    running.engine.heartbeat_s = 3600
+    running.engine.beats = False
     running.engine.state.stale_after_ns = 300_000_000
     running.engine.send_state()
     await expect(NOT_SERVING)
@@ -66,7 +66,7 @@ async def test_watch_follows_the_engines_word_its_silence_and_its_loss(running: 
     address = running.engine.address
     await running.engine.stop()
     await expect(NOT_SERVING)
-    running.engine.heartbeat_s = 0.1
+    running.engine.beats = True
     await running.engine.start(address)
     await expect(SERVING)
     watch.cancel()
@@ -77,7 +77,7 @@ async def test_a_silent_engine_is_given_up_and_its_streams_end_unavailable(
 ) -> None:
     async with running_service(model_path, sockets, engine_silence_s=3.0) as running:
         running.engine.running.clear()
-        running.engine.heartbeat_s = 3600
+        running.engine.beats = False
         call = running.stub.Generate(inference_pb2.GenerateRequest(spec=Spec(text="x")))
         await call.read()
         with pytest.raises(grpc.aio.AioRpcError) as ended:
@@ -87,7 +87,7 @@ async def test_a_silent_engine_is_given_up_and_its_streams_end_unavailable(
 
 
 async def test_requests_are_refused_while_the_engine_makes_no_progress(running: Running) -> None:
-    running.engine.heartbeat_s = 3600
+    running.engine.beats = False
     running.engine.state.stale_after_ns = 100_000_000
     running.engine.send_state()
     await running.until(lambda: not running.service.core.serving)
