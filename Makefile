@@ -13,7 +13,7 @@ RUN := $(BIN)/python
 
 .DEFAULT_GOAL := help
 # One more than cores, because tests of processes wait for a fifth of their time; more than four would get in each other's way.
-# `worksteal` leaves neighbouring tests together, so that a server that the tests of a file share is started once.
+# A file's tests stay in one process and in their order, so that a server that they share is started once.
 TEST_PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); n=$$((n + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
 .PHONY: help setup demo test check lint types imports protos-check protos bench lock wheelhouse build stats clean
@@ -33,7 +33,7 @@ demo: $(READY) ## Starts the server with the demo model and streams an answer. P
 
 test: $(READY) ## Runs the whole CPU suite. ARGS="..." goes to pytest (ARGS="-m slow": what takes minutes).
 	@echo "test: the CPU suite with $(TEST_PROCESSES) processes"
-	@$(RUN) -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not gpu and not multi_gpu and not slow" $(ARGS)
+	@$(RUN) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not gpu and not multi_gpu and not slow" $(ARGS)
 
 check: lint types imports protos-check ## Lint, format, types, import directions, protos. What CI runs.
 

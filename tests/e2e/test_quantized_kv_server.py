@@ -68,7 +68,8 @@ def test_answers_are_right(server: RunningServer) -> None:
 
 
 def test_a_prefix_hit_gives_the_answer_of_a_miss(server: RunningServer) -> None:
-    text = "The capital of France is Paris. " * 12
+    # Begins unlike what the other tests ask this server, in whatever order they come.
+    text = "The longest river of Italy is the Po. " * 12
     first, second = (generate(server.address, greedy(text, 40)) for _ in range(2))
     other = generate(server.address, greedy(text, 40, cache_salt="another caller"))
     assert first.done is not None and second.done is not None and other.done is not None

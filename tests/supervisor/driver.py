@@ -76,7 +76,7 @@ async def main(backend: str, service: str, grace_s: float, telemetry: str = "") 
         addresses=["127.0.0.1:1"],
         probes=["unix:probe-0.sock", "unix:probe-1.sock"],
         grace_s=grace_s,
-        telemetry=TelemetryProcess(spec("telemetry", telemetry), 5.0) if telemetry else None,
+        telemetry=TelemetryProcess(spec("telemetry", telemetry), 60.0) if telemetry else None,
         ready=ready,
         probe=Probe(model_ready, idle),
     ).run()

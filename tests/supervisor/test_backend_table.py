@@ -77,7 +77,10 @@ class Fakes:
         self.launched.append(name)
         index = len(self.launched)
         # The command ends with the script's own arguments; the process notes its id.
-        note = f"import os; open({str(self.folder / f'pid-{index}')!r}, 'w').write(str(os.getpid()))\n"
+        note = (
+            f"import os\nwith open({str(self.folder / 'noting')!r} + str(os.getpid()), 'w') as file: file.write(str(os.getpid()))\n"
+            f"os.replace(file.name, {str(self.folder / f'pid-{index}')!r})\n"
+        )
         spec = ProcessSpec(name, (sys.executable, "-c", note + self.scripts[name]))
         return Launch(spec, f"unix:{index}", self.check(name, memory_bytes), self.folder / f"refusal-{index}")
 
@@ -119,7 +122,7 @@ def state_of(table: BackendTable, name: str) -> Any:
 
 
 async def until(table: BackendTable, name: str, state: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async for told in table.states():
             if {model.name: model.state for model in told.models}.get(name) == state:
                 return
@@ -235,6 +238,9 @@ async def test_a_model_that_is_refused_after_it_served_is_failed(table: BackendT
         f"import os, sys\nif os.path.exists({str(once)!r}): sys.exit(2)\nopen({str(once)!r}, 'w').close()\n{RUNS}"
     )
     await table.load("b")
+    async with asyncio.timeout(60):
+        while not once.exists():
+            await asyncio.sleep(0.01)
     os.kill(fakes.pids()[0], 9)
     await until(table, "b", FAILED)
     assert not table.fatal.done()

@@ -7,12 +7,12 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.support.processes import wait_until
 
 from headrace_supervisor import commands
 from headrace_supervisor import config as configs
@@ -34,14 +34,6 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def until(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
-
-
 def words(path: pathlib.Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
@@ -51,7 +43,7 @@ def run(tmp_path: pathlib.Path) -> Iterator[Callable[[str], subprocess.Popen[str
     started: list[subprocess.Popen[str]] = []
 
     def start(telemetry: str) -> subprocess.Popen[str]:
-        command = [sys.executable, str(DRIVER), str(tmp_path), UNTIL_TERM, UNTIL_TERM, "5", telemetry]
+        command = [sys.executable, str(DRIVER), str(tmp_path), UNTIL_TERM, UNTIL_TERM, "60", telemetry]
         started.append(
             subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
@@ -70,9 +62,9 @@ def starts(folder: pathlib.Path, name: str) -> list[int]:
 
 def test_it_ends_after_all_others(run: Callable[[str], subprocess.Popen[str]], tmp_path: pathlib.Path) -> None:
     process = run(UNTIL_TERM)
-    until(lambda: len(words(tmp_path / "up")) == 4)
+    wait_until(lambda: len(words(tmp_path / "up")) == 4)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(15) == 0
+    assert process.wait(60) == 0
     ends = words(tmp_path / "ends")
     assert sorted(ends) == ["backend", "service-0", "service-1", "telemetry"]
     assert ends[2:] == ["backend", "telemetry"]
@@ -84,23 +76,23 @@ def test_it_may_die_as_often_as_it_likes(
 ) -> None:
     process = run(f"sys.exit({exit_code})")
     # More often than a service may before the server was ready.
-    until(lambda: len(starts(tmp_path, "telemetry")) >= 6)
+    wait_until(lambda: len(starts(tmp_path, "telemetry")) >= 6)
     (tmp_path / "ready").touch()
     assert process.stdout is not None
     assert "listening on" in process.stdout.readline()
     assert len(starts(tmp_path, "service-0")) == len(starts(tmp_path, "backend")) == 1
     process.send_signal(signal.SIGTERM)
-    assert process.wait(15) == 0
+    assert process.wait(60) == 0
 
 
 def test_a_killed_one_is_started_again(run: Callable[[str], subprocess.Popen[str]], tmp_path: pathlib.Path) -> None:
     process = run(UNTIL_TERM)
-    until(lambda: len(words(tmp_path / "up")) == 4)
+    wait_until(lambda: len(words(tmp_path / "up")) == 4)
     os.kill(starts(tmp_path, "telemetry")[0], signal.SIGKILL)
-    until(lambda: len(starts(tmp_path, "telemetry")) == 2)
+    wait_until(lambda: len(starts(tmp_path, "telemetry")) == 2)
     assert len(starts(tmp_path, "service-0")) == 1
     process.send_signal(signal.SIGTERM)
-    assert process.wait(15) == 0
+    assert process.wait(60) == 0
 
 
 def test_it_is_on_by_default_and_all_get_its_socket(tmp_path: pathlib.Path) -> None:

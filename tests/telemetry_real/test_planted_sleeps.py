@@ -8,6 +8,7 @@ import itertools
 import json
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,8 +105,13 @@ async def test_random_sleeps_of_the_worker_are_the_waits_of_the_tokens(tmp_path:
     sampled = [attribute(span, "headrace.token.sampled_ns") for span in spans]
     waits = [after - before for before, after in itertools.pairwise(sampled)]
     planted = [ended[after] - ended[before] for before, after in itertools.pairwise(steps)]
-    errors = sorted(abs(wait - planted_ns) for wait, planted_ns in zip(waits, planted, strict=True))
-    # The sleeps differ by far more than what is allowed, so that agreement is no accident.
     assert max(planted) - min(planted) > 10 * _MS
-    # Within 1 ms, but for those that met a machine that was busy just then.
-    assert errors[len(errors) // 2] <= _MS, [error / _MS for error in errors]
+    # Each wait is its own sleep, and not the one before or after it: 0.1 ms beside 7, and on a machine that is busy still less than half.
+    error = typical_error(waits, planted)
+    others = min(typical_error(waits[1:], planted[:-1]), typical_error(waits[:-1], planted[1:]))
+    assert error < others / 2, (error / _MS, others / _MS)
+
+
+def typical_error(waits: list[int], planted: list[int]) -> float:
+    """Median of the differences, in nanoseconds."""
+    return statistics.median(abs(wait - slept) for wait, slept in zip(waits, planted, strict=True))

@@ -91,8 +91,10 @@ def generate(
     context, seen = new_traceparent(), 0
     stream = client.generate(token_ids=token_ids, traceparent=context, timeout=120, max_tokens=MOST, ignore_eos=True)
     for event in stream:
-        seen += isinstance(event, headrace.Delta)
-        if seen == BEGUN:
+        before = seen
+        # One that is held up has several tokens in a delta.
+        seen += len(event.token_ids) if isinstance(event, headrace.Delta) else 0
+        if before < BEGUN <= seen:
             begun.release()
         if enough.is_set():
             break
@@ -118,15 +120,30 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         headrace.Client(server.address) as client,
         concurrent.futures.ThreadPoolExecutor(DECODES + 1) as pool,
     ):
+        wait_until(lambda: is_heard(client, file), 120, "telemetry hears the service and the backend")
         waiting = [pool.submit(generate, client, [10, 20, 30 + n], begun, enough) for n in range(DECODES)]
-        assert all(begun.acquire(timeout=60) for _ in range(DECODES))
+        assert all(begun.acquire(timeout=120) for _ in range(DECODES))
         prompt = [40 + n % 400 for n in range(LONG_TOKENS)]
         waiting.append(pool.submit(generate, client, prompt, begun, enough))
-        assert begun.acquire(timeout=60)
+        assert begun.acquire(timeout=120)
         enough.set()
         *decodes, long = (each.result() for each in waiting)
-        wait_until(lambda: whole(file, [*decodes, long]), 60, "all traces and steps are in the file")
+        wait_until(lambda: whole(file, [*decodes, long]), 120, "all traces and steps are in the file")
     yield Run(file, decodes, long, spans_of(file))
+
+
+def is_heard(client: headrace.Client, file: pathlib.Path) -> bool:
+    """Whether a short generation's steps say who was in them. The telemetry process starts last, and each of the others reaches it when it does."""
+    context = new_traceparent()
+    stream = client.generate(token_ids=[7], traceparent=context, timeout=120, max_tokens=4, ignore_eos=True)
+    stream.result()
+    wait_until(
+        lambda: whole(file, [Answer(**traced_as("generate", context), request_id=stream.request_id or "")]),
+        120,
+        "a short trace",
+    )
+    steps = [attributes(span) for span in spans_of(file) if span["name"] == "engine.step"]
+    return any(stream.request_id in told.get("headrace.step.request_ids", []) for told in steps)
 
 
 def whole(file: pathlib.Path, answers: list[Answer]) -> bool:
