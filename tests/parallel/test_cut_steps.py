@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from benchmarks import rank_processes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.models.checkpoints import write_checkpoint
 from tests.parallel.rank_group import ranks
-from tests.parallel.test_rank_processes import plans, tokens_of_one
+from tests.parallel.test_rank_processes import PROMPT, plans, tokens_of_one
 from tests.parallel.test_sharded_models import NAMES, SCHEMES, load, run
 from tests.support.rank_threads import ThreadCollectives, ThreadGroup, on_ranks
 from tests.worker.driver import Entry, admission, make_runner, step
@@ -28,6 +29,7 @@ from headrace_kernels.linear import linear
 from headrace_model_folder import ModelFolder
 
 CUTTING_WORKER = (sys.executable, str(pathlib.Path(__file__).with_name("cutting_worker.py")))
+needs_cards = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs several CUDA GPUs")
 EVERY_STEP = PieceRule(least_bytes=1, multiple=1)
 HIDDEN_BYTES = 64 * 4
 
@@ -200,6 +202,43 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("ranks") / "llama"
     write_checkpoint(path, "llama-biases")
     return path
+
+
+def wrong_numbers(world_size: int, device: str, rows: int, width: int) -> list[list[int]]:
+    """How many each rank found in sums that were begun."""
+    arguments = ["--device", device, "--rows", str(rows), "--width", str(width)]
+    [found] = rank_processes.results("tests.parallel.begun_sums", world_size, arguments)
+    return found["wrong"]
+
+
+def test_begun_sums_of_processes_are_whole() -> None:
+    assert wrong_numbers(3, "cpu", 64, 32) == [[0]] * 3
+
+
+@pytest.mark.multi_gpu
+@needs_cards
+@pytest.mark.parametrize("rows", [2048, 131])
+def test_begun_sums_of_cards_are_whole_whatever_their_memory_is_used_for_next(rows: int) -> None:
+    num_cards = torch.cuda.device_count()
+    assert wrong_numbers(num_cards, "cuda", rows, 8192) == [[0]] * num_cards
+
+
+@pytest.mark.multi_gpu
+@needs_cards
+@pytest.mark.timeout(560)
+async def test_two_cards_that_cut_their_steps_draw_the_tokens_of_one(tmp_path: pathlib.Path) -> None:
+    write_checkpoint(tmp_path / "llama", "llama-wide")
+    steps = [step([Entry(0, 0, PROMPT, (0,))], [admission(0)], {0: list(range(16))})]
+    steps += [step([Entry(0, len(PROMPT) + i, None, (0,), i + 1)], step_id=i + 2) for i in range(8)]
+    tokens = []
+    for tp in (1, 2):
+        settings = {"device": "cuda", "graph_sizes": "off", "num_blocks": 64}
+        async with ranks(tmp_path / "llama", tp, command=CUTTING_WORKER, **settings) as group:
+            await group.group.wait_ready()
+            found = await group.answered(steps)
+            tokens.append([result.tokens.tolist() for result in found])
+            assert not any(result.late_work for result in found)
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("tp", [2, 4])
