@@ -1,9 +1,11 @@
 """Exposed communication: how much longer a step takes because ranks compute it together, in microseconds.
 
 Ranks take the same steps twice: as a server's ranks do, then each for itself, with the same kernels but without a word to the others (sums are a rank's own part, gathered logits its own several times). Norms, residual additions
-and the writing of what is gathered stay, so that the difference is what meeting and moving cost, whatever a kernel does besides. Steps are graphs on cards. The slowest rank counts.
+and the writing of what is gathered stay, so that the difference is what meeting and moving cost, whatever a kernel does besides. Decode steps are graphs on cards. The slowest rank counts.
 
-    python -m benchmarks.bench_communication --shape llama-3.1-8b --ranks 4 --steps 1x640,256x640 --json FILE
+Steps whose sums run beside products are cut into pieces for that (`layers.cut_step`). Silent ones are not: what smaller products and a copy cost is exposed, too. `--cut-mib 0` has no step cut, which shows what cutting gains.
+
+    python -m benchmarks.bench_communication --shape llama-3.1-8b --ranks 4 --steps 1x640,256x640,chunk8192 --json FILE
 """
 
 from __future__ import annotations
@@ -26,41 +28,78 @@ from benchmarks import figures, rank_processes
 from benchmarks.profile_step import captured_runner, make_caches, make_model, plan_of
 from benchmarks.shapes import SHAPES
 from headrace_backend.config import QUANTIZE_GROUPS
-from headrace_backend.parallel.collectives import Collectives, slowest_times
+from headrace_backend.parallel.collectives import Collectives, PendingSum, PieceRule, slowest_times
+from headrace_backend.parallel.nccl import PIECE_RULE
 from headrace_backend.parallel.rendezvous import Seat
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.made_up_steps import BlockPool, release_step
 from headrace_backend.worker.runner import Runner
+from headrace_kernels.rounded_tokens import RoundedTokens
 
 _WARM_STEPS = 5
 _REPEATS = 5
 _CARD_STEPS, _CPU_STEPS = 40, 5
+# Those with prompts take a hundred times as long.
+_CHUNK_STEPS = 4
+# Options that a record repeats.
+_SAID = ("ranks", "shape", "dtype", "quant", "quant_head", "kv_dtype", "cut_mib", "carve_out")
 _CARD_BLOCKS, _CPU_BLOCKS = 16_384, 256
 
 
 class Interruptible(Collectives):
-    """A group's collectives, or, while silent, those of a rank that has nobody to wait for: right sizes, wrong numbers."""
+    """A group's collectives, or, while silent, those of a rank that has nobody to wait for: right sizes, wrong numbers, and no reason to cut a step."""
 
-    def __init__(self, group: Collectives) -> None:
+    def __init__(self, group: Collectives, piece_rule: PieceRule | None) -> None:
         self.rank, self.world_size, self.device = group.rank, group.world_size, group.device
         self._group = group
-        self.is_silent = False
+        self._rule = piece_rule
+        self.speak(True)
+
+    def speak(self, speaks: bool) -> None:
+        """Goes on with the others, or without."""
+        self._speaks = speaks
+        self.piece_rule = self._rule if speaks else None
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """See Collectives."""
-        return partial if self.is_silent else self._group.all_reduce(partial)
+        return self._group.all_reduce(partial) if self._speaks else partial
+
+    def begin_all_reduce(self, partial: Tensor) -> PendingSum:
+        """See Collectives."""
+        assert self._speaks, "a step in silence is whole"
+        return self._group.begin_all_reduce(partial)
 
     def all_gather(self, part: Tensor) -> Tensor:
         """See Collectives."""
-        if not self.is_silent:
+        if self._speaks:
             return self._group.all_gather(part)
         return part.expand(self.world_size, *part.shape).contiguous()
 
     def add_rms_norm(self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Collectives."""
-        by = super() if self.is_silent else self._group
+        by = self._group if self._speaks else super()
         return by.add_rms_norm(partial, residual, weight, eps)
+
+    def rounded_add_rms_norm(
+        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
+    ) -> RoundedTokens:
+        """See Collectives."""
+        by = self._group if self._speaks else super()
+        return by.rounded_add_rms_norm(partial, residual, weight, eps, number)
+
+
+def rule_of(group: Collectives, cut_mib: float | None) -> PieceRule | None:
+    """The group's own; or as it is for cards, with sums of so many MiB and more; None for 0."""
+    if cut_mib is None:
+        return group.piece_rule
+    return dataclasses.replace(PIECE_RULE, least_bytes=round(cut_mib * 2**20)) if cut_mib else None
+
+
+def graph_sizes(kinds: list[str]) -> str:
+    """The setting for these steps."""
+    sizes = sorted({int(kind.split("x")[0]) for kind in kinds if not kind.startswith("chunk")})
+    return ",".join(map(str, sizes)) or "off"
 
 
 def step_us(runner: Runner, kind: str, pool: BlockPool, device: torch.device) -> list[float]:
@@ -70,8 +109,8 @@ def step_us(runner: Runner, kind: str, pool: BlockPool, device: torch.device) ->
     _run(runner, taken, 1)
     _run(runner, again, _WARM_STEPS)
     times = []
+    steps = _CPU_STEPS if device.type == "cpu" else _CHUNK_STEPS if "chunk" in kind else _CARD_STEPS
     for _ in range(_REPEATS):
-        steps = _CARD_STEPS if device.type == "cuda" else _CPU_STEPS
         _wait(device)
         began = time.perf_counter()
         _run(runner, again, steps)
@@ -95,10 +134,10 @@ def measured(options: argparse.Namespace, seat: Seat, device: torch.device) -> I
     """One result per kind of step."""
     group = rank_processes.joined(seat, device)
     assert group is not None, "one rank has nobody to speak with"
-    switch = Interruptible(group)
+    switch = Interruptible(group, rule_of(group, options.cut_mib))
     on_card = device.type == "cuda"
     kinds = options.steps.split(",")
-    sizes = ",".join(sorted({kind.split("x")[0] for kind in kinds}, key=int)) if on_card else "off"
+    sizes = graph_sizes(kinds) if on_card else "off"
     settings = {"device": str(device), "dtype": options.dtype, "kv_dtype": options.kv_dtype, "graph_sizes": sizes}
     # On a CPU ranks share the cores with each other.
     about = (options.shape, settings | {"worker_threads": 1})
@@ -107,12 +146,14 @@ def measured(options: argparse.Namespace, seat: Seat, device: torch.device) -> I
     num_blocks = _CARD_BLOCKS if on_card else _CPU_BLOCKS
     caches, pool = make_caches(model, config, num_blocks), BlockPool(num_blocks, config.block_size)
     times: list[list[float]] = []
-    for switch.is_silent in (False, True):
+    for speaks in (True, False):
+        switch.speak(speaks)
+        torch._C._set_sm_carveout_experimental(options.carve_out if speaks else None)
         runner = captured_runner(model, config, caches)
         times.append([statistics.median(step_us(runner, kind, pool, device)) for kind in kinds])
         # Its graphs' memory is the next one's.
         del runner
-    switch.is_silent = False
+    switch.speak(True)
     together, alone = (slowest_times(switch, found) for found in times)
     for kind, step, without in zip(kinds, together, alone, strict=True):
         yield {
@@ -145,8 +186,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quant-head", choices=["off", "int8", "fp8"], default="off", help="of the output layer")
     parser.add_argument("--kv-dtype", choices=["auto", "fp8", "int8"], default="auto", help="numbers of the KV cache")
     parser.add_argument(
-        "--steps", default="1x640,8x640,64x640,256x640" if on_card else "1x64,4x64", help="ROWSxCONTEXT, with commas"
+        "--steps",
+        default="1x640,8x640,64x640,256x640" if on_card else "1x64,4x64",
+        help="ROWSxCONTEXT or chunkTOKENS, with commas",
     )
+    parser.add_argument("--cut-mib", type=float, help="of sums from which on steps are cut; 0: none; the group's rule")
+    parser.add_argument("--carve-out", type=int, help="multiprocessors that cuBLAS's products leave to sums")
     parser.add_argument("--git", default="", help="the commit, where the tree has no history")
     parser.add_argument("--json", type=pathlib.Path)
     rank_processes.add_seat(parser)
@@ -167,7 +212,7 @@ def main() -> None:
             flush=True,
         )
     card = torch.cuda.get_device_name(0) if options.device == "cuda" else ""
-    about = {name: getattr(options, name) for name in ("ranks", "shape", "dtype", "quant", "quant_head", "kv_dtype")}
+    about = {name: getattr(options, name) for name in _SAID}
     record = {"name": "communication", "gpu": card, **about, **figures.provenance(options.git)}
     figures.write_json({**record, "cases": cases}, options.json)
 

@@ -67,12 +67,14 @@ def test_engine_results_have_the_stated_fields(engine_results: pathlib.Path) -> 
 
 def test_exposed_communication_is_what_a_step_takes_beyond_a_silent_one(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "communication.json"
-    run("bench_communication", "--device", "cpu", "--shape", "demo", "--ranks", "2", "--steps", "1x32", "--quant", "int8", "--json", str(path))  # fmt: skip
+    run("bench_communication", "--device", "cpu", "--shape", "demo", "--ranks", "2", "--steps", "1x32,chunk300", "--cut-mib", "0.001", "--quant", "int8", "--json", str(path))  # fmt: skip
     found = json.loads(path.read_text())
     assert (found["name"], found["ranks"], found["shape"], found["quant"]) == ("communication", 2, "demo", "int8")
-    [case] = found["cases"]
-    assert case["step"] == "1x32" and case["silent_us"] > 0
-    assert case["exposed_us"] == pytest.approx(case["step_us"] - case["silent_us"], abs=0.2)
+    assert found["cut_mib"] == 0.001
+    assert [case["step"] for case in found["cases"]] == ["1x32", "chunk300"]
+    for case in found["cases"]:
+        assert case["silent_us"] > 0
+        assert case["exposed_us"] == pytest.approx(case["step_us"] - case["silent_us"], abs=0.2)
 
 
 def test_users_come_as_they_are_answered(tmp_path: pathlib.Path) -> None:

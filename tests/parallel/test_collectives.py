@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import pathlib
+import re
 import sys
+import weakref
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -14,6 +18,7 @@ from tests.models.checkpoints import write_checkpoint
 from tests.parallel.rank_group import ranks
 from tests.worker.driver import Entry, admission, step
 
+from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.parallel.gloo import GlooCollectives
 from headrace_backend.parallel.nccl import NcclCollectives
@@ -59,23 +64,70 @@ def test_sums_on_a_cpu_are_rounded_once(dtype: torch.dtype) -> None:
     assert found.dtype == dtype
 
 
-class Unconnected(NcclCollectives):
-    """Without a group."""
+def unconnected(kind: type[Collectives], on_enter: Callable[[], None] = lambda: None) -> Collectives:
+    """A rank without a group."""
+    collectives = kind.__new__(kind)
+    collectives.rank, collectives.world_size, collectives.device = 0, 2, torch.device("cpu")
+    vars(collectives)["_on_enter"] = on_enter
+    return collectives
 
-    def __init__(self) -> None:
-        self.rank, self.world_size, self.device = 0, 2, torch.device("cpu")
-        self._on_enter = lambda: None
 
-
-@pytest.mark.parametrize("operation", ["all_reduce", "all_gather"])
+@pytest.mark.parametrize("operation", ["all_reduce", "begin_all_reduce", "all_gather"])
 def test_an_error_of_nccl_blames_no_rank(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
-    def fail(*tensors: torch.Tensor) -> None:
+    def fail(*tensors: torch.Tensor, async_op: bool = False) -> None:
         raise dist.DistBackendError("NCCL error: remote process exited")
 
     monkeypatch.setattr(dist, "all_reduce", fail)
     monkeypatch.setattr(dist, "all_gather_into_tensor", fail)
     with pytest.raises(PeerLost, match="the ranks' connection broke: NCCL error: remote process exited"):
-        getattr(Unconnected(), operation)(torch.zeros(2, 3))
+        getattr(unconnected(NcclCollectives), operation)(torch.zeros(2, 3))
+
+
+class BegunWork:
+    """Of an operation on another stream: it ends when it is waited for."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+        self.is_done = False
+
+    def wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self.is_done = True
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "error"),
+    [
+        (NcclCollectives, "all_reduce", dist.DistBackendError("NCCL error: remote process exited")),
+        (GlooCollectives, "all_gather_into_tensor", RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed")),
+    ],
+)
+def test_an_error_of_a_begun_sum_shows_when_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Collectives], operation: str, error: Exception
+) -> None:
+    entered: list[None] = []
+    monkeypatch.setattr(dist, operation, lambda *_, async_op: BegunWork(error))
+    pending = unconnected(kind, lambda: entered.append(None)).begin_all_reduce(torch.zeros(2, 3))
+    assert len(entered) == 1, "who watches sees it begin"
+    with pytest.raises(PeerLost, match=re.escape(str(error))):
+        pending.wait()
+
+
+def test_what_nccl_adds_up_is_held_until_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = BegunWork(None)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, async_op: work if async_op else None)
+    partial = torch.zeros(2, 3)
+    held, place = weakref.ref(partial), partial.data_ptr()
+    pending = unconnected(NcclCollectives).begin_all_reduce(partial)
+    del partial
+    gc.collect()
+    assert held() is not None and not work.is_done
+    total = pending.wait()
+    assert work.is_done and total.data_ptr() == place
+    del pending, total
+    gc.collect()
+    assert held() is None, "held longer than needed"
 
 
 def test_a_rank_that_fails_ends_the_others(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

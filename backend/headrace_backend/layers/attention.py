@@ -61,7 +61,7 @@ class Attention(nn.Module):
         Returns:
             [num_tokens, all heads' outputs].
         """
-        return self._attended(self.qkv_proj(x), rotations, kv_cache, metadata)
+        return self.attended(self.qkv_proj(x), rotations, kv_cache, metadata)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """The 8-bit type in which `heads` may be given so many tokens; None: the model's type alone."""
@@ -72,10 +72,20 @@ class Attention(nn.Module):
     ) -> None:
         """`residual += o_proj(heads(norm(residual)))` with norm and addition inside the projections, for steps that fuse."""
         qkv = self.qkv_proj.after_norm(norm, residual)
-        self.o_proj.add_to(residual, self._attended(qkv, rotations, kv_cache, metadata))
+        self.o_proj.add_to(residual, self.attended(qkv, rotations, kv_cache, metadata))
 
-    def _attended(self, qkv: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
-        """What lies between the projections, [num_tokens, all heads' outputs]."""
+    def attended(self, qkv: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
+        """What lies between the projections, and takes the step whole.
+
+        Args:
+            qkv: [num_tokens, queries, keys and values of all heads].
+            rotations: As `heads` takes them, and the others too.
+            kv_cache: This layer's.
+            metadata: The step.
+
+        Returns:
+            [num_tokens, all heads' outputs].
+        """
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         raw = RawHeads(qkv, rotations, self.num_heads, *self._head_norms)
         return rotate_write_attend(raw, kv_cache, metadata, self.scale, self.sliding_window).flatten(1)

@@ -36,16 +36,18 @@ class RmsNorm(ShardedModule):
         """The norm of the residual stream, to which `pending` is added first in place.
 
         Args:
-            pending: [num_tokens, size]; None: nothing is added.
+            pending: [num_tokens, size] the output of the projection before, of several ranks this one's part of it, which may be overwritten; None: nothing is added.
             residual: [num_tokens, size].
             number: The 8-bit type to round to; None: the model's type.
         """
-        if number is None:
-            normed: Tensor = self(residual) if pending is None else self.add(pending, residual)
-            return normed
-        if pending is None:
-            return rounded_rms_norm(residual, self.weight, self.eps, number)
-        return rounded_add_rms_norm(pending, residual, self.weight, self.eps, number)
+        return self.of_sum(pending, residual, number)
+
+    def of_sum(self, added: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
+        """The same where `added` is the whole output already."""
+        about = (residual, self.weight, self.eps)
+        if added is None:
+            return rms_norm(*about) if number is None else rounded_rms_norm(*about, number)
+        return add_rms_norm(added, *about) if number is None else rounded_add_rms_norm(added, *about, number)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
@@ -65,9 +67,11 @@ class SummingRmsNorm(RmsNorm):
 
     def of_stream(self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
         """As RmsNorm's, of the sum of all ranks' `pending`, which may be overwritten."""
-        if number is not None and pending is not None:
-            pending = self._shard.together.all_reduce(pending)
-        return super().of_stream(pending, residual, number)
+        if pending is None:
+            return self.of_sum(None, residual, number)
+        if number is None:
+            return self.add(pending, residual)
+        return self._shard.together.rounded_add_rms_norm(pending, residual, self.weight, self.eps, number)
 
 
 def residual_norm(size: int, eps: float, placement: Placement) -> RmsNorm:

@@ -13,6 +13,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from headrace_backend.layers.attention import AttentionShape
+from headrace_backend.layers.cut_step import CutStep
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
 from headrace_backend.layers.norm import residual_norm
@@ -50,6 +51,7 @@ class Decoder(nn.Module):
         # One layer of each kind: those of a folder that another tool quantized may differ.
         self._unlike = tuple({layer.weight_types(): layer for layer in layers}.values())
         self.norm = residual_norm(config.hidden_size, config.rms_norm_eps, placement)
+        self._together = placement.shard.collectives
 
     def forward(
         self,
@@ -65,15 +67,27 @@ class Decoder(nn.Module):
         if self.fuses(len(token_ids)):
             hidden = self._forward_fused(residual, rotations, kv_caches, metadata)
             return hidden if wanted is None else hidden.index_select(0, wanted)
-        pending: Tensor | None = None
-        for layer, kv_cache in zip(self._layers[:-1], kv_caches[:-1], strict=True):
-            pending = layer(pending, residual, rotations, kv_cache, metadata)
+        heads = self._last_heads(residual, rotations, kv_caches, metadata)
         last = self._layers[-1]
-        heads = last.heads(pending, residual, rotations, kv_caches[-1], metadata)
         if wanted is not None:
             # No later layer sees the other tokens.
             heads, residual = heads.index_select(0, wanted), residual.index_select(0, wanted)
         return self.norm.add(last.after_heads(heads, residual), residual)
+
+    def _last_heads(
+        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata
+    ) -> Tensor:
+        """All layers but the half of the last one in which each token is by itself: the heads' outputs that it takes."""
+        *layers, last = zip(self._layers, kv_caches, strict=True)
+        cut = CutStep.of(residual, self._together)
+        if cut is not None:
+            for layer, kv_cache in layers:
+                cut.forward(layer, rotations, kv_cache, metadata)
+            return cut.heads(last[0], rotations, last[1], metadata)
+        pending: Tensor | None = None
+        for layer, kv_cache in layers:
+            pending = layer(pending, residual, rotations, kv_cache, metadata)
+        return last[0].heads(pending, residual, rotations, last[1], metadata)
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether all layers take a step of so many tokens with norms, SwiGLU and additions inside their products."""

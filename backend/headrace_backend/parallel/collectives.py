@@ -2,20 +2,64 @@
 
 Owns the interface, and what follows from its two operations. Every rank calls the same operations in the same order with tensors of the same shape, and gets the same
 bits: a sum adds the ranks' parts in the order of the ranks, whatever the shape, so that a row's result depends neither on the other rows nor on who was first.
+
+A sum may be begun and waited for later, so that products run beside it. Between begin and wait its tensor belongs to the sum: nobody reads it, writes it or gives its memory to others. What is begun is waited for before any
+other operation, but for further begun ones: at no time do two ways of adding up wait for other ranks at once.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from headrace_kernels.rms_norm import add_rms_norm
+from headrace_kernels.rms_norm import add_rms_norm, rounded_add_rms_norm
+from headrace_kernels.rounded_tokens import RoundedTokens
 
 # Times travel as whole numbers of a millionth.
 _TIME_UNITS = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PieceRule:
+    """Which steps are cut into two pieces of their tokens, so that one's sums run beside the other's products. By sizes alone, so alike on all ranks."""
+
+    # Of a sum of the whole step.
+    least_bytes: int
+    # Tokens that the first piece is a multiple of.
+    multiple: int
+
+    def first_piece(self, num_tokens: int, token_bytes: int) -> int | None:
+        """Tokens of the first of two pieces, as near to half as the multiple allows; None: the step stays whole."""
+        first = (num_tokens + self.multiple) // (2 * self.multiple) * self.multiple
+        is_cut = num_tokens * token_bytes >= self.least_bytes and 0 < first < num_tokens
+        return first if is_cut else None
+
+
+class PendingSum(abc.ABC):
+    """A sum that was begun."""
+
+    @abc.abstractmethod
+    def wait(self) -> Tensor:
+        """The sum, for whatever this rank computes from now on; to be called once.
+
+        Raises:
+            PeerLost: Another rank is gone.
+        """
+
+
+class DoneSum(PendingSum):
+    """One that has been computed already."""
+
+    def __init__(self, total: Tensor) -> None:
+        self._total = total
+
+    def wait(self) -> Tensor:
+        """See PendingSum."""
+        return self._total
 
 
 class Collectives(abc.ABC):
@@ -24,10 +68,16 @@ class Collectives(abc.ABC):
     rank: int
     world_size: int
     device: torch.device
+    # Of the steps whose sums are begun and waited for later; None: there are no such.
+    piece_rule: PieceRule | None = None
 
     @abc.abstractmethod
     def all_reduce(self, partial: Tensor) -> Tensor:
         """Sum of the ranks' tensors, in their shape and type. May be written into `partial`, which must not be used afterwards."""
+
+    def begin_all_reduce(self, partial: Tensor) -> PendingSum:
+        """`all_reduce` of a piece of a step, which goes on while this rank computes other things, where that is possible."""
+        return DoneSum(self.all_reduce(partial))
 
     @abc.abstractmethod
     def all_gather(self, part: Tensor) -> Tensor:
@@ -36,6 +86,12 @@ class Collectives(abc.ABC):
     def add_rms_norm(self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Adds the sum of the ranks' tensors to the residual stream in place and gives the norm of that, all [num_tokens, size]."""
         return add_rms_norm(self.all_reduce(partial), residual, weight, eps)
+
+    def rounded_add_rms_norm(
+        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
+    ) -> RoundedTokens:
+        """As `add_rms_norm`, the norm rounded to 8 bits as `round_tokens` does."""
+        return rounded_add_rms_norm(self.all_reduce(partial), residual, weight, eps, number)
 
     def gather_columns(self, part: Tensor) -> Tensor:
         """The ranks' columns side by side: [num_rows, n] -> [num_rows, world_size * n]."""

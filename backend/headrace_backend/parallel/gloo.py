@@ -5,16 +5,17 @@ A sum is a gather and an addition in the order of the ranks, in fp32. That moves
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from headrace_backend.parallel.collectives import Collectives
+from headrace_backend.parallel.collectives import Collectives, PendingSum
 from headrace_backend.parallel.errors import PeerLost
 from headrace_kernels.all_reduce import all_reduce_reference
 
@@ -63,12 +64,53 @@ class GlooCollectives(Collectives):
 
     def all_gather(self, part: Tensor) -> Tensor:
         """See Collectives."""
+        return self._begin_gather(part).wait()
+
+    def begin_all_reduce(self, partial: Tensor) -> PendingSum:
+        """See Collectives."""
+        return GatheredSum(self._begin_gather(partial))
+
+    def _begin_gather(self, part: Tensor) -> BegunGather:
         self._on_enter()
         gathered = torch.empty(self.world_size, *part.shape, dtype=part.dtype)
-        try:
-            dist.all_gather_into_tensor(gathered.flatten(0, 1), part)
-        except RuntimeError as error:
-            if _CONNECTION not in str(error):
-                raise
-            raise PeerLost(f"another rank is gone: {error}") from error
-        return gathered
+        with _told_losses():
+            work = dist.all_gather_into_tensor(gathered.flatten(0, 1), part, async_op=True)
+        assert work is not None, "this process is a rank of the group"
+        return BegunGather(work, part, gathered)
+
+
+class BegunGather:
+    """A gather that gloo's threads are at."""
+
+    def __init__(self, work: dist.Work, part: Tensor, gathered: Tensor) -> None:
+        self._work = work
+        # Read and written until then.
+        self._part, self._gathered = part, gathered
+
+    def wait(self) -> Tensor:
+        """What was gathered, [world_size, *part.shape]."""
+        with _told_losses():
+            self._work.wait()
+        return self._gathered
+
+
+class GatheredSum(PendingSum):
+    """The sum of what is being gathered."""
+
+    def __init__(self, gather: BegunGather) -> None:
+        self._gather = gather
+
+    def wait(self) -> Tensor:
+        """See PendingSum."""
+        return all_reduce_reference(self._gather.wait().unbind())
+
+
+@contextlib.contextmanager
+def _told_losses() -> Iterator[None]:
+    """Errors of connections as what they mean."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _CONNECTION not in str(error):
+            raise
+        raise PeerLost(f"another rank is gone: {error}") from error

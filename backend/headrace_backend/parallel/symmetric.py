@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor
 
-from headrace_backend.parallel.collectives import Collectives
+from headrace_backend.parallel.collectives import Collectives, PendingSum
 from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.parallel.nccl import NcclCollectives
 from headrace_kernels import all_reduce
@@ -45,6 +45,7 @@ class SymmetricCollectives(Collectives):
             PeerLost: The memory could not be shared with another rank.
         """
         self.rank, self.world_size, self.device = nccl.rank, nccl.world_size, nccl.device
+        self.piece_rule = nccl.piece_rule
         self._nccl = nccl
         self._on_enter = on_enter
         # Held for good: kernels and graphs have the addresses.
@@ -73,6 +74,10 @@ class SymmetricCollectives(Collectives):
             return self._nccl.all_reduce(partial)
         self._on_enter()
         return all_reduce.all_reduce(partial, self.peers)
+
+    def begin_all_reduce(self, partial: Tensor) -> PendingSum:
+        """See Collectives. NCCL's whatever its size: our kernels are programs that wait for other cards, and would keep products from as many multiprocessors."""
+        return self._nccl.begin_all_reduce(partial)
 
     def all_gather(self, part: Tensor) -> Tensor:
         """See Collectives."""

@@ -1,0 +1,47 @@
+"""A worker that cuts every step of several tokens into two pieces, whose sums are begun and waited for later: `cutting_worker.py [--ends-in-sum RANK ROWS] WORKER'S ARGUMENTS`.
+
+--ends-in-sum: that rank is killed when it has begun its first sum of so many rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+
+from torch import Tensor
+
+from headrace_backend.parallel.collectives import Collectives, PendingSum, PieceRule
+from headrace_backend.parallel.gloo import GlooCollectives
+from headrace_backend.parallel.nccl import NcclCollectives
+from headrace_backend.worker.lifetime import end_process
+from headrace_backend.worker.main import main
+
+# Of a prompt of 30 tokens.
+MULTIPLE = 16
+
+
+def end_in_sum(rank: int, num_rows: int) -> None:
+    """Has a rank of the CPU end in the middle."""
+    begin = GlooCollectives.begin_all_reduce
+
+    def begin_and_end(collectives: GlooCollectives, partial: Tensor) -> PendingSum:
+        pending = begin(collectives, partial)
+        if collectives.rank == rank and len(partial) == num_rows:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return pending
+
+    GlooCollectives.begin_all_reduce = begin_and_end  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--ends-in-sum", type=int, nargs=2)
+    options, others = parser.parse_known_args()
+    kinds: tuple[type[Collectives], ...] = (GlooCollectives, NcclCollectives)
+    for kind in kinds:
+        kind.piece_rule = PieceRule(least_bytes=1, multiple=MULTIPLE)
+    if options.ends_in_sum:
+        end_in_sum(*options.ends_in_sum)
+    sys.exit(end_process(main(others)))
