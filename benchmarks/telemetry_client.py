@@ -20,11 +20,11 @@ import uvloop
 
 from headrace.v1 import generation_pb2, inference_pb2
 
-_GENERATE = "/headrace.v1.InferenceService/Generate"
-_CHANNELS = 4
+GENERATE = "/headrace.v1.InferenceService/Generate"
+CHANNELS = 4
 _PROMPT = "The river runs to the sea"
 # As long as burst256's on the average, and not all ending at once.
-_OUTPUT_TOKENS = (192, 320)
+OUTPUT_TOKENS = (192, 320)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -67,9 +67,10 @@ class Seen(msgspec.Struct):
     all_tokens: int = 0
 
 
-def _request(job: Job, max_tokens: int) -> bytes:
+def request_bytes(detail: int, max_tokens: int) -> bytes:
+    """A GenerateRequest for so many tokens, with a TraceDetail (0: what the server has)."""
     stop = generation_pb2.StopConditions(ignore_eos=True, max_tokens=max_tokens)
-    spec = generation_pb2.GenerationSpec(text=_PROMPT, stop=stop, trace_detail=job.detail)
+    spec = generation_pb2.GenerationSpec(text=_PROMPT, stop=stop, trace_detail=detail)
     data: bytes = inference_pb2.GenerateRequest(spec=spec).SerializeToString()
     return data
 
@@ -98,11 +99,11 @@ async def _stream(generate: Any, job: Job, number: int, seen: Seen) -> None:
     # The first ones are of any length, so that ends come evenly from the beginning.
     shortest = 1
     while time.monotonic() < job.begin_s + job.warm_up_s + job.seconds:
-        call = generate(_request(job, lengths.randint(shortest, _OUTPUT_TOKENS[1])), metadata=metadata)
+        call = generate(request_bytes(job.detail, lengths.randint(shortest, OUTPUT_TOKENS[1])), metadata=metadata)
         await _read(call, job, seen)
         if (code := await call.code()) is not grpc.StatusCode.OK:
             raise SystemExit(f"{job.address}: {code.name}: {await call.details()}")
-        shortest = _OUTPUT_TOKENS[0]
+        shortest = OUTPUT_TOKENS[0]
 
 
 async def _run() -> None:
@@ -112,9 +113,9 @@ async def _run() -> None:
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         job = msgspec.json.decode(line, type=Job)
         if job.address not in stubs:
-            channels = [grpc.aio.insecure_channel(job.address, options=options) for _ in range(_CHANNELS)]
+            channels = [grpc.aio.insecure_channel(job.address, options=options) for _ in range(CHANNELS)]
             await asyncio.gather(*(channel.channel_ready() for channel in channels))
-            stubs[job.address] = [channel.unary_stream(_GENERATE) for channel in channels]
+            stubs[job.address] = [channel.unary_stream(GENERATE) for channel in channels]
         seen = Seen(gaps_us=[])
         gc.collect()
         gc.disable()

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
@@ -38,20 +38,22 @@ _KEPT_BYTES = 16 << 20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cores:
-    """Who runs where. Backend and clients share what is left: they are not what is measured."""
+    """Who runs where. A backend and its worker share what they have."""
 
     service: set[int]
     telemetry: set[int]
-    others: set[int]
+    backend: set[int]
+    clients: set[int]
 
     @classmethod
     def dealt(cls) -> Cores:
-        """One core for the service, one for telemetry, the others for the others; shared where there are fewer than three. Of a core with two threads, one is used by the first two, and the other by nobody."""
+        """One core for the service, one for telemetry, one for the backend, the others for clients; shared where there are fewer than four. Of a core with two threads, one is used by the first two, and the other by nobody."""
         own = sorted(os.sched_getaffinity(0))
         cores = sorted({min(_threads_of_core(cpu) & set(own)) for cpu in own})
         service, telemetry_core = cores[0], cores[1 % len(cores)]
-        others = set(own) - _threads_of_core(service) - _threads_of_core(telemetry_core)
-        return cls({service}, {telemetry_core}, others or {cores[-1]})
+        left = set(own) - _threads_of_core(service) - _threads_of_core(telemetry_core) or {cores[-1]}
+        backend = _threads_of_core(min(left)) & left
+        return cls({service}, {telemetry_core}, backend, left - backend or backend)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -179,36 +181,48 @@ def _backend(
     settings = {"engine": engine, "listen": listen, "telemetry_socket": socket, "log_level": "error"}
     config.write_text(json.dumps(settings))
     command = ("-m", "benchmarks.instant_backend", str(step_ms), "--config-json", str(config))
-    with front_parties.process(cores.others, *command) as process:
+    with front_parties.process(cores.backend, *command) as process:
         yield process
 
 
-class Clients:
-    """Client processes that live as long as the benchmark."""
+def shares(streams: int, processes: int) -> list[int]:
+    """Streams of each of some processes, as even as can be."""
+    return [streams // processes + (number < streams % processes) for number in range(processes)]
 
-    def __init__(self, count: int, cores: Cores) -> None:
-        """Starts them."""
+
+class Clients:
+    """Client processes that live as long as the benchmark: lines of JSON in, what they saw out."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], cores: Cores) -> None:
+        """Starts one for each command, what follows `python -m`."""
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.telemetry_client"],
+                [sys.executable, "-m", *command],
                 env=figures.environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                preexec_fn=lambda: os.sched_setaffinity(0, cores.others),
+                preexec_fn=lambda: os.sched_setaffinity(0, cores.clients),
             )
-            for _ in range(count)
+            for command in commands
         ]
 
     def hand_out(self, job: dict[str, Any], streams: int) -> None:
         """Gives each its share of a job's streams, with lengths of its own."""
-        for number, process in enumerate(self._processes):
-            share = streams // len(self._processes) + (number < streams % len(self._processes))
-            seed = job["seed"] * len(self._processes) + number
-            line = msgspec.json.encode(Job(**(job | {"streams": share, "seed": seed}))).decode()
-            assert process.stdin is not None
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
+        count = len(self._processes)
+        for number, share in enumerate(shares(streams, count)):
+            self._tell(number, Job(**(job | {"streams": share, "seed": job["seed"] * count + number})))
+
+    def tell(self, what: msgspec.Struct) -> None:
+        """Gives all the same."""
+        for number in range(len(self._processes)):
+            self._tell(number, what)
+
+    def _tell(self, number: int, what: msgspec.Struct) -> None:
+        pipe = self._processes[number].stdin
+        assert pipe is not None
+        pipe.write(msgspec.json.encode(what).decode() + "\n")
+        pipe.flush()
 
     def answers(self) -> list[Seen]:
         """What they saw."""

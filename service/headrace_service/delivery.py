@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from headrace_service import errors
 from headrace_service.generation_stream import GenerationStream
-from headrace_service.tracing.recording import DID_NOT_WAIT
+from headrace_service.tracing.recording import WAITING_CHANGED
 
 # Takes one message to the caller; returns when the transport has room for the next.
 Write = Callable[[bytes], Awaitable[None]]
@@ -46,7 +46,7 @@ async def deliver(stream: GenerationStream, write: Write) -> None:
 
 async def _write_until_ended(stream: GenerationStream, write: Write) -> None:
     """Flat, because every message passes here."""
-    clock_ns, waited = time.monotonic_ns, True
+    clock_ns, waited, noted_waiting = time.monotonic_ns, True, True
     recorded_ns = stream.recording.began_ns if stream.recording is not None else None
     while True:
         if stream.has_news:
@@ -55,11 +55,11 @@ async def _write_until_ended(stream: GenerationStream, write: Write) -> None:
                 await write(message)
                 stream.writing_since_ns = 0
                 if recorded_ns is not None:
-                    if waited:
-                        waited = False
-                    else:
-                        recorded_ns.append(DID_NOT_WAIT)
+                    if waited is not noted_waiting:
+                        noted_waiting = waited
+                        recorded_ns.append(WAITING_CHANGED)
                     recorded_ns.append(began_ns)
+                    waited = False
                 if stream.done is not None:
                     stream.clock.wrote(began_ns, clock_ns())
         elif stream.done is None and stream.failure is None:

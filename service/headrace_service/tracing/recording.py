@@ -20,8 +20,8 @@ from headrace_facts.facts import Emission
 
 # Of an output's index above the number of tokens, in one entry.
 OUTPUT_SHIFT: Final = 32
-# Among times: the writer did not wait before the next message. An entry more costs less than another number in the time's place, which would have to be made.
-DID_NOT_WAIT: Final = 0
+# Among times: from the next message on the writer did not wait before each, or waited again; at first it waits. So neither a reader that keeps up nor one that is always behind costs an entry.
+WAITING_CHANGED: Final = 0
 _COUNT_MASK = (1 << OUTPUT_SHIFT) - 1
 _LARGEST_BYTE = 0xFF
 _Times = npt.NDArray[np.int64]
@@ -42,7 +42,7 @@ class Recording:
 
     Attributes:
         entries: per message, whose tokens it has and how many: (output's index << OUTPUT_SHIFT) + tokens; no tokens: it is no output's delta.
-        began_ns: CLOCK_MONOTONIC when the writing of each began, after DID_NOT_WAIT where that was so.
+        began_ns: CLOCK_MONOTONIC when the writing of each began, with WAITING_CHANGED between.
         shared: the messages, instead of their times, where the generation has no writer of its own.
     """
 
@@ -85,7 +85,7 @@ class Recording:
     def _plain_emission(self) -> Emission | None:
         """Returns that of a reader that kept up: a token a message, between messages without; None if it is another. Most are of this kind, and it costs half of what another does."""
         began_ns = self.began_ns
-        if self.shared or not began_ns or DID_NOT_WAIT in began_ns or max(self.entries, default=0) > _LARGEST_BYTE:
+        if self.shared or not began_ns or WAITING_CHANGED in began_ns or max(self.entries, default=0) > _LARGEST_BYTE:
             return None
         sizes = bytes(self.entries[: len(began_ns)])
         inner = sizes.strip(b"\0")
@@ -97,12 +97,12 @@ class Recording:
 
     def _own_times(self) -> tuple[_Times, _Times]:
         noted = np.fromiter(self.began_ns, "<i8", len(self.began_ns))
-        is_time = noted != DID_NOT_WAIT
+        is_time = noted != WAITING_CHANGED
         made = noted[is_time]
         written = made.copy()
         if len(made) < len(noted):
-            places = np.flatnonzero(is_time)
-            np.copyto(written[:-1], made[1:], where=np.diff(places) > 1)
+            num_changes = np.cumsum(~is_time)[is_time]
+            np.copyto(written[:-1], made[1:], where=num_changes[1:] & 1 == 1)
         return made, written
 
     def _shared_times(self) -> tuple[_Times, _Times]:

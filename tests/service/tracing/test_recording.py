@@ -16,7 +16,7 @@ from headrace_service.generation_stream import GenerationStream
 from headrace_service.ledger import DeliveryClock
 from headrace_service.render_state import RenderState
 from headrace_service.tracing.generation_trace import GenerationTrace
-from headrace_service.tracing.recording import DID_NOT_WAIT, OUTPUT_SHIFT, Recording
+from headrace_service.tracing.recording import OUTPUT_SHIFT, WAITING_CHANGED, Recording
 
 Message = tuple[int, int]
 # Tokens, when made, when written.
@@ -70,8 +70,10 @@ def test_a_message_that_more_waited_behind_was_written_when_the_next_one_began(
 ) -> None:
     recording = Recording()
     recording.entries = [num_tokens for num_tokens, _ in messages] + [1] * num_unwritten
-    for time, (_, waited) in enumerate(messages, 100):
-        recording.began_ns += [time] if waited else [DID_NOT_WAIT, time]
+    for time, (before, (_, waits)) in enumerate(
+        zip([True, *(waits for _, waits in messages)], messages, strict=False), 100
+    ):
+        recording.began_ns += [time] if waits is before else [WAITING_CHANGED, time]
     expected = [
         (num_tokens, time, time + 1 if after is not None and not after[1] else time)
         for time, ((num_tokens, _), after) in enumerate(zip(messages, [*messages[1:], None], strict=True), 100)
