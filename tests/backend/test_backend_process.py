@@ -40,7 +40,7 @@ def backend(model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> It
     assert started.process.poll() is None, started.log
     workers = started.worker_pids()
     started.process.terminate()
-    assert started.process.wait(90) == 0, started.log
+    assert started.process.wait(240) == 0, started.log
     assert not alive(workers)
     assert "Traceback" not in started.log, started.log
     assert "never retrieved" not in started.log, started.log

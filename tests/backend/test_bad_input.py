@@ -37,7 +37,7 @@ def backend(model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> It
     started.wait_listening()
     yield started
     started.process.terminate()
-    assert started.process.wait(90) == 0, started.log
+    assert started.process.wait(240) == 0, started.log
     assert "Traceback" not in started.log, started.log
 
 
@@ -302,7 +302,7 @@ async def test_message_beyond_the_limit_ends_the_stream_only(model: pathlib.Path
             assert (await settled(await client.add(PROMPT, 5))).tokens == expected_tokens(PROMPT, 5)
     finally:
         backend.process.terminate()
-        assert backend.process.wait(90) == 0
+        assert backend.process.wait(240) == 0
 
 
 async def test_silence_instead_of_hello_ends(backend: BackendProcess) -> None:
@@ -340,7 +340,7 @@ async def test_port_is_open_to_the_secret_only(model: pathlib.Path, tmp_path: pa
         assert secret not in backend.log
     finally:
         backend.process.terminate()
-        assert backend.process.wait(90) == 0
+        assert backend.process.wait(240) == 0
 
 
 async def test_other_methods_are_unimplemented(backend: BackendProcess) -> None:

@@ -39,7 +39,7 @@ def backend(model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> It
     started.wait_listening()
     yield started
     started.process.terminate()
-    assert started.process.wait(90) == 0, started.log
+    assert started.process.wait(240) == 0, started.log
     assert "Traceback" not in started.log, started.log
 
 

@@ -46,9 +46,9 @@ def test_process_refuses_a_model_folder_quickly(model: pathlib.Path, tmp_path: p
     started = time.monotonic()
     command = [sys.executable, "-m", "headrace_backend", "--config-json", "-"]
     with (tmp_path / "config.json").open() as config:
-        process = subprocess.run(command, env=ENVIRONMENT, stdin=config, capture_output=True, text=True, timeout=120)
+        process = subprocess.run(command, env=ENVIRONMENT, stdin=config, capture_output=True, text=True, timeout=600)
     # Below 2 s on a quiet machine.
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60.0
     assert process.returncode == 2
     assert process.stdout == ""
     [line] = process.stderr.splitlines()

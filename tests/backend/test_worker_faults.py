@@ -204,7 +204,7 @@ async def test_workers_die_with_a_killed_backend(
         # The fake worker's tie to its parent is its first act.
         await until(lambda: "memory plan" in backend.log)
         backend.process.kill()
-        await until(lambda: not alive([worker]), timeout_s=30)
+        await until(lambda: not alive([worker]), timeout_s=120.0)
         await until(lambda: client.error)
         assert client.error is not None and client.error.code() is grpc.StatusCode.UNAVAILABLE
         assert await backend.wait_exit() == -9

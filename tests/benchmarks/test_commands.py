@@ -23,7 +23,7 @@ QUICK = ("--threads", "2", "--device", "cpu", "--git", "abc1234", "--set", "num_
 def run(name: str, *arguments: str) -> str:
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
     done = subprocess.run(
-        command, cwd=figures.ROOT, env=figures.environment(), capture_output=True, text=True, timeout=240, check=False
+        command, cwd=figures.ROOT, env=figures.environment(), capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout

@@ -29,7 +29,7 @@ BY_CALLER = Cancel(0.5, engine_pb2.ABORT_CAUSE_CANCELLED)
 def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.bench_soak", "--device", "cpu", *arguments]
     return subprocess.run(
-        command, cwd=figures.ROOT, env=figures.environment(), capture_output=True, text=True, timeout=280, check=False
+        command, cwd=figures.ROOT, env=figures.environment(), capture_output=True, text=True, timeout=600, check=False
     )
 
 

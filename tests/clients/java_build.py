@@ -54,7 +54,7 @@ def maven(
     options = ["-q", "-B", f"-DargLine={SHORT_LIVED}", *([f"-Dmaven.repo.local={repository}"] if repository else [])]
     command = [toolchains.require(toolchains.MAVEN), *options, *arguments]
     variables = {**os.environ, "MAVEN_OPTS": SHORT_LIVED, **(env or {})}
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode != 0 and (unreachable := _UNREACHABLE.search(done.stdout)):
         toolchains.left_out(toolchains.MAVEN, f"Maven can't get an artifact ({unreachable[0]})")
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-6000:]}{done.stderr[-2000:]}"

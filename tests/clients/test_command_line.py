@@ -209,7 +209,7 @@ def test_errors_name_field_and_hint(server: CannedServer) -> None:
 def test_no_server_says_so_quickly() -> None:
     begun = time.monotonic()
     result = CliRunner().invoke(main, ["models", "--server", "127.0.0.1:9"])
-    assert (result.exit_code, time.monotonic() - begun < 30) == (1, True)
+    assert (result.exit_code, time.monotonic() - begun < 60.0) == (1, True)
     assert "is a server running?" in result.stderr
 
 
@@ -254,7 +254,7 @@ def test_ctrl_c_ends_generate_with_130_and_cancels_on_the_server(server: CannedS
         errors = process.stderr.read()
     assert process.returncode == 130
     assert "interrupted" in errors and "Traceback" not in errors
-    assert server.seen.cancelled.wait(30)
+    assert server.seen.cancelled.wait(120)
 
 
 def test_exit_codes_of_the_real_process(server: CannedServer) -> None:

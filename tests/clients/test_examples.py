@@ -40,7 +40,7 @@ def _run(folder: pathlib.Path, *command: str, **variables: str) -> str:
     """Runs a program in a folder of its own; returns what it printed."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "clients/python")} | variables
     done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -35,7 +35,7 @@ EXAMPLES = {
     "deadline": "spec.sampling.top_p: ",
     "session": "24 tokens)",
 }
-TIMEOUT_S = 280
+TIMEOUT_S = 900
 
 
 def readme_programs() -> dict[str, str]:

@@ -21,7 +21,7 @@ from tests.clients.java_build import SHORT_LIVED, JavaBuild, java_build, maven
 from tests.clients.tcp_proxy import cut_on_connect, tcp_proxy
 from tests.support.running_server import RunningServer, environment, running_server
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "clients" / "java"
@@ -56,7 +56,7 @@ def pom(path: pathlib.Path, name: str) -> str | None:
 def succeed(command: list[str], folder: pathlib.Path, env: dict[str, str] | None = None) -> str:
     """Runs a command that must succeed; returns its standard output."""
     ended = subprocess.run(
-        command, cwd=folder, env=env or dict(os.environ), capture_output=True, text=True, timeout=280, check=False
+        command, cwd=folder, env=env or dict(os.environ), capture_output=True, text=True, timeout=900, check=False
     )
     assert ended.returncode == 0, f"{' '.join(command)}\n{ended.stdout[-6000:]}\n{ended.stderr[-6000:]}"
     return ended.stdout

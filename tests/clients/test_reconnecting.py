@@ -95,7 +95,7 @@ def test_no_server_is_unavailable_within_the_retries() -> None:
     begun = time.monotonic()
     with Client(_free_address(), retry=FAST) as client, pytest.raises(headrace.Unavailable):
         client.load()
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 60.0
 
 
 def test_a_policy_that_makes_no_sense_is_refused() -> None:
@@ -188,7 +188,7 @@ def test_a_cut_generation_fails_and_is_not_started_again(server: CannedServer) -
             stream.result()
     assert caught.value.request_id == REQUEST_ID
     assert server.seen.attempts["Generate"] == 1
-    assert server.seen.cancelled.wait(30)
+    assert server.seen.cancelled.wait(120)
 
 
 def test_a_subscription_waits_for_a_server_that_comes_back() -> None:
@@ -220,7 +220,7 @@ def test_a_subscription_gives_up_after_its_attempts_and_at_its_timeout(server: C
         with pytest.raises(headrace.HeadraceError):
             client.subscribe(REQUEST_ID, timeout=0.5).result()
         # Its attempts alone would take minutes.
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - begun < 60.0
 
 
 def test_closing_while_it_waits_to_reconnect_ends_the_stream(server: CannedServer) -> None:

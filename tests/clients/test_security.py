@@ -138,11 +138,11 @@ def test_the_server_must_prove_its_name_to_an_authority_that_is_trusted(certific
             True,
         ):
             with Client(server.address, tls=tls, retry=ONCE) as client, pytest.raises(headrace.Unavailable):
-                client.load(timeout=20)
+                client.load(timeout=120)
         with Client(server.address, tls=Tls(ca=certificates.ca.certificate, server_name="headrace.test")) as client:
             client.load()
         with Client(server.address, retry=ONCE) as client, pytest.raises(headrace.Unavailable):
-            client.load(timeout=20)
+            client.load(timeout=120)
 
 
 def test_the_system_s_authorities_are_trusted(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ async def test_a_server_that_asks_for_certificates_gets_one(certificates: Certif
     ca, caller = certificates.ca.certificate, certificates.caller
     with secured_server(certificates, mutual=True, with_key=False) as server:
         with Client(server.address, tls=Tls(ca=ca), retry=ONCE) as client, pytest.raises(headrace.Unavailable):
-            client.load(timeout=20)
+            client.load(timeout=120)
         tls = Tls(ca=ca, certificate=caller.certificate, key=caller.key)
         with Client(server.address, tls=tls) as client:
             client.load()

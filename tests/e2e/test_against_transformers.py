@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-import pathlib
+import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ TEXTS = [
     "a block holds sixteen tokens of keys and values",
 ]
 TOKENS = 24
+# Too few blocks for all at once, in steps of 16 tokens.
+CRAMPED = ("--device", "cpu", "--num-blocks", "20", "--max-num-seqs", "8", "--max-num-batched-tokens", "16", "--max-model-len", "128")  # fmt: skip
 _SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -31,7 +34,6 @@ _SIZES = {
     # Ten times the usual: random models with small weights hardly depend on their context.
     "initializer_range": 0.2,
 }
-CONFIGS = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}
 
 
 def byte_level_tokenizer() -> transformers.PreTrainedTokenizerFast:
@@ -47,39 +49,48 @@ def byte_level_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
-def save_model(
-    folder: pathlib.Path, name: str
-) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast]:
-    """A random model with its tokenizer, in the folder and as transformers has them."""
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A random model with its tokenizer as transformers has them, and a server of the folder that they were saved to."""
+
+    model: transformers.PreTrainedModel
+    tokenizer: transformers.PreTrainedTokenizerFast
+    address: str
+
+
+# Of one family: what the others compute is compared with transformers in tests/models, from folders that were saved like this one.
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
+    folder = tmp_path_factory.mktemp("saved")
     torch.manual_seed(3)
     tokenizer = byte_level_tokenizer()
-    config = CONFIGS[name](**_SIZES, vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=0, pad_token_id=0)
+    config = transformers.LlamaConfig(
+        **_SIZES, vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=0, pad_token_id=0
+    )
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return model, tokenizer
+    with running_server(*CRAMPED, model=folder) as server:
+        yield Saved(model, tokenizer, server.address)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_saved_model_answers_as_in_transformers(tmp_path: pathlib.Path, name: str) -> None:
-    model, tokenizer = save_model(tmp_path, name)
-    with running_server("--device", "cpu", "--num-blocks", "64", model=tmp_path) as server:
-        with connected(server.address) as stub:
-            assert stub.GetModel(inference_pb2.GetModelRequest()).model.dtype == "fp32"
-        for text in TEXTS:
-            prompt = tokenizer(text, return_tensors="pt").input_ids
-            whole = model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-            )
-            expected = whole[0, prompt.shape[1] :].tolist()
-            answer = generate(server.address, greedy(text, TOKENS))
-            assert answer.events[0].accepted.prompt_tokens == prompt.shape[1]
-            assert answer.tokens[0] == expected
-            assert answer.texts[0] == tokenizer.decode(expected, skip_special_tokens=True)
+def test_a_saved_model_answers_as_in_transformers(saved: Saved) -> None:
+    with connected(saved.address) as stub:
+        assert stub.GetModel(inference_pb2.GetModelRequest()).model.dtype == "fp32"
+    for text in TEXTS:
+        prompt = saved.tokenizer(text, return_tensors="pt").input_ids
+        whole = saved.model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        expected = whole[0, prompt.shape[1] :].tolist()
+        answer = generate(saved.address, greedy(text, TOKENS))
+        assert answer.events[0].accepted.prompt_tokens == prompt.shape[1]
+        assert answer.tokens[0] == expected
+        assert answer.texts[0] == saved.tokenizer.decode(expected, skip_special_tokens=True)
 
 
 NUM_TOPS = 3
@@ -87,9 +98,8 @@ NUM_TOPS = 3
 TOLERANCE = 1e-3
 
 
-def test_prompts_are_told_of_as_in_transformers(tmp_path: pathlib.Path) -> None:
+def test_prompts_are_told_of_as_in_transformers(saved: Saved) -> None:
     """Ten prompts at once, one twice, in steps of 16 tokens and with too few blocks for all of them; bias and temperature change nothing of it."""
-    model, _ = save_model(tmp_path, "llama")
     generator = np.random.default_rng(1)
     prompts = [[int(token) for token in generator.integers(1, 320, length)] for length in range(1, 82, 9)]
     prompts.append(prompts[-1])
@@ -97,21 +107,19 @@ def test_prompts_are_told_of_as_in_transformers(tmp_path: pathlib.Path) -> None:
     for spec in specs[::2]:
         spec.sampling.temperature = 0.5
         spec.sampling.logit_bias[5] = 50.0
-    options = ("--device", "cpu", "--num-blocks", "20", "--max-num-seqs", "8", "--max-num-batched-tokens", "16")
-    with running_server(*options, "--max-model-len", "128", model=tmp_path) as server:
-        # Requests that come one after the other, as on a busy machine, do not press each other out.
-        for _ in range(10):
-            with concurrent.futures.ThreadPoolExecutor(len(specs)) as pool:
-                answers = list(pool.map(lambda spec: generate(server.address, spec), specs))
-            if any(answer.done.ledger.preemptions for answer in answers if answer.done is not None):
-                break
-        with connected(server.address) as stub:
-            whole = stub.Complete(inference_pb2.CompleteRequest(spec=specs[-1]), timeout=CALL_TIMEOUT_S)
+    # Requests that come one after the other, as on a busy machine, do not press each other out.
+    for _ in range(10):
+        with concurrent.futures.ThreadPoolExecutor(len(specs)) as pool:
+            answers = list(pool.map(lambda spec: generate(saved.address, spec), specs))
+        if any(answer.done.ledger.preemptions for answer in answers if answer.done is not None):
+            break
+    with connected(saved.address) as stub:
+        whole = stub.Complete(inference_pb2.CompleteRequest(spec=specs[-1]), timeout=CALL_TIMEOUT_S)
     for prompt, answer in zip(prompts, answers, strict=True):
-        check_prompt(model, prompt, parts_of(answer))
+        check_prompt(saved.model, prompt, parts_of(answer))
         assert answer.done is not None and answer.done.usage.cached_tokens == 0
     assert any(answer.done.ledger.preemptions for answer in answers if answer.done is not None)
-    check_prompt(model, prompts[-1], list(whole.prompt_logprobs))
+    check_prompt(saved.model, prompts[-1], list(whole.prompt_logprobs))
 
 
 def parts_of(answer: Transcript) -> list[generation_pb2.PromptLogprobs]:

@@ -13,7 +13,7 @@ from tests.support.running_server import RunningServer
 
 def bench(server: RunningServer, *arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "headrace_supervisor", "bench", "--server", server.address, "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result

@@ -22,7 +22,7 @@ from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials
 from headrace_credentials.files import CredentialError
 from headrace_service.auth import certificates
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_settings_that_do_not_go_together_are_refused(folder: pathlib.Path) -> N
         (["service", *service, "--engine-tls-ca", ours / "service.key"], "service.key"),
     ):
         command = [sys.executable, "-m", "headrace_supervisor", *map(str, arguments)]
-        ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+        ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
         assert ended.returncode == 2, (said, ended.stderr)
         assert said in ended.stderr and "Traceback" not in ended.stderr
 

@@ -59,10 +59,19 @@ def test_a_batch_answers_like_single_requests(server: RunningServer, golden: lis
     assert [transcript.tokens[0] for transcript in all_at_once(server.address, everything())] == golden
 
 
+def until_preempted(address: str, specs: list[generation_pb2.GenerationSpec]) -> Iterator[list[Transcript]]:
+    """Answers to all at once, again and again until some pressed others out. Requests that come one after the other, as on a busy machine, do not."""
+    for _ in range(10):
+        answers = all_at_once(address, specs)
+        yield answers
+        if any(preemptions(transcript) for transcript in answers):
+            return
+    raise AssertionError("nobody was preempted")
+
+
 def test_small_steps_and_preemption_change_nothing(cramped_server: RunningServer, golden: list[list[int]]) -> None:
-    answers = all_at_once(cramped_server.address, everything())
-    assert [transcript.tokens[0] for transcript in answers] == golden
-    assert sum(preemptions(transcript) for transcript in answers) > 0
+    for answers in until_preempted(cramped_server.address, everything()):
+        assert [transcript.tokens[0] for transcript in answers] == golden
     wait_until(lambda: idle_load(cramped_server.address), 60, "no request and no block left")
 
 
@@ -82,10 +91,9 @@ def test_several_outputs_under_preemption_answer_like_one(
     cramped_server: RunningServer, golden: list[list[int]]
 ) -> None:
     short = min(range(len(PROMPTS)), key=lambda index: len(PROMPTS[index]))
-    both = all_at_once(cramped_server.address, [greedy(PROMPTS[short], OUTPUT, n=5)] * 2)
-    assert sum(preemptions(transcript) for transcript in both) > 0
-    for transcript in both:
-        assert [transcript.tokens[index] for index in range(5)] == [golden[short]] * 5
+    for both in until_preempted(cramped_server.address, [greedy(PROMPTS[short], OUTPUT, n=5)] * 2):
+        for transcript in both:
+            assert [transcript.tokens[index] for index in range(5)] == [golden[short]] * 5
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_back(cramped_server: RunningServer) -> None:

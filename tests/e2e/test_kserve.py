@@ -67,6 +67,13 @@ def connections(server: RunningServer) -> Iterator[list[Connection]]:
         yield [Connection(server.address, stack) for _ in range(NUM_CONNECTIONS)]
 
 
+def all_serve(server: RunningServer) -> bool:
+    """Whether every service has reached the engine: they take connections before that."""
+    with ExitStack() as stack:
+        fresh = [Connection(server.address, stack) for _ in range(NUM_CONNECTIONS)]
+        return all(connection.ModelReady(pb.ModelReadyRequest(name="demo")).ready for connection in fresh)
+
+
 def successes(connection: Connection, model: str) -> int:
     (stats,) = connection.ModelStatistics(pb.ModelStatisticsRequest(name=model)).model_stats
     return int(stats.inference_stats.success.count)
@@ -99,7 +106,7 @@ def test_the_example_of_the_documentation_runs(server: RunningServer, tmp_path: 
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "kserve.md").read_text(), re.DOTALL)
     file = tmp_path / "example.py"
     file.write_text(program.replace("127.0.0.1:50051", server.address))
-    ended = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("The old sailor")
 
@@ -118,6 +125,7 @@ def test_the_statistics_are_one_ledger_that_outlives_a_process(
     with ExitStack() as stack:
         for _ in range(NUM_CONNECTIONS):
             assert successes(Connection(server.address, stack), "simple") - before == NUM_CONNECTIONS
+    wait_until(lambda: all_serve(server), 60, "both services serve again")
 
 
 def test_what_one_process_was_told_all_know(connections: list[Connection]) -> None:
@@ -140,7 +148,7 @@ def test_what_one_process_was_told_all_know(connections: list[Connection]) -> No
         assert connection.LogSettings(pb.LogSettingsRequest()).settings["log_verbose_level"].uint32_param == 1
 
 
-def test_a_model_is_unloaded_and_loaded_by_name(connections: list[Connection]) -> None:
+def test_a_model_is_unloaded_and_loaded_by_name(server: RunningServer, connections: list[Connection]) -> None:
     connection = connections[0]
     assert connection.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="simple")).is_loaded
     with pytest.raises(grpc.RpcError) as refusal:
@@ -159,6 +167,7 @@ def test_a_model_is_unloaded_and_loaded_by_name(connections: list[Connection]) -
     assert (loaded.model_name, loaded.is_loaded) == ("demo", True)
     answer = connection.ModelInfer(text("hello", "demo", sampling=SAMPLING))
     assert strings_of(answer)[0].startswith("hello")
+    wait_until(lambda: all_serve(server), 60, "both services serve again")
 
 
 def test_a_worker_that_dies_costs_a_stream_no_token(server: RunningServer) -> None:

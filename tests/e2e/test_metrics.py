@@ -37,12 +37,22 @@ class _Figures:
         url = f"http://{addresses[-1]}/metrics"
         request = urllib.request.Request(url, headers={"Accept": "application/openmetrics-text"})
         try:
-            with urllib.request.urlopen(request, timeout=10) as reply:
+            with urllib.request.urlopen(request, timeout=60) as reply:
                 text = reply.read().decode()
         except OSError:
             return []
         assert _MARKER not in text
         return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def of_no_backend(self) -> bool:
+        """Whether there are figures, and none that only a backend can tell."""
+        samples = self.samples()
+        ups = [
+            s.value
+            for s in samples
+            if s.name == "headrace_process_up" and s.labels["headrace_process_kind"] == "backend"
+        ]
+        return bool(samples) and not sum(ups) and all(s.name != "headrace_requests_running" for s in samples)
 
     def sum(self, name: str, **labels: str) -> float:
         chosen = [s.value for s in self.samples() if s.name == name and labels.items() <= s.labels.items()]
@@ -74,7 +84,7 @@ def test_figures_equal_what_clients_saw_and_lead_to_their_traces(served: tuple[R
         stub.Submit(inference_pb2.SubmitRequest(spec=rpc.greedy(_MARKER, 20)), timeout=60)
     usages = [answer.done.usage for answer in answers if answer.done]
     assert len(usages) == 24
-    wait_until(lambda: figures.sum("headrace_requests_total") == 25, 30, "all generations were told")
+    wait_until(lambda: figures.sum("headrace_requests_total") == 25, 60, "all generations were told")
     assert figures.sum("headrace_requests_total", headrace_wire="submit", headrace_finish_reason="length") == 1
     output = sum(usage.output_tokens for usage in usages) + 20
     assert output == sum(range(10, 34)) + 20
@@ -115,13 +125,13 @@ def _assert_exemplars_are_found(server: RunningServer, figures: _Figures) -> Non
 def test_totals_go_on_when_a_backend_dies(served: tuple[RunningServer, _Figures]) -> None:
     server, figures = served
     rpc.generate(server.address, rpc.greedy("one", 8))
-    wait_until(lambda: figures.sum("headrace_steps_total") > 0, 30, "steps")
+    wait_until(lambda: figures.sum("headrace_steps_total") > 0, 60, "steps")
     before = figures.sum("headrace_steps_total")
     server.backend().kill()
-    wait_until(lambda: figures.sum("headrace_process_up", headrace_process_kind="backend") == 0, 30, "the end is seen")
-    assert not [sample for sample in figures.samples() if sample.name == "headrace_requests_running"]
+    # From one reading, because the next backend is soon there.
+    wait_until(lambda: figures.of_no_backend(), 60, "the end is seen")
     wait_until(lambda: _answers(server), 120, "the server answers again")
-    wait_until(lambda: figures.sum("headrace_steps_total") > before, 30, "the new backend's steps come on top")
+    wait_until(lambda: figures.sum("headrace_steps_total") > before, 60, "the new backend's steps come on top")
 
 
 def test_a_telemetry_process_that_dies_comes_back_and_harms_nobody(served: tuple[RunningServer, _Figures]) -> None:
@@ -131,9 +141,9 @@ def test_a_telemetry_process_that_dies_comes_back_and_harms_nobody(served: tuple
     telemetry.kill()
     assert _answers(server)
     wait_until(lambda: len(figures.addresses()) == 2, 60, "it serves again")
-    wait_until(lambda: figures.sum("headrace_process_up") == 3, 30, "all are connected again")
+    wait_until(lambda: figures.sum("headrace_process_up") == 3, 60, "all are connected again")
     assert _answers(server)
-    wait_until(lambda: figures.sum("headrace_requests_total", headrace_finish_reason="length") >= 1, 30, "facts come")
+    wait_until(lambda: figures.sum("headrace_requests_total", headrace_finish_reason="length") >= 1, 60, "facts come")
     assert {process.pid for process in server.services()} == services
 
 

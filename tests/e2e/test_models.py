@@ -6,7 +6,6 @@ import json
 import pathlib
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 
 import grpc
@@ -168,7 +167,7 @@ def test_a_request_is_found_at_its_own_model(server: RunningServer) -> None:
         assert only and {row.model for row in only} == {"other"}
 
 
-def test_a_model_comes_and_goes(server: RunningServer, admin: Admin) -> None:
+def test_a_model_comes_and_goes_when_its_open_generations_have_ended(server: RunningServer, admin: Admin) -> None:
     golden = generate(server.address, spec("demo")).tokens[0]
     with pytest.raises(grpc.RpcError) as unknown:
         generate(server.address, spec("third"))
@@ -179,17 +178,7 @@ def test_a_model_comes_and_goes(server: RunningServer, admin: Admin) -> None:
     assert generate(server.address, spec("third")).tokens[0] == golden
     backend = backend_of(server, "third")
     family = [backend.pid, *(child.pid for child in backend.children(recursive=True))]
-    admin.unload("third", grace_s=30)
-    assert alive(family) == []
-    assert admin.states()["third"].state == admin_pb2.MODEL_STATE_UNLOADED
-    with pytest.raises(grpc.RpcError) as gone:
-        generate(server.address, spec("third"))
-    assert gone.value.code() == grpc.StatusCode.NOT_FOUND
-    assert generate(server.address, spec("demo")).tokens[0] == golden
-
-
-def test_unloading_lets_open_generations_end_and_takes_no_new_ones(server: RunningServer, admin: Admin) -> None:
-    admin.load("third")
+    # Open generations end, new ones are not taken.
     reading = Reading(server.address, spec("third", 700))
     unloading = threading.Thread(target=admin.unload, args=("third", 120), daemon=True)
     unloading.start()
@@ -198,17 +187,14 @@ def test_unloading_lets_open_generations_end_and_takes_no_new_ones(server: Runni
         generate(server.address, spec("third"))
     assert closed.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND)
     assert len(reading.ended().tokens[0]) == 700 and reading.code is grpc.StatusCode.OK
-    unloading.join(60)
+    unloading.join(120)
     assert not unloading.is_alive()
+    assert alive(family) == []
     assert admin.states()["third"].state == admin_pb2.MODEL_STATE_UNLOADED
-
-
-def test_what_is_open_after_the_grace_ends_unavailable(server: RunningServer, admin: Admin) -> None:
-    admin.load("third")
-    reading = Reading(server.address, spec("third", 1000))
-    admin.unload("third", grace_s=0)
-    reading.ended()
-    assert reading.code is grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(grpc.RpcError) as gone:
+        generate(server.address, spec("third"))
+    assert gone.value.code() == grpc.StatusCode.NOT_FOUND
+    assert generate(server.address, spec("demo")).tokens[0] == golden
 
 
 def test_a_killed_backend_takes_only_its_own_streams(server: RunningServer) -> None:
@@ -259,7 +245,6 @@ def test_a_drained_server_finishes_what_runs_and_takes_nothing_new(server: Runni
         ("broken", 0, grpc.StatusCode.FAILED_PRECONDITION, "model.safetensors"),
         ("misspelt", 0, grpc.StatusCode.FAILED_PRECONDITION, "blok_size; the nearest known one is block_size"),
         ("third", 1 << 50, grpc.StatusCode.RESOURCE_EXHAUSTED, "demo 0.29 GiB"),
-        ("third", 32 << 20, grpc.StatusCode.RESOURCE_EXHAUSTED, "memory_budget is 33554432"),
         ("nowhere", 0, grpc.StatusCode.NOT_FOUND, "nowhere"),
         ("link", 0, grpc.StatusCode.NOT_FOUND, "link"),
         ("", 0, grpc.StatusCode.INVALID_ARGUMENT, "model"),
@@ -281,8 +266,10 @@ def test_a_load_that_can_not_be_says_why_and_harms_nobody(
 
 
 def test_a_model_that_failed_says_so_and_can_be_loaded_again(server: RunningServer, admin: Admin) -> None:
-    with pytest.raises(grpc.RpcError):
+    with pytest.raises(grpc.RpcError) as error:
         admin.load("third", 32 << 20)
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "memory_budget is 33554432" in error.value.details() and "/" not in error.value.details()
     failed = admin.states()["third"]
     assert failed.state == admin_pb2.MODEL_STATE_FAILED and "memory_budget" in failed.reason
     admin.load("third")
@@ -290,11 +277,17 @@ def test_a_model_that_failed_says_so_and_can_be_loaded_again(server: RunningServ
     admin.unload("third", grace_s=5)
 
 
-def test_folders_that_come_later_can_be_loaded(server: RunningServer, admin: Admin, repository: pathlib.Path) -> None:
+def test_folders_that_come_later_can_be_loaded_and_unloaded_without_a_grace(
+    server: RunningServer, admin: Admin, repository: pathlib.Path
+) -> None:
     assert "late" not in admin.states() and "link" not in admin.states()
     shutil.copytree(repository / "demo", repository / "late")
     assert admin.load("late").model.name == "late"
-    admin.unload("late", grace_s=5)
+    # What is open after the grace ends.
+    reading = Reading(server.address, spec("late", 1000))
+    admin.unload("late", grace_s=0)
+    reading.ended()
+    assert reading.code is grpc.StatusCode.UNAVAILABLE
     shutil.rmtree(repository / "late")
     wait_until(lambda: "late" not in admin.states())
 
@@ -340,10 +333,9 @@ def test_a_killed_supervisor_leaves_nothing_of_any_model(repository: pathlib.Pat
 def test_a_model_named_at_start_that_can_not_be_refuses_the_start(
     repository: pathlib.Path, options: tuple[str, ...], named: str
 ) -> None:
-    began = time.monotonic()
     ended, _ = refused("--model-repository", str(repository), *options, model=pathlib.Path("demo"))
     assert ended.returncode == 2 and named in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1 and time.monotonic() - began < 60
+    assert len(ended.stderr.splitlines()) == 1
 
 
 @pytest.mark.gpu

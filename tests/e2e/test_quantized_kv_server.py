@@ -78,6 +78,10 @@ def test_a_prefix_hit_gives_the_answer_of_a_miss(server: RunningServer) -> None:
     assert second.tokens == first.tokens == other.tokens
 
 
+# Which of the two types makes no difference to where blocks and their scales are copied and freed.
+@pytest.mark.parametrize(
+    "kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)], indirect=True, scope="module"
+)
 def test_small_steps_and_preemption_change_nothing(
     kv_dtype: str, server: RunningServer, golden: list[list[int]]
 ) -> None:

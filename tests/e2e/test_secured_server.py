@@ -16,13 +16,13 @@ from tests.support.running_server import RunningServer, environment, refused, ru
 
 from headrace.v1 import inference_pb2, inference_pb2_grpc
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 def headrace(*arguments: str | pathlib.Path) -> str:
     """Runs a command as people do; returns its standard output."""
     command = [sys.executable, "-m", "headrace", *map(str, arguments)]
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip()
 

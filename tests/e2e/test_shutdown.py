@@ -53,7 +53,7 @@ def test_open_streams_finish_after_sigterm() -> None:
             server.process.send_signal(signal.SIGTERM)
             for follower in followers:
                 follower.result()
-        watcher.join(60)
+        watcher.join(120)
         assert server.process.wait(120) == 0
     assert [len(transcript.tokens[0]) for transcript in transcripts] == [TOKENS] * STREAMS
     assert {transcript.reason() for transcript in transcripts} == {generation_pb2.FINISH_REASON_LENGTH}

@@ -22,7 +22,7 @@ TOKENS = 60
 BLOCKS = 20
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", str(BLOCKS), "--tp", "2")
 # A machine that is busy may look like a rank that hangs; then workers are replaced once more, and that is all.
-PATIENCE = ("--watchdog-s", "5", "--max-worker-restarts", "50")
+PATIENCE = ("--watchdog-s", "60", "--max-worker-restarts", "50")
 
 
 def prompt(index: int) -> list[int]:
@@ -78,9 +78,13 @@ def test_the_model_says_that_two_ranks_share_it(pair: RunningServer) -> None:
 
 
 def test_answers_are_those_of_one_rank_under_pressure(pair: RunningServer, golden: list[list[int]]) -> None:
-    readers = asyncio.run(read_all(pair.address))
-    assert [reader.tokens for reader in readers] == golden
-    assert sum(reader.preemptions for reader in readers) > 0
+    # Requests that come one after the other, as on a busy machine, do not press each other out.
+    for _ in range(10):
+        readers = asyncio.run(read_all(pair.address))
+        assert [reader.tokens for reader in readers] == golden
+        if any(reader.preemptions for reader in readers):
+            return
+    raise AssertionError("nobody was preempted")
 
 
 def test_a_prefix_hit_gives_the_same_answer(pair: RunningServer, server: RunningServer) -> None:

@@ -42,7 +42,7 @@ class Traced:
     def metrics(self) -> str:
         address = re.findall(r"metrics are served.*?address\W+(127\.0\.0\.1:\d+)", "".join(self.server.lines))[-1]
         asked = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text"})
-        with urllib.request.urlopen(asked, timeout=10) as reply:
+        with urllib.request.urlopen(asked, timeout=60) as reply:
             text: str = reply.read().decode()
         return text
 
@@ -65,6 +65,22 @@ class Traced:
                 raise
             return []
         return [span for resource in data.resource_spans for scope in resource.scope_spans for span in scope.spans]
+
+    def spans_with(self, request_id: str, *names: str) -> list[Any]:
+        """The spans of a request, once spans of these names are among them."""
+        found: list[Any] = []
+
+        def are_there() -> bool:
+            found[:] = self.spans(request_id=request_id)
+            return set(names) <= {span.name for span in found}
+
+        wait_until(are_there, 60, f"{request_id} has spans {names}")
+        return found
+
+    def spans_below(self, span_id: str, request_id: str) -> list[Any]:
+        """The spans of a request if one of them stands below this one, else none."""
+        found = self.spans(request_id=request_id)
+        return found if any(span.parent_span_id.hex() == span_id for span in found) else []
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +118,8 @@ def test_a_sampled_generation_is_found_with_a_span_per_token(traced: Traced) -> 
         for answer in traced.stub.Generate(inference_pb2.GenerateRequest(spec=spec), metadata=traced.metadata())
     ]
     request_id, ledger = events[0].accepted.request_id, events[-1].done.ledger
-    wait_until(lambda: traced.spans(request_id=request_id), 30, "the trace is there")
-    spans = traced.spans(request_id=request_id)
+    # A call's end is told after its generation's, and steps may wait for their backend.
+    spans = traced.spans_with(request_id, "headrace.v1.InferenceService/Generate", "engine.step")
     own = [span for span in spans if span.trace_id.hex() == TRACE_ID]
     by_id = {span.span_id: span for span in own}
     (server_span,) = [span for span in own if span.name == "headrace.v1.InferenceService/Generate"]
@@ -118,8 +134,8 @@ def test_a_sampled_generation_is_found_with_a_span_per_token(traced: Traced) -> 
     for span in own:
         assert span.start_time_unix_nano <= span.end_time_unix_nano
         assert span is server_span or span.parent_span_id in by_id
-    (added,) = [line for line in traced.server.lines if "request added" in line and request_id in line]
-    assert TRACE_ID in added, "the backend's log leads from the request to its trace"
+    added = wait_until(lambda: [line for line in traced.server.lines if "request added" in line and request_id in line])
+    assert len(added) == 1 and TRACE_ID in added[0], "the backend's log leads from the request to its trace"
 
 
 def test_a_generation_whose_reader_left_is_traced_to_its_end(traced: Traced) -> None:
@@ -129,8 +145,8 @@ def test_a_generation_whose_reader_left_is_traced_to_its_end(traced: Traced) -> 
     for _ in range(8):
         next(call)
     call.cancel()
-    wait_until(lambda: traced.spans(request_id=request_id), 30, "the trace is there")
-    spans = [span for span in traced.spans(request_id=request_id) if span.trace_id.hex() == TRACE_ID]
+    found = wait_until(lambda: traced.spans_below("c" * 16, request_id), 60, "the trace is there, its call too")
+    spans = [span for span in found if span.trace_id.hex() == TRACE_ID]
     (server_span,) = [span for span in spans if span.parent_span_id.hex() == "c" * 16]
     (inference,) = [span for span in spans if span.parent_span_id == server_span.span_id]
     told = attributes(inference)
@@ -150,7 +166,7 @@ def test_a_worker_that_dies_stands_in_the_trace_once(traced: Traced) -> None:
     traced.server.worker().kill()
     *_, last = call
     assert last.event.done.usage.output_tokens == 200 and last.event.done.ledger.engine_restart_ns > 0
-    wait_until(lambda: traced.spans(request_id=request_id), 30, "the trace is there")
+    wait_until(lambda: traced.spans(request_id=request_id), 60, "the trace is there")
     spans = traced.spans(request_id=request_id)
     (inference,) = [
         span for span in spans if attributes(span).get("headrace.request.id") == request_id and span.name != "engine.step"
@@ -215,9 +231,9 @@ def test_what_callers_said_and_were_told_stands_nowhere(traced: Traced) -> None:
     assert len(output) > 8
     _everything(traced)
     last = traced.stub.Complete(inference_pb2.CompleteRequest(spec=spec), metadata=traced.metadata())
-    wait_until(lambda: traced.spans(request_id=last.request_id), 30, "the last trace is there")
+    wait_until(lambda: traced.spans(request_id=last.request_id), 60, "the last trace is there")
     traces = (traced.folder / "traces.jsonl").read_text()
-    wait_until(lambda: last.request_id in (traced.folder / "traces.jsonl").read_text(), 30, "the file has it")
+    wait_until(lambda: last.request_id in (traced.folder / "traces.jsonl").read_text(), 60, "the file has it")
     traces = (traced.folder / "traces.jsonl").read_text()
     spans = "\n".join(str(span) for span in traced.spans(trace_id=TRACE_ID))
     log, metrics = "".join(traced.server.lines), traced.metrics()

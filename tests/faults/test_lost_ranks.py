@@ -25,7 +25,7 @@ from tests.support.running_server import ROOT, RunningServer, environment, runni
 from headrace.v1 import inference_pb2, inference_pb2_grpc
 
 STREAMS = 6
-WATCHDOG_S = 5
+WATCHDOG_S = 15
 # A machine that is busy may look like a rank that hangs; then workers are replaced once more, and that is all.
 PATIENCE = ("--watchdog-s", str(WATCHDOG_S), "--max-worker-restarts", "50")
 # Nearly the demo model's context: needs more memory at once than all that was computed before.
@@ -71,7 +71,7 @@ CARDS = Place(
 NEEDS_CARDS = [
     pytest.mark.multi_gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs several CUDA GPUs"),
-    pytest.mark.timeout(280),
+    pytest.mark.timeout(900),
 ]
 
 
@@ -99,12 +99,22 @@ def unchanged_cards(place: Place) -> Iterator[None]:
     wait_until(is_given_back, 30, "the cards' memory given back")
 
 
+@dataclasses.dataclass
+class Shared:
+    """A server for all tests, and what it answers undisturbed."""
+
+    place: Place
+    server: RunningServer
+    expected: list[list[int]]
+
+
 @pytest.fixture(scope="module", params=[CPU, pytest.param(CARDS, marks=NEEDS_CARDS)], ids=["cpu", "cards"])
-def shared(request: pytest.FixtureRequest) -> Iterator[tuple[Place, RunningServer]]:
+def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
     place: Place = request.param
     options = ("--device", place.device, "--tp", str(place.tp), *place.options, *PATIENCE)
     with unchanged_cards(place), running_server(*options) as server:
-        yield place, server
+        expected = asyncio.run(read_all(server.address, place.tokens))
+        yield Shared(place, server, [reader.tokens for reader in expected])
         wait_until(lambda: idle_load(server.address), 60, "no request and no block left")
 
 
@@ -139,7 +149,7 @@ class Reader:
 async def read_all(
     address: str, tokens: int, disturb: Callable[[], None] | None = None, further: int = 0
 ) -> list[Reader]:
-    """Streams to their ends. Once some have tokens `disturb` is called, then so many long prompts come as well."""
+    """Streams to their ends. Once some have tokens `disturb` is called, then a short prompt and so many long ones come as well."""
     readers = [Reader([20 + index, 30, 40 + index], tokens) for index in range(STREAMS)]
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -148,48 +158,57 @@ async def read_all(
             while not any(len(reader.tokens) >= 5 for reader in readers):
                 await asyncio.sleep(0.002)
             await asyncio.to_thread(disturb)
-        long = [Reader([number + 3, *LONG_PROMPT], 8) for number in range(further)]
-        tasks += [asyncio.create_task(reader.read(stub)) for reader in long]
+            readers.append(Reader([7, 8, 9], 8))
+        readers += [Reader([number + 3, *LONG_PROMPT], 8) for number in range(further)]
+        tasks += [asyncio.create_task(reader.read(stub)) for reader in readers[STREAMS:]]
         await asyncio.gather(*tasks)
-    return [*readers, *long]
+    return readers
 
 
-def check_loss(
-    place: Place, server: RunningServer, disturb: Callable[[list[int]], None], said: str, further: int = 0
-) -> str:
+def check_loss(shared: Shared, disturb: Callable[[list[int]], None], said: str, further: int = 0) -> str:
     """Has something happen to a rank under streams, and looks at all that follows. Returns what the log says of it."""
-    expected = asyncio.run(read_all(server.address, place.tokens))
+    # Readers that a busy machine holds up do not see that all has been said before anything happens: then again.
+    for _ in range(5):
+        readers, lost = lose(shared, disturb, said, further)
+        if any(reader.resumed for reader in readers):
+            return lost
+    raise AssertionError("no stream was open when it happened")
+
+
+def lose(shared: Shared, disturb: Callable[[list[int]], None], said: str, further: int) -> tuple[list[Reader], str]:
+    """One loss: who read meanwhile, and what the log says."""
+    place, server = shared.place, shared.server
+    wait_until(lambda: len(ranks(server)) == place.tp and idle_load(server.address), 120, "all ranks, and no request")
     old, before, num_lines = ranks(server), used_bytes(place), len(server.lines)
-    assert len(old) == place.tp
     readers = asyncio.run(read_all(server.address, place.tokens, lambda: disturb(old), further))
-    lost = [line for line in server.lines[num_lines:] if "worker lost" in line]
-    print(f"{place.device} x{place.tp}: {lost[0] if lost else 'nobody was lost'}")
-    assert lost and said in lost[0]
-    assert not alive(old)
+    lost = wait_until(
+        lambda: [line for line in server.lines[num_lines:] if "worker lost" in line], 120, "a lost worker"
+    )
+    print(f"{place.device} x{place.tp}: {lost[0]}")
+    assert said in lost[0]
+    wait_until(lambda: not alive(old), 60, "the old ranks gone")
     assert all(reader.is_done and len(reader.tokens) == reader.max_tokens for reader in readers)
-    assert any(reader.resumed for reader in readers)
     # What the lost ranks held is free again, before the next ones have as much.
     assert all(now < used + CARD_SLACK_BYTES for now, used in zip(used_bytes(place), before, strict=True))
     if place.device == "cpu":
         # In bf16 a prompt that is computed again may be rounded to another token.
-        assert [reader.tokens for reader in readers[:STREAMS]] == [reader.tokens for reader in expected]
-    return lost[0]
+        assert [reader.tokens for reader in readers[:STREAMS]] == shared.expected
+    return readers, lost[0]
 
 
-def test_a_killed_rank(shared: tuple[Place, RunningServer]) -> None:
-    place, server = shared
+def test_a_killed_rank(shared: Shared) -> None:
+    place = shared.place
     check_loss(
-        place,
-        server,
+        shared,
         lambda pids: os.kill(pids[place.victim], signal.SIGKILL),
         f"worker {place.victim} ended with signal 9",
     )
 
 
-def test_a_stopped_rank(shared: tuple[Place, RunningServer]) -> None:
-    place, server = shared
+def test_a_stopped_rank(shared: Shared) -> None:
+    place = shared.place
     said = f"no step result for {WATCHDOG_S} s: the others wait for rank {place.victim}"
-    check_loss(place, server, lambda pids: os.kill(pids[place.victim], signal.SIGSTOP), said)
+    check_loss(shared, lambda pids: os.kill(pids[place.victim], signal.SIGSTOP), said)
 
 
 def narrow(pid: int) -> None:
@@ -227,12 +246,12 @@ def hold(holder: subprocess.Popen[str], server: RunningServer) -> None:
     threading.Thread(target=release, daemon=True).start()
 
 
-def test_a_rank_without_memory(shared: tuple[Place, RunningServer]) -> None:
-    place, server = shared
+def test_a_rank_without_memory(shared: Shared) -> None:
+    place = shared.place
     said = f"worker {place.victim}: "
     if place.device == "cpu":
-        check_loss(place, server, lambda pids: narrow(pids[place.victim]), said, LONG_PROMPTS)
+        check_loss(shared, lambda pids: narrow(pids[place.victim]), said, LONG_PROMPTS)
         return
     with card_holder(place.victim) as holder:
-        lost = check_loss(place, server, lambda _: hold(holder, server), said, LONG_PROMPTS)
+        lost = check_loss(shared, lambda _: hold(holder, shared.server), said, LONG_PROMPTS)
         assert "out of memory" in lost.lower()

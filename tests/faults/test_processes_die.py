@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.processes import alive, wait_until
-from tests.support.rpc import CALL_TIMEOUT_S, connected, details, greedy, health, read
+from tests.support.rpc import CALL_TIMEOUT_S, connected, details, greedy, health, idle_load, read
 from tests.support.running_server import RunningServer, running_server
 
 from headrace.v1 import inference_pb2, inference_pb2_grpc
@@ -25,10 +25,9 @@ STREAMS = 6
 TOKENS = 600
 # Long enough to be still running when another process has been killed and replaced.
 DETACHED_TOKENS = 1000
-WATCHDOG_S = 5.0
-OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512")
-# Whose death must be seen is not to be found by the watchdog.
-PATIENT = (*OPTIONS, "--watchdog-s", "120")
+# Far more than a death needs to be seen, and than a step takes on a busy machine.
+WATCHDOG_S = 20.0
+OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512", "--watchdog-s", str(WATCHDOG_S))
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -46,9 +45,9 @@ class Reader:
     code: grpc.StatusCode | None = None
     retry_info: bool = False
 
-    async def read(self, stub: inference_pb2_grpc.InferenceServiceStub, index: int) -> None:
+    async def read(self, stub: inference_pb2_grpc.InferenceServiceStub, index: int, num_tokens: int) -> None:
         """Reads to the end, whatever it is."""
-        request = inference_pb2.GenerateRequest(spec=greedy(prompt(index), TOKENS))
+        request = inference_pb2.GenerateRequest(spec=greedy(prompt(index), num_tokens))
         stream = stub.Generate(request, timeout=CALL_TIMEOUT_S)
         try:
             async for response in stream:
@@ -59,12 +58,12 @@ class Reader:
         self.code = await stream.code()
 
 
-async def read_all(address: str, disturb: Callable[[], None] | None = None) -> list[Reader]:
+async def read_all(address: str, disturb: Callable[[], None] | None = None, num_tokens: int = TOKENS) -> list[Reader]:
     """Opens the streams; once all have tokens, calls `disturb`."""
     readers = [Reader() for _ in range(STREAMS)]
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        tasks = [asyncio.create_task(reader.read(stub, index)) for index, reader in enumerate(readers)]
+        tasks = [asyncio.create_task(reader.read(stub, index, num_tokens)) for index, reader in enumerate(readers)]
         if disturb is not None:
             while not all(len(reader.tokens) >= 5 for reader in readers):
                 await asyncio.sleep(0.005)
@@ -115,10 +114,24 @@ def serves(address: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def golden() -> list[list[int]]:
+def shared() -> Iterator[RunningServer]:
+    """One server, whose processes are lost and started again by one test after the other."""
+    with running_server(*OPTIONS) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: RunningServer) -> RunningServer:
+    """It serves, and has none of an earlier test's generations."""
+    wait_until(lambda: serves(shared.address), 120, "SERVING")
+    wait_until(lambda: idle_load(shared.address), 120, "no request left")
+    return shared
+
+
+@pytest.fixture(scope="module")
+def golden(shared: RunningServer) -> list[list[int]]:
     """The undisturbed answers."""
-    with running_server(*PATIENT) as server:
-        return [reader.tokens for reader in asyncio.run(read_all(server.address))]
+    return [reader.tokens for reader in asyncio.run(read_all(shared.address))]
 
 
 def assert_resumed(server: RunningServer, kind: int, golden: list[list[int]]) -> float:
@@ -134,8 +147,10 @@ def assert_resumed(server: RunningServer, kind: int, golden: list[list[int]]) ->
     return strike.at
 
 
-def test_the_worker_then_the_backend_is_killed_under_one_health_watch(golden: list[list[int]]) -> None:
-    with running_server(*PATIENT) as server, watched(server.address) as seen:
+def test_the_worker_then_the_backend_is_killed_under_one_health_watch(
+    server: RunningServer, golden: list[list[int]]
+) -> None:
+    with watched(server.address) as seen:
         wait_until(lambda: [status for _, status in seen] == [SERVING], 60, "the first status")
         struck_worker = assert_resumed(server, signal.SIGKILL, golden)
 
@@ -145,44 +160,41 @@ def test_the_worker_then_the_backend_is_killed_under_one_health_watch(golden: li
         assert {reader.code for reader in readers} == {grpc.StatusCode.UNAVAILABLE}
         assert all(reader.retry_info for reader in readers)
         assert all(r.tokens == answer[: len(r.tokens)] for r, answer in zip(readers, golden, strict=True))
-        wait_until(lambda: not alive([worker]), 30, "the dead backend's worker gone")
+        wait_until(lambda: not alive([worker]), 60, "the dead backend's worker gone")
         wait_until(lambda: serves(server.address), 120, "SERVING again")
-        assert [reader.tokens for reader in asyncio.run(read_all(server.address))] == golden
+        again = asyncio.run(read_all(server.address, num_tokens=20))
+        assert [reader.tokens for reader in again] == [answer[:20] for answer in golden]
 
-        assert [status for _, status in seen] == [SERVING, NOT_SERVING, SERVING, NOT_SERVING, SERVING]
+        expected = [SERVING, NOT_SERVING, SERVING, NOT_SERVING, SERVING]
+        wait_until(lambda: [status for _, status in seen] == expected, 60, f"{expected}, not {seen}")
         # Said long before it was over, and not when it was.
         for down, struck in ((1, struck_worker), (3, strike.at)):
-            assert 0 <= seen[down][0] - struck < max(2.0, (seen[down + 1][0] - struck) / 2)
+            noticed_s, recovered_s = (seen[place][0] - struck for place in (down, down + 1))
+            assert 0 <= noticed_s < min(WATCHDOG_S, max(2.0, 0.75 * recovered_s))
 
 
-def test_a_hung_worker_is_noticed_and_replaced(golden: list[list[int]]) -> None:
-    with running_server(*OPTIONS, "--watchdog-s", str(WATCHDOG_S)) as server, watched(server.address) as seen:
+def test_a_hung_worker_is_noticed_and_replaced(server: RunningServer, golden: list[list[int]]) -> None:
+    with watched(server.address) as seen:
         struck = assert_resumed(server, signal.SIGSTOP, golden)
         statuses = [status for _, status in seen]
         assert NOT_SERVING in statuses
         assert seen[statuses.index(NOT_SERVING)][0] - struck < WATCHDOG_S + 30
 
 
-def test_a_detached_generation_survives_the_death_of_its_service(golden: list[list[int]]) -> None:
-    with running_server(*PATIENT) as server:
-        with connected(server.address) as stub:
-            spec = greedy(prompt(0), DETACHED_TOKENS)
-            request_id = stub.Submit(inference_pb2.SubmitRequest(spec=spec), timeout=CALL_TIMEOUT_S).request_id
-        service = server.services()[0].pid
-        os.kill(service, signal.SIGKILL)
-        wait_until(lambda: service not in [process.pid for process in server.services()], 60, "the service gone")
-        wait_until(lambda: serves(server.address), 120, "SERVING again")
-        with connected(server.address) as stub:
-            request = inference_pb2.SubscribeRequest(request_id=request_id)
-            survivor = read(stub.Subscribe(request, timeout=CALL_TIMEOUT_S))
-        assert len(survivor.tokens[0]) == DETACHED_TOKENS
-        assert survivor.tokens[0][:TOKENS] == golden[0]
-        assert survivor.done is not None
-
-
-def test_nothing_outlives_a_killed_supervisor() -> None:
-    with running_server(*PATIENT) as server:
-        pids = server.all_pids()
-        server.process.kill()
-        server.process.wait()
-        wait_until(lambda: not alive(pids), 30.0, "all descendants gone")
+# That nothing outlives a killed supervisor is in tests/e2e/test_models, with two models.
+def test_a_detached_generation_survives_the_death_of_its_service(
+    server: RunningServer, golden: list[list[int]]
+) -> None:
+    with connected(server.address) as stub:
+        spec = greedy(prompt(0), DETACHED_TOKENS)
+        request_id = stub.Submit(inference_pb2.SubmitRequest(spec=spec), timeout=CALL_TIMEOUT_S).request_id
+    service = server.services()[0].pid
+    os.kill(service, signal.SIGKILL)
+    wait_until(lambda: service not in [process.pid for process in server.services()], 60, "the service gone")
+    wait_until(lambda: serves(server.address), 120, "SERVING again")
+    with connected(server.address) as stub:
+        request = inference_pb2.SubscribeRequest(request_id=request_id)
+        survivor = read(stub.Subscribe(request, timeout=CALL_TIMEOUT_S))
+    assert len(survivor.tokens[0]) == DETACHED_TOKENS
+    assert survivor.tokens[0][:TOKENS] == golden[0]
+    assert survivor.done is not None

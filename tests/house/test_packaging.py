@@ -19,7 +19,7 @@ OURS = re.compile(r"headrace(_\w+)?(-[\w.]+\.dist-info)?/")
 
 def run(*command: str | pathlib.Path, cwd: pathlib.Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=240, check=False
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=600, check=False
     )
 
 

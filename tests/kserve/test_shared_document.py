@@ -24,7 +24,7 @@ def test_no_change_of_any_process_is_lost(tmp_path: pathlib.Path) -> None:
         process.start()
     _add(path, "c")
     for process in processes:
-        process.join(60)
+        process.join(120)
         assert process.exitcode == 0
     assert len(SharedDocument(path, {}).read()) == 90
 

@@ -76,7 +76,7 @@ def test_all_processes_of_a_server_are_one_ledger(tmp_path: pathlib.Path) -> Non
     mine.of("m").succeeded(Durations(2, 0, 0, 1, 0))
     mine.of("other").succeeded(Durations(2, 0, 0, 1, 0))
     for process in others:
-        process.join(60)
+        process.join(120)
         assert process.exitcode == 0
     report = mine.report("m", decoupled=False)
     assert (report.inference_stats.success.count, report.inference_stats.success.ns) == (101, 202)

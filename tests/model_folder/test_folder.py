@@ -203,7 +203,7 @@ def test_a_large_folder_opens_within_seconds_since_only_headers_are_read(tmp_pat
     folder = ModelFolder.open(write_folder(tmp_path, large))
     assert folder.weight_bytes("fp32") > 1 << 40
     # Reading the terabyte would take minutes.
-    assert time.monotonic() - started < 30.0
+    assert time.monotonic() - started < 60.0
 
 
 def test_the_revision_follows_config_tokenizer_and_headers(tmp_path: pathlib.Path) -> None:

@@ -87,7 +87,7 @@ def on_cards(folder: pathlib.Path) -> dict[int, dict[str, Answers]]:
 
 @pytest.mark.multi_gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs several CUDA GPUs")
-@pytest.mark.timeout(290)
+@pytest.mark.timeout(900)
 def test_cards_are_as_exact_as_one(folder: pathlib.Path) -> None:
     exact, _ = forced(Case(), ModelFolder.open(folder), torch.device("cpu"), ALONE)
     found = on_cards(folder)

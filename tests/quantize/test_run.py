@@ -222,7 +222,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(tmp_path: pathlib.Path,
     file = tmp_path / "request.json"
     file.write_text(config.model_dump_json(exclude_unset=True))
     # The sixth file is the second layer's shard: its bytes are on the disk, its name is not.
-    killed = subprocess.run([sys.executable, "-c", _ENTRY.format(paths=sys.path, moment=6), "--config-json", file], check=False, timeout=240)  # fmt: skip
+    killed = subprocess.run([sys.executable, "-c", _ENTRY.format(paths=sys.path, moment=6), "--config-json", file], check=False, timeout=600)  # fmt: skip
     assert killed.returncode == -signal.SIGKILL
     names = {path.name for path in (tmp_path / "killed").iterdir()}
     assert "model-00003-of-00004.safetensors.partial" in names and "config.json" not in names

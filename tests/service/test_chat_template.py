@@ -71,7 +71,7 @@ async def test_a_bomb_ends_within_its_bounds_and_the_next_conversation_works(
         with pytest.raises(ServiceError) as refused:
             await render(renderer, BOMBS[bomb])
         # Those that end by themselves would take hours.
-        assert time.monotonic() - began_s < 30.0
+        assert time.monotonic() - began_s < 60.0
     assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
     assert "chat template failed" in refused.value.message
     assert await render(renderer, PLAIN) == "[user]hi[assistant] yes >"

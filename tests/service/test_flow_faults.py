@@ -107,12 +107,13 @@ async def test_a_caller_of_http_1_is_sent_away(running: Running) -> None:
 
 async def test_connections_that_say_nothing_are_closed(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
     async with running_service(model_path, sockets, handshake_timeout_s=1.0) as running:
-        connections = [await connect(running) for _ in range(400)]
         before = psutil.Process().num_fds()
+        connections = [await connect(running) for _ in range(400)]
         assert all(await asyncio.gather(*(closed_by_server(reader, 60) for reader, _ in connections)))
         for _, writer in connections:
             writer.close()
-        await running.until(lambda: psutil.Process().num_fds() < before - 700)
+        # Both sides of all but a few.
+        await running.until(lambda: psutil.Process().num_fds() < before + 100)
         await check_canary(running)
 
 
@@ -132,7 +133,7 @@ async def test_streams_reset_as_soon_as_they_are_opened_leave_nothing(running: R
     await running.until(lambda: running.service.core.num_open == 0)
     writer.close()
     # Of calls that no handler has taken yet gRPC keeps about a thousand and ends others as cancelled: until it has gone through those that were reset.
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await outcome(running.stub.Generate(_REQUEST)) is grpc.StatusCode.CANCELLED:
             await asyncio.sleep(0.05)
     await check_canary(running)
@@ -140,7 +141,7 @@ async def test_streams_reset_as_soon_as_they_are_opened_leave_nothing(running: R
 
 
 async def test_a_caller_that_vanished_frees_its_generation(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
-    async with running_service(model_path, sockets, keepalive_s=1.0, keepalive_timeout_s=1.0) as running:
+    async with running_service(model_path, sockets, keepalive_s=1.0, keepalive_timeout_s=5.0) as running:
         running.engine.running.clear()
         _, writer = await connect(running)
         writer.write(_PREFACE + frame(_SETTINGS, 0, 0) + opened_call(1))
@@ -148,7 +149,7 @@ async def test_a_caller_that_vanished_frees_its_generation(model_path: pathlib.P
         # From here on it answers no ping, as a machine that lost its power.
         began = time.monotonic()
         await running.until(lambda: running.engine.aborts)
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 60
         writer.close()
         running.engine.running.set()
         await check_canary(running)

@@ -52,7 +52,7 @@ class Server:
     admin: Any
 
     async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not condition():
                 await asyncio.sleep(0.01)
 

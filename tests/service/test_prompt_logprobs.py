@@ -99,7 +99,7 @@ async def test_a_session_gets_them_before_its_tokens(running: Running) -> None:
     await call.done_writing()
     parts: list[generation_pb2.PromptLogprobs] = []
     num_tokens = 0
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         async for response in call:
             num_tokens += len(response.tokens.token_ids)
             new = parts_of(event.event for event in response.events)

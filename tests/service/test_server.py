@@ -46,7 +46,7 @@ async def test_watch_follows_the_engines_word_its_silence_and_its_loss(running: 
     other.cancel()
 
     async def expect(status: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             assert (await watch.read()).status == status
 
     await expect(SERVING)

@@ -55,7 +55,7 @@ class Collected:
 
 
 async def read_until(call: Any, collected: Collected, condition: Any) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not condition():
             message = await call.read()
             assert message is not grpc.aio.EOF, "the session ended"

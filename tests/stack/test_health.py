@@ -17,7 +17,7 @@ from tests.support.running_server import RunningServer, environment, running_ser
 def health(*arguments: object) -> subprocess.CompletedProcess[str]:
     code = "from headrace_supervisor.health_command import health; health(prog_name='headrace health')"
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
 
 
 def refusal(result: subprocess.CompletedProcess[str]) -> str:
@@ -38,14 +38,14 @@ def server() -> Iterator[RunningServer]:
         yield found
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_service_and_a_backend_that_serve_are_well(server: RunningServer) -> None:
     assert health(server.address).returncode == 0
     backend = health("--engine", engine_address(server))
     assert backend.returncode == 0, backend.stderr
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_backend_that_hangs_is_not_well_and_neither_is_its_service(server: RunningServer) -> None:
     """A process that lives and does nothing is what a look at processes would miss."""
     address, backend = engine_address(server), server.backend()

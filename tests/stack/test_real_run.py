@@ -87,7 +87,7 @@ class Stack:
     def query(self, expression: str) -> list[Any]:
         """What Prometheus answers."""
         url = f"http://127.0.0.1:{self.ports['PROMETHEUS_PORT']}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return list(json.load(answer)["data"]["result"])
 
 

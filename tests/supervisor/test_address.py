@@ -29,7 +29,7 @@ def test_port_0_becomes_a_real_port_that_services_can_share() -> None:
         with listening(port), listening(port):
             for _ in range(50):
                 # Always answered: the socket that holds the port does not listen, so no connection goes to it.
-                socket.create_connection(("127.0.0.1", port), timeout=30).close()
+                socket.create_connection(("127.0.0.1", port), timeout=120).close()
 
 
 def test_a_second_claim_is_refused_and_names_the_address() -> None:

@@ -122,7 +122,7 @@ def state_of(table: BackendTable, name: str) -> Any:
 
 
 async def until(table: BackendTable, name: str, state: Any) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         async for told in table.states():
             if {model.name: model.state for model in told.models}.get(name) == state:
                 return
@@ -238,7 +238,7 @@ async def test_a_model_that_is_refused_after_it_served_is_failed(table: BackendT
         f"import os, sys\nif os.path.exists({str(once)!r}): sys.exit(2)\nopen({str(once)!r}, 'w').close()\n{RUNS}"
     )
     await table.load("b")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not once.exists():
             await asyncio.sleep(0.01)
     os.kill(fakes.pids()[0], 9)
@@ -300,7 +300,7 @@ async def test_random_wishes_at_the_same_time_keep_the_books_straight(
                         os.kill(rng.choice(pids), 9)
 
     await asyncio.gather(*(operator() for _ in range(6)))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while any(entry.loading or entry.unloading for entry in table._entries.values()):
             await asyncio.sleep(0.02)
     for name in [model.name for model in table.state().models if model.state == READY]:

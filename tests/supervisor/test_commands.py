@@ -24,7 +24,7 @@ def headrace(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     return subprocess.run(
         [sys.executable, "-m", "headrace_supervisor", *arguments],
         env={**inherited, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "120", **environment},
-        capture_output=True, text=True, timeout=240, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def test_a_missing_model_folder_is_refused_in_one_line_and_soon() -> None:
     began = time.monotonic()
     line = refusal(headrace("serve", "--model", "absent-folder", "--listen", "127.0.0.1:0"))
     assert "absent-folder" in line
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - began < 60.0
 
 
 def test_a_model_folder_without_weights_names_the_file(tmp_path: pathlib.Path) -> None:
@@ -86,7 +86,7 @@ def test_a_taken_port_is_refused_soon_and_named(tmp_path: pathlib.Path, llama_fo
         result = headrace("serve", "--model", str(llama_folder), "--load", "dummy", "--listen", address)
         assert address in refusal(result)
         # Below 2 s on a quiet machine.
-        assert time.monotonic() - began < 30.0
+        assert time.monotonic() - began < 60.0
 
 
 def test_a_taken_port_of_the_metrics_is_refused_before_anything_starts(llama_folder: pathlib.Path) -> None:

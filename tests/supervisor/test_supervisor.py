@@ -155,7 +155,7 @@ def test_a_killed_supervisor_leaves_nothing(run: Callable[..., Run]) -> None:
     server = run(backend=DEAF, service=DEAF)
     server.started()
     server.process.kill()
-    wait_until(lambda: server.alive() == [], timeout_s=30.0)
+    wait_until(lambda: server.alive() == [], timeout_s=120.0)
 
 
 def test_what_a_process_left_in_its_session_ends_with_it(run: Callable[..., Run]) -> None:
@@ -165,7 +165,7 @@ def test_what_a_process_left_in_its_session_ends_with_it(run: Callable[..., Run]
     server.process.terminate()
     assert server.end()[0] == 0
     # It was killed, which takes its moment.
-    wait_until(lambda: server.alive() == [], timeout_s=30.0)
+    wait_until(lambda: server.alive() == [], timeout_s=120.0)
 
 
 def test_a_signal_while_processes_start_ends_them_too(run: Callable[..., Run]) -> None:

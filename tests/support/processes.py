@@ -23,7 +23,7 @@ def alive(pids: Iterable[int]) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], Value], timeout_s: float = 60.0, what: str = "the condition") -> Value:
+def wait_until(condition: Callable[[], Value], timeout_s: float = 120.0, what: str = "the condition") -> Value:
     """Polls a condition until it is true and returns its value; fails with `what` after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

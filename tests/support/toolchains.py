@@ -59,7 +59,7 @@ def require(toolchain: Toolchain) -> str:
     path = shutil.which(toolchain.program)
     if path is None:
         left_out(toolchain, f"there is no `{toolchain.program}` on PATH")
-    told = subprocess.run([path, *toolchain.version], capture_output=True, text=True, timeout=120, check=False)
+    told = subprocess.run([path, *toolchain.version], capture_output=True, text=True, timeout=600, check=False)
     found = re.search(r"\d+(\.\d+)+", told.stdout + told.stderr)
     if told.returncode != 0 or found is None:
         left_out(toolchain, f"`{toolchain.program} {' '.join(toolchain.version)}` fails")

@@ -44,7 +44,7 @@ async def _get(port: int, path: str = "/metrics", accept: str = "", method: str 
 
     def fetch() -> tuple[str, str]:
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Accept": accept}, method=method)
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.headers["Content-Type"], reply.read().decode()
 
     return await asyncio.to_thread(fetch)

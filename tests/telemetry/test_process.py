@@ -181,7 +181,7 @@ def test_what_can_never_run_ends_with_2_and_one_line(
     tmp_path: pathlib.Path, settings: dict[str, Any], reason: str
 ) -> None:
     process = start(tmp_path, **settings)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 2
     assert reason in errors.decode()
     assert len(errors.decode().strip().splitlines()) == 1

@@ -35,7 +35,7 @@ def command(*arguments: object) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(240)
 
 
 def answer(address: str) -> str:
@@ -81,7 +81,7 @@ def attribute(span: dict[str, Any], name: str) -> int:
     return int(value)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 async def test_random_sleeps_of_the_worker_are_the_waits_of_the_tokens(tmp_path: pathlib.Path) -> None:
     model, slept, traces = write_model_folder(tmp_path / "model"), tmp_path / "slept", tmp_path / "traces.jsonl"
     socket, address = tmp_path / "t" / "telemetry.sock", f"127.0.0.1:{free_port()}"

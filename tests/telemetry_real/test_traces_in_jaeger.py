@@ -24,7 +24,7 @@ from tests.support.running_server import running_server
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(bool(MISSING), reason=MISSING or "all is there"),
 ]
 
@@ -130,7 +130,7 @@ def _request(answer: Answer, spans: list[Span]) -> Request | None:
 
 
 def _metrics(port: int) -> dict[tuple[str, str], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         sums: dict[tuple[str, str], float] = defaultdict(float)
         for family in families:

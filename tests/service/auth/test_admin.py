@@ -202,7 +202,7 @@ structlog.get_logger().error("other")
 audit_log.logger().info("admin.call", key_id="me")
 """
     ended = subprocess.run(
-        [sys.executable, "-c", code], env=_ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], env=_ENVIRONMENT, capture_output=True, text=True, timeout=600, check=True
     )
     (line,) = [json.loads(line) for line in ended.stderr.splitlines()]
     assert (line["event"], line["key_id"], line["audit"]) == ("admin.call", "me", True)

@@ -178,7 +178,7 @@ def test_a_first_installation_has_what_a_server_and_openssl_take(tmp_path: pathl
     ServerTls(TlsFiles(folder / "server.pem", folder / "server.key", folder / "ca.pem"), structlog.get_logger())
     for purpose, name in (("sslserver", "server"), ("sslclient", "app-1")):
         command = ["openssl", "verify", "-x509_strict", "-purpose", purpose, "-CAfile", folder / "ca.pem"]
-        subprocess.run([*command, folder / f"{name}.pem"], check=True, capture_output=True, timeout=60)
+        subprocess.run([*command, folder / f"{name}.pem"], check=True, capture_output=True, timeout=600)
         other = "sslclient" if purpose == "sslserver" else "sslserver"
         wrong = subprocess.run(
             [*command[:4], other, *command[5:], folder / f"{name}.pem"], check=False, capture_output=True, timeout=60

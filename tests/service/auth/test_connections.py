@@ -37,7 +37,7 @@ async def test_connections_beyond_the_limit_are_closed_and_those_within_live(
             assert await lists(beyond) is grpc.StatusCode.UNAVAILABLE
         assert [await lists(connection) for connection in held] == [grpc.StatusCode.OK] * 3
         await held[0].close()
-        async with asyncio.timeout(30), channel(running.address) as after:
+        async with asyncio.timeout(120), channel(running.address) as after:
             while await lists(after) is not grpc.StatusCode.OK:
                 await asyncio.sleep(0.05)
 
@@ -49,16 +49,16 @@ async def test_connections_that_never_speak_are_closed(
     for settings in ({}, files.settings()):
         (sockets / str(len(settings))).mkdir()
         async with running_service(
-            model_path, sockets / str(len(settings)), handshake_timeout_s=0.5, **settings
+            model_path, sockets / str(len(settings)), handshake_timeout_s=1.0, **settings
         ) as running:
             began = time.monotonic()
             await asyncio.gather(*(asyncio.to_thread(_until_closed, running.address) for _ in range(8)))
-            assert time.monotonic() - began < 30
+            assert time.monotonic() - began < 60
 
 
 def _until_closed(address: str) -> None:
     host, port = address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=60) as silent:
+    with socket.create_connection((host, int(port)), timeout=120) as silent:
         with contextlib.suppress(ConnectionError):
             while silent.recv(4096):
                 pass
@@ -79,14 +79,14 @@ async def test_a_client_that_starts_tls_and_stops_is_closed(
             tls.do_handshake()
         hello = outgoing.read()
         host, port = address.rsplit(":", 1)
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
+        with socket.create_connection((host, int(port)), timeout=120) as connection:
             connection.sendall(hello[: len(hello) // 2])
             with contextlib.suppress(ConnectionError):
                 while connection.recv(4096):
                     pass
 
     async with running_service(
-        model_path, sockets, handshake_timeout_s=0.5, **files.settings(), channel_credentials=credentials
+        model_path, sockets, handshake_timeout_s=5.0, **files.settings(), channel_credentials=credentials
     ) as running:
         await asyncio.to_thread(half_a_handshake, running.address)
         assert await lists(running.channel) is grpc.StatusCode.OK
@@ -113,7 +113,7 @@ async def test_a_client_that_pings_too_often_is_sent_away(model_path: pathlib.Pa
     def pings(address: str) -> bytes:
         host, port = address.rsplit(":", 1)
         said = b""
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
+        with socket.create_connection((host, int(port)), timeout=120) as connection:
             connection.sendall(preface)
             # Read as it comes: a connection that is reset loses what was not read yet.
             connection.settimeout(0.05)
