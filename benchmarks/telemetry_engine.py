@@ -2,7 +2,7 @@
 
 Three engines of 64 decoding rows take turns of some steps each, so that whatever else the machine does meets all of them alike; differences are of neighbouring turns. Requests end and are replaced
 by others, so that the end of a recorded one counts too. Telemetry that is on includes what its steps cost until they are bytes for the socket: a fact each `STEPS_PER_FACT` steps (50 ms of
-steps of 10 ms), and their records for one service.
+steps of 10 ms), and their records for one service, then and when a recorded request ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
+from headrace_backend.engine.outbox import Outbox, RequestDone
 from headrace_backend.engine.requests import EngineRequest, ModelLimits, Recording, StopSpec, Subscriber
 from headrace_backend.engine.step_log import StepLog
 from headrace_backend.step_plan import StepPlan, StepResult
@@ -98,22 +99,31 @@ class Turns:
             num_tokens += count
             began_ns = time.thread_time_ns()
             self.engine.settle(StepResult.decode(result))
+            ends = False
             for outbox in self.engine.take_outboxes().values():
                 outbox.tokens.tobytes(), outbox.handles.tobytes(), outbox.output_indices.tobytes()
-            self._tell()
+                ends = ends or _ends_recorded(outbox)
+            self._tell(ends)
             cpu_ns += time.thread_time_ns() - began_ns
             for _ in range(self._num_rows - sum(1 for _ in self.engine.active_requests())):
                 self._add()
         self.num_tokens += num_tokens
         return cpu_ns / 1e3 / max(num_tokens, 1)
 
-    def _tell(self) -> None:
+    def _tell(self, ends_recorded: bool) -> None:
+        """As `server.service_stream` and `server.telemetry` do."""
         if self._reader is None:
             return
-        self._reader.take()
         self._num_steps += 1
-        if self._num_steps % STEPS_PER_FACT == 0 and (steps := self.steps.take_steps()) is not None:
+        is_due = self._num_steps % STEPS_PER_FACT == 0
+        if is_due or ends_recorded:
+            self._reader.take()
+        if is_due and (steps := self.steps.take_steps()) is not None:
             self.num_fact_bytes += len(facts.encode(steps))
+
+
+def _ends_recorded(outbox: Outbox) -> bool:
+    return any(isinstance(event, RequestDone) and event.engine_trace for _, event in outbox.events)
 
 
 def _answer(encoded: bytes, generator: np.random.Generator) -> tuple[bytes, int]:

@@ -26,7 +26,7 @@ from headrace.admin import AdminClient
 from headrace.spec import TraceDetailName
 
 # A generation of 320 tokens takes 0.7 s at 30,000 tokens/s.
-_SETTLE_S = 1.0
+_SETTLE_S = 0.9
 _DRAIN_S = 1.5
 _SAMPLED, _UNSAMPLED = (f"00-{'ab' * 16}-{'cd' * 8}-{flag}" for flag in ("01", "00"))
 COMPARED = (

@@ -49,11 +49,9 @@ def run() -> dict[str, Any]:
 async def _run() -> dict[str, Any]:
     return {
         "us_per_token": {
-            "generate, 1 token a message": _compared(lambda mode: _generate_turn(mode, 1, lags=False)),
-            "generate, 1 token a message, more always waits": _compared(
-                lambda mode: _generate_turn(mode, 1, lags=True)
-            ),
-            "generate, 16 tokens a message": _compared(lambda mode: _generate_turn(mode, 16, lags=False)),
+            "generate, 1 token a message": _compared(lambda mode: generate_turn(mode, 1, lags=False)),
+            "generate, 1 token a message, more always waits": _compared(lambda mode: generate_turn(mode, 1, lags=True)),
+            "generate, 16 tokens a message": _compared(lambda mode: generate_turn(mode, 16, lags=False)),
             "session, 64 generations a message": _compared(_session_turn),
         },
         "us_per_generation": _compared(_generation_turn),
@@ -94,7 +92,14 @@ def _interval(differences: list[float], resamples: int = 1000) -> dict[str, floa
     return {"median": round(statistics.median(differences), 3), "low": round(low, 3), "high": round(high, 3)}
 
 
-def _generate_turn(mode: str, per_message: int, lags: bool) -> float:
+def generate_turn(mode: str, per_message: int, lags: bool) -> float:
+    """Microseconds of CPU time per token of Generate.
+
+    Args:
+        mode: of `MODES`.
+        per_message: tokens of each message.
+        lags: whether more is there whenever the transport has taken a message.
+    """
     stream = _stream(mode)
     num_messages = _TOKENS_PER_TURN // per_message
     deliver = _deliver_lagging if lags else _deliver

@@ -6,11 +6,12 @@ import asyncio
 from array import array
 
 import grpc
+import msgspec
 import numpy as np
 import pytest
 
 from headrace_backend.engine.outbox import Outbox, RequestDone
-from headrace_backend.engine.step_log import StepLog
+from headrace_backend.engine.step_log import RECORDS_EVERY_NS, StepLog
 from headrace_backend.server.service_stream import ServiceStream
 from headrace_backend.server.statuses import StreamEnded, status_code
 from headrace_protos.engine.v1 import engine_pb2
@@ -108,26 +109,50 @@ async def test_replay_longer_than_the_bound_arrives() -> None:
     assert reader.kinds == ["added", "added", "step"]
 
 
-async def test_records_of_all_steps_go_with_the_next_outbox_merged_or_not() -> None:
-    log = StepLog()
-    stream, reader = ServiceStream(1, 1 << 20, 1 << 20, clock=lambda: 0, steps=log.reader()), Reader()
+class Log(StepLog):
+    """Steps whose records are given."""
 
-    def settle(record: bytes) -> None:
-        log.newest.append(record)
-        log.num_records += 1
+    def settle(self, record: bytes) -> None:
+        self.newest.append(record)
+        self.num_records += 1
 
+
+async def test_records_of_all_steps_go_with_an_outbox_now_and_then_merged_or_not() -> None:
+    log, now_ns = Log(), 0
+    stream, reader = ServiceStream(1, 1 << 20, 1 << 20, clock=lambda: now_ns, steps=log.reader()), Reader()
     for step in (b"1", b"2", b"3"):
-        settle(step)
+        log.settle(step)
         if step != b"2":
             stream.send_outbox(tokens(1, int(step)))
     await run(stream, reader)
-    settle(b"4")
-    stream.send(added(1))
+    for now_ns, step in ((RECORDS_EVERY_NS - 1, b"4"), (RECORDS_EVERY_NS, b"5")):
+        log.settle(step)
+        stream.send(added(1))
+        stream.send_outbox(tokens(1, int(step)))
+        await run(stream, reader)
     stream.send_outbox(tokens(1, 4))
     await run(stream, reader)
-    stream.send_outbox(tokens(1, 4))
+    records = [message.step.step_records for message in reader.received if message.HasField("step")]
+    assert records == [b"123", b"", b"45", b""]
+
+
+async def test_records_go_at_once_with_what_they_explain_and_before_a_pause() -> None:
+    log = Log()
+    stream, reader = ServiceStream(1, 1 << 20, 1 << 20, clock=lambda: 0, steps=log.reader()), Reader()
+    done = RequestDone(*[0] * 14)
+    for step, events in (
+        (b"1", []),
+        (b"2", [(1, done)]),
+        (b"3", [(1, msgspec.structs.replace(done, engine_trace=b"trace"))]),
+    ):
+        log.settle(step)
+        stream.send_outbox(Outbox(events=events))
+        await run(stream, reader)
+    log.settle(b"4")
+    stream.send_state(engine_pb2.EngineState(reason="beat"))
     await run(stream, reader)
-    assert [message.step.step_records for message in reader.received] == [b"123", b"", b"4", b""]
+    assert [message.step.step_records for message in reader.received] == [b"1", b"", b"23", b"4", b""]
+    assert reader.received[-1].state.reason == "beat"
 
 
 async def test_done_frees_the_handle() -> None:

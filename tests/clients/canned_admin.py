@@ -32,6 +32,8 @@ class CannedAdmin(admin_pb2_grpc.AdminServiceServicer):
     def __init__(self) -> None:
         self.requests: list[object] = []
         self.draining = False
+        # What GetTrace ends with; None: it answers.
+        self.traces_refused: grpc.StatusCode | None = None
         self.states = {
             "broken": admin.MODEL_STATE_FAILED,
             "canned": admin.MODEL_STATE_READY,
@@ -90,6 +92,8 @@ class CannedAdmin(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin.GetTraceRequest, context: grpc.ServicerContext
     ) -> Iterator[admin.GetTraceResponse]:
         self.requests.append(request)
+        if self.traces_refused is not None:
+            context.abort(self.traces_refused, "no traces here")
         if request.request_id == "unknown":
             context.abort(grpc.StatusCode.NOT_FOUND, "trace of 'unknown' is not known")
         yield admin.GetTraceResponse(traces_data=b"first ")

@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+import grpc
 import pytest
 from click.testing import CliRunner, Result
 from tests.clients.canned_service import REQUEST_ID, CannedServer, answer
@@ -71,6 +72,32 @@ def test_a_traced_call_says_how_to_see_its_trace(server: CannedServer) -> None:
     assert f"trace: {trace_id}" in result.stderr
     assert f"headrace trace {trace_id} --server {server.address}" in result.stderr
     assert run(server, "generate", "hello").stderr == "" and "traceparent" not in server.seen.metadata[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (grpc.StatusCode.NOT_FOUND, "headrace trace {id} --server {server}"),
+        (grpc.StatusCode.UNAVAILABLE, "headrace trace {id} --server {server}"),
+        (grpc.StatusCode.UNIMPLEMENTED, "(it does not serve AdminService); where the server sends traces to Jaeger, see it with: headrace trace {id} --jaeger URL"),
+        (grpc.StatusCode.PERMISSION_DENIED, "(the key has no permission for AdminService); where the server sends traces to Jaeger, see it with: headrace trace {id} --jaeger URL"),
+        (grpc.StatusCode.FAILED_PRECONDITION, "{server} has telemetry off"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", [("generate", "hello"), ("chat",)])
+def test_a_traced_call_names_no_way_to_its_trace_that_the_server_closes(
+    server: CannedServer, command: tuple[str, ...], code: grpc.StatusCode, says: str
+) -> None:
+    server.admin.traces_refused = code
+    result = run(server, *command, "--trace", stdin="hello\nonce more\n")
+    assert result.exit_code == 0 and answer(3)[:3] in result.stdout
+    ids = [seen["traceparent"].split("-")[1] for seen in server.seen.metadata]
+    for trace_id in ids:
+        assert says.format(id=trace_id, server=server.address) in result.stderr
+    assert ("--server" in result.stderr) == ("--server" in says) and ("--jaeger" in result.stderr) == (
+        "--jaeger" in says
+    )
+    assert len(server.admin.requests) == 1, "asked once, however many answers there are"
 
 
 def test_a_call_that_failed_says_its_trace_as_well(server: CannedServer) -> None:

@@ -45,7 +45,7 @@ class ServiceStream:
             max_message_bytes: Outboxes merge up to half of it.
             max_backlog_bytes: Bound of what waits.
             clock: The engine's.
-            steps: Records of settled steps that go with its outboxes; None: the service did not ask for them.
+            steps: Records of settled steps that go along now and then; None: the service did not ask for them.
         """
         self._steps = steps
         self.stream_id = stream_id
@@ -128,12 +128,20 @@ class ServiceStream:
                 return part
             self._pop()
         if self._state is not None:
+            if self._steps is not None and (records := self._steps.take()):
+                # Those of the last steps before a pause.
+                return engine_pb2.FromEngine(step=engine_pb2.StepOutputs(step_records=records))
             state, self._state = self._state, None
             return engine_pb2.FromEngine(state=state)
         return None
 
     def _written(self, outbox: Outbox) -> engine_pb2.FromEngine:
-        return write_outbox(outbox, self._clock(), self._steps.take() if self._steps is not None else b"")
+        now_ns, steps = self._clock(), self._steps
+        if steps is None:
+            return write_outbox(outbox, now_ns)
+        # What a recorded request's end is told with are the steps that it was in.
+        ends = any(isinstance(event, RequestDone) and event.engine_trace for _, event in outbox.events)
+        return write_outbox(outbox, now_ns, steps.take() if ends else steps.take_due(now_ns))
 
     def _pop(self) -> None:
         self._queue.popleft()

@@ -20,10 +20,10 @@ from headrace.cli.options import (
     generation_options,
     given_options,
     server_options,
-    show_trace,
     trace_option,
 )
 from headrace.cli.output import echo_json, echo_text, note, warn
+from headrace.cli.trace_hint import TraceHint
 from headrace.client import Client
 from headrace.errors import HeadraceError
 from headrace.events import Delta, Done, FinishReason, OutputFinished
@@ -199,7 +199,7 @@ def chat(connection: Connection, options: GenerationOptions, system: str | None,
             import readline  # noqa: F401
         warn("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
     with connection.client() as client:
-        on_traced = (lambda traceparent: show_trace(traceparent, connection.server)) if trace else None
+        on_traced = TraceHint(connection).show if trace else None
         conversation = Conversation(client, options, system, as_json=connection.as_json, on_traced=on_traced)
         with contextlib.suppress(Quit, EOFError):
             while True:

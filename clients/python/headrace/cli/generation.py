@@ -18,10 +18,10 @@ from headrace.cli.options import (
     generation_options,
     prompt_text,
     server_options,
-    show_trace,
     trace_option,
 )
 from headrace.cli.output import echo_json, ids_of, show_json, show_text
+from headrace.cli.trace_hint import TraceHint
 from headrace.spec import GenerationOptions
 from headrace.stream import Stream
 from headrace.timing import StreamTimer
@@ -59,7 +59,7 @@ def generate(
     finally:
         # Of a call that failed, it is wanted most.
         if traceparent is not None:
-            show_trace(traceparent, connection.server)
+            TraceHint(connection).show(traceparent)
 
 
 @click.command()

@@ -17,12 +17,10 @@ import click
 from headrace.admin import AdminClient
 from headrace.channel import RetryPolicy
 from headrace.cli.group import JSON_KEY
-from headrace.cli.output import warn
 from headrace.client import Client
 from headrace.connection import DEFAULT_SERVER, ConnectionOptions
 from headrace.security import Tls
 from headrace.spec import GenerationOptions
-from headrace.trace_context import trace_id_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -206,13 +204,6 @@ def trace_option(command: F) -> F:
     return click.option(
         "--trace", is_flag=True, help="Have the server trace this call, and say on stderr how to see its trace."
     )(command)
-
-
-def show_trace(traceparent: str, server: str) -> None:
-    """Says on stderr which trace it was, and what shows it."""
-    trace_id = trace_id_of(traceparent)
-    at = "" if server == DEFAULT_SERVER else f" --server {server}"
-    warn(f"trace: {trace_id}\nsee it with: headrace trace {trace_id}{at}")
 
 
 def generation_options(command: F) -> F:
