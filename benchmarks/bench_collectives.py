@@ -27,7 +27,8 @@ from benchmarks import figures, rank_processes
 from headrace_backend.parallel.collectives import Collectives, slowest_times
 from headrace_backend.parallel.rendezvous import Seat
 from headrace_backend.parallel.symmetric import SymmetricCollectives
-from headrace_kernels import all_reduce
+from headrace_kernels import all_reduce, card
+from headrace_kernels.rounded_tokens import RoundedTokens
 
 _SIZES = tuple(8192 << shift for shift in range(14))
 _WIDTHS = (4096, 8192)
@@ -45,6 +46,7 @@ _TOLERANCE = 2.0**-5
 _EPS = 1e-5
 Way = Callable[[torch.Tensor], torch.Tensor]
 Norm = Callable[..., torch.Tensor]
+RoundedNorm = Callable[..., RoundedTokens]
 
 
 def ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, Way]]:
@@ -100,6 +102,23 @@ def norm_ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, W
         if can_norm(collectives, residual):
             yield f"norm_{width}", functools.partial(normed, fused(collectives), residual, weight)
         yield f"norm_{width}_apart", functools.partial(normed, apart(collectives), residual, weight)
+        if isinstance(collectives, SymmetricCollectives) and all_reduce.takes_rounded_norm(residual, collectives.peers):
+            number = rounded_types(collectives)[-1]
+            for name, norm in rounded_norms(collectives, number).items():
+                yield f"norm_{width}_{name}", functools.partial(normed, norm, residual, weight)
+
+
+def rounded_types(collectives: Collectives) -> list[torch.dtype]:
+    """The types of 8 bits that the card multiplies; the last one is timed."""
+    return [torch.int8, torch.float8_e4m3fn] if card.has_fp8_products(collectives.device) else [torch.int8]
+
+
+def rounded_norms(collectives: SymmetricCollectives, number: torch.dtype) -> dict[str, RoundedNorm]:
+    """In one launch, and as the sum, by the rule, and then the others."""
+    in_one = functools.partial(all_reduce.all_reduce_rounded_add_rms_norm, peers=collectives.peers)
+    by_two = functools.partial(Collectives.rounded_add_rms_norm, collectives)
+    kinds = {"rounded": in_one, "rounded_apart": by_two}
+    return {name: functools.partial(norm, number=number) for name, norm in kinds.items()}
 
 
 def can_norm(collectives: Collectives, x: torch.Tensor) -> bool:
@@ -119,9 +138,10 @@ def apart(collectives: Collectives) -> Norm:
     return functools.partial(Collectives.add_rms_norm, collectives)
 
 
-def normed(norm: Norm, residual: torch.Tensor, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The norm of a tensor that has the residual stream's size."""
-    return norm(x.view_as(residual), residual, weight, eps=_EPS)
+def normed(norm: Norm | RoundedNorm, residual: torch.Tensor, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The norm of a tensor that has the residual stream's size; of a rounded one the numbers."""
+    found = norm(x.view_as(residual), residual, weight, eps=_EPS)
+    return found if isinstance(found, torch.Tensor) else found.numbers
 
 
 def inputs(collectives: Collectives, num_bytes: int, call: int) -> list[torch.Tensor]:
@@ -160,6 +180,26 @@ def check_norm(collectives: Collectives, num_bytes: int, width: int) -> None:
         assert error <= _TOLERANCE * collectives.world_size, f"norm of {num_bytes} bytes is off by {error}"
 
 
+def check_rounded(collectives: Collectives, num_bytes: int, width: int) -> None:
+    """Norms that are rounded: in one launch to the bit what two give, the residual stream included. Raises AssertionError."""
+    for call in range(3):
+        parts = [part.view(-1, width) for part in inputs(collectives, num_bytes, call)]
+        if not isinstance(collectives, SymmetricCollectives) or not all_reduce.takes_rounded_norm(
+            parts[0], collectives.peers
+        ):
+            return
+        stream = torch.sin(parts[0].float() * 7).to(parts[0].dtype)
+        weight = 1 + parts[-1][0] / 2
+        for number in rounded_types(collectives):
+            found = []
+            for norm in rounded_norms(collectives, number).values():
+                residual = stream.clone()
+                tokens = norm(parts[collectives.rank].clone(), residual, weight, eps=_EPS)
+                found.append((tokens.numbers.view(torch.uint8), tokens.scales, residual))
+            same = [torch.equal(one, two) for one, two in zip(*found, strict=True)]
+            assert all(same), f"of {num_bytes} bytes in {number} numbers, scales, stream are as by two launches: {same}"
+
+
 def check_mixed(collectives: SymmetricCollectives) -> None:
     """Sums of sizes and ways that are drawn, in one graph, replayed with fresh numbers. Ours must be right to the bit. Raises AssertionError."""
     draw = random.Random(0)
@@ -188,7 +228,7 @@ def check_mixed(collectives: SymmetricCollectives) -> None:
 def _drawn_call(collectives: SymmetricCollectives, draw: random.Random) -> tuple[str, Way, int]:
     """A way and a number of bytes for it."""
     peers = collectives.peers
-    name = draw.choices(["nccl", "two_shot", "norm", "one_shot"], [1, 2, 3, 4])[0]
+    name = draw.choices(["nccl", "two_shot", "norm", "rounded", "one_shot"], [1, 2, 3, 3, 4])[0]
     if name == "nccl":
         return name, _nccl, 1 << 16
     if name == "two_shot":
@@ -196,6 +236,10 @@ def _drawn_call(collectives: SymmetricCollectives, draw: random.Random) -> tuple
     if name == "norm":
         width = draw.choice(_WIDTHS)
         return name, functools.partial(_sum_by_norm, peers, width), 2 * width * draw.randrange(1, 33)
+    if name == "rounded":
+        width = draw.choice(_WIDTHS)
+        way = functools.partial(_sum_by_rounded_norm, peers, width, rounded_types(collectives)[-1])
+        return name, way, 2 * width * draw.randrange(1, all_reduce.PROGRAMS * peers.world_size + 1)
     return name, lambda x: all_reduce.one_shot(x, peers), 16 * draw.choice([1, 33, draw.randrange(1, 4096), 1 << 15])
 
 
@@ -203,6 +247,14 @@ def _sum_by_norm(peers: all_reduce.Peers, width: int, x: torch.Tensor) -> torch.
     """The residual stream, which was nothing before."""
     residual = torch.zeros(x.numel() // width, width, dtype=x.dtype, device=x.device)
     all_reduce.all_reduce_add_rms_norm(x.view_as(residual), residual, torch.ones_like(residual[0]), _EPS, peers)
+    return residual.flatten()
+
+
+def _sum_by_rounded_norm(peers: all_reduce.Peers, width: int, number: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    """The same by the other kernel."""
+    residual = torch.zeros(x.numel() // width, width, dtype=x.dtype, device=x.device)
+    about = (torch.ones_like(residual[0]), _EPS, number, peers)
+    all_reduce.all_reduce_rounded_add_rms_norm(x.view_as(residual), residual, *about)
     return residual.flatten()
 
 
@@ -266,6 +318,7 @@ def measured(collectives: Collectives, sizes: list[int]) -> Iterator[dict[str, A
         for width in _WIDTHS:
             if num_bytes % (2 * width) == 0:
                 check_norm(collectives, num_bytes, width)
+                check_rounded(collectives, num_bytes, width)
         for name, way in [*sums, *norm_ways(collectives, num_bytes)]:
             # Zeros stay zeros, however often they are added up in place.
             x = torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=collectives.device)

@@ -4,7 +4,7 @@ Owns the memory that ranks write to each other, as addresses, and the choice of 
 
 Launch rule: one shot sends a tensor to each other rank, two shots twice a share of it: as much with two ranks, half as much with four, a quarter with eight, but a second trip. On four
 H200s, us in a graph: 2.6 and 3.9 at 8 KiB, 3.6 and 4.2 at 128, 4.7 and 4.5 at 256, 7.2 and 5.4 at 512; two shots and NCCL 22 and 40 at 4 MiB, 86 and 96 at 16 (torch 2.11, 2026-11-21); with two ranks and eight by the bytes sent, not measured. Above `Peers.capacity_bytes` it is left to NCCL. Fused with the norm where one shot
-would be taken, up to 32 rows: 3.4 to 4.5 us for 8 to 64 KiB, and 5.7 instead of 6.7 apart at 256.
+would be taken, up to 32 rows: 3.4 to 4.5 us for 8 to 64 KiB, and 5.7 instead of 6.7 apart at 256. Fused with the norm and its rounding to 8 bits (which steps of 65 tokens and more ask for) by two shots, up to 64 rows a rank: not measured yet.
 """
 
 from __future__ import annotations
@@ -16,9 +16,15 @@ import torch
 import triton
 from torch import Tensor
 
-from headrace_kernels.all_reduce_kernels import one_shot_kernel, one_shot_norm_kernel, two_shot_kernel
+from headrace_kernels.all_reduce_kernels import (
+    one_shot_kernel,
+    one_shot_norm_kernel,
+    two_shot_kernel,
+    two_shot_norm_kernel,
+)
 from headrace_kernels.all_reduce_slots import BUFFERS, KINDS, STATE_SIZE
-from headrace_kernels.rms_norm import add_rms_norm_reference
+from headrace_kernels.rms_norm import add_rms_norm_reference, launch_rule, rounded_add_rms_norm_reference
+from headrace_kernels.rounded_tokens import RoundedTokens
 
 # Programs of every launch, whatever its size: they count calls.
 PROGRAMS = 64
@@ -30,6 +36,10 @@ _TWO_SHOT_WARPS = 16
 _MOST_WARPS = 32
 # A vector for each thread: with two, eight ranks' do not fit into the registers.
 _LONGEST_ROW_BYTES = _MOST_WARPS * _WARP * _VECTOR_BYTES
+# Of 16-bit numbers, two vectors for each of 16 warps' threads, which have twice as many registers. Below the least, a program of the norm's own kernel has several rows, and another order of additions.
+_LEAST_ROUNDED_ROW, _LONGEST_ROUNDED_ROW = 1025, 8192
+# All that 16 warps can have, which eight ranks' rows of 8,192 need. Left to itself the assembler makes room for two programs where none come, and spills.
+_MOST_REGISTERS = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,6 +94,13 @@ def all_reduce_add_rms_norm_reference(parts: Sequence[Tensor], residual: Tensor,
     return add_rms_norm_reference(all_reduce_reference(parts), residual, weight, eps)
 
 
+def all_reduce_rounded_add_rms_norm_reference(
+    parts: Sequence[Tensor], residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
+) -> RoundedTokens:
+    """`residual += sum of the ranks' tensors` in place, then the norm of that, rounded to 8 bits."""
+    return rounded_add_rms_norm_reference(all_reduce_reference(parts), residual, weight, eps, number)
+
+
 def takes(x: Tensor, peers: Peers) -> bool:
     """Whether `all_reduce` can take a tensor: it fits, lies in one piece and is whole vectors. By its shape alone, so alike on all ranks."""
     is_taken = x.nbytes <= peers.capacity_bytes and x.nbytes % _VECTOR_BYTES == 0 and x.is_contiguous()
@@ -114,6 +131,15 @@ def can_norm(x: Tensor, peers: Peers) -> bool:
 def takes_norm(x: Tensor, peers: Peers) -> bool:
     """Whether a tensor [num_rows, size] is added up together with the norm; by its size alone, so alike on all ranks."""
     return x.nbytes <= one_shot_bytes(peers.world_size) and can_norm(x, peers)
+
+
+def takes_rounded_norm(x: Tensor, peers: Peers) -> bool:
+    """Whether `all_reduce_rounded_add_rms_norm` can take a tensor [num_rows, size]: 16-bit numbers, a program for each row of a rank's share. By its size alone, so alike on all ranks."""
+    num_rows, size = x.shape
+    share = -(-num_rows // peers.world_size)
+    is_row_taken = _LEAST_ROUNDED_ROW <= size <= _LONGEST_ROUNDED_ROW and size * x.itemsize % _VECTOR_BYTES == 0
+    is_share_taken = 0 < share <= PROGRAMS and share * size * x.itemsize <= peers.slot_bytes
+    return x.itemsize == 2 and is_row_taken and is_share_taken and takes(x, peers)
 
 
 def all_reduce(x: Tensor, peers: Peers) -> Tensor:
@@ -166,6 +192,34 @@ def all_reduce_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: fl
     constants = (peers.slot_bytes, size, peers.world_size, PROGRAMS, block)
     one_shot_norm_kernel[(PROGRAMS,)](*arguments, *constants, num_warps=block // _WARP)
     return out
+
+
+def all_reduce_rounded_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype, peers: Peers
+) -> RoundedTokens:
+    """As `all_reduce_add_rms_norm`, the norm rounded to 8 bits, for what `takes_rounded_norm`: to the bit what `rounded_add_rms_norm` makes of the sum.
+
+    Args:
+        x: [num_rows, size], this rank's, bf16 or fp16.
+        residual: [num_rows, size] contiguous, in x's type; the same on all ranks.
+        weight: [size].
+        eps: Added to the mean square.
+        number: As `round_tokens` takes it.
+        peers: The group.
+
+    Returns:
+        [num_rows, size].
+    """
+    assert takes_rounded_norm(x, peers), "no whole vectors, or more than slots or programs can take"
+    tokens = RoundedTokens.empty(x.shape, number, x.device)
+    num_rows, size = x.shape
+    # Threads as the norm's own kernel has them.
+    _, block, num_warps = launch_rule(size)
+    arguments = (x, residual, weight, tokens.numbers, tokens.scales, peers.slots, peers.others, peers.state, peers.rank)
+    constants = (peers.slot_bytes, size, peers.world_size, PROGRAMS, block * x.itemsize // _VECTOR_BYTES)
+    limits = {"num_warps": num_warps, "maxnreg": _MOST_REGISTERS}
+    two_shot_norm_kernel[(PROGRAMS,)](*arguments, num_rows, eps, *constants, **limits)
+    return tokens
 
 
 def _launch(kernel: triton.runtime.JITFunction, x: Tensor, peers: Peers, num_warps: int) -> Tensor:

@@ -3,6 +3,7 @@
     one shot   every rank sends its tensor to all others, waits for theirs, and adds them all up
     with norm  the same, with the residual stream and the norm behind it, whole rows in registers
     two shots  a rank sends each other rank its share, waits for all parts of its own, adds them up, sends the sum to all others, and waits for theirs
+    with norm  the same, with the residual stream and the norm behind it, which every rank has of all rows; a program has one row of each share
 
 `all_reduce_slots` has how they go without meeting each other, and why that is sound.
 
@@ -23,12 +24,13 @@ from headrace_kernels.all_reduce_slots import blank_before, buffer_at, count_cal
 from headrace_kernels.all_reduce_words import (
     await_vectors,
     load_vectors,
+    numbers_of,
     send_vectors,
     store_vectors,
     sum_of,
     words_of,
 )
-from headrace_kernels.rms_norm import scaled_by_rms
+from headrace_kernels.rms_norm import scaled_by_rms, store_added_norm
 
 _RUN_TIME = {"do_not_specialize": ["rank", "num_vectors", "num_rows"]}
 
@@ -179,3 +181,74 @@ def two_shot_kernel(
             words = found[4 * slot], found[4 * slot + 1], found[4 * slot + 2], found[4 * slot + 3]
             store_vectors(out, places, words, mask & (places < num_vectors) & (rank != slot))
     count_call(state, now[0], share, share)
+
+
+@triton.jit(**_RUN_TIME)
+def two_shot_norm_kernel(
+    x,
+    residual,
+    weight,
+    out,
+    scales,
+    slots,
+    others,
+    state,
+    rank,
+    num_rows,
+    eps,
+    SLOT_BYTES: tl.constexpr,
+    SIZE: tl.constexpr,
+    WORLD: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """As `one_shot_norm_kernel`, for at most PROGRAMS rows a share, each share at most SLOT_BYTES, with norms as `store_added_norm` stores them: of 16 bits, or with `scales` of 8.
+
+    Rows lie in threads as the norm's own kernel has them, so that the two, one after the other, give the same bits.
+    """
+    TYPE: tl.constexpr = x.dtype.element_ty
+    NUMBERS: tl.constexpr = 16 // (TYPE.primitive_bitwidth // 8)
+    VECTORS: tl.constexpr = SIZE // NUMBERS
+    program = tl.program_id(0)
+    now = load_state(state)
+    buffer = buffer_at(now[0], SLOT_BYTES, WORLD)
+    # Rows of a rank; the last ones may have fewer, or none. Whole shares are sent nevertheless.
+    share = tl.cdiv(num_rows, WORLD)
+    columns = tl.arange(0, BLOCK)
+    mask = (columns < VECTORS) & (program < share)
+    # In a slot.
+    vectors = program * VECTORS + columns
+    # All loads are under way before the first store.
+    parts = ()
+    for other in tl.static_range(1, WORLD):
+        row = (rank + other) % WORLD * share + program
+        parts = parts + load_vectors(x, row * VECTORS + columns, mask & (row < num_rows))
+    for other in tl.static_range(WORLD - 1):
+        words = parts[4 * other], parts[4 * other + 1], parts[4 * other + 2], parts[4 * other + 3]
+        send_vectors(others[other] + buffer, vectors, words, mask)
+    # What is there already comes while the rest is waited for.
+    row = rank * share + program
+    own = load_vectors(x, row * VECTORS + columns, mask & (row < num_rows))
+    offs = tl.arange(0, BLOCK * NUMBERS)[None, :]
+    factors = tl.load(weight + offs, mask=offs < SIZE, other=0.0)
+    # Of programs without a row of a share, none is left.
+    num_left = tl.where(program < share, num_rows, 0)
+    blank_before(slots, now, rank, SLOT_BYTES, WORLD, PROGRAMS, BLOCK)
+    found = await_vectors(slots + buffer, vectors, mask, rank, own, SLOT_BYTES, WORLD)
+    sums = buffer + WORLD * SLOT_BYTES
+    words = words_of(sum_of(found, TYPE, WORLD).to(TYPE))
+    for other in tl.static_range(WORLD - 1):
+        send_vectors(others[other] + sums, vectors, words, mask)
+    # Its own row first, while the others' are under way.
+    for other in tl.static_range(WORLD):
+        slot = (rank + other) % WORLD
+        rows = slot * share + program + tl.arange(0, 1)
+        places = rows[:, None] * SIZE + offs
+        is_number = (rows < num_left)[:, None] & (offs < SIZE)
+        stream = tl.load(residual + places, mask=is_number, other=0.0).to(tl.float32)
+        if other > 0:
+            # Of one slot, which is nobody's own.
+            words = await_vectors(slots + sums + slot * SLOT_BYTES, vectors, mask, -1, words, SLOT_BYTES, 1)
+        added = tl.reshape(numbers_of(words[0], words[1], words[2], words[3], TYPE), (1, BLOCK * NUMBERS))
+        store_added_norm(added, stream, factors, residual, out, scales, places, is_number, rows, num_left, eps, SIZE)
+    count_call(state, now[0], share * VECTORS, share * VECTORS)

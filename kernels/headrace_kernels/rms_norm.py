@@ -83,6 +83,21 @@ def _store(normed, out, scales, places, mask, rows, num_rows, DTYPE: tl.constexp
         store_rounded(normed, out, scales, places, mask, rows, rows < num_rows, DTYPE)
 
 
+@triton.jit
+def store_added_norm(
+    added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE: tl.constexpr
+):
+    """Stores the residual stream with what is added to it, and the norm of that: [rows, n] each, fp32 with 0 outside the mask, at `places`."""
+    DTYPE: tl.constexpr = residual.dtype.element_ty
+    # The stream is kept in the storage type, and the norm is that of what is kept.
+    total = (stream + added).to(DTYPE)
+    tl.store(residual + places, total, mask=mask)
+    wide = total.to(tl.float32)
+    mean_square = tl.sum(wide * wide, axis=1) / SIZE
+    normed = scaled_by_rms(wide, mean_square, factors, eps, DTYPE)
+    _store(normed, out, scales, places, mask, rows, num_rows, DTYPE)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x,
@@ -129,13 +144,7 @@ def _add_rms_norm_kernel(
     added = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
     stream = tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
     factors = _weights(weight, rows, offs, mask)
-    # The stream is kept in the storage type, and the norm is that of what is kept.
-    total = (stream + added).to(residual.dtype.element_ty)
-    tl.store(residual + places, total, mask=mask)
-    wide = total.to(tl.float32)
-    mean_square = tl.sum(wide * wide, axis=1) / SIZE
-    normed = scaled_by_rms(wide, mean_square, factors, eps, residual.dtype.element_ty)
-    _store(normed, out, scales, places, mask, rows, num_rows, residual.dtype.element_ty)
+    store_added_norm(added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE)
 
 
 def launch_rule(size: int) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from headrace_kernels import all_reduce
 from headrace_kernels.all_reduce import Peers
+from headrace_kernels.rounded_tokens import RoundedTokens
 
 # A call's way, by its name in the list of calls.
 WAYS = {"one": all_reduce.one_shot, "two": all_reduce.two_shot}
@@ -30,6 +31,8 @@ class Case:
     x: Tensor
     residual: Tensor | None = None
     weight: Tensor | None = None
+    # Of 8 bits, to which the norm is rounded.
+    number: torch.dtype | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +50,19 @@ class Setting:
         return Peers.of(starts, rank, self.capacity_bytes, memory.device)
 
 
-def result(case: Case, peers: Peers) -> tuple[Tensor, Tensor | None]:
-    """What a rank gets, and its residual stream afterwards."""
+# What a rank gets, rounded tokens or not, and its residual stream afterwards.
+Result = tuple[Tensor | RoundedTokens, Tensor | None]
+
+
+def result(case: Case, peers: Peers) -> Result:
+    """Of one call."""
     x = case.x[peers.rank].clone()
     if case.residual is None or case.weight is None:
         return WAYS[case.way](x, peers), None
     residual = case.residual.clone()
+    if case.number is not None:
+        about = (case.weight, EPS, case.number, peers)
+        return all_reduce.all_reduce_rounded_add_rms_norm(x, residual, *about), residual
     return all_reduce.all_reduce_add_rms_norm(x, residual, case.weight, EPS, peers), residual
 
 

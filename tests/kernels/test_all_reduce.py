@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tests.kernels.rank_in_interpreter import EPS, Case, Setting
+from tests.kernels.rank_in_interpreter import EPS, Case, Result, Setting
 from torch import Tensor
 
 from headrace_kernels import all_reduce
@@ -26,9 +26,12 @@ from headrace_kernels.all_reduce import (
     one_shot_bytes,
     takes,
     takes_norm,
+    takes_rounded_norm,
 )
 from headrace_kernels.all_reduce_words import BLANK
-from headrace_kernels.triton_runtime import INTERPRETED
+from headrace_kernels.rms_norm import rounded_add_rms_norm
+from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 _LIMIT_S = 240
 _WORDS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
@@ -45,13 +48,14 @@ def drawn(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 def case(way: str, *shape: int, world_size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Case:
     x = drawn(world_size, *shape, seed=seed + sum(shape), dtype=dtype)
-    if way != "norm":
+    if way in ("one", "two"):
         return Case(way, x)
     residual = drawn(*shape, seed=seed + 1, dtype=dtype)
-    return Case(way, x, residual, drawn(shape[-1], seed=seed + 2, dtype=dtype))
+    number = torch.float8_e4m3fn if way == "e4m3" else torch.int8 if way == "int8" else None
+    return Case(way, x, residual, drawn(shape[-1], seed=seed + 2, dtype=dtype), number)
 
 
-Results = list[list[tuple[Tensor, Tensor | None]]]
+Results = list[list[Result]]
 
 
 def run_ranks(folder: pathlib.Path, world_size: int, cases: list[Case], setting: Setting) -> Results:
@@ -75,7 +79,7 @@ def run_ranks(folder: pathlib.Path, world_size: int, cases: list[Case], setting:
             rank.kill()
             rank.wait()
         os.close(memory)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(world_size)]
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
 def fill(memory: int, world_size: int, setting: Setting) -> None:
@@ -95,13 +99,36 @@ def check_same(found: Tensor, expected: Tensor) -> None:
     assert torch.equal(bits(found)[number], bits(expected)[number])
 
 
+def same_tokens(found: Tensor | RoundedTokens, expected: RoundedTokens) -> bool:
+    """To the bit, NaN included."""
+    assert isinstance(found, RoundedTokens)
+    numbers = torch.equal(found.numbers.view(torch.uint8), expected.numbers.view(torch.uint8))
+    return numbers and torch.equal(bits(found.scales), bits(expected.scales))
+
+
+def check_rounded(results: list[Result], each: Case) -> None:
+    """What the sum by itself and then the norm's own kernel give, to the bit; the stream as the reference has it."""
+    assert each.residual is not None and each.weight is not None and each.number is not None
+    residual = each.residual.clone()
+    with forced():
+        expected = rounded_add_rms_norm(all_reduce_reference(each.x.unbind()), residual, each.weight, EPS, each.number)
+    for out, after in results:
+        assert same_tokens(out, expected) and after is not None
+        check_same(after, residual)
+
+
 def check(found: Results, cases: list[Case]) -> None:
     for index, each in enumerate(cases):
         results = [rank[index] for rank in found]
+        if each.number is not None:
+            check_rounded(results, each)
+            continue
+        first, _ = results[0]
+        assert isinstance(first, Tensor)
         for out, _ in results[1:]:
-            assert torch.equal(bits(out), bits(results[0][0])), f"ranks differ in call {index}"
+            assert isinstance(out, Tensor) and torch.equal(bits(out), bits(first)), f"ranks differ in call {index}"
         if each.residual is None or each.weight is None:
-            check_same(results[0][0], all_reduce_reference(each.x.unbind()))
+            check_same(first, all_reduce_reference(each.x.unbind()))
             continue
         residual = each.residual.clone()
         normed = all_reduce_add_rms_norm_reference(each.x.unbind(), residual, each.weight, EPS)
@@ -110,7 +137,7 @@ def check(found: Results, cases: list[Case]) -> None:
             check_same(after, residual)
         # The norm's own sum has another order than the reference's: an ulp of 16 bits, some of fp32.
         tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[each.x.dtype]
-        torch.testing.assert_close(results[0][0], normed, rtol=tolerance, atol=tolerance, equal_nan=True)
+        torch.testing.assert_close(first, normed, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @needs_interpreter
@@ -121,11 +148,17 @@ def test_ranks_agree_with_as_many_programs_as_on_cards(tmp_path: pathlib.Path) -
 
 def drawn_case(draw: random.Random, world_size: int, seed: int) -> Case:
     """Of sizes around warps, programs and the limits; of two shots, around what leaves the last ranks less or nothing."""
-    dtype = draw.choice([torch.float32, torch.bfloat16, torch.float16])
+    way = draw.choice(["one", "one", "two", "norm", "e4m3", "int8"])
+    dtypes = (
+        [torch.bfloat16, torch.float16] if way in ("e4m3", "int8") else [torch.float32, torch.bfloat16, torch.float16]
+    )
+    dtype = draw.choice(dtypes)
     vector = 16 // dtype.itemsize
-    way = draw.choice(["one", "one", "two", "norm"])
     if way == "norm":
         shape = [draw.choice([1, 2]), vector * draw.choice([1, 5, 127, 128, 200])]
+    elif way in ("e4m3", "int8"):
+        # Up to what four programs have of each rank's rows, the last ones' fewer or none; 1,032 is just more than the norm's own kernel has two of in a program.
+        shape = [draw.choice([1, 2, world_size + 1, 3 * world_size - 1]), draw.choice([1032, 1288])]
     elif way == "one":
         shape = [vector * draw.choice([1, 31, 32, 33, 127, 128, 129, 400, 511, 512])]
     else:
@@ -165,6 +198,21 @@ def awkward(dtype: torch.dtype) -> Tensor:
 
 
 @needs_interpreter
+# In the interpreter, a product of infinity and zero.
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_rounded_norms_of_awkward_sums_are_those_of_the_norms_own_kernel(tmp_path: pathlib.Path) -> None:
+    """A NaN and an infinity in rows of one rank; a row of zeros; rows whose largest number decides."""
+    rows = drawn(2, 5, 1032, seed=3, dtype=torch.float16)
+    rows[1, 0, 7], rows[0, 1, 1031], rows[0, 2, 0] = float("nan"), float("inf"), 60_000.0
+    rows[:, 3] = 0.0
+    stream = drawn(5, 1032, seed=4, dtype=torch.float16)
+    stream[3] = 0.0
+    about = (rows, stream, drawn(1032, seed=5, dtype=torch.float16))
+    cases = [Case("rounded", *about, number) for number in (torch.float8_e4m3fn, torch.int8)]
+    check(run_ranks(tmp_path, 2, cases, Setting()), cases)
+
+
+@needs_interpreter
 @pytest.mark.parametrize("way", ["one", "two", "norm"])
 def test_no_bit_pattern_is_waited_for_or_changed(tmp_path: pathlib.Path, way: str) -> None:
     """Zeros of either sign on all ranks, infinities, NaNs of all kinds and among them what stands for nothing."""
@@ -195,6 +243,15 @@ def test_what_does_not_fit_is_left_to_others() -> None:
     assert not can_norm(torch.empty(2, 62), peers)
     assert can_norm(torch.empty(PROGRAMS // 2, 64), peers) and not can_norm(torch.empty(PROGRAMS // 2 + 1, 64), peers)
     assert can_norm(torch.empty(1, 4096), peers) and not can_norm(torch.empty(1, 4100), peers)
+    assert takes_rounded_norm(torch.empty(2 * PROGRAMS, 2048, dtype=torch.bfloat16), peers)
+    assert not takes_rounded_norm(torch.empty(2 * PROGRAMS + 1, 2048, dtype=torch.bfloat16), peers)
+    three = Peers.of([1 << shift for shift in range(40, 43)], 0, 1 << 20, torch.device("cpu"))
+    # All 64 rows of 16 KiB would fit the memory, the first rank's 22 not its slot.
+    assert takes_rounded_norm(torch.empty(63, 8192, dtype=torch.bfloat16), three)
+    assert not takes_rounded_norm(torch.empty(64, 8192, dtype=torch.bfloat16), three)
+    for shape in ((0, 2048), (4, 1024), (4, 2044), (4, 8200)):
+        assert not takes_rounded_norm(torch.empty(shape, dtype=torch.float16), peers)
+    assert not takes_rounded_norm(torch.empty(4, 2048), peers)
     four = Peers.of([1 << shift for shift in range(40, 44)], 0, 1 << 22, torch.device("cpu"))
     rows = one_shot_bytes(4) // (4 * 4096)
     assert takes_norm(torch.empty(rows, 4096), four)

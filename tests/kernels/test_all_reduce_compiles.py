@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from tests.support.compiling import compiled
 
 
+def check_rounded_norms(kernels: list[dict[str, Any]]) -> None:
+    """The sum with the norm that is rounded takes each row's mean square by the instructions of the norm's own kernel, and numbers stay in their threads."""
+    alone = {kernel["size"]: kernel["mean_squares"] for kernel in kernels if kernel["name"] == "_add_rms_norm_kernel"}
+    assert len(alone) == 2
+    for kernel in kernels:
+        if kernel["name"] != "two_shot_norm_kernel":
+            continue
+        assert kernel["stack_bytes"] == 0 and kernel["layout_changes"] == 0
+        # A row of each of four ranks. With each of a thread's two vectors, to each other rank twice; from each slot's part, and from each other rank's sum.
+        assert kernel["mean_squares"] == 4 * alone[kernel["size"]] and len(alone[kernel["size"]]) == 1
+        assert kernel["sent"] == 2 * 6 and kernel["awaited"] == 2 * (4 + 3)
+
+
 @pytest.mark.parametrize("arch", [80, 90])
 def test_every_kernel_is_compiled_once(arch: int) -> None:
+    # Cards multiply e4m3 from sm_89 on: one type of 8 bits, or both.
+    rounded = 4 if arch < 89 else 8
     kernels = compiled("compiled_all_reduce", arch)
     assert Counter(kernel["name"] for kernel in kernels) == {
         "one_shot_kernel": 2,
         "one_shot_norm_kernel": 4,
         "two_shot_kernel": 2,
+        "two_shot_norm_kernel": rounded,
+        "_add_rms_norm_kernel": rounded,
     }
+    check_rounded_norms(kernels)
     for kernel in kernels:
+        if kernel["name"] in ("two_shot_norm_kernel", "_add_rms_norm_kernel"):
+            continue
         shots = 2 if kernel["name"] == "two_shot_kernel" else 1
         is_normed = kernel["name"] == "one_shot_norm_kernel"
         assert kernel["stack_bytes"] == 0 and kernel["shared_bytes"] <= kernel["shared_limit"]

@@ -158,6 +158,9 @@ def test_cards_add_up_in_every_way() -> None:
         "norm_4096",
         "norm_8192",
         "norm_8192_apart",
+        "norm_4096_rounded",
+        "norm_8192_rounded",
+        "norm_8192_rounded_apart",
     }
     assert {result["bytes"] for result in found} == set(sizes)
 

@@ -1,19 +1,21 @@
-"""Compiles the kernels of `all_reduce` for a card that this machine does not have: `python -m tests.support.compiled_all_reduce 90`.
+"""Compiles the kernels of `all_reduce`, and that of the norm alone, for a card that this machine does not have: `python -m tests.support.compiled_all_reduce 90`.
 
-Prints one line of JSON per kernel: its resources, and how many loads and stores its code has of which kind.
+Prints one line of JSON per kernel: its resources, how many loads and stores its code has of which kind, and how it takes a row's mean square.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
+from unittest import mock
 
 import torch
 import triton
 from tests.support.compiled_kernels import compiling_for, resources
 
-from headrace_kernels import all_reduce
+from headrace_kernels import all_reduce, rms_norm
 from headrace_kernels.all_reduce import Peers
 
 WORLD_SIZE = 4
@@ -27,8 +29,20 @@ _INSTRUCTIONS = {
 }
 
 
-def launch_all(dtype: torch.dtype, rank: int) -> None:
-    """Every way, for some numbers of tokens."""
+# Of the sum of squares, in the order of the code.
+_ARITHMETIC = r"\s(mul|fma|add|shfl|div|rsqrt)\.[\w.]*(?:f32|b32)\s"
+
+
+def mean_squares(ptx: str) -> list[list[str]]:
+    """The instructions of each mean square: from the first square to the root."""
+    found = [match[1] for match in re.finditer(_ARITHMETIC, ptx)]
+    roots = [place for place, name in enumerate(found) if name == "rsqrt"]
+    firsts = [max(place for place, name in enumerate(found[:root]) if name == "mul") for root in roots]
+    return [found[first : root + 1] for first, root in zip(firsts, roots, strict=True)]
+
+
+def launch_all(dtype: torch.dtype, rank: int, numbers: list[torch.dtype]) -> None:
+    """Every way, for some numbers of tokens; rounded to these types of 8 bits."""
     # Addresses of a card are no smaller.
     starts = [(1 << 40) + (rank << 30) for rank in range(WORLD_SIZE)]
     peers = Peers.of(starts, rank, 16 << 20, torch.device("cpu"))
@@ -39,16 +53,26 @@ def launch_all(dtype: torch.dtype, rank: int) -> None:
             all_reduce.one_shot(x, peers)
             all_reduce.two_shot(x, peers)
             all_reduce.all_reduce_add_rms_norm(x, x.clone(), weight, 1e-5, peers)
+        for num_tokens, number in itertools.product((1, 65, 256), numbers):
+            x = torch.empty(num_tokens, size, dtype=dtype)
+            all_reduce.all_reduce_rounded_add_rms_norm(x, x.clone(), weight, 1e-5, number, peers)
+            rms_norm.rounded_add_rms_norm(x, x.clone(), weight, 1e-5, number)
 
 
 if __name__ == "__main__":
     assert not triton.knobs.runtime.interpret, "unset TRITON_INTERPRET"
-    with compiling_for(int(sys.argv[1])) as compiled:
+    arch = int(sys.argv[1])
+    # Cards multiply e4m3 from sm_89 on.
+    rounded = [torch.int8, torch.float8_e4m3fn] if arch >= 89 else [torch.int8]
+    with mock.patch.object(rms_norm, "uses_triton", lambda x: True), compiling_for(arch) as compiled:
         for each in (torch.bfloat16, torch.float16):
             # The rank is no constant: all ranks share what one has compiled.
-            launch_all(each, 0)
-            launch_all(each, 1)
+            launch_all(each, 0, rounded)
+            launch_all(each, 1, rounded)
     for kernel in {id(kernel): kernel for kernel in compiled}.values():
         found = {name: len(re.findall(words, kernel.asm["ptx"])) for name, words in _INSTRUCTIONS.items()}
         found["layout_changes"] = kernel.asm["ttgir"].count("convert_layout")
-        print(json.dumps(resources(kernel) | found))
+        found["size"] = next((size for size in SIZES if f"<1x{size}xf32" in kernel.asm["ttgir"]), 0)
+        found["layout_changes"] -= kernel.asm["ttgir"].count("convert_layout %scale")
+        said = {"mean_squares": mean_squares(kernel.asm["ptx"])}
+        print(json.dumps(resources(kernel) | found | said))

@@ -19,6 +19,7 @@ from headrace_backend.parallel.nccl import NcclCollectives
 from headrace_kernels import all_reduce
 from headrace_kernels.all_reduce import Peers, memory_bytes
 from headrace_kernels.all_reduce_words import BLANK, BLANK_BYTES
+from headrace_kernels.rounded_tokens import RoundedTokens
 
 # Largest tensor of the kernels; six times as much is taken of each card. 1,024 tokens of a width of 8,192 in bf16.
 CAPACITY_BYTES = 16 << 20
@@ -89,3 +90,12 @@ class SymmetricCollectives(Collectives):
             return super().add_rms_norm(partial, residual, weight, eps)
         self._on_enter()
         return all_reduce.all_reduce_add_rms_norm(partial, residual, weight, eps, self.peers)
+
+    def rounded_add_rms_norm(
+        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
+    ) -> RoundedTokens:
+        """See Collectives."""
+        if not all_reduce.takes_rounded_norm(partial, self.peers):
+            return super().rounded_add_rms_norm(partial, residual, weight, eps, number)
+        self._on_enter()
+        return all_reduce.all_reduce_rounded_add_rms_norm(partial, residual, weight, eps, number, self.peers)
