@@ -6,10 +6,13 @@ Owns the sums, on the layer's device, each row seen once. `folder_check` judges 
 *Scales.* A scale comes from the largest weight of its group. Where that is large by chance, the scale is large and the group's numbers scatter less. So logarithms of scale and of scatter, without what a row or a column of
 groups has in common, fall against each other (-0.5 to -0.9), as soon as a layer has some hundred groups; scales of other groups do not. A scale that comes from the scatter of its group leaves all groups the same scatter, and says nothing. For rows in another order within a word it is tried which order falls most.
 *Sizes.* Norms of rows and columns, which layers that feed each other share in trained models.
+
+Numbers in blocks (`block_statistics`) come as steps: number less zero point, whole or not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -26,6 +29,8 @@ WORD_ORDERS = {
 _WORD = 8
 # A group reaches the end of its range if it takes so much of it.
 _REACHED = 0.8
+# Scatter of whole numbers that are all as frequent, as a part of their range.
+EVEN_SCATTER = 12**-0.5
 
 
 class Findings(NamedTuple):
@@ -46,13 +51,32 @@ class Findings(NamedTuple):
     # [N] and [K] sums of squares.
     rows: Tensor
     columns: Tensor
+    # What `scatter` would be if all numbers were as frequent.
+    even_scatter: float
+    # Ways in which inputs may have been confused, by name: which of so many neighbours each one is.
+    input_orders: Mapping[str, tuple[int, ...]]
 
 
 class LayerStatistics:
     """Sums over one layer. Rows are added in order, from one thread or stream; `finish` ends them."""
 
-    def __init__(self, bits: int, is_symmetric: bool) -> None:
+    def __init__(
+        self,
+        bits: int,
+        is_symmetric: bool,
+        even_scatter: float = EVEN_SCATTER,
+        input_orders: Mapping[str, tuple[int, ...]] = WORD_ORDERS,
+    ) -> None:
+        """Of no rows.
+
+        Args:
+            bits: Of a number.
+            is_symmetric: Whether ranges reach as far below 0 as above.
+            even_scatter: See `Findings`.
+            input_orders: See `Findings`.
+        """
         self._bits, self._is_symmetric = bits, is_symmetric
+        self._even_scatter, self._input_orders = even_scatter, input_orders
         # Of each piece of rows.
         self._scales: list[Tensor] = []
         self._scatters: list[Tensor] = []
@@ -66,8 +90,8 @@ class LayerStatistics:
         """Adds rows.
 
         Args:
-            groups: [num_rows, num_groups, group_size] integers.
-            zeros: [num_rows, num_groups].
+            groups: [num_rows, num_groups, group_size] integers, or steps.
+            zeros: [num_rows, num_groups]; of steps zeros.
             scales: The same, fp32, of either sign.
         """
         scales = scales.abs()
@@ -124,6 +148,8 @@ class LayerStatistics:
             variation,
             rows,
             self._columns.cpu(),
+            self._even_scatter,
+            self._input_orders,
         )
 
 
