@@ -1,5 +1,4 @@
-"""What is looked at once weights that a file has in blocks are there, before any request is: that every scale is a number, whether layers look packed as the file says, and each product against the numbers it should
-multiply by.
+"""What is looked at once weights that a file has in blocks are there, before any request is: scales, whether layers look packed as the file says, and each product against the numbers it should multiply by.
 
 Owns the limits and what operators are told. Nothing was rounded here, so the distance from the file is none; what quantizing cost only its maker can say.
 """

@@ -97,11 +97,14 @@ class LayerStatistics:
         scales = scales.abs()
         numbers = groups.float()
         steps = numbers - zeros.float()[:, :, None]
+        squares = steps.square()
         full = float(1 << self._bits)
         reach = 2 * steps.abs().amax(-1) if self._is_symmetric else numbers.amax(-1) - numbers.amin(-1)
+        # Whole numbers of a group, or few bits of one: exact enough in fp32.
+        totals, of_squares = steps.sum(-1), squares.sum(-1)
         counted = [
-            steps.sum(dtype=torch.float64),
-            steps.square().sum(dtype=torch.float64),
+            totals.sum(dtype=torch.float64),
+            of_squares.sum(dtype=torch.float64),
             torch.full((), steps.numel(), dtype=torch.float64, device=steps.device),
             (reach >= _REACHED * full).sum().double(),
             torch.full((), zeros.numel(), dtype=torch.float64, device=steps.device),
@@ -109,10 +112,10 @@ class LayerStatistics:
         sums = torch.stack(counted)
         self._sums = sums if self._sums is None else self._sums + sums
         self._scales.append(scales)
-        self._scatters.append(steps.std(-1, correction=0))
-        squares = (steps * scales[:, :, None]).square()
-        self._rows.append(squares.sum((1, 2)))
-        columns = squares.sum(0).flatten()
+        self._scatters.append(_scatter(totals, of_squares, steps.shape[-1]))
+        factors = scales.square()
+        self._rows.append((of_squares * factors).sum(1))
+        columns = squares.mul_(factors[:, :, None]).sum(0).flatten()
         self._columns = columns if self._columns is None else self._columns + columns
 
     def finish(self, order: Tensor | None, are_whole: bool = True) -> None:
@@ -151,6 +154,12 @@ class LayerStatistics:
             self._even_scatter,
             self._input_orders,
         )
+
+
+def _scatter(totals: Tensor, squares: Tensor, count: int) -> Tensor:
+    """Standard deviation of each group by its sums; 0 where all numbers are the same but for how sums are rounded."""
+    variance = (squares - totals.square() / count) / count
+    return torch.where(variance > 1e-6 * squares / count, variance, 0.0).clamp_(min=0).sqrt()
 
 
 def _correlations(scales: Tensor, scatters: Tensor) -> Tensor:
