@@ -366,3 +366,14 @@ def is_finite(weight: BlockWeight, outputs: range) -> bool:
         # Few, and shared among rows.
         return all(bool(factor.isfinite().all()) for factor in factors)
     return all(bool(factor[:, outputs.start : outputs.stop].isfinite().all()) for factor in factors)
+
+
+def has_negative_scales(weight: BlockWeight) -> bool:
+    """Whether a scale of NF4 is below 0, which the largest number of a group can't be; those of other kinds may. Waits for the device."""
+    if weight.kind not in NF4_KINDS:
+        return False
+    if weight.kind is BlockKind.NF4_SINGLE:
+        return bool((weight.scales < 0).any())
+    # A group of zeros ends near 0, on either side: scales are rounded to 256 numbers, at most 0.015 of the nested scale apart.
+    scales, _ = group_numbers(weight, slice(0, weight.num_outputs))
+    return bool((weight.scales < 0).any() | (scales < -0.01 * weight.scales.max()).any())

@@ -11,7 +11,8 @@
     tensor_error    how far each tensor ended from what was read, and how far it may be
     self_check      what is checked and said once all weights are there; block_check: of weights in blocks
     folder_layers   all layers of a folder of another tool; staged_layer: one, from its tensors to our layout; layer_part: what a rank reads of them; source_numbers: the bits of each format
-    folder_check    what is checked and said of those; layer_statistics: what their integers tell
+    folder_check    what is checked and said of those
+    packing_check   whether layers of other tools look packed as their format says; layer_statistics, block_statistics: what their numbers tell
 
 Layers hold weights and know no scheme. How numbers of few bits lie in memory and are multiplied is `headrace_kernels`' business.
 """

@@ -6,10 +6,13 @@ Owns the sums, on the layer's device, each row seen once. `folder_check` judges 
 *Scales.* A scale comes from the largest weight of its group. Where that is large by chance, the scale is large and the group's numbers scatter less. So logarithms of scale and of scatter, without what a row or a column of
 groups has in common, fall against each other (-0.5 to -0.9), as soon as a layer has some hundred groups; scales of other groups do not. A scale that comes from the scatter of its group leaves all groups the same scatter, and says nothing. For rows in another order within a word it is tried which order falls most.
 *Sizes.* Norms of rows and columns, which layers that feed each other share in trained models.
+
+Numbers in blocks (`block_statistics`) come as steps: number less zero point, whole or not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -26,6 +29,8 @@ WORD_ORDERS = {
 _WORD = 8
 # A group reaches the end of its range if it takes so much of it.
 _REACHED = 0.8
+# Scatter of whole numbers that are all as frequent, as a part of their range.
+EVEN_SCATTER = 12**-0.5
 
 
 class Findings(NamedTuple):
@@ -46,13 +51,32 @@ class Findings(NamedTuple):
     # [N] and [K] sums of squares.
     rows: Tensor
     columns: Tensor
+    # What `scatter` would be if all numbers were as frequent.
+    even_scatter: float
+    # Ways in which inputs may have been confused, by name: which of so many neighbours each one is.
+    input_orders: Mapping[str, tuple[int, ...]]
 
 
 class LayerStatistics:
     """Sums over one layer. Rows are added in order, from one thread or stream; `finish` ends them."""
 
-    def __init__(self, bits: int, is_symmetric: bool) -> None:
+    def __init__(
+        self,
+        bits: int,
+        is_symmetric: bool,
+        even_scatter: float = EVEN_SCATTER,
+        input_orders: Mapping[str, tuple[int, ...]] = WORD_ORDERS,
+    ) -> None:
+        """Of no rows.
+
+        Args:
+            bits: Of a number.
+            is_symmetric: Whether ranges reach as far below 0 as above.
+            even_scatter: See `Findings`.
+            input_orders: See `Findings`.
+        """
         self._bits, self._is_symmetric = bits, is_symmetric
+        self._even_scatter, self._input_orders = even_scatter, input_orders
         # Of each piece of rows.
         self._scales: list[Tensor] = []
         self._scatters: list[Tensor] = []
@@ -66,18 +90,21 @@ class LayerStatistics:
         """Adds rows.
 
         Args:
-            groups: [num_rows, num_groups, group_size] integers.
-            zeros: [num_rows, num_groups].
+            groups: [num_rows, num_groups, group_size] integers, or steps.
+            zeros: [num_rows, num_groups]; of steps zeros.
             scales: The same, fp32, of either sign.
         """
         scales = scales.abs()
         numbers = groups.float()
         steps = numbers - zeros.float()[:, :, None]
+        squares = steps.square()
         full = float(1 << self._bits)
         reach = 2 * steps.abs().amax(-1) if self._is_symmetric else numbers.amax(-1) - numbers.amin(-1)
+        # Whole numbers of a group, or few bits of one: exact enough in fp32.
+        totals, of_squares = steps.sum(-1), squares.sum(-1)
         counted = [
-            steps.sum(dtype=torch.float64),
-            steps.square().sum(dtype=torch.float64),
+            totals.sum(dtype=torch.float64),
+            of_squares.sum(dtype=torch.float64),
             torch.full((), steps.numel(), dtype=torch.float64, device=steps.device),
             (reach >= _REACHED * full).sum().double(),
             torch.full((), zeros.numel(), dtype=torch.float64, device=steps.device),
@@ -85,10 +112,10 @@ class LayerStatistics:
         sums = torch.stack(counted)
         self._sums = sums if self._sums is None else self._sums + sums
         self._scales.append(scales)
-        self._scatters.append(steps.std(-1, correction=0))
-        squares = (steps * scales[:, :, None]).square()
-        self._rows.append(squares.sum((1, 2)))
-        columns = squares.sum(0).flatten()
+        self._scatters.append(_scatter(totals, of_squares, steps.shape[-1]))
+        factors = scales.square()
+        self._rows.append((of_squares * factors).sum(1))
+        columns = squares.mul_(factors[:, :, None]).sum(0).flatten()
         self._columns = columns if self._columns is None else self._columns + columns
 
     def finish(self, order: Tensor | None, are_whole: bool = True) -> None:
@@ -124,7 +151,15 @@ class LayerStatistics:
             variation,
             rows,
             self._columns.cpu(),
+            self._even_scatter,
+            self._input_orders,
         )
+
+
+def _scatter(totals: Tensor, squares: Tensor, count: int) -> Tensor:
+    """Standard deviation of each group by its sums; 0 where all numbers are the same but for how sums are rounded."""
+    variance = (squares - totals.square() / count) / count
+    return torch.where(variance > 1e-6 * squares / count, variance, 0.0).clamp_(min=0).sqrt()
 
 
 def _correlations(scales: Tensor, scatters: Tensor) -> Tensor:

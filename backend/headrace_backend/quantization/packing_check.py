@@ -1,11 +1,11 @@
-"""Whether layers that another tool quantized look packed as their folder says, judged without an original.
+"""Whether layers that another tool quantized look packed as their folder or file says, judged without an original.
 
 Owns the rules and their limits; `layer_statistics` says why the figures tell anything. Each rule asks for evidence that no sound layer gives, sound ones by far not: a folder is refused for what is there, never for what is missing.
 Layers whose numbers fill their range evenly, as no weights do, say nothing and are let pass.
 
-What is seen: int4 zero points that are one off; scales of other groups, rows or layers, where rows have several groups; outputs in another order within their words; inputs in another order within their words, where a trained layer
-shares the sizes of its inputs with the norm or the layers before it. What is not: scales of whole rows or tensors that are another's, zero points of 8 bits that are a step off, FP8 that is packed wrongly, and an order of inputs in random layers, for
-which it makes no difference.
+What is seen: zero points of 4 bits or fewer that are one off, of more bits if they are off by a sixteenth of the range; scales of other groups, rows or layers, where rows have several groups; outputs in another order within
+their words; inputs in another order within their words or blocks, where a trained layer shares the sizes of its inputs with the norm or the layers before it. What is not: scales of whole rows or tensors that are another's,
+zero points of more bits that are a step off, FP8 that is packed wrongly, and an order of inputs in random layers, for which it makes no difference.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from torch import Tensor
 from headrace_backend.quantization.layer_statistics import WORD_ORDERS, Findings
 from headrace_backend.weights.scheme import QuantizationRefused
 
-# Steps of int4 by which the middle of a layer's numbers may be off 0. Layers of the demo model are off by 0.035 at most.
+# Steps by which the middle of a layer's numbers may be off 0. Layers of the demo model in int4 are off by 0.035 at most, those whose scales have the sign of their largest by 8 / 32.
 _MOST_MEAN = 0.5
-# Scatter as a part of the range: numbers from 0 to 15 that are all as frequent have 0.29, weights up to 0.2.
-_EVEN_SCATTER = 0.26
+# Of more than 4 bits a step is small beside the scatter, and this part of the range counts.
+_MOST_MEAN_PART = 1 / 16
+# Of the scatter of numbers that are all as frequent, which is 0.29 of the range of whole ones: weights have up to 0.2 of the range.
+_EVEN = 0.9
 # Scales that come from the largest of their groups make nearly all groups reach the end of the range.
 _FEWEST_REACHING = 0.8
 # Groups from which on their correlation says something, and standard deviations that it must be off.
@@ -32,7 +34,6 @@ _DEVIATIONS = 6.0
 _LEAST_VARIATION = 0.05
 # Inputs from which on their sizes are compared.
 _FEWEST_INPUTS = 128
-_WORD = 8
 
 Profiles = Mapping[str, Findings]
 
@@ -48,7 +49,7 @@ def check_packing(findings: Profiles, norms: Mapping[str, Tensor]) -> None:
         QuantizationRefused: A layer is packed wrongly; it is named.
     """
     for layer, found in findings.items():
-        if found.scatter < _EVEN_SCATTER:
+        if found.scatter < _EVEN * found.even_scatter:
             _check_middle(layer, found)
             _check_scales(layer, found)
     for layer, found in findings.items():
@@ -57,9 +58,10 @@ def check_packing(findings: Profiles, norms: Mapping[str, Tensor]) -> None:
 
 
 def _check_middle(layer: str, found: Findings) -> None:
-    if found.bits == 4 and abs(found.mean) > _MOST_MEAN:
+    most = _MOST_MEAN if found.bits <= 4 else _MOST_MEAN_PART * (1 << found.bits)
+    if abs(found.mean) > most:
         raise QuantizationRefused(
-            f"layer {layer!r}: its numbers are {found.mean:+.2f} steps off their zero points on average, more than {_MOST_MEAN}: zero points that are one off, or stored in another way, do that"
+            f"layer {layer!r}: its numbers are {found.mean:+.2f} steps off their zero points on average, more than {most:g}: zero points that are one off, or stored in another way, do that"
         )
 
 
@@ -99,18 +101,23 @@ def _input_sizes(layer: str, findings: Profiles, norms: Mapping[str, Tensor]) ->
 
 
 def _check_inputs(layer: str, found: Findings, what: str, sizes: Tensor) -> None:
-    inputs = len(found.columns) // _WORD * _WORD
+    longest = max(map(len, found.input_orders.values()))
+    inputs = len(found.columns) // longest * longest
     if inputs < _FEWEST_INPUTS or len(sizes) != len(found.columns):
         return
     own_sizes, sizes = _ranks(found.columns[:inputs]), _ranks(sizes[:inputs])
     own = _strength(own_sizes, sizes)
-    words = torch.arange(inputs).view(-1, _WORD)
-    for name, order in WORD_ORDERS.items():
+    for name, order in found.input_orders.items():
+        words = torch.arange(inputs).view(-1, len(order))
         other = _strength(own_sizes, sizes[words[:, list(order)].flatten()])
         if other - own > _DEVIATIONS * math.sqrt(2 / (inputs - 3)):
             raise QuantizationRefused(
-                f"layer {layer!r}: the sizes of its inputs go with those of {what} better if inputs of a word are in another order, {name} (correlation {math.tanh(other):.2f} against {math.tanh(own):.2f})"
+                f"layer {layer!r}: the sizes of its inputs go with those of {what} better if inputs of a {_unit(order)} are in another order, {name} (correlation {math.tanh(other):.2f} against {math.tanh(own):.2f})"
             )
+
+
+def _unit(order: tuple[int, ...]) -> str:
+    return "word" if order in WORD_ORDERS.values() else "block"
 
 
 def _ranks(values: Tensor) -> Tensor:
