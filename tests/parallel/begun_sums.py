@@ -14,8 +14,10 @@ from benchmarks import rank_processes
 
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.rendezvous import Seat
+from headrace_backend.worker.step_graphs import StepGraphs
 
 _ROUNDS = 12
+_REPLAYS = 3
 _PIECES = 2
 # So that what is added up is there late.
 _DELAY_SIZE = {"cuda": 4096, "cpu": 32}
@@ -37,12 +39,11 @@ def spoil(shape: tuple[int, int], device: torch.device) -> None:
     torch.full(shape, float("nan"), dtype=torch.bfloat16, device=device)
 
 
-def wrong_numbers(collectives: Collectives, shape: tuple[int, int]) -> int:
-    """Of all rounds."""
+def count_wrong(collectives: Collectives, shape: tuple[int, int], wrong: torch.Tensor) -> None:
+    """Launches all rounds; adds to `wrong`, int64."""
     device, world_size = collectives.device, collectives.world_size
     size = _DELAY_SIZE[device.type]
     zeros = torch.zeros(size, size, dtype=torch.bfloat16, device=device)
-    wrong = torch.zeros((), dtype=torch.int64, device=device)
     for turn in range(_ROUNDS):
         pending = []
         for piece in range(_PIECES):
@@ -59,6 +60,19 @@ def wrong_numbers(collectives: Collectives, shape: tuple[int, int]) -> int:
         # By another way, between begun ones.
         small = collectives.all_reduce(numbers((2, shape[1]), collectives.rank, turn, device))
         wrong += (small != expected((2, shape[1]), world_size, turn, device)).sum()
+
+
+def wrong_numbers(collectives: Collectives, shape: tuple[int, int]) -> int:
+    """Of all rounds; on a card also of those that are replayed from a graph."""
+    wrong = torch.zeros((), dtype=torch.int64, device=collectives.device)
+    if collectives.device.type == "cpu":
+        count_wrong(collectives, shape, wrong)
+        return int(wrong)
+    graphs = StepGraphs(collectives.device)
+    graphs.capture("rounds", functools.partial(count_wrong, collectives, shape, wrong))
+    for _ in range(_REPLAYS):
+        graphs.replay("rounds")
+        count_wrong(collectives, shape, wrong)
     return int(wrong)
 
 
