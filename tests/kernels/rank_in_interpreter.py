@@ -73,15 +73,16 @@ def wait_politely(interpreter: Any) -> None:
     interpreter.InterpreterBuilder.create_masked_load = create_masked_load
 
 
-def main(rank: int, world_size: int, descriptor: int, folder: pathlib.Path) -> None:
+def main(rank: int, world_size: int, memory: str, folder: pathlib.Path) -> None:
     interpreter = sys.modules["triton.runtime.interpreter"]
     quick_interpreter.install(interpreter)
     wait_politely(interpreter)
     setting, cases = torch.load(folder / "cases.pt", weights_only=False)
-    shared = mmap.mmap(descriptor, world_size * all_reduce.memory_bytes(setting.capacity_bytes, world_size))
+    with open(memory, "r+b") as file:
+        shared = mmap.mmap(file.fileno(), world_size * all_reduce.memory_bytes(setting.capacity_bytes, world_size))
     peers = setting.peers(torch.frombuffer(shared, dtype=torch.uint8), rank, world_size)
     torch.save([result(case, peers) for case in cases], folder / f"rank{rank}.pt")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), pathlib.Path(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], pathlib.Path(sys.argv[4]))

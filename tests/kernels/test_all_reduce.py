@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import pathlib
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from tests.kernels.rank_in_interpreter import EPS, Case, Setting
+from tests.support.warm_python import WarmPython
 from torch import Tensor
 
 from headrace_kernels import all_reduce
@@ -31,7 +31,6 @@ from headrace_kernels.all_reduce import (
 from headrace_kernels.all_reduce_words import BLANK
 from headrace_kernels.triton_runtime import INTERPRETED
 
-_LIMIT_S = 800
 _WORDS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="ranks without cards are processes with the interpreter")
 
@@ -52,6 +51,12 @@ def case(way: str, *shape: int, world_size: int, dtype: torch.dtype = torch.floa
     return Case(way, x, residual, drawn(shape[-1], seed=seed + 2, dtype=dtype))
 
 
+@functools.cache
+def _interpreters() -> WarmPython:
+    """Processes for ranks of all tests."""
+    return WarmPython(["torch", "headrace_kernels.all_reduce"], os.environ | {"TRITON_INTERPRET": "1"})
+
+
 Results = list[list[tuple[Tensor, Tensor | None]]]
 
 
@@ -60,22 +65,16 @@ def run_ranks(folder: pathlib.Path, world_size: int, cases: list[Case], setting:
     torch.save((setting, cases), folder / "cases.pt")
     memory = os.memfd_create("ranks")
     fill(memory, world_size, setting)
-    command = [sys.executable, "-m", "tests.kernels.rank_in_interpreter"]
-    # For every program of a rank, in turn, others wait: they must not wait for each other's threads too.
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    path = f"/proc/{os.getpid()}/fd/{memory}"
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(world_size), str(memory), str(folder)], pass_fds=(memory,), env=environment
-        )
+        ("tests.kernels.rank_in_interpreter", [str(rank), str(world_size), path, str(folder)])
         for rank in range(world_size)
     ]
     try:
-        assert [rank.wait(_LIMIT_S) for rank in ranks] == [0] * world_size
+        ended = _interpreters().run(ranks)
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
         os.close(memory)
+    assert [rank.returncode for rank in ended] == [0] * world_size, [rank.stderr[-3000:] for rank in ended]
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(world_size)]
 
 
