@@ -28,7 +28,7 @@ _REPOSITORY = pathlib.Path(__file__).parents[2]
 _PYTHONPATH = os.pathsep.join(str(_REPOSITORY / part) for part in ("backend", "protos/python", "."))
 ENVIRONMENT = {**os.environ, "PYTHONPATH": _PYTHONPATH}
 # Of what must come at all; nothing of it takes longer than a moment on a quiet machine.
-LIMIT_S = 90.0
+LIMIT_S = 240.0
 
 
 def write_model_folder(folder: pathlib.Path) -> pathlib.Path:

@@ -188,6 +188,9 @@ def main() -> int:
         plan = StepPlan.decode(payload)
         poisoned = options.poison_token in plan.forward.token_ids
         if poisoned or (options.fail_file is not None and options.fail_file.exists()):
+            if options.fail_file is not None:
+                # Once: the next worker may take its first step before a test has seen this one fail.
+                options.fail_file.unlink(missing_ok=True)
             send(WorkerFailed("forward pass failed", invalid_model=False, step_id=plan.step_id))
             return 1
         time.sleep(options.step_ms / 1000)

@@ -80,9 +80,13 @@ async def test_a_prompt_is_told_of_once_though_its_worker_is_killed_in_the_middl
         connected(backend.address) as client,
     ):
         await client.wait_serving()
-        request = await client.add(prompt, 5, prompt_logprobs=1)
-        await until(lambda: request.prompt)
-        assert len(request.prompt) < 1000, "too late to interrupt it"
+        for _ in range(5):
+            request = await client.add(prompt, 5, prompt_logprobs=1)
+            await until(lambda: request.prompt)  # noqa: B023  # waited for here
+            if len(request.prompt) < 1000:
+                break
+            # Too late to interrupt it.
+            await settled(request)
         os.kill(backend.worker_pids()[0], signal.SIGKILL)
         await settled(request)
         # Whoever reads checks that parts come in order and without gaps.
@@ -105,7 +109,7 @@ async def test_stopped_worker_is_found_by_the_watchdog_and_shows_its_stacks(
     model: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     async with (
-        running_backend(tmp_path, model, "--step-ms", "10", watchdog_s=3.0) as backend,
+        running_backend(tmp_path, model, "--step-ms", "10", watchdog_s=8.0) as backend,
         connected(backend.address) as client,
     ):
         await client.wait_serving()
@@ -115,31 +119,31 @@ async def test_stopped_worker_is_found_by_the_watchdog_and_shows_its_stacks(
         os.kill(worker, signal.SIGSTOP)
         await until(lambda: not alive([worker]))
         # The last result may have come a moment before the signal.
-        assert 1.5 < time.monotonic() - moment < 60
+        assert 4.0 < time.monotonic() - moment < 120
         await check_continued(requests, 400, resumed=1)
-        assert "no step result for 3 s" in backend.log
+        assert "no step result for 8 s" in backend.log
         assert "fake_worker.py" in backend.log and "most recent call first" in backend.log
 
 
 async def test_idle_worker_is_left_alone_by_the_watchdog(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    async with running_backend(tmp_path, model, watchdog_s=2.0) as backend, connected(backend.address) as client:
+    async with running_backend(tmp_path, model, watchdog_s=4.0) as backend, connected(backend.address) as client:
         await client.wait_serving()
         await settled(await client.add([5, 6, 7], 5))
         moment = time.monotonic()
-        await asyncio.sleep(4.5)
+        await asyncio.sleep(9.0)
         assert all(serving for _, serving, _ in states_since(client, moment))
         assert backend.log_lines("worker lost") == []
 
 
 async def test_time_in_which_the_backend_was_stopped_is_no_hang(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     async with (
-        running_backend(tmp_path, model, "--step-ms", "5", watchdog_s=2.0) as backend,
+        running_backend(tmp_path, model, "--step-ms", "5", watchdog_s=4.0) as backend,
         connected(backend.address) as client,
     ):
         await client.wait_serving()
         requests = await start_requests(client, 300)
         os.kill(backend.process.pid, signal.SIGSTOP)
-        await asyncio.sleep(4.5)
+        await asyncio.sleep(9.0)
         os.kill(backend.process.pid, signal.SIGCONT)
         for prompt, request in requests:
             assert (await settled(request)).tokens == expected_tokens(prompt, 300)
@@ -153,8 +157,6 @@ async def test_failing_step_restarts_the_worker(model: pathlib.Path, tmp_path: p
         await client.wait_serving()
         requests = await start_requests(client, 400)
         fail_file.touch()
-        await until(lambda: backend.log_lines("worker lost"))
-        fail_file.unlink()
         await check_continued(requests, 400, resumed=1)
         assert "forward pass failed" in backend.log_lines("worker lost")[0]["reason"]
 

@@ -66,14 +66,14 @@ def _check_the_same(events: list[Event], disturbed: Completion, whole: Completio
 
 
 def _read(stream: headrace.Stream, at_tokens: list[int], disturb: Callable[[], object]) -> list[Event]:
-    """Reads to the end; disturbs when so many tokens have come."""
+    """Reads to the end; disturbs when so many tokens have come, and once if several of these numbers came at once, as on a busy machine."""
     events, tokens, left = [], 0, list(at_tokens)
     for event in stream:
         events.append(event)
         if isinstance(event, Delta):
             tokens += len(event.token_ids)
             if left and tokens >= left[0]:
-                left.pop(0)
+                left = [number for number in left if number > tokens]
                 disturb()
     assert not left
     return events
@@ -154,10 +154,9 @@ def test_service_processes_are_killed(server: RunningServer, options: dict[str, 
             stream = client.subscribe(submitted)
             events = _read(stream, [5, 40, 90], kill)
             _check_the_same(events, stream.result(), whole)
-        assert len(killed) == 3
         # As the next test wants them: a service that was just started takes calls before it has reached the engine.
         wait_until(lambda: _both_serve(server), 60, "both services serve")
-        if any(isinstance(event, Reconnecting) for event in events):
+        if len(killed) == 3 and any(isinstance(event, Reconnecting) for event in events):
             return
     raise AssertionError("no service was killed in time")
 

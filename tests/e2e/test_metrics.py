@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import re
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
@@ -55,8 +55,16 @@ class _Figures:
         return bool(samples) and not sum(ups) and all(s.name != "headrace_requests_running" for s in samples)
 
     def sum(self, name: str, **labels: str) -> float:
-        chosen = [s.value for s in self.samples() if s.name == name and labels.items() <= s.labels.items()]
-        return sum(chosen)
+        return _sum(self.samples(), name, **labels)
+
+    def grown_since_now(self) -> Callable[..., float]:
+        """A `sum` of what is told from here on."""
+        earlier = self.samples()
+        return lambda name, **labels: self.sum(name, **labels) - _sum(earlier, name, **labels)
+
+
+def _sum(samples: list[Sample], name: str, **labels: str) -> float:
+    return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +80,7 @@ def served() -> Iterator[tuple[RunningServer, _Figures]]:
 
 def test_figures_equal_what_clients_saw_and_lead_to_their_traces(served: tuple[RunningServer, _Figures]) -> None:
     server, figures = served
+    grown = figures.grown_since_now()
 
     def one(number: int) -> rpc.Transcript:
         return rpc.generate(server.address, rpc.greedy(f"{_MARKER} {number}", 10 + number))
@@ -84,22 +93,22 @@ def test_figures_equal_what_clients_saw_and_lead_to_their_traces(served: tuple[R
         stub.Submit(inference_pb2.SubmitRequest(spec=rpc.greedy(_MARKER, 20)), timeout=60)
     usages = [answer.done.usage for answer in answers if answer.done]
     assert len(usages) == 24
-    wait_until(lambda: figures.sum("headrace_requests_total") == 25, 60, "all generations were told")
-    assert figures.sum("headrace_requests_total", headrace_wire="submit", headrace_finish_reason="length") == 1
+    wait_until(lambda: grown("headrace_requests_total") == 25, 60, "all generations were told")
+    assert grown("headrace_requests_total", headrace_wire="submit", headrace_finish_reason="length") == 1
     output = sum(usage.output_tokens for usage in usages) + 20
     assert output == sum(range(10, 34)) + 20
-    assert figures.sum("headrace_tokens_total", headrace_token_kind="output") == output
+    assert grown("headrace_tokens_total", headrace_token_kind="output") == output
     prompts = sum(usage.prompt_tokens for usage in usages)
-    assert figures.sum("headrace_tokens_total", headrace_token_kind="input") > prompts
-    assert figures.sum("gen_ai_server_time_to_first_token_seconds_count") == 25
+    assert grown("headrace_tokens_total", headrace_token_kind="input") > prompts
+    assert grown("gen_ai_server_time_to_first_token_seconds_count") == 25
     generate = {"rpc_method": "headrace.v1.InferenceService/Generate"}
     wait_until(
-        lambda: figures.sum("rpc_server_call_duration_seconds_count", rpc_response_status_code="OK", **generate) == 24,
+        lambda: grown("rpc_server_call_duration_seconds_count", rpc_response_status_code="OK", **generate) == 24,
         30,
         "all calls were told",
     )
     refused = {"rpc_response_status_code": "INVALID_ARGUMENT", **generate}
-    assert figures.sum("rpc_server_call_duration_seconds_count", **refused) == 1
+    assert grown("rpc_server_call_duration_seconds_count", **refused) == 1
     # Every step once, though the backend and two services know of it.
     wait_until(
         lambda: figures.sum("headrace_steps_total") == figures.sum("headrace_step_sequences_count") > 0,

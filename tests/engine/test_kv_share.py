@@ -205,6 +205,18 @@ def test_deadline_is_not_measured_by_prompts_that_are_passed_over() -> None:
     harness.engine.check_integrity()
 
 
+def fastest_walk_ns(line: list[int]) -> int:
+    """Of twenty that look at all who wait."""
+    fastest_ns = 10**9
+    for _ in range(20):
+        began = time.perf_counter_ns()
+        for waiting in line:
+            if waiting < 0:
+                break
+        fastest_ns = min(fastest_ns, time.perf_counter_ns() - began)
+    return fastest_ns
+
+
 def test_passing_over_a_long_line_costs_a_step_nothing() -> None:
     """10,000 waiting requests of a tenant at its share, and one of another behind them."""
     harness = Harness(
@@ -230,8 +242,8 @@ def test_passing_over_a_long_line_costs_a_step_nothing() -> None:
         harness.settle()
     assert reader.started is not None and len(reader.tokens[0]) > 10
     assert harness.engine.load().waiting_requests == 10_000
-    # A walk over the line would take a millisecond. The fastest of many, as the machine may be busy.
-    assert fastest_ns < 500_000
+    # A bare walk over the line takes four times as long. The fastest of many, as the machine may be busy.
+    assert fastest_ns < fastest_walk_ns(list(range(10_000)))
     harness.engine.stream_lost(1)
 
 

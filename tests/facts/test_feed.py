@@ -76,7 +76,8 @@ async def test_stop_sends_what_waits(peer: Peer) -> None:
     await until(lambda: feed.connected)
     for number in range(5000):
         feed.tell(load(number))
-    await feed.stop()
+    # A second is not enough everywhere.
+    await feed.stop(timeout_s=60.0)
     await until(lambda: numbers(peer.taken) == list(range(5000)))
 
 

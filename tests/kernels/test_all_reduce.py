@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import pathlib
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from tests.kernels.rank_in_interpreter import EPS, Case, Result, Setting
+from tests.support.warm_python import WarmPython
 from torch import Tensor
 
 from headrace_kernels import all_reduce
@@ -33,7 +34,6 @@ from headrace_kernels.rms_norm import rounded_add_rms_norm
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
-_LIMIT_S = 240
 _WORDS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="ranks without cards are processes with the interpreter")
 
@@ -55,6 +55,12 @@ def case(way: str, *shape: int, world_size: int, dtype: torch.dtype = torch.floa
     return Case(way, x, residual, drawn(shape[-1], seed=seed + 2, dtype=dtype), number)
 
 
+@functools.cache
+def _interpreters() -> WarmPython:
+    """Processes for ranks of all tests."""
+    return WarmPython(["torch", "headrace_kernels.all_reduce"], os.environ | {"TRITON_INTERPRET": "1"})
+
+
 Results = list[list[Result]]
 
 
@@ -63,22 +69,16 @@ def run_ranks(folder: pathlib.Path, world_size: int, cases: list[Case], setting:
     torch.save((setting, cases), folder / "cases.pt")
     memory = os.memfd_create("ranks")
     fill(memory, world_size, setting)
-    command = [sys.executable, "-m", "tests.kernels.rank_in_interpreter"]
-    # For every program of a rank, in turn, others wait: they must not wait for each other's threads too.
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    path = f"/proc/{os.getpid()}/fd/{memory}"
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(world_size), str(memory), str(folder)], pass_fds=(memory,), env=environment
-        )
+        ("tests.kernels.rank_in_interpreter", [str(rank), str(world_size), path, str(folder)])
         for rank in range(world_size)
     ]
     try:
-        assert [rank.wait(_LIMIT_S) for rank in ranks] == [0] * world_size
+        ended = _interpreters().run(ranks)
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
         os.close(memory)
+    assert [rank.returncode for rank in ended] == [0] * world_size, [rank.stderr[-3000:] for rank in ended]
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
@@ -166,12 +166,16 @@ def drawn_case(draw: random.Random, world_size: int, seed: int) -> Case:
     return case(way, *shape, world_size=world_size, dtype=dtype, seed=seed)
 
 
-@needs_interpreter
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_buffers_come_round_whatever_follows_what(tmp_path: pathlib.Path, world_size: int) -> None:
+def drawn_cases(world_size: int) -> list[Case]:
     """Small tensors follow large ones, of whose words none may be left in any buffer."""
     draw = random.Random(world_size)
-    cases = [drawn_case(draw, world_size, seed) for seed in range(72 // world_size)]
+    return [drawn_case(draw, world_size, seed) for seed in range(36 // world_size)]
+
+
+@needs_interpreter
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_buffers_come_round_whatever_follows_what(tmp_path: pathlib.Path, world_size: int) -> None:
+    cases = drawn_cases(world_size)
     check(run_ranks(tmp_path, world_size, cases, Setting()), cases)
 
 
@@ -197,10 +201,7 @@ def awkward(dtype: torch.dtype) -> Tensor:
     return pairs.view(torch.int32).flatten().view(dtype)
 
 
-@needs_interpreter
-# In the interpreter, a product of infinity and zero.
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_rounded_norms_of_awkward_sums_are_those_of_the_norms_own_kernel(tmp_path: pathlib.Path) -> None:
+def awkward_rounded_cases() -> list[Case]:
     """A NaN and an infinity in rows of one rank; a row of zeros; rows whose largest number decides."""
     rows = drawn(2, 5, 1032, seed=3, dtype=torch.float16)
     rows[1, 0, 7], rows[0, 1, 1031], rows[0, 2, 0] = float("nan"), float("inf"), 60_000.0
@@ -208,13 +209,10 @@ def test_rounded_norms_of_awkward_sums_are_those_of_the_norms_own_kernel(tmp_pat
     stream = drawn(5, 1032, seed=4, dtype=torch.float16)
     stream[3] = 0.0
     about = (rows, stream, drawn(1032, seed=5, dtype=torch.float16))
-    cases = [Case("rounded", *about, number) for number in (torch.float8_e4m3fn, torch.int8)]
-    check(run_ranks(tmp_path, 2, cases, Setting()), cases)
+    return [Case("rounded", *about, number) for number in (torch.float8_e4m3fn, torch.int8)]
 
 
-@needs_interpreter
-@pytest.mark.parametrize("way", ["one", "two", "norm"])
-def test_no_bit_pattern_is_waited_for_or_changed(tmp_path: pathlib.Path, way: str) -> None:
+def awkward_cases(way: str) -> list[Case]:
     """Zeros of either sign on all ranks, infinities, NaNs of all kinds and among them what stands for nothing."""
     cases = []
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -224,7 +222,40 @@ def test_no_bit_pattern_is_waited_for_or_changed(tmp_path: pathlib.Path, way: st
             x = torch.stack(parts)
             norm = (torch.full_like(alone[None], -0.0), torch.ones_like(alone)) if way == "norm" else (None, None)
             cases.append(Case(way, x[:, None] if way == "norm" else x, *norm))
-    check(run_ranks(tmp_path, 2, cases, Setting()), cases)
+    return cases
+
+
+OF_TWO = {
+    "drawn": drawn_cases(2),
+    "rounded": awkward_rounded_cases(),
+    **{way: awkward_cases(way) for way in ("one", "two", "norm")},
+}
+
+
+@pytest.fixture(scope="module")
+def found_by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
+    """Results of all calls of two ranks, made in one run: to start a rank takes longer than its calls."""
+    results = run_ranks(tmp_path_factory.mktemp("two"), 2, list(itertools.chain(*OF_TWO.values())), Setting())
+    of_rank = [iter(rank) for rank in results]
+    return {name: [list(itertools.islice(rank, len(cases))) for rank in of_rank] for name, cases in OF_TWO.items()}
+
+
+@needs_interpreter
+def test_buffers_of_two_come_round_whatever_follows_what(found_by_two: dict[str, Results]) -> None:
+    check(found_by_two["drawn"], OF_TWO["drawn"])
+
+
+@needs_interpreter
+@pytest.mark.parametrize("way", ["one", "two", "norm"])
+def test_no_bit_pattern_is_waited_for_or_changed(found_by_two: dict[str, Results], way: str) -> None:
+    check(found_by_two[way], OF_TWO[way])
+
+
+@needs_interpreter
+# In the interpreter, a product of infinity and zero.
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_rounded_norms_of_awkward_sums_are_those_of_the_norms_own_kernel(found_by_two: dict[str, Results]) -> None:
+    check(found_by_two["rounded"], OF_TWO["rounded"])
 
 
 def peers_of_two() -> Peers:

@@ -16,7 +16,7 @@ from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.step_plan import StepPlan, StepResult
 
 # Of what must come at all.
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 
 
 class Ranks:

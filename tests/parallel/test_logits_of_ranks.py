@@ -61,8 +61,9 @@ def distance(found: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize("tp", [2, 4])
 def test_ranks_of_a_cpu_draw_the_tokens_of_one(folder: pathlib.Path, tp: int) -> None:
     cases = ["plain", "kv-fp8", "kv-int8", "fp8-kv-fp8"] if tp == 2 else ["int4-32-kv-int8", "int8-kv-int8"]
-    alone, shared = answers(folder, "cpu", 1, cases), answers(folder, "cpu", tp, cases)
-    exact, _ = forced(Case(), ModelFolder.open(folder), torch.device("cpu"), ALONE)
+    shared, opened, device = answers(folder, "cpu", tp, cases), ModelFolder.open(folder), torch.device("cpu")
+    alone = {name: Answers(*forced(CASES[name], opened, device, ALONE)) for name in cases}
+    exact, _ = forced(Case(), opened, device, ALONE)
     for name in cases:
         if name in SLICES:
             assert shared[name].tokens == alone[name].tokens, name

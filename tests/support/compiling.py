@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import pathlib
-import subprocess
-import sys
 from typing import Any
 
-_ROOT = pathlib.Path(__file__).parents[2]
-_ROOMS = ("service", "backend", "kernels", "protos/python", "clients/python", ".")
+from tests.support.warm_python import WarmPython
+
+
+@functools.cache
+def _compiler() -> WarmPython:
+    """One for all that this process has compiled."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return WarmPython(["torch", "triton"], environment)
 
 
 def compiled(module: str, *arguments: str | int) -> list[dict[str, Any]]:
     """The resources of the kernels that `python -m tests.support.<module>` compiles (see `compiled_kernels.resources`)."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(str(_ROOT / room) for room in _ROOMS)
-    environment["OMP_NUM_THREADS"] = "1"
-    command = [sys.executable, "-m", f"tests.support.{module}", *map(str, arguments)]
-    result = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    (ended,) = _compiler().run([(f"tests.support.{module}", [str(each) for each in arguments])])
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return [json.loads(line) for line in ended.stdout.splitlines()]

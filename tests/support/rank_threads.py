@@ -14,7 +14,7 @@ from headrace_backend.weights.placement import Shard
 from headrace_kernels.all_reduce import all_reduce_reference
 
 _T = TypeVar("_T")
-_LIMIT_S = 60.0
+_LIMIT_S = 240.0
 
 
 class ThreadGroup:

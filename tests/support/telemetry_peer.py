@@ -21,12 +21,23 @@ class Peer:
         self.reads = asyncio.Event()
         self.reads.set()
         self.server: asyncio.Server | None = None
+        self._life: object | None = None
 
     async def listen(self) -> None:
-        self.server = await asyncio.start_unix_server(self._serve, self.path, limit=1 << 12)
+        life = self._life = object()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if life is self._life:
+                await self._serve(reader, writer)
+            else:
+                # It was taken, and came to nobody before the end.
+                writer.transport.abort()
+
+        self.server = await asyncio.start_unix_server(serve, self.path, limit=1 << 12)
 
     async def die(self) -> None:
         assert self.server is not None
+        self._life = None
         self.server.close()
         for writer in self.writers:
             writer.transport.abort()

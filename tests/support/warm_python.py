@@ -1,0 +1,117 @@
+"""A Python that has imported what is slow to import, and forks for each program that it is to run: torch and Triton take 2.6 s of a core, a fork none of it.
+
+Owns the process, its requests and how programs end. A program is `python -m MODULE ARGUMENTS`, run as if in a process of its own. Not for what the product
+starts as processes: that is to be started as it always is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import runpy
+import select
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_ROOMS = ("service", "backend", "kernels", "protos/python", "clients/python", ".")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class WarmPython:
+    """Started with the first program, ended with this process."""
+
+    def __init__(self, imports: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Not started.
+
+        Args:
+            imports: Modules that programs find imported.
+            environment: Of all programs; ours are in reach.
+        """
+        path = os.pathsep.join(str(_ROOT / room) for room in _ROOMS)
+        self._environment = {**environment, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        self._imports = imports
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, programs: Sequence[tuple[str, Sequence[str]]], timeout_s: float = 800.0) -> list[Ended]:
+        """Runs programs (module and arguments) at the same time until all have ended; all are killed if that takes too long."""
+        process = self._started()
+        assert process.stdin is not None and process.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            process.stdin.write(json.dumps({"folder": folder, "programs": programs}) + "\n")
+            process.stdin.flush()
+            if not select.select([process.stdout], [], [], timeout_s)[0]:
+                os.killpg(process.pid, 9)
+            line = process.stdout.readline()
+            files = pathlib.Path(folder)
+            told = [[(files / f"{i}.{name}").read_text() for name in ("out", "err")] for i in range(len(programs))]
+            assert line, f"not within {timeout_s} s, or it ended by itself: {told}"
+        return [Ended(code, out, err) for code, (out, err) in zip(json.loads(line), told, strict=True)]
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.warm_python", *self._imports],
+                cwd=_ROOT,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                # A group of its own, so that it can be killed with its programs.
+                start_new_session=True,
+            )
+        return self._process
+
+
+def _become(index: int, folder: pathlib.Path, module: str, arguments: list[str]) -> NoReturn:
+    """Runs a program in a process that was forked for it."""
+    for number, name in ((1, "out"), (2, "err")):
+        file = os.open(folder / f"{index}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(file, number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.argv = [module, *arguments]
+    code: object = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def main(imports: list[str]) -> None:
+    """Takes a request per line of standard input, answers with the programs' exit codes; ends with its input."""
+    for name in imports:
+        __import__(name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        children = []
+        for index, (module, arguments) in enumerate(request["programs"]):
+            child = os.fork()
+            if child == 0:
+                _become(index, pathlib.Path(request["folder"]), module, arguments)
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(codes), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
