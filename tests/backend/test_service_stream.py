@@ -125,7 +125,8 @@ async def test_records_of_all_steps_go_with_an_outbox_now_and_then_merged_or_not
         if step != b"2":
             stream.send_outbox(tokens(1, int(step)))
     await run(stream, reader)
-    for now_ns, step in ((RECORDS_EVERY_NS - 1, b"4"), (RECORDS_EVERY_NS, b"5")):
+    for at_ns, step in ((RECORDS_EVERY_NS - 1, b"4"), (RECORDS_EVERY_NS, b"5")):
+        now_ns = at_ns
         log.settle(step)
         stream.send(added(1))
         stream.send_outbox(tokens(1, int(step)))
