@@ -16,7 +16,8 @@ from headrace_backend.server.lifetime import die_with_parent
 from headrace_backend.server.telemetry import new_step_log
 
 
-def _switched_step_log(clock: Callable[[], int]) -> StepLog:
+def switched_step_log(clock: Callable[[], int]) -> StepLog:
+    """The log of a backend, silenced and woken by signals to this process. `clock` is the engine's."""
     steps = new_step_log(clock)
     told = (False, False)
 
@@ -35,6 +36,6 @@ def _switched_step_log(clock: Callable[[], int]) -> StepLog:
 
 if __name__ == "__main__":
     die_with_parent()
-    backend.new_step_log = _switched_step_log  # type: ignore[attr-defined]
+    backend.new_step_log = switched_step_log  # type: ignore[attr-defined]
     worker = (sys.executable, "-m", "benchmarks.instant_worker", "--step-ms", sys.argv[1])
     sys.exit(backend.main(sys.argv[2:], worker_command=worker))

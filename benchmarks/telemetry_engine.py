@@ -142,8 +142,8 @@ def _interval(differences: list[float]) -> tuple[float, float, float]:
     return statistics.median(differences), float(low), float(high)
 
 
-def measure(rows: int, num_turns: int) -> dict[str, Any]:
-    """Microseconds per token of all modes, and the differences that telemetry makes."""
+def turns_us(rows: int, num_turns: int) -> tuple[dict[str, list[float]], Turns]:
+    """Microseconds per token of so many turns, by mode, and the engine that recorded."""
     engines = [Turns(mode, rows) for mode in MODES]
     gc.collect()
     gc.freeze()
@@ -156,12 +156,17 @@ def measure(rows: int, num_turns: int) -> dict[str, Any]:
             times[turns.mode.name].append(turns.turn(STEPS_PER_TURN))
     gc.enable()
     gc.unfreeze()
+    return times, engines[-1]
+
+
+def measure(rows: int, num_turns: int) -> dict[str, Any]:
+    """Microseconds per token of all modes, and the differences that telemetry makes."""
+    times, told = turns_us(rows, num_turns)
     result: dict[str, Any] = {f"{name}_us": round(statistics.median(values), 4) for name, values in times.items()}
     for later, earlier in (("on", "off"), ("recorded", "on")):
         differences = [a - b for a, b in zip(times[later], times[earlier], strict=True)]
         median, low, high = _interval(differences)
         result[f"{later}_beyond_{earlier}_us"] = [round(value, 4) for value in (median, low, high)]
-    told = engines[-1]
     result["fact_bytes_per_token"] = round(told.num_fact_bytes / told.num_tokens, 2)
     return {"rows": rows, "turns": num_turns, **result}
 

@@ -132,7 +132,7 @@ def _turns(live: _Live, names: tuple[str, ...], rounds: int) -> dict[str, list[d
 
 
 def compared(turns: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Medians by kind, and the changes of each kind against `BASE`, turn by turn."""
+    """Medians by kind, the changes of each kind against `BASE`, turn by turn, and the turns themselves."""
     result: dict[str, Any] = {
         name: {figure: round(statistics.median(one[figure] for one in of), 3) for figure in of[0]}
         for name, of in turns.items()
@@ -143,4 +143,5 @@ def compared(turns: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             result[f"{name} / {BASE} - 1"] = {
                 figure: relative([one[figure] for one in of], [one[figure] for one in base]) for figure in COMPARED
             }
+    result["turns"] = {name: {figure: [one[figure] for one in of] for figure in COMPARED} for name, of in turns.items()}
     return result

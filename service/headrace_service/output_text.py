@@ -9,7 +9,7 @@ from __future__ import annotations
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service.detokenizer import IncrementalDetokenizer, PieceTable
 from headrace_service.render_state import RenderState
-from headrace_service.tracing.recording import OUTPUT_SHIFT, Recording
+from headrace_service.tracing.recording import Recording
 from headrace_service.wires import EventWire, TokenLogprobs
 
 # Keeps a message of a long replay (log probabilities included) well under a client's default limit of 4 MiB.
@@ -31,7 +31,6 @@ class OutputText:
     __slots__ = (
         "_detokenizer",
         "_entries",
-        "_first_entry",
         "_next_token",
         "_output_index",
         "_skip_left",
@@ -57,8 +56,7 @@ class OutputText:
         self._output_index = output_index
         self._wire = wire
         # Take the number of tokens of each delta, where somebody records them.
-        self._entries = recording.entries if recording is not None else None
-        self._first_entry = output_index << OUTPUT_SHIFT
+        self._entries = recording.entries_of(output_index) if recording is not None else None
         # None: the reader wants token ids alone.
         self._detokenizer = None if render.ids_only else IncrementalDetokenizer(table, render.skip_special)
         self._next_token = 0
@@ -125,4 +123,4 @@ class OutputText:
                 messages.append(message)
             entries = self._entries
             if entries is not None:
-                entries.append(self._first_entry + len(token_ids))
+                entries.append(len(token_ids))

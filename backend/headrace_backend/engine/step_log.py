@@ -1,7 +1,7 @@
 """What settled steps leave behind for telemetry: a record of each, who was in it, and the requests whose end only the engine can tell of.
 
 Owns the records' making, the ring of the newest ones for services, and what waits to be told. Does not tell anybody (the server does), and decides nothing. While nobody asks (`keeps_records` and
-`tells` are False) a step costs two branches; otherwise it is put aside, and records are made of many at once, when somebody takes them: code that runs once a step is never in the processor's caches, and costs four times as much.
+`tells` are False) a step costs two branches.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from headrace_facts.step_records import RECORD, StepFlag
 
 # A service that lags gets so many.
 MAX_RECORDS = 4096
-# As often as backends and services write to the telemetry process.
+# As often as backends and services write to the telemetry process, where each fact of steps costs far more than one step more in it.
 RECORDS_EVERY_NS = 50_000_000
-# So many may be put aside: what planned them is kept so long.
-_MAX_ASIDE = 128
 # As `step_records.RECORD` has its fields.
 _RECORD = struct.Struct("<7Q12I")
 assert _RECORD.size == RECORD.itemsize
@@ -70,36 +68,6 @@ class _Waiting:
         self.preempted.extend(step.preempted)
 
 
-# Of a step without a record: its number, its plan, when it began, ended and was read, its flags but for the plan's, and padded tokens. The result itself may hold far more.
-_Settled = tuple[int, InFlightStep, int, int, int, int, int]
-
-
-def _record(settled: _Settled) -> bytes:
-    step_id, step, started_at_ns, finished_at_ns, settled_at_ns, flags, padded_tokens = settled
-    load = step.load
-    return _RECORD.pack(
-        step_id,
-        step.planned_at_ns,
-        started_at_ns,
-        finished_at_ns,
-        settled_at_ns,
-        int(load.context_tokens),
-        int(load.attention_pairs),
-        step.num_sequences,
-        load.num_prefill_tokens,
-        load.num_decodes,
-        len(step.samples),
-        step.free_blocks,
-        step.num_blocks,
-        step.num_waiting,
-        len(step.preempted),
-        0,
-        0,
-        flags | step.isolated * _ISOLATED,
-        padded_tokens,
-    )
-
-
 class StepReader:
     """One reader's place in the ring of records."""
 
@@ -107,7 +75,6 @@ class StepReader:
 
     def __init__(self, log: StepLog) -> None:
         """Begins with the next step."""
-        log.make_records()
         self._log = log
         self._num_taken = log.num_records
         self._due_at_ns = 0
@@ -122,7 +89,6 @@ class StepReader:
     def take(self) -> bytes:
         """Records of the steps settled since the last call, the newest ones where they are too many, side by side."""
         log = self._log
-        log.make_records()
         num_new, self._num_taken = log.num_records - self._num_taken, log.num_records
         newest = log.newest
         if num_new == 1:
@@ -149,7 +115,6 @@ class StepLog:
         self.newest: deque[bytes] = deque(maxlen=MAX_RECORDS)
         # Made so far.
         self.num_records = 0
-        self._aside: list[_Settled] = []
         self._waiting = _Waiting()
         self._ended: list[EndedRequest] = []
         # Steps of decoding mostly have the same sequences as the one before.
@@ -183,23 +148,34 @@ class StepLog:
         self._device_free_ns = result.finished_at_ns
         if not (self.keeps_records or self.tells):
             return
-        flags = result.captured * _CAPTURED | late_work * _LATE_WORK
-        finished_at_ns, padded_tokens = result.finished_at_ns, result.padded_tokens
-        self._aside.append((step_id, step, started_at_ns, finished_at_ns, now_ns, flags, padded_tokens))
-        if len(self._aside) >= _MAX_ASIDE:
-            self.make_records()
-
-    def make_records(self) -> None:
-        """Makes the records of the steps that were put aside."""
-        aside, self._aside = self._aside, []
-        for settled in aside:
-            record = _record(settled)
-            if self.keeps_records:
-                self.newest.append(record)
-                self.num_records += 1
-            if self.tells:
-                step = settled[1]
-                self._waiting.add(record, self._members(step), step)
+        flags = result.captured * _CAPTURED | late_work * _LATE_WORK | step.isolated * _ISOLATED
+        load = step.load
+        record = _RECORD.pack(
+            step_id,
+            step.planned_at_ns,
+            started_at_ns,
+            result.finished_at_ns,
+            now_ns,
+            int(load.context_tokens),
+            int(load.attention_pairs),
+            step.num_sequences,
+            load.num_prefill_tokens,
+            load.num_decodes,
+            len(step.samples),
+            step.free_blocks,
+            step.num_blocks,
+            step.num_waiting,
+            len(step.preempted),
+            0,
+            0,
+            flags,
+            result.padded_tokens,
+        )
+        if self.keeps_records:
+            self.newest.append(record)
+            self.num_records += 1
+        if self.tells:
+            self._waiting.add(record, self._members(step), step)
 
     def note_ended(self, request: LiveRequest, trace: facts.EngineTrace | None) -> None:
         """A request has ended, and no service can tell of it."""
@@ -208,7 +184,6 @@ class StepLog:
 
     def take_steps(self) -> facts.Steps | None:
         """Steps settled since the last call; None if there are none."""
-        self.make_records()
         waiting = self._waiting
         if not waiting.records:
             return None

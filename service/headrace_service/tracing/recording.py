@@ -37,6 +37,19 @@ class SharedWrite:
         self.written_ns = written_ns
 
 
+class _LaterOutput:
+    """Where an output that is not the first notes its deltas. The first, mostly the only one, notes into the list itself."""
+
+    __slots__ = ("_entries", "_first_entry")
+
+    def __init__(self, entries: list[int], output_index: int) -> None:
+        self._entries = entries
+        self._first_entry = output_index << OUTPUT_SHIFT
+
+    def append(self, num_tokens: int) -> None:
+        self._entries.append(self._first_entry + num_tokens)
+
+
 class Recording:
     """The columns of one generation.
 
@@ -52,6 +65,10 @@ class Recording:
         self.entries: list[int] = []
         self.began_ns: list[int] = []
         self.shared: list[SharedWrite] = []
+
+    def entries_of(self, output_index: int) -> list[int] | _LaterOutput:
+        """Returns where an output appends the number of tokens of each of its deltas."""
+        return _LaterOutput(self.entries, output_index) if output_index else self.entries
 
     def skip(self, num_messages: int) -> None:
         """Notes messages that hold no tokens, so that entries and messages keep step."""
