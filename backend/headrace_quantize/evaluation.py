@@ -31,6 +31,11 @@ class Quality:
     divergence: float
     # Share of tokens at which both find the same one most likely.
     same_choice: float
+    # How much more a token surprises the quantized model, in nats: the logarithm of the perplexities' ratio. It may be below 0: noise that takes certainty from a model that is too certain of a text makes its perplexity fall.
+    surprise_change: float
+    # Half of the 95% interval of that and of the divergence, over pieces, whose tokens go together; None of one piece.
+    surprise_change_interval: float | None
+    divergence_interval: float | None
 
 
 def compare(
@@ -39,7 +44,7 @@ def compare(
     """Compares the two.
 
     Args:
-        pieces: The ids.
+        pieces: The ids, as many in each.
         before: [pieces, tokens, width] after all of the original's layers.
         after: The same of the quantized layers.
         source: For norm and output layer.
@@ -49,8 +54,8 @@ def compare(
     """
     norm = source.read("model.norm.weight").to(passes.device, passes.dtype)
     head = source.read("model.embed_tokens.weight" if tied else "lm_head.weight").to(passes.device, passes.dtype)
-    sums = torch.zeros(4, dtype=torch.float64)
-    count = 0
+    # Of each piece.
+    means = torch.zeros(len(pieces), 4, dtype=torch.float64)
     for index, ids in enumerate(pieces):
         targets = torch.tensor(ids[1:], device=passes.device)
         for first in range(0, len(targets), _TOKENS):
@@ -59,10 +64,24 @@ def compare(
                 (rms_norm(hidden[index, part].to(passes.device), norm, eps) @ head.t()).float().log_softmax(-1)
                 for hidden in (before, after)
             )
-            sums += _sums(wanted, found, targets[part])
-        count += len(targets)
-    surprise_before, surprise_after, divergence, same = (sums / count).tolist()
-    return Quality(count, math.exp(surprise_before), math.exp(surprise_after), divergence, same)
+            means[index] += _sums(wanted, found, targets[part]) / len(targets)
+    surprise_before, surprise_after, divergence, same = means.mean(0).tolist()
+    changes = means[:, 1] - means[:, 0]
+    return Quality(
+        sum(len(ids) - 1 for ids in pieces),
+        math.exp(surprise_before),
+        math.exp(surprise_after),
+        divergence,
+        same,
+        float(changes.mean()),
+        _interval(changes),
+        _interval(means[:, 2]),
+    )
+
+
+def _interval(values: Tensor) -> float | None:
+    """Half of the 95% interval of a mean."""
+    return 1.96 * float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def _sums(wanted: Tensor, found: Tensor, targets: Tensor) -> Tensor:

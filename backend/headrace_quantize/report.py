@@ -73,7 +73,10 @@ def _summary(report: RunReport) -> rich.table.Table:
     table.add_row("bits per quantized weight", "", f"{report.bits_per_weight:.2f}")
     if (quality := report.quality) is not None:
         table.add_row("perplexity", f"{quality.perplexity_before:.4f}", f"{quality.perplexity_after:.4f}")
-        table.add_row("divergence, nats", "", f"{quality.divergence:.5f}")
+        table.add_row(
+            "surprise, nats", "", f"{quality.surprise_change:+.5f}{_plus_minus(quality.surprise_change_interval)}"
+        )
+        table.add_row("divergence, nats", "", f"{quality.divergence:.5f}{_plus_minus(quality.divergence_interval)}")
         table.add_row("same choice", "", f"{quality.same_choice:.2%}")
         table.add_row("held-out tokens", "", f"{quality.tokens:,}")
     table.add_row("calibration tokens", "", f"{report.calibration_tokens:,}")
@@ -82,6 +85,10 @@ def _summary(report: RunReport) -> rich.table.Table:
         table.add_row("peak memory of the card, MiB", "", f"{report.peak_card_bytes / 2**20:,.0f}")
     table.add_row("seconds", "", f"{report.seconds:,.1f}")
     return table
+
+
+def _plus_minus(interval: float | None) -> str:
+    return "" if interval is None else f" ± {interval:.5f}"
 
 
 def _layers(report: RunReport) -> rich.table.Table:

@@ -20,7 +20,8 @@ from headrace_kernels.stored_rows import Rows, store_blocks, store_order, store_
 
 EPS = 1e-5
 # Kind, group (0: the whole row), arrangement.
-ARRANGED = {
+Form = tuple[QuantKind, int, Arrangement]
+ARRANGED: dict[str, Form] = {
     "int8 groups": (QuantKind.INT8, 32, Arrangement()),
     "int8 zeros": (QuantKind.INT8, 64, Arrangement(has_zeros=True)),
     "int8 rows with zeros": (QuantKind.INT8, 0, Arrangement(has_zeros=True)),
@@ -41,8 +42,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 class Stored:
     """Random numbers, scales and zero points, the weight made of them, and the matrix [N, K] fp64 that they are by arithmetic of this test's own."""
 
-    def __init__(self, name: str, outputs: int, inputs: int, dtype: torch.dtype, device: str = "cpu") -> None:
-        kind, group, arrangement = ARRANGED[name]
+    def __init__(self, name: str | Form, outputs: int, inputs: int, dtype: torch.dtype, device: str = "cpu") -> None:
+        kind, group, arrangement = ARRANGED[name] if isinstance(name, str) else name
         group = group or inputs
         generator = torch.Generator().manual_seed(outputs * 31 + inputs)
         draw = torch.Generator(device).manual_seed(outputs)
@@ -66,7 +67,7 @@ class Stored:
         if zeros is not None:
             shifted = shifted - zeros.double().repeat_interleave(group, 1)[:, :inputs]
         self.numbers = shifted * wide
-        blocks = kind is QuantKind.FP8
+        blocks = bool(arrangement.scale_outputs)
         store_rows(
             Rows(
                 numbers.to(device), None if blocks else scales.to(device), None if zeros is None else zeros.to(device)

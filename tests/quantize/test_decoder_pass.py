@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tests.models.checkpoints import CONFIGS
 from tests.quantize.quantize_parts import LENGTH, Bench
 
-from headrace_quantize.evaluation import compare
+from headrace_quantize.evaluation import Quality, compare
 from headrace_quantize.stages import STAGES, num_inputs
 
 
@@ -41,6 +42,27 @@ def test_a_model_beside_itself_differs_by_nothing(tmp_path: pathlib.Path) -> Non
     assert quality.tokens == ids.numel() - len(ids)
     assert quality.perplexity_before == quality.perplexity_after == pytest.approx(float(surprise.exp()), rel=1e-3)
     assert quality.divergence == 0.0 and quality.same_choice == 1.0
+    assert quality.surprise_change == quality.surprise_change_interval == quality.divergence_interval == 0.0
+
+
+@torch.no_grad()
+def test_intervals_are_over_pieces(tmp_path: pathlib.Path) -> None:
+    bench = Bench(tmp_path, "qwen2", method="rtn", group_size="channel")
+    hidden = bench.passes.embed(bench.pieces, bench.source)
+    other = hidden + 0.3 * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
+    eps = bench.job.model.config.rms_norm_eps
+
+    def of(count: int) -> Quality:
+        return compare(bench.pieces[:count], hidden[:count], other[:count], bench.source, bench.passes, False, eps)
+
+    alone = [compare([ids], *((side[index : index + 1]) for side in (hidden, other)), bench.source, bench.passes, False, eps) for index, ids in enumerate(bench.pieces)]  # fmt: skip
+    assert alone[0].surprise_change_interval is None and alone[0].divergence_interval is None
+    whole, changes = of(len(bench.pieces)), torch.tensor([one.surprise_change for one in alone])
+    assert whole.surprise_change == pytest.approx(float(changes.mean()), rel=1e-4)
+    assert whole.surprise_change == pytest.approx(math.log(whole.perplexity_after / whole.perplexity_before), rel=1e-6)
+    assert whole.surprise_change_interval == pytest.approx(1.96 * float(changes.std()) / len(changes) ** 0.5, rel=1e-3)
+    divergences = torch.tensor([one.divergence for one in alone])
+    assert whole.divergence_interval == pytest.approx(1.96 * float(divergences.std()) / len(alone) ** 0.5, rel=1e-3)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ _BLOCK_NUMBERS = 1 << 22
 # NF4's numbers reach from -1 to 1: as many steps as there are numbers.
 _NF4_STEPS = 8.0
 _NF4_EVEN_SCATTER = math.sqrt(sum(number**2 for number in NF4_NUMBERS) / len(NF4_NUMBERS)) / 2
-_NF4_ORDERS = {"the lower half of a byte first": (1, 0)}
+_NF4_ORDERS: dict[str, tuple[int, ...]] = {"the lower half of a byte first": (1, 0)}
 
 
 def _half_orders(size: int) -> dict[str, tuple[int, ...]]:
