@@ -26,7 +26,7 @@ if not _HAS_GPU:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# How long an example or its data takes says something about the machine only.
+# How long an example or its data takes says something about the machine only. A test with a list of checks of its own names `too_slow` again.
 hypothesis.settings.register_profile("headrace", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("headrace")
 

@@ -126,16 +126,24 @@ def test_java_tests_pass_against_a_real_server(build: JavaBuild, server: Running
     assert sum(int(report.get("skipped", "0")) for report in reports) == 0
 
 
+def run_as_told(folder: pathlib.Path, build: JavaBuild, server: RunningServer) -> str:
+    """The README's command in a folder: compiles its programs, and runs one; what that prints."""
+    command = re.search(r"^    mvn -q (compile exec:java .*)$", (CLIENT / "README.md").read_text(), re.MULTILINE)
+    assert command is not None
+    arguments = command[1].replace("127.0.0.1:50051", server.address).split()
+    return maven(folder, *arguments, repository=build.repository)
+
+
 @pytest.fixture(scope="module")
-def project(build: JavaBuild, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """An empty Maven project with the README's pom.xml and programs, compiled as the README says."""
+def project(build: JavaBuild, server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """An empty Maven project with the README's pom.xml and programs, compiled by the README's command, which also runs one of them."""
     folder = tmp_path_factory.mktemp("project")
     sources = folder / "src" / "main" / "java"
     sources.mkdir(parents=True)
     (folder / "pom.xml").write_text(readme_blocks("xml")[0])
     for name, program in readme_programs().items():
         (sources / f"{name}.java").write_text(program)
-    maven(folder, "compile", repository=build.repository)
+    assert EXAMPLES["Generate"] in run_as_told(folder, build, server)
     return folder
 
 
@@ -151,12 +159,8 @@ def test_the_readmes_programs_run_in_an_empty_project(
     assert EXAMPLES[name] in run_program(build, project, name, server.address)
 
 
-def test_the_readmes_command_runs_a_program(build: JavaBuild, project: pathlib.Path, server: RunningServer) -> None:
-    command = re.search(r"^    mvn -q (compile exec:java .*)$", (CLIENT / "README.md").read_text(), re.MULTILINE)
-    assert command is not None
-    arguments = command[1].replace("127.0.0.1:50051", server.address).split()
-    for folder in (project, build.folder / "examples"):
-        assert EXAMPLES["Generate"] in maven(folder, *arguments, repository=build.repository)
+def test_the_readmes_command_runs_a_program_of_our_folder_too(build: JavaBuild, server: RunningServer) -> None:
+    assert EXAMPLES["Generate"] in run_as_told(build.folder / "examples", build, server)
 
 
 def test_the_readmes_program_with_a_key_runs_over_tls(

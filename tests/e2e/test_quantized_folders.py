@@ -62,6 +62,8 @@ def test_answers_are_right(server: RunningServer, question: str, answer: str) ->
     check_answer(server, question, answer)
 
 
+# Real ranks over such a folder draw the tokens of one in tests/parallel/test_shared_folders.
+@pytest.mark.slow
 def test_answers_of_two_ranks_are_right(tmp_path: pathlib.Path) -> None:
     folder = quantize_folder(DEMO, tmp_path, Recipe("gptq", group=64))
     with running_server("--device", "cpu", "--num-blocks", "512", "--tp", "2", model=folder.path) as running:
@@ -83,10 +85,16 @@ def test_ranks_do_not_cut_what_belongs_together(tmp_path: pathlib.Path, recipe: 
     assert "; tp 1 works" in ended.stderr
 
 
-def test_what_is_wrong_ends_the_start(tmp_path: pathlib.Path) -> None:
+def test_such_a_folder_is_not_quantized_again(tmp_path: pathlib.Path) -> None:
     folder = quantize_folder(DEMO, tmp_path, Recipe("awq", group=64, symmetric=False))
     ended, _ = refused("--quantize", "int8", model=folder.path)
     assert ended.returncode == 2 and "the folder is quantized already (awq)" in ended.stderr
+
+
+# What is packed wrongly is named in tests/models/test_packing_check; that a worker's refusal ends the start, in test_gguf_server.
+@pytest.mark.slow
+def test_what_is_packed_wrongly_ends_the_start(tmp_path: pathlib.Path) -> None:
+    folder = quantize_folder(DEMO, tmp_path, Recipe("awq", group=64, symmetric=False))
     scales = "model.layers.5.mlp.up_proj.scales"
     folder.tensors[scales] = folder.tensors[scales].roll(1, 1)
     folder.rewrite()

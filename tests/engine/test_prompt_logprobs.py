@@ -25,7 +25,7 @@ asked = st.tuples(
 @hypothesis.settings(
     max_examples=150,
     deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )
 @hypothesis.given(
     num_blocks=st.integers(8, 20),

@@ -193,7 +193,7 @@ names = st.one_of(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     parameters=st.dictionaries(names, values, max_size=3),
     raw=st.lists(st.binary(max_size=24), max_size=3),

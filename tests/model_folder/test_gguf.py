@@ -359,7 +359,9 @@ def raw(tmp_path: pathlib.Path) -> bytes:
 
 
 @hypothesis.settings(
-    max_examples=150, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )
 @hypothesis.given(cut=st.floats(0, 1, exclude_max=True))
 def test_a_file_cut_anywhere_is_refused(tmp_path: pathlib.Path, raw: bytes, cut: float) -> None:
@@ -367,7 +369,9 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: pathlib.Path, raw: bytes, cut:
 
 
 @hypothesis.settings(
-    max_examples=300, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )
 @hypothesis.given(data=st.data())
 def test_any_damage_to_a_header_is_refused_or_harmless(tmp_path: pathlib.Path, raw: bytes, data: st.DataObject) -> None:

@@ -98,7 +98,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     piece_bytes=st.sampled_from([1, 100, 1000, 4096, 1 << 20]),
     num_readers=st.integers(1, 5),

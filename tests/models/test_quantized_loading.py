@@ -69,7 +69,7 @@ def numbers(model: CausalLM) -> dict[str, torch.Tensor]:
     return {path: dequantize(weight.quantized) for path, weight in model.low_bit_weights.items()}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     piece_bytes=st.sampled_from([1, 300, 1000, 4097, 1 << 20]),
     num_readers=st.integers(1, 4),

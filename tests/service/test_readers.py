@@ -157,11 +157,11 @@ async def test_random_cancels_leave_nothing_behind(running: Running) -> None:
         assert core._num_open == 1
 
 
-async def test_a_thousand_streams_opened_at_once_are_all_answered(running: Running) -> None:
+async def test_hundreds_of_streams_opened_at_once_are_all_answered(running: Running) -> None:
     async def one() -> str:
         return text_of(await events_of(running.stub.Generate(inference_pb2.GenerateRequest(spec=Spec(text="x")))))
 
-    assert set(await asyncio.gather(*(one() for _ in range(1000)))) == {ANSWER}
+    assert set(await asyncio.gather(*(one() for _ in range(400)))) == {ANSWER}
 
 
 async def test_a_long_text_being_encoded_does_not_stop_other_calls(running: Running) -> None:

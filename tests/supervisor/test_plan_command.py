@@ -42,7 +42,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Questions to the process that knows are answered in this one, which has imported torch; the first test asks the process."""
+    """Questions to the process that knows are answered in this one, which has imported torch; `test_every_number_of_ranks_has_its_row` asks the process."""
 
     def asked(question: dict[str, Any]) -> list[dict[str, Any]]:
         known = msgspec.convert(question, Question)
@@ -52,10 +52,13 @@ def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_command, "_asked", asked)
 
 
-def test_every_number_of_ranks_has_its_row() -> None:
+@pytest.mark.usefixtures("answered_here")
+def test_groups_that_do_not_divide_are_refused_on_any_number_of_ranks() -> None:
     ended = run("--model", str(DEMO), "--gpus", "4", "--quantize", "int4", "--users", "8", "--json")
-    # Groups of 128 do not divide the demo model's inner size, on any number of ranks.
     assert ended.exit_code == 1 and "quantize_group is 128" in json.loads(ended.output)[0]["refused"]
+
+
+def test_every_number_of_ranks_has_its_row() -> None:
     ended = run("--model", str(DEMO), "--gpus", "4", "--users", "8", "--json")
     assert ended.exit_code == 0
     rows = json.loads(ended.output)

@@ -39,7 +39,7 @@ def start(folder: pathlib.Path, **settings: Any) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace_telemetry", "--config-json", str(config)], stderr=subprocess.PIPE
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while not (folder / "t.sock").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     return process
@@ -57,10 +57,20 @@ async def running(folder: pathlib.Path, **settings: Any) -> AsyncIterator[subpro
         process.stderr.close()
 
 
+async def connected(folder: pathlib.Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the process, whose socket is there a moment before it listens."""
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                return await asyncio.open_unix_connection(folder / "t.sock")
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.01)
+
+
 async def hear(folder: pathlib.Path, story: Story) -> None:
     """Tells a story over two connections, as a backend and a service; the backend first."""
     for kind in ("backend", "service"):
-        reader, writer = await asyncio.open_unix_connection(folder / "t.sock")
+        reader, writer = await connected(folder)
         sources = [source for source, _ in story.told if source.kind == kind]
         for message in [sources[0], *(fact for source, fact in story.told if source.kind == kind)]:
             writer.write(framed(message))
@@ -114,7 +124,7 @@ async def test_what_is_left_goes_out_on_sigterm_and_file_equals_collector(tmp_pa
             await hear(tmp_path, story)
             # Spans wait a minute for others, so that only the end sends them.
             process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(process.wait, 15) == 0
+            assert await asyncio.to_thread(process.wait, 240) == 0
     tokens = [span for span in collector.spans if span.name == "token"]
     assert len(tokens) == sum(generation.output_tokens for generation in story.generations.values())
     assert ordered(all_spans(lines_of(file))) == ordered(collector.spans)
@@ -149,13 +159,13 @@ async def test_a_recent_trace_is_asked_for_over_the_socket(tmp_path: pathlib.Pat
     story = tell(13, 3)
     async with running(tmp_path):
         await hear(tmp_path, story)
-        reader, writer = await asyncio.open_unix_connection(tmp_path / "t.sock")
+        reader, writer = await connected(tmp_path)
         writer.write(framed(SERVICE))
         for query, key in enumerate(("req_0001", story.requests[1].span.trace_id, "unknown")):  # type: ignore[union-attr]
             writer.write(framed(facts.TraceQuery(query, key)))
         answers = []
         while len(answers) < 4:
-            size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 10), "little")
+            size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 120), "little")
             answers.append(facts.decode_answer(await reader.readexactly(size)))
         by_request, by_trace, unknown = answers[1:]
         assert isinstance(by_request, facts.TraceFound) and isinstance(by_trace, facts.TraceFound)
@@ -193,7 +203,7 @@ async def test_a_part_that_fails_ends_the_process(tmp_path: pathlib.Path, monkey
 
     monkeypatch.setattr(Hub, "keep_time", fail)
     with pytest.raises(RuntimeError, match="planted"):
-        await asyncio.wait_for(process.run(TelemetryConfig(telemetry_socket=tmp_path / "t.sock")), 10)
+        await asyncio.wait_for(process.run(TelemetryConfig(telemetry_socket=tmp_path / "t.sock")), 120)
 
 
 def test_a_trace_file_of_full_size_gives_way_once(tmp_path: pathlib.Path) -> None:

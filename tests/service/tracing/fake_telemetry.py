@@ -24,12 +24,15 @@ class FakeTelemetry:
         self.parts: list[bytes] | None = []
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._listens = False
 
     async def start(self) -> None:
+        self._listens = True
         self._server = await asyncio.start_unix_server(self._serve, self.path)
 
     async def stop(self) -> None:
         assert self._server is not None
+        self._listens = False
         self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
@@ -50,7 +53,7 @@ class FakeTelemetry:
         """The facts of a kind so far."""
         return [fact for fact in self.told if isinstance(fact, kind)]
 
-    async def until(self, kind: type[T], count: int = 1, timeout_s: float = 30.0) -> list[T]:
+    async def until(self, kind: type[T], count: int = 1, timeout_s: float = 120.0) -> list[T]:
         """Waits for so many facts of a kind, and a little longer for one too many."""
         async with asyncio.timeout(timeout_s):
             while len(self.of(kind)) < count:
@@ -59,6 +62,10 @@ class FakeTelemetry:
         return self.of(kind)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._listens:
+            # It was taken, and came to nobody before the end.
+            writer.transport.abort()
+            return
         self._writers.add(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             if self.hung:

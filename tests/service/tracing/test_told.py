@@ -301,9 +301,9 @@ async def test_an_engine_that_never_says_how_it_ended_is_not_waited_for(
     await call.read()
     call.cancel()
     await told.running.until(lambda: told.engine.detached)
-    await asyncio.sleep(0.2)
+    assert len(await told.telemetry.until(CallEnded)) == 1
     # Its backend tells of it.
-    assert told.telemetry.of(Generation) == [] and len(told.telemetry.of(CallEnded)) == 1
+    assert told.telemetry.of(Generation) == []
 
 
 async def test_beyond_the_bound_readers_who_leave_are_given_up_at_once(
