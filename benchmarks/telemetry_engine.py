@@ -142,8 +142,8 @@ def _interval(differences: list[float]) -> tuple[float, float, float]:
     return statistics.median(differences), float(low), float(high)
 
 
-def turns_us(rows: int, num_turns: int) -> tuple[dict[str, list[float]], Turns]:
-    """Microseconds per token of so many turns, by mode, and the engine that recorded."""
+def turns_us(rows: int, num_turns: int, num_steps: int = STEPS_PER_TURN) -> tuple[dict[str, list[float]], Turns]:
+    """Microseconds per token of so many turns of `num_steps`, by mode, and the engine that recorded."""
     engines = [Turns(mode, rows) for mode in MODES]
     gc.collect()
     gc.freeze()
@@ -153,7 +153,7 @@ def turns_us(rows: int, num_turns: int) -> tuple[dict[str, list[float]], Turns]:
         # Nobody always goes first.
         for index in range(len(engines)):
             turns = engines[(number + index) % len(engines)]
-            times[turns.mode.name].append(turns.turn(STEPS_PER_TURN))
+            times[turns.mode.name].append(turns.turn(num_steps))
     gc.enable()
     gc.unfreeze()
     return times, engines[-1]

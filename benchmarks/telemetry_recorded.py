@@ -3,7 +3,7 @@
 The limit is one number for two processes, and this machine's speed changes by half between minutes. So both parts are measured close to each other, and before and after them how long a turn of a loop takes that is always the same; costs
 are given in microseconds and in turns of that loop.
 
-Neighbours on a machine only ever add to a CPU time. Of many short turns of each mode the quickest tenth therefore says what the code costs; differences are of these.
+Neighbours on a machine only ever add to a CPU time. Of many turns of each mode, shorter than a time slice, the quickest tenth therefore says what the code costs; differences are of these.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ import numpy as np
 from benchmarks import telemetry_engine, telemetry_service
 from benchmarks.paired import interval
 
-_ITERATIONS = 20_000
-_LOOPS = 20
-_ROUNDS = 100
+_ITERATIONS = 10_000
+_LOOPS = 100
+_ROUNDS = 1000
+_OUTPUT_TOKENS = 256
 _ROWS = 64
-_TURNS = 60
+_TURNS = 300
+# In eight steps of 64 rows two requests of 256 tokens end.
+_STEPS = 8
 _QUICKEST = 0.1
 _WAYS = {"the writer waits": False, "more always waits": True}
 
@@ -37,7 +40,7 @@ def run(repeats: int = 10) -> dict[str, Any]:
 async def _sample() -> dict[str, float]:
     loops_us = [_loop_us() for _ in range(_LOOPS)]
     ways = {way: _service_us(lags) for way, lags in _WAYS.items()}
-    times, _ = telemetry_engine.turns_us(_ROWS, _TURNS)
+    times, _ = telemetry_engine.turns_us(_ROWS, _TURNS, _STEPS)
     off_us, on_us, recorded_us = (_quickest(times[name]) for name in ("off", "on", "recorded"))
     loop_us = _quickest(loops_us + [_loop_us() for _ in range(_LOOPS)])
     engine_us = recorded_us - on_us
@@ -65,7 +68,7 @@ def _service_us(lags: bool) -> tuple[float, float]:
     times: dict[str, list[float]] = {"off": [], "recorded": []}
     for _ in range(_ROUNDS):
         for mode in random.sample(sorted(times), 2):
-            times[mode].append(telemetry_service.generate_turn(mode, 1, lags))
+            times[mode].append(telemetry_service.generate_turn(mode, 1, lags, _OUTPUT_TOKENS))
     off_us = _quickest(times["off"])
     return off_us, _quickest(times["recorded"]) - off_us
 

@@ -92,16 +92,17 @@ def _interval(differences: list[float], resamples: int = 1000) -> dict[str, floa
     return {"median": round(statistics.median(differences), 3), "low": round(low, 3), "high": round(high, 3)}
 
 
-def generate_turn(mode: str, per_message: int, lags: bool) -> float:
+def generate_turn(mode: str, per_message: int, lags: bool, num_tokens: int = _TOKENS_PER_TURN) -> float:
     """Microseconds of CPU time per token of Generate.
 
     Args:
         mode: of `MODES`.
         per_message: tokens of each message.
         lags: whether more is there whenever the transport has taken a message.
+        num_tokens: of the generation that makes a turn.
     """
     stream = _stream(mode)
-    num_messages = _TOKENS_PER_TURN // per_message
+    num_messages = num_tokens // per_message
     deliver = _deliver_lagging if lags else _deliver
     began_ns = time.thread_time_ns()
     deliver(stream, num_messages, per_message)
