@@ -48,22 +48,21 @@ class Traced:
 
     def telemetry_answers(self) -> bool:
         """Whether traces can be asked for."""
-        try:
-            self.spans(request_id="none")
-        except grpc.RpcError as error:
-            assert error.code() is grpc.StatusCode.UNAVAILABLE, error  # type: ignore[attr-defined]
-            return False
-        return True
+        return self._found(request_id="none") is not None
 
     def spans(self, **key: str) -> list[Any]:
-        """The spans of a trace that the server remembers; none while it does not."""
+        """The spans of a trace that the server remembers; none while it does not, or is too busy to say."""
+        return self._found(**key) or []
+
+    def _found(self, **key: str) -> list[Any] | None:
+        """Spans of a trace; None: the telemetry process does not answer."""
         try:
             parts = self.admin.GetTrace(admin_pb2.GetTraceRequest(**key), metadata=self.metadata()[:1], timeout=30)
             data = trace_pb2.TracesData.FromString(b"".join(part.traces_data for part in parts))
         except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.NOT_FOUND:  # type: ignore[attr-defined]
-                raise
-            return []
+            code = error.code()  # type: ignore[attr-defined]
+            assert code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE), error
+            return [] if code is grpc.StatusCode.NOT_FOUND else None
         return [span for resource in data.resource_spans for scope in resource.scope_spans for span in scope.spans]
 
     def spans_with(self, request_id: str, *names: str) -> list[Any]:

@@ -98,8 +98,9 @@ def environment() -> dict[str, str]:
 
 
 def serve_command(model: pathlib.Path, listen: str, options: Sequence[str]) -> list[str]:
-    """The command line of `headrace serve`; one thread for the worker, because tests share the machine."""
-    fixed = ("--model", str(model), "--listen", listen, "--worker-threads", "1")
+    """The command line of `headrace serve`; one thread for the worker, because tests share the machine, and patience, because it may be a slow one."""
+    patient = ("--watchdog-s", "60", "--template-timeout-s", "30")
+    fixed = ("--model", str(model), "--listen", listen, "--worker-threads", "1", *patient)
     return [sys.executable, "-m", "headrace_supervisor", "serve", *fixed, *options]
 
 
