@@ -19,7 +19,7 @@ from headrace_backend.models.registry import load_model
 from headrace_backend.weights.scheme import Scheme
 from headrace_backend.worker.device import choose_dtype
 from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
-from headrace_kernels.attention import AttentionMetadata
+from headrace_kernels.attention.paged import AttentionMetadata
 from headrace_model_folder import ModelFolder
 
 _BLOCK = 16

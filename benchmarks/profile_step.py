@@ -32,7 +32,7 @@ from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, release_step
 from headrace_backend.worker.runner import CapturesGraphs, Runner
 from headrace_backend.worker.start_up import make_runner
-from headrace_kernels.quantized_kv import is_quantized, scales_of
+from headrace_kernels.attention.quantized_kv import is_quantized, scales_of
 from headrace_model_folder import ModelFolder
 
 _MAX_MODEL_LEN = 16_384

@@ -25,7 +25,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber
 from headrace_backend.step_plan import StepPlan, StepResult
-from headrace_kernels.attention_plan import gathering_pays
+from headrace_kernels.attention.plan import gathering_pays
 
 _VOCAB_SIZE = 128_256
 _MAX_LEN = 131_072

@@ -15,10 +15,10 @@ import torch
 
 from benchmarks.graph_timing import graph_seconds
 from benchmarks.kernel_cases.attention import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, SCALE, Layer, head_bytes, layer, seen
-from headrace_kernels.attention_decode import decode_attention
-from headrace_kernels.attention_prefill import prefill_attention
-from headrace_kernels.attention_tiles import Launch
-from headrace_kernels.quantized_kv import KV_TYPES
+from headrace_kernels.attention.decode import decode_attention
+from headrace_kernels.attention.prefill import prefill_attention
+from headrace_kernels.attention.quantized_kv import KV_TYPES
+from headrace_kernels.attention.tiles import Launch
 
 _COPIES = 3
 

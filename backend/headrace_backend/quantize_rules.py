@@ -1,6 +1,6 @@
 """Which settings of `quantize` suit a model: what can be refused before torch is loaded.
 
-Owns the rule and its words; supervisor, backend and worker all ask here. Which sizes there are is `EngineConfig`'s, what groups are is `headrace_kernels.quantized_weight`'s.
+Owns the rule and its words; supervisor, backend and worker all ask here. Which sizes there are is `EngineConfig`'s, what groups are is `headrace_kernels.low_bit.quantized_weight`'s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rotary embedding's part of config.json, in both forms: `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before).
 
-Owns the parameters and their bounds. The frequencies themselves are computed in `headrace_kernels.rope`.
+Owns the parameters and their bounds. The frequencies themselves are computed in `headrace_kernels.attention.rope`.
 """
 
 from __future__ import annotations

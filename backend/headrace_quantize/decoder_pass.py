@@ -19,7 +19,7 @@ from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.models.registry import MODEL_CLASSES
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement, WeightTarget
-from headrace_kernels.attention import AttentionMetadata
+from headrace_kernels.attention.paged import AttentionMetadata
 from headrace_model_folder import ModelFolder
 from headrace_quantize.calibration_text import Pieces
 from headrace_quantize.source_tensors import SourceTensors

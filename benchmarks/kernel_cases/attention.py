@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import attention as backends
 from torch.nn import functional
 
-from headrace_kernels.attention import (
+from headrace_kernels.attention.paged import (
     DecodeScratch,
     DecodeWork,
     GatheredContext,
@@ -27,14 +27,14 @@ from headrace_kernels.attention import (
     paged_attention,
     rotate_write_attend,
 )
-from headrace_kernels.attention_plan import (
+from headrace_kernels.attention.plan import (
     decode_programs,
     plan_decode,
     plan_prefill,
     prefill_tile_tokens,
     query_len_class,
 )
-from headrace_kernels.quantized_kv import KV_TYPES, SCALE_BYTES, quantize, scales_of, tile_bytes, view_of
+from headrace_kernels.attention.quantized_kv import KV_TYPES, SCALE_BYTES, quantize, scales_of, tile_bytes, view_of
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 32
 SCALE = HEAD_DIM**-0.5

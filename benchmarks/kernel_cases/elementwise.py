@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from headrace_kernels.attention.kv_cache import copy_blocks
+from headrace_kernels.attention.rope import rope_rows
+from headrace_kernels.attention.rope_frequencies import default_frequencies, rope_table
+from headrace_kernels.attention.rope_kv import rope_and_write_kv
 from headrace_kernels.embedding import embedding
-from headrace_kernels.kv_cache import copy_blocks
 from headrace_kernels.rms_norm import add_rms_norm, rms_norm
-from headrace_kernels.rope import rope_rows
-from headrace_kernels.rope_frequencies import default_frequencies, rope_table
-from headrace_kernels.rope_kv import rope_and_write_kv
 from headrace_kernels.step_inputs import build_step_inputs, scatter_int32, store_last_tokens
 from headrace_kernels.swiglu import swiglu
 

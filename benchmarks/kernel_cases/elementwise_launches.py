@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 from benchmarks.kernel_cases.elementwise import Case, Cases, add_rms_norm_case, rope_kv_case, swiglu_case
-from headrace_kernels import rms_norm, rope_kv, swiglu
+from headrace_kernels import rms_norm, swiglu
+from headrace_kernels.attention import rope_kv
 
 # (rows, numbers of a row, warps)
 _NORMS = tuple((1, 4096, num_warps) for num_warps in (4, 8, 16))

@@ -1,4 +1,4 @@
-"""Cases of `headrace_kernels.low_bit_linear`: the products of a decoder layer of an 8B Llama with weights of 8 and 4 bits, by the rules, beside cuBLAS with weights in bf16 and the operations around it.
+"""Cases of `headrace_kernels.low_bit.linear`: the products of a decoder layer of an 8B Llama with weights of 8 and 4 bits, by the rules, beside cuBLAS with weights in bf16 and the operations around it.
 
 Owns the data and the ways to compute a product; the shapes are `small_linear`'s.
 """
@@ -15,11 +15,9 @@ from torch.nn import functional
 
 from benchmarks.kernel_cases import small_linear
 from benchmarks.kernel_cases.small_linear import EPS, Case, Shape
-from headrace_kernels import low_bit_linear
-from headrace_kernels.fp8_activations import scaled_linear
-from headrace_kernels.low_bit_kernels import SmallTile, multiply_small
-from headrace_kernels.low_bit_wide_kernels import WideTile, multiply_wide
-from headrace_kernels.quantized_weight import (
+from headrace_kernels.low_bit import linear as low_bit_linear
+from headrace_kernels.low_bit.fp8_activations import scaled_linear
+from headrace_kernels.low_bit.quantized_weight import (
     Arrangement,
     QuantizedWeight,
     QuantKind,
@@ -27,6 +25,8 @@ from headrace_kernels.quantized_weight import (
     dequantize,
     quantize_rows,
 )
+from headrace_kernels.low_bit.small_kernels import SmallTile, multiply_small
+from headrace_kernels.low_bit.wide_kernels import WideTile, multiply_wide
 from headrace_kernels.rounded_tokens import round_tokens
 
 SHAPES = {name: shape for name, shape in small_linear.SHAPES.items() if name != "lm_head"}

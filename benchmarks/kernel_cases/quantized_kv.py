@@ -22,8 +22,8 @@ from benchmarks.kernel_cases.attention import (
     prefill_case,
     raw_decode_case,
 )
-from headrace_kernels.quantized_kv import KV_TYPES, tile_bytes, view_of
-from headrace_kernels.rope_kv import rope_and_write_kv
+from headrace_kernels.attention.quantized_kv import KV_TYPES, tile_bytes, view_of
+from headrace_kernels.attention.rope_kv import rope_and_write_kv
 
 _Cases = Iterator[tuple[str, Callable[[], Case]]]
 

@@ -1,6 +1,6 @@
 """Tokens rounded to 8 bits, each with a scale of its own: what products of 8-bit activations multiply.
 
-Owns the value (`RoundedTokens`), the rounding and its kernel. Kernels that make tokens round them as they store them, by `store_rounded`; which products take rounded tokens is `low_bit_linear`'s.
+Owns the value (`RoundedTokens`), the rounding and its kernel. Kernels that make tokens round them as they store them, by `store_rounded`; which products take rounded tokens is `low_bit.linear`'s.
 
     scale = max|x| (1 / 448) (e4m3) or max|x| (1 / 127) (int8), number = x (1 / scale) to nearest, ties to even
 

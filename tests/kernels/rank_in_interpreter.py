@@ -17,10 +17,10 @@ import torch
 from tests.support import quick_interpreter
 from torch import Tensor
 
-from headrace_kernels import all_reduce
-from headrace_kernels.all_reduce import Peers
-from headrace_kernels.all_reduce_words import BLANK
 from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.sums import all_reduce
+from headrace_kernels.sums.all_reduce import Peers
+from headrace_kernels.sums.words import BLANK
 
 # A call's way, by its name in the list of calls.
 WAYS = {"one": all_reduce.one_shot, "two": all_reduce.two_shot}

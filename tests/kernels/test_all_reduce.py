@@ -15,8 +15,10 @@ from tests.kernels.rank_in_interpreter import EPS, Case, Result, Setting
 from tests.support.warm_python import WarmPython
 from torch import Tensor
 
-from headrace_kernels import all_reduce
-from headrace_kernels.all_reduce import (
+from headrace_kernels.rms_norm import rounded_add_rms_norm
+from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.sums import all_reduce
+from headrace_kernels.sums.all_reduce import (
     PROGRAMS,
     Peers,
     all_reduce_add_rms_norm_reference,
@@ -29,9 +31,7 @@ from headrace_kernels.all_reduce import (
     takes_norm,
     takes_rounded_norm,
 )
-from headrace_kernels.all_reduce_words import BLANK
-from headrace_kernels.rms_norm import rounded_add_rms_norm
-from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.sums.words import BLANK
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 _WORDS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
@@ -58,7 +58,7 @@ def case(way: str, *shape: int, world_size: int, dtype: torch.dtype = torch.floa
 @functools.cache
 def _interpreters() -> WarmPython:
     """Processes for ranks of all tests."""
-    return WarmPython(["torch", "headrace_kernels.all_reduce"], os.environ | {"TRITON_INTERPRET": "1"})
+    return WarmPython(["torch", "headrace_kernels.sums.all_reduce"], os.environ | {"TRITON_INTERPRET": "1"})
 
 
 Results = list[list[Result]]

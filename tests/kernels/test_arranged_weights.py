@@ -8,15 +8,17 @@ import pytest
 import torch
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernels_on
 
-from headrace_kernels import card, fp8_activations, int8_activations, low_bit_linear
-from headrace_kernels.input_order import take_inputs, take_inputs_reference
-from headrace_kernels.low_bit_kernels import SmallTile, multiply_small
-from headrace_kernels.low_bit_linear import Path, path_rule
-from headrace_kernels.low_bit_row_kernels import multiply_row, takes_row
-from headrace_kernels.low_bit_wide_kernels import WideTile, multiply_wide, restore
-from headrace_kernels.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate, dequantize
+from headrace_kernels import card
+from headrace_kernels.low_bit import fp8_activations, int8_activations
+from headrace_kernels.low_bit import linear as low_bit_linear
+from headrace_kernels.low_bit.input_order import take_inputs, take_inputs_reference
+from headrace_kernels.low_bit.linear import Path, path_rule
+from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate, dequantize
+from headrace_kernels.low_bit.row_kernels import multiply_row, takes_row
+from headrace_kernels.low_bit.small_kernels import SmallTile, multiply_small
+from headrace_kernels.low_bit.stored_rows import Rows, store_blocks, store_order, store_rows
+from headrace_kernels.low_bit.wide_kernels import WideTile, multiply_wide, restore
 from headrace_kernels.rounded_tokens import round_tokens
-from headrace_kernels.stored_rows import Rows, store_blocks, store_order, store_rows
 
 EPS = 1e-5
 # Kind, group (0: the whole row), arrangement.

@@ -11,9 +11,9 @@ import torch
 from hypothesis import strategies
 from torch import Tensor
 
-from headrace_kernels.attention import AttentionMetadata, paged_attention, paged_attention_reference
-from headrace_kernels.attention_cpu import plan_gathers
-from headrace_kernels.kv_cache import write_kv
+from headrace_kernels.attention.cpu import plan_gathers
+from headrace_kernels.attention.kv_cache import write_kv
+from headrace_kernels.attention.paged import AttentionMetadata, paged_attention, paged_attention_reference
 
 # fp32 against fp64, contexts up to 200 of values of order 1.
 TOLERANCE = 2e-5
@@ -117,7 +117,7 @@ def test_a_strided_query_is_read_correctly() -> None:
 
 
 def test_a_long_chunk_is_cut_into_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace_kernels.attention_cpu._MAX_MASK_ENTRIES", 500)
+    monkeypatch.setattr("headrace_kernels.attention.cpu._MAX_MASK_ENTRIES", 500)
     case = build([(100, 77), (3, 1)], 2, 2, 16, None)
     assert len(case.metadata.gather_plan(2, 8, None).chunks[0].tiles) > 10
     found = paged_attention(case.query, case.kv_cache, case.metadata, 0.3)

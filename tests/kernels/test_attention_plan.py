@@ -6,7 +6,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import strategies
 
-from headrace_kernels.attention_plan import (
+from headrace_kernels.attention.plan import (
     GATHER_MULTIPLE,
     SPLIT_MULTIPLE,
     TARGET_PROGRAMS,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.support.attention_case import Case, Shape
 
-from headrace_kernels.attention import paged_attention
+from headrace_kernels.attention.paged import paged_attention
 from headrace_kernels.triton_runtime import INTERPRETED, compilation_count
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -25,7 +25,7 @@ def poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
         made: torch.Tensor = empty(*args, **kwargs)  # type: ignore[call-overload]
         return made.fill_(float("nan"))
 
-    monkeypatch.setattr("headrace_kernels.attention.torch.empty", poisoned)
+    monkeypatch.setattr("headrace_kernels.attention.paged.torch.empty", poisoned)
 
 
 def check(case: Case) -> None:
@@ -124,8 +124,8 @@ def test_more_splits_than_one_pass_of_merging_takes() -> None:
 def test_gathered_contexts_equal_fp64(
     rows: list[tuple[int, int]], window: int | None, kv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_ROWS", 1)
-    monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_KEYS", 1)
+    monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_ROWS", 1)
+    monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_KEYS", 1)
     case = Case(Shape(4, 2, 64, 16, window, torch.bfloat16, kv), rows, DEVICE, gather_bytes=GATHER_BYTES)
     assert case.step.prefill is not None
     if DEVICE == "cpu" or torch.cuda.get_device_capability() >= (9, 0):
@@ -135,8 +135,8 @@ def test_gathered_contexts_equal_fp64(
 
 @pytest.mark.usefixtures("poisoned_outputs")
 def test_gathered_heads_of_256_equal_fp64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_ROWS", 1)
-    monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_KEYS", 1)
+    monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_ROWS", 1)
+    monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_KEYS", 1)
     check(Case(Shape(3, 1, 256, 16, 60, torch.bfloat16), [(70, 30)], DEVICE, gather_bytes=GATHER_BYTES))
 
 
@@ -144,8 +144,8 @@ def test_gathered_heads_of_256_equal_fp64(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_layer_with_a_narrower_window_than_the_plans_equals_fp64(
     plan_window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_ROWS", 1)
-    monkeypatch.setattr("headrace_kernels.attention_plan._MIN_GATHER_KEYS", 1)
+    monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_ROWS", 1)
+    monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_KEYS", 1)
     shape = Shape(4, 2, 64, 16, 70, torch.bfloat16)
     rows = [(900, 1), (400, 8), (300, 140)]
     check(Case(shape, rows, DEVICE, plan_window=plan_window, gather_bytes=GATHER_BYTES))

@@ -10,11 +10,11 @@ import torch
 from tests.support.gguf_numbers import BLOCK_KINDS, decode, quantize
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, kernels_on, poisoned_memory
 
-from headrace_kernels import block_linear
-from headrace_kernels.block_linear import Path, path_rule
-from headrace_kernels.block_linear_kernels import MAX_SMALL_ROWS
-from headrace_kernels.block_weight import BlockKind, BlockWeight, allocate
-from headrace_kernels.gguf_blocks import store_file_rows
+from headrace_kernels.low_bit import block_linear
+from headrace_kernels.low_bit.block_linear import Path, path_rule
+from headrace_kernels.low_bit.block_linear_kernels import MAX_SMALL_ROWS
+from headrace_kernels.low_bit.block_weight import BlockKind, BlockWeight, allocate
+from headrace_kernels.low_bit.gguf_blocks import store_file_rows
 
 # Of layers of Llama 8B, Qwen3-4B; an odd number of outputs.
 MODEL_SIZES = ((4096, 14336), (9728, 2560), (1001, 4096))

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from tests.support.compiling import compiled
 
-from headrace_kernels.block_weight import BlockKind
+from headrace_kernels.low_bit.block_weight import BlockKind
 
 _KINDS = len(BlockKind)
 

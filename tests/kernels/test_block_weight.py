@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.gguf_numbers import BLOCK_KINDS, KINDS, Bytes, decode, quantize
 
-from headrace_kernels.block_weight import BlockKind, BlockWeight, allocate, plane_inputs, restore_rows
-from headrace_kernels.gguf_blocks import store_file_rows
+from headrace_kernels.low_bit.block_weight import BlockKind, BlockWeight, allocate, plane_inputs, restore_rows
+from headrace_kernels.low_bit.gguf_blocks import store_file_rows
 
 CPU = torch.device("cpu")
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import strategies
 from tests.support.kernel_case import DEVICES, DTYPES, Numbers, assert_rounded, kernels_on, poisoned_memory
 
+from headrace_kernels.attention.kv_cache import copy_blocks
+from headrace_kernels.attention.rope import rope_rows, rope_rows_reference
 from headrace_kernels.embedding import embedding
-from headrace_kernels.kv_cache import copy_blocks
-from headrace_kernels.rope import rope_rows, rope_rows_reference
 from headrace_kernels.swiglu import swiglu
 
 

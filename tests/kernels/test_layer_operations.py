@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import strategies
 
+from headrace_kernels.attention.kv_cache import copy_blocks, write_kv
+from headrace_kernels.attention.rope import rope, rope_rows
+from headrace_kernels.attention.rope_frequencies import default_frequencies, rope_table, yarn_frequencies
 from headrace_kernels.embedding import embedding
-from headrace_kernels.kv_cache import copy_blocks, write_kv
 from headrace_kernels.linear import empty_weight, linear
 from headrace_kernels.rms_norm import add_rms_norm, rms_norm
-from headrace_kernels.rope import rope, rope_rows
-from headrace_kernels.rope_frequencies import default_frequencies, rope_table, yarn_frequencies
 from headrace_kernels.swiglu import swiglu
 
 CPU = torch.device("cpu")

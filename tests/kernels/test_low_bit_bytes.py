@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace_kernels.low_bit_numbers import byte_assembly
+from headrace_kernels.low_bit.numbers import byte_assembly
 
 DTYPES = (torch.bfloat16, torch.float16)
 

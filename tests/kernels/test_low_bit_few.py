@@ -12,11 +12,12 @@ from tests.support.gluon_emulation import emulating
 from tests.support.kernel_case import kernels_on
 from torch import Tensor
 
-from headrace_kernels import card, low_bit_linear
-from headrace_kernels import low_bit_few_kernels as few
-from headrace_kernels.low_bit_few_kernels import FewTile, few_variants, multiply_few, takes_few
-from headrace_kernels.low_bit_linear import Path, path_rule
-from headrace_kernels.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
+from headrace_kernels import card
+from headrace_kernels.low_bit import few_kernels as few
+from headrace_kernels.low_bit import linear as low_bit_linear
+from headrace_kernels.low_bit.few_kernels import FewTile, few_variants, multiply_few, takes_few
+from headrace_kernels.low_bit.linear import Path, path_rule
+from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
 
 KINDS = (QuantKind.FP8, QuantKind.INT8)
 # Rows, outputs, inputs, type, tile: each class of rows, outputs that fill no tile, few and many slots, splits that leave a last one shorter, and one empty.

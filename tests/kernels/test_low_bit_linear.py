@@ -8,15 +8,16 @@ import pytest
 import torch
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernels_on
 
-from headrace_kernels import low_bit_linear, restored_weights
-from headrace_kernels.fp8_activations import can_scale, scaled_linear
-from headrace_kernels.low_bit_few_kernels import rows_of
-from headrace_kernels.low_bit_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, small_variants
-from headrace_kernels.low_bit_linear import Path, path_rule
-from headrace_kernels.low_bit_nibble_row_kernels import NibbleRowTile
-from headrace_kernels.low_bit_row_kernels import RowTile, multiply_row, row_variants, takes_row
-from headrace_kernels.low_bit_wide_kernels import WideTile, multiply_wide, restore, wide_variants
-from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize, quantize_rows
+from headrace_kernels.low_bit import linear as low_bit_linear
+from headrace_kernels.low_bit import restored_weights
+from headrace_kernels.low_bit.few_kernels import rows_of
+from headrace_kernels.low_bit.fp8_activations import can_scale, scaled_linear
+from headrace_kernels.low_bit.linear import Path, path_rule
+from headrace_kernels.low_bit.nibble_row_kernels import NibbleRowTile
+from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, QuantKind, allocate, dequantize, quantize_rows
+from headrace_kernels.low_bit.row_kernels import RowTile, multiply_row, row_variants, takes_row
+from headrace_kernels.low_bit.small_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, small_variants
+from headrace_kernels.low_bit.wide_kernels import WideTile, multiply_wide, restore, wide_variants
 from headrace_kernels.rounded_tokens import round_tokens
 
 EPS = 1e-5

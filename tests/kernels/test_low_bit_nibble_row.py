@@ -13,9 +13,9 @@ from tests.kernels.test_low_bit_linear import DTYPES, Product, all_codes, assert
 from tests.support.compiling import compiled
 from tests.support.kernel_case import DEVICES, kernels_on
 
-from headrace_kernels import low_bit_numbers
-from headrace_kernels.low_bit_nibble_row_kernels import NibbleRowTile, multiply_nibble_row, takes_nibble_row
-from headrace_kernels.quantized_weight import QuantKind, allocate, dequantize
+from headrace_kernels.low_bit import numbers as low_bit_numbers
+from headrace_kernels.low_bit.nibble_row_kernels import NibbleRowTile, multiply_nibble_row, takes_nibble_row
+from headrace_kernels.low_bit.quantized_weight import QuantKind, allocate, dequantize
 
 # Registers of a warp's threads: 32 integers of 32 bits, or 32 sums in fp64.
 Registers = dict[str, torch.Tensor]

@@ -12,14 +12,14 @@ from tests.kernels.test_arranged_weights import EPS, Form, Stored
 from tests.kernels.test_low_bit_warpgroup import hopper
 from tests.support.kernel_case import DTYPES, kernels_on
 
-from headrace_kernels import low_bit_linear
-from headrace_kernels.low_bit_few_kernels import takes_few
-from headrace_kernels.low_bit_kernels import MAX_SMALL_ROWS, takes
-from headrace_kernels.low_bit_linear import Path, few_rule, path_rule, row_rule, wide_rule
-from headrace_kernels.low_bit_nibble_row_kernels import NibbleRowTile
-from headrace_kernels.low_bit_row_kernels import takes_row
-from headrace_kernels.low_bit_warpgroup_kernels import WarpgroupTile
-from headrace_kernels.quantized_weight import Arrangement, QuantKind, allocate
+from headrace_kernels.low_bit import linear as low_bit_linear
+from headrace_kernels.low_bit.few_kernels import takes_few
+from headrace_kernels.low_bit.linear import Path, few_rule, path_rule, row_rule, wide_rule
+from headrace_kernels.low_bit.nibble_row_kernels import NibbleRowTile
+from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantKind, allocate
+from headrace_kernels.low_bit.row_kernels import takes_row
+from headrace_kernels.low_bit.small_kernels import MAX_SMALL_ROWS, takes
+from headrace_kernels.low_bit.warpgroup_kernels import WarpgroupTile
 from headrace_kernels.triton_runtime import forced
 
 __all__ = ["hopper"]

@@ -11,16 +11,17 @@ from tests.kernels.test_low_bit_linear import Product, assert_close
 from tests.support.gluon_emulation import emulating
 from tests.support.kernel_case import kernels_on
 
-from headrace_kernels import card, low_bit_linear
-from headrace_kernels import low_bit_warpgroup_kernels as warpgroup
-from headrace_kernels.low_bit_warpgroup_kernels import (
+from headrace_kernels import card
+from headrace_kernels.low_bit import linear as low_bit_linear
+from headrace_kernels.low_bit import warpgroup_kernels as warpgroup
+from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
+from headrace_kernels.low_bit.warpgroup_kernels import (
     WarpgroupTile,
     splittings,
     takes_warpgroups,
     warpgroup_variants,
 )
-from headrace_kernels.low_bit_wide_kernels import multiply_wide
-from headrace_kernels.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
+from headrace_kernels.low_bit.wide_kernels import multiply_wide
 
 # Few and many slots; splits that leave a last one shorter, and one empty.
 TILES = (

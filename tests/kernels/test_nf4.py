@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.kernel_case import DEVICES, ROUNDING, kernels_on, poisoned_memory
 
-from headrace_kernels import block_linear, nf4
-from headrace_kernels.block_weight import (
+from headrace_kernels.low_bit import block_linear, nf4
+from headrace_kernels.low_bit.block_weight import (
     NF4_NUMBERS,
     BlockKind,
     BlockWeight,

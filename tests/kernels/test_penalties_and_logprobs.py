@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_kernels.logprobs import token_logprobs
-from headrace_kernels.penalties import Penalties, apply_penalties_reference
+from headrace_kernels.sampling.logprobs import token_logprobs
+from headrace_kernels.sampling.penalties import Penalties, apply_penalties_reference
 
 VOCAB = 12
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=20)

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_kernels import sampling_parameters as columns
-from headrace_kernels.logprobs import TokenLogprobs, token_logprobs_reference
-from headrace_kernels.logprobs_triton import token_logprobs_triton
-from headrace_kernels.penalties import penalize_rows_reference
-from headrace_kernels.penalties_triton import penalize_rows_triton
+from headrace_kernels.sampling import parameters as columns
+from headrace_kernels.sampling.logprobs import TokenLogprobs, token_logprobs_reference
+from headrace_kernels.sampling.logprobs_triton import token_logprobs_triton
+from headrace_kernels.sampling.penalties import penalize_rows_reference
+from headrace_kernels.sampling.penalties_triton import penalize_rows_triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

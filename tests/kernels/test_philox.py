@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_kernels.philox import (
+from headrace_kernels.sampling.philox import (
     NoiseKeys,
     gumbel_noise_at_reference,
     gumbel_noise_reference,

@@ -12,9 +12,9 @@ from tests.kernels.test_attention import Case, build
 from tests.support.attention_case import Shape, copy_of, empty_cache, memory_of, store_blocks
 from tests.support.kernel_case import DEVICES, Numbers, kernels_on
 
-from headrace_kernels.attention import paged_attention, paged_attention_reference
-from headrace_kernels.kv_cache import copy_blocks, write_kv
-from headrace_kernels.quantized_kv import (
+from headrace_kernels.attention.kv_cache import copy_blocks, write_kv
+from headrace_kernels.attention.paged import paged_attention, paged_attention_reference
+from headrace_kernels.attention.quantized_kv import (
     KV_TYPES,
     num_bytes,
     quantize,
@@ -26,7 +26,7 @@ from headrace_kernels.quantized_kv import (
     tiles_of,
     view_of,
 )
-from headrace_kernels.rope_kv import rope_and_write_kv, rope_and_write_kv_reference
+from headrace_kernels.attention.rope_kv import rope_and_write_kv, rope_and_write_kv_reference
 
 KINDS = list(KV_TYPES)
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_kernels.quantized_weight import (
+from headrace_kernels.low_bit.quantized_weight import (
     QuantizedWeight,
     QuantKind,
     allocate,

@@ -12,11 +12,11 @@ from hypothesis import strategies
 from tests.support.attention_case import Case, Shape, memory_of
 from tests.support.raw_case import RawCase
 
-from headrace_kernels import attention
-from headrace_kernels.attention import rotate_write_attend
-from headrace_kernels.attention_decode import decode_attention
-from headrace_kernels.attention_merge import merged_at_once
-from headrace_kernels.quantized_kv import restored_blocks
+from headrace_kernels.attention import paged as attention
+from headrace_kernels.attention.decode import decode_attention
+from headrace_kernels.attention.merge import merged_at_once
+from headrace_kernels.attention.paged import rotate_write_attend
+from headrace_kernels.attention.quantized_kv import restored_blocks
 from headrace_kernels.triton_runtime import INTERPRETED, compilation_count
 
 DEVICE = "cpu" if INTERPRETED else "cuda"

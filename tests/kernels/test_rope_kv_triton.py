@@ -10,10 +10,10 @@ import torch
 from hypothesis import strategies
 from tests.support.kernel_case import DEVICES, DTYPES, Numbers, assert_rounded, kernels_on, poisoned_memory
 
+from headrace_kernels.attention.rope import rope_rows
+from headrace_kernels.attention.rope_frequencies import default_frequencies, rope_table
+from headrace_kernels.attention.rope_kv import rope_and_write_kv, rope_and_write_kv_reference
 from headrace_kernels.rms_norm import rms_norm_reference
-from headrace_kernels.rope import rope_rows
-from headrace_kernels.rope_frequencies import default_frequencies, rope_table
-from headrace_kernels.rope_kv import rope_and_write_kv, rope_and_write_kv_reference
 
 EPS = 1e-6
 

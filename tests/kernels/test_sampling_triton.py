@@ -16,11 +16,11 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_kernels import sampling_parameters as columns
-from headrace_kernels.philox import NoiseKeys, gumbel_noise_reference
-from headrace_kernels.philox_triton import gumbel_noise
-from headrace_kernels.sampling import Truncation, kept_tokens_reference, sample_rows_reference
-from headrace_kernels.sampling_triton import sample_rows_triton
+from headrace_kernels.sampling import parameters as columns
+from headrace_kernels.sampling.choice import Truncation, kept_tokens_reference, sample_rows_reference
+from headrace_kernels.sampling.choice_triton import sample_rows_triton
+from headrace_kernels.sampling.philox import NoiseKeys, gumbel_noise_reference
+from headrace_kernels.sampling.philox_triton import gumbel_noise
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL_BLOCK = 16

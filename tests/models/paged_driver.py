@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_kernels.attention import AttentionMetadata
+from headrace_kernels.attention.paged import AttentionMetadata
 
 
 @dataclasses.dataclass

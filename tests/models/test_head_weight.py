@@ -26,9 +26,11 @@ from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.placement import ALONE, Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_backend.worker.quantized import quantization_report
-from headrace_kernels import card, fp8_activations, int8_activations, low_bit_linear
-from headrace_kernels.low_bit_linear import Path, path_rule
-from headrace_kernels.quantized_weight import (
+from headrace_kernels import card
+from headrace_kernels.low_bit import fp8_activations, int8_activations
+from headrace_kernels.low_bit import linear as low_bit_linear
+from headrace_kernels.low_bit.linear import Path, path_rule
+from headrace_kernels.low_bit.quantized_weight import (
     Arrangement,
     QuantizedWeight,
     QuantKind,

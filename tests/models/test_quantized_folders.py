@@ -22,7 +22,7 @@ from headrace_backend.quantization.parted_weight import PartedWeight
 from headrace_backend.quantization.source_numbers import zeros_of
 from headrace_backend.quantization.stored_weight import StoredWeight
 from headrace_backend.weights.placement import Placement, Shard
-from headrace_kernels.quantized_weight import dequantize
+from headrace_kernels.low_bit.quantized_weight import dequantize
 from headrace_model_folder import InvalidModelFolder, LayerFormat, Layout, ModelFolder, expected_tensors
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 from tests.models.checkpoints import load, write_checkpoint
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_kernels.attention import AttentionMetadata
+from headrace_kernels.attention.paged import AttentionMetadata
 
 # fp32 sums over other numbers of rows; hidden states are of order 1.
 TOLERANCE = 1e-5

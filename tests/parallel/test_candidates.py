@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_kernels.sampling import best_candidates, choose_greedy_reference, most_likely_part
+from headrace_kernels.sampling.choice import best_candidates, choose_greedy_reference, most_likely_part
 
 # Few values, so that most rows have ties; 0.1 and its neighbours differ in their last bit.
 VALUES = st.sampled_from([-float("inf"), -2.5, 0.1, 0.10000000894069672, 3.0, float("inf"), float("nan")])

@@ -15,7 +15,7 @@ from headrace_backend.weights import checkpoint_files
 from headrace_backend.weights.checkpoint_files import RowSpan
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.placement import Placement, Shard, WeightTarget
-from headrace_kernels.block_weight import BlockKind
+from headrace_kernels.low_bit.block_weight import BlockKind
 from headrace_model_folder import TensorRecord
 
 ROWS, COLUMNS = 6, 4096

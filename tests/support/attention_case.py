@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace_kernels.attention import (
+from headrace_kernels.attention.paged import (
     DecodeScratch,
     DecodeWork,
     GatheredContext,
@@ -17,14 +17,14 @@ from headrace_kernels.attention import (
     PagedAttentionStep,
     PrefillWork,
 )
-from headrace_kernels.attention_plan import (
+from headrace_kernels.attention.plan import (
     decode_programs,
     plan_decode,
     plan_prefill,
     prefill_tile_tokens,
     query_len_class,
 )
-from headrace_kernels.quantized_kv import (
+from headrace_kernels.attention.quantized_kv import (
     KV_TYPES,
     is_quantized,
     quantize,

@@ -27,27 +27,17 @@ from tests.support.raw_case import RawCase
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from headrace_kernels import (
-    attention,
-    block_linear_kernels,
-    block_weight,
-    card,
-    input_order,
-    int8_activations,
-    low_bit_few_kernels,
-    low_bit_kernels,
-    low_bit_linear,
-    low_bit_nibble_row_kernels,
-    low_bit_row_kernels,
-    low_bit_wide_kernels,
-    rms_norm,
-    rope_kv,
-    rounded_tokens,
-    small_linear,
-    small_linear_kernels,
-    swiglu,
-)
-from headrace_kernels.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
+from headrace_kernels import card, rms_norm, rounded_tokens, small_linear, small_linear_kernels, swiglu
+from headrace_kernels.attention import paged as attention
+from headrace_kernels.attention import rope_kv
+from headrace_kernels.low_bit import block_linear_kernels, block_weight, input_order, int8_activations
+from headrace_kernels.low_bit import few_kernels as low_bit_few_kernels
+from headrace_kernels.low_bit import linear as low_bit_linear
+from headrace_kernels.low_bit import nibble_row_kernels as low_bit_nibble_row_kernels
+from headrace_kernels.low_bit import row_kernels as low_bit_row_kernels
+from headrace_kernels.low_bit import small_kernels as low_bit_kernels
+from headrace_kernels.low_bit import wide_kernels as low_bit_wide_kernels
+from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
 from headrace_kernels.rounded_tokens import RoundedTokens
 
 # Largest shared memory of a program, by architecture.

@@ -14,10 +14,10 @@ import torch
 import triton
 from tests.support.compiled_kernels import compiling_for, resources
 
-from headrace_kernels import sampling_parameters
-from headrace_kernels.logprobs_triton import token_logprobs_triton
-from headrace_kernels.penalties_triton import penalize_rows_triton
-from headrace_kernels.sampling_triton import sample_rows_triton
+from headrace_kernels.sampling import parameters as sampling_parameters
+from headrace_kernels.sampling.choice_triton import sample_rows_triton
+from headrace_kernels.sampling.logprobs_triton import token_logprobs_triton
+from headrace_kernels.sampling.penalties_triton import penalize_rows_triton
 
 VOCAB = 128_256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

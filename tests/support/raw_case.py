@@ -8,8 +8,8 @@ import torch
 from tests.support.attention_case import Case, Shape, copy_of, spoil, stored
 from torch import Tensor
 
-from headrace_kernels.attention import PagedAttentionStep, RawHeads, paged_attention
-from headrace_kernels.rope_kv import rope_and_write_kv
+from headrace_kernels.attention.paged import PagedAttentionStep, RawHeads, paged_attention
+from headrace_kernels.attention.rope_kv import rope_and_write_kv
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 EPS = 1e-6

@@ -11,7 +11,7 @@ from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.weights.placement import Placement
-from headrace_kernels.attention import RawHeads, rotate_write_attend
+from headrace_kernels.attention.paged import RawHeads, rotate_write_attend
 from headrace_kernels.rounded_tokens import Activations
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headrace_kernels.rope import rope_rows
-from headrace_kernels.rope_frequencies import (
+from headrace_kernels.attention.rope import rope_rows
+from headrace_kernels.attention.rope_frequencies import (
     default_frequencies,
     linear_frequencies,
     llama3_frequencies,
@@ -30,7 +30,7 @@ class RotaryTable(nn.Module):
         )
 
     def forward(self, positions: Tensor) -> Tensor:
-        """[num_tokens] int64 -> the step's rotations for `headrace_kernels.rope`."""
+        """[num_tokens] int64 -> the step's rotations for `headrace_kernels.attention.rope`."""
         return rope_rows(self.table, positions)
 
 

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from headrace_kernels.attention import AttentionMetadata, PagedAttentionStep
+from headrace_kernels.attention.paged import AttentionMetadata, PagedAttentionStep
 
 StepMetadata: TypeAlias = AttentionMetadata | PagedAttentionStep

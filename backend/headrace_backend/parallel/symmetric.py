@@ -1,6 +1,6 @@
 """Collectives of GPUs that read each other's memory: our kernels for what is small, NCCL for the rest.
 
-Owns the memory that all ranks map (`torch.distributed._symmetric_memory`), made once for all layers and graphs. What the kernels do with it is `headrace_kernels.all_reduce`'s. Which way is taken follows from a tensor's shape, so all
+Owns the memory that all ranks map (`torch.distributed._symmetric_memory`), made once for all layers and graphs. What the kernels do with it is `headrace_kernels.sums.all_reduce`'s. Which way is taken follows from a tensor's shape, so all
 ranks take the same. NVLink multicast is never used.
 """
 
@@ -16,10 +16,10 @@ from torch import Tensor
 from headrace_backend.parallel.collectives import Collectives, PendingSum
 from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.parallel.nccl import NcclCollectives
-from headrace_kernels import all_reduce
-from headrace_kernels.all_reduce import Peers, memory_bytes
-from headrace_kernels.all_reduce_words import BLANK, BLANK_BYTES
 from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.sums import all_reduce
+from headrace_kernels.sums.all_reduce import Peers, memory_bytes
+from headrace_kernels.sums.words import BLANK, BLANK_BYTES
 
 # Largest tensor of the kernels; six times as much is taken of each card. 1,024 tokens of a width of 8,192 in bf16.
 CAPACITY_BYTES = 16 << 20

@@ -19,11 +19,11 @@ from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
-from headrace_kernels import block_linear
-from headrace_kernels.block_weight import NF4_KINDS, BlockKind, BlockWeight, allocate, store_numbers
-from headrace_kernels.gguf_blocks import FILE_BLOCKS, store_file_rows
 from headrace_kernels.linear import linear
-from headrace_kernels.nf4 import BITSANDBYTES_NESTED, GROUP, pieces_of_bytes
+from headrace_kernels.low_bit import block_linear
+from headrace_kernels.low_bit.block_weight import NF4_KINDS, BlockKind, BlockWeight, allocate, store_numbers
+from headrace_kernels.low_bit.gguf_blocks import FILE_BLOCKS, store_file_rows
+from headrace_kernels.low_bit.nf4 import BITSANDBYTES_NESTED, GROUP, pieces_of_bytes
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.swiglu import swiglu
 

@@ -10,7 +10,14 @@ import math
 import torch
 
 from headrace_backend.quantization.layer_statistics import EVEN_SCATTER, Findings, LayerStatistics
-from headrace_kernels.block_weight import NF4_KINDS, NF4_NUMBERS, BlockKind, BlockWeight, group_numbers, restore_rows
+from headrace_kernels.low_bit.block_weight import (
+    NF4_KINDS,
+    NF4_NUMBERS,
+    BlockKind,
+    BlockWeight,
+    group_numbers,
+    restore_rows,
+)
 
 # Numbers that are restored at a time: 16 MB.
 _BLOCK_NUMBERS = 1 << 22

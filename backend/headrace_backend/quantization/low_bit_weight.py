@@ -15,8 +15,8 @@ from headrace_backend.quantization.tensor_error import TensorError
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import Scheme
-from headrace_kernels import low_bit_linear
-from headrace_kernels.quantized_weight import (
+from headrace_kernels.low_bit import linear as low_bit_linear
+from headrace_kernels.low_bit.quantized_weight import (
     PLAIN,
     Arrangement,
     QuantizedWeight,

@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace_backend.quantization.low_bit_weight import LowBitWeight, QuantizedRows
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_kernels.quantized_weight import QuantizedWeight, QuantKind, dequantize_rows
+from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, QuantKind, dequantize_rows
 
 # A tensor may be this many times as far from its original as rounding can bring it: scales are rounded too.
 _ROUNDING_SLACK = 1.1

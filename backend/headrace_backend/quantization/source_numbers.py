@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headrace_kernels.stored_rows import Rows
+from headrace_kernels.low_bit.stored_rows import Rows
 from headrace_model_folder import LayerFormat, Layout, Role
 
 _MIDDLE = {"int4": 8, "int8": 128}

@@ -23,8 +23,8 @@ from headrace_backend.weights.checkpoint_files import DTYPES
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused
-from headrace_kernels.quantized_weight import BLOCK_SIZE, QuantKind
-from headrace_kernels.stored_rows import Rows, store_blocks, store_order, store_rows
+from headrace_kernels.low_bit.quantized_weight import BLOCK_SIZE, QuantKind
+from headrace_kernels.low_bit.stored_rows import Rows, store_blocks, store_order, store_rows
 from headrace_model_folder import InvalidModelFolder, LayerFormat, Role, SourceTensor, TensorRecord
 
 # Numbers that are unpacked at a time, in four bytes each: 16 MB.

@@ -14,7 +14,7 @@ from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
-from headrace_kernels.quantized_weight import BLOCK_SIZE, Arrangement, QuantizedWeight, QuantKind, allocate
+from headrace_kernels.low_bit.quantized_weight import BLOCK_SIZE, Arrangement, QuantizedWeight, QuantKind, allocate
 from headrace_model_folder import LayerFormat
 from headrace_model_folder.layer_format import LEAST_GROUP
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_backend.weights.scheme import Scheme
-from headrace_kernels.block_weight import BlockKind
+from headrace_kernels.low_bit.block_weight import BlockKind
 from headrace_model_folder import LayerFormat
 
 

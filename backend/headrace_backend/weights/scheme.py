@@ -1,6 +1,6 @@
 """How many bits the weights of a model's layers get: a kind of number and how many inputs share a scale.
 
-Owns the scheme as loaders and layers see it. What a kind of number is, and how it lies in memory, is `headrace_kernels.quantized_weight`'s; whether a scheme suits a model is `quantize_rules`'s.
+Owns the scheme as loaders and layers see it. What a kind of number is, and how it lies in memory, is `headrace_kernels.low_bit.quantized_weight`'s; whether a scheme suits a model is `quantize_rules`'s.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from headrace_kernels.block_weight import FORMATS, BlockKind
-from headrace_kernels.quantized_weight import QuantKind
+from headrace_kernels.low_bit.block_weight import FORMATS, BlockKind
+from headrace_kernels.low_bit.quantized_weight import QuantKind
 
 
 class QuantizationRefused(ValueError):

@@ -13,7 +13,7 @@ import torch
 
 from headrace_backend.step_plan import ForwardPlan, Int32Column
 from headrace_backend.worker.flattening import LAST_SAMPLED, Int64Column, flat_token_ids, ranges, table_places
-from headrace_kernels.attention import AttentionMetadata
+from headrace_kernels.attention.paged import AttentionMetadata
 
 
 @dataclasses.dataclass(slots=True)

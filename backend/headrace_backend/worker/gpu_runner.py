@@ -27,7 +27,7 @@ from headrace_backend.worker.sampler import SampledTokens, Sampler
 from headrace_backend.worker.step_buffers import StepBuffers, StepLimits
 from headrace_backend.worker.step_graphs import StepGraphs
 from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smallest_holding, undominated
-from headrace_kernels.attention_plan import GatherColumns
+from headrace_kernels.attention.plan import GatherColumns
 from headrace_kernels.step_inputs import store_last_tokens
 
 # Shapes of up to this many tokens are kept untimed: theirs is the reading of the weights, whatever is padded.

@@ -13,7 +13,7 @@ import torch
 from headrace_backend.step_plan import StepResult
 from headrace_backend.worker.prompt_logprobs import PromptLogprobs
 from headrace_backend.worker.sampler import SampledLogprobs, SampledTokens
-from headrace_kernels.logprobs import TokenLogprobs
+from headrace_kernels.sampling.logprobs import TokenLogprobs
 
 Logprobs = TypeVar("Logprobs", SampledLogprobs, PromptLogprobs)
 

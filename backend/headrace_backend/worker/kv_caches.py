@@ -12,8 +12,8 @@ import torch
 
 from headrace_backend.step_plan import ForwardPlan
 from headrace_backend.worker.device_copies import indices_on_device
-from headrace_kernels.kv_cache import copy_blocks
-from headrace_kernels.quantized_kv import KV_TYPES, num_bytes, tile_bytes, tiles_of, view_of
+from headrace_kernels.attention.kv_cache import copy_blocks
+from headrace_kernels.attention.quantized_kv import KV_TYPES, num_bytes, tile_bytes, tiles_of, view_of
 
 
 def allocate_kv_caches(

@@ -1,7 +1,7 @@
 """Token counts of the rows that have penalties.
 
 Owns the counts: a slot of vocabulary size per penalized row, taken at admission and given back at release, in tensors that double when slots run out.
-Rows without penalties cost nothing here. The arithmetic on logits is `headrace_kernels.penalties`.
+Rows without penalties cost nothing here. The arithmetic on logits is `headrace_kernels.sampling.penalties`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from headrace_backend.step_plan import Int32Column, RowAdmission
 from headrace_backend.worker.device_copies import indices_on_device
-from headrace_kernels.penalties import penalize_rows
+from headrace_kernels.sampling.penalties import penalize_rows
 
 # Bytes per slot and token: a bool for the prompt, an int32 for the output.
 BYTES_PER_TOKEN = 5

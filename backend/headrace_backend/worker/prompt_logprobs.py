@@ -17,7 +17,7 @@ import torch
 from headrace_backend.step_plan import Int32Column, PromptLogprobPlan, StepResult
 from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.flattening import Int64Column, ranges
-from headrace_kernels.logprobs import TokenLogprobs, token_logprobs
+from headrace_kernels.sampling.logprobs import TokenLogprobs, token_logprobs
 
 # Rows of a piece. On a GPU enough that the product is no longer the reading of the weight; not measured yet. On a CPU the memory plan counts on it.
 CPU_PIECE_ROWS = 64

@@ -1,6 +1,6 @@
 """Sampling parameters per row, as one matrix.
 
-Owns the values of the matrix that `headrace_kernels.sampling_parameters` describes, its way to the device, and which *traits* a row's parameters give it: what the row costs beyond its
+Owns the values of the matrix that `headrace_kernels.sampling.parameters` describes, its way to the device, and which *traits* a row's parameters give it: what the row costs beyond its
 most likely token. Does not own what grows while the row generates (`penalty_slots`, `logit_changes`).
 
 The host writes its own copy, then sends the rows that changed: one packed copy and one scatter per step with admissions, behind the steps that were launched before. On a CPU both are the
@@ -17,7 +17,7 @@ import torch
 
 from headrace_backend.step_plan import Int32Column, RowAdmission, UInt8Column
 from headrace_backend.worker.device_copies import copy_to_device
-from headrace_kernels import sampling_parameters as columns
+from headrace_kernels.sampling import parameters as columns
 
 
 class Trait(enum.IntFlag):

@@ -1,6 +1,6 @@
 """From logits to tokens: who gets which treatment.
 
-Owns the order: changes to single logits, penalties, then the choice (`headrace_kernels.sampling`), log probabilities of the changed logits, and the notes that later
+Owns the order: changes to single logits, penalties, then the choice (`headrace_kernels.sampling.choice`), log probabilities of the changed logits, and the notes that later
 steps of the row need. Rows that need none of it cost an argmax. Does not own logits (the runners) nor any decision about when an output ends.
 
 On a GPU nothing here waits for the device: what the host must know of a row, its traits, it knows since the row's admission. A *plain* step (`is_plain`) is the choice alone, the same few
@@ -21,8 +21,8 @@ from headrace_backend.worker.logit_changes import LogitChanges
 from headrace_backend.worker.penalty_slots import PenaltySlots
 from headrace_backend.worker.prompt_logprobs import PromptLogprobs
 from headrace_backend.worker.row_parameters import RowParameters, Trait
-from headrace_kernels.logprobs import TokenLogprobs, token_logprobs
-from headrace_kernels.sampling import choose_greedy, sample_rows
+from headrace_kernels.sampling.choice import choose_greedy, sample_rows
+from headrace_kernels.sampling.logprobs import TokenLogprobs, token_logprobs
 from headrace_kernels.triton_runtime import uses_triton
 
 Indices = npt.NDArray[np.int64]

@@ -21,8 +21,8 @@ from headrace_backend.worker.step_columns import (
     split_columns,
 )
 from headrace_backend.worker.step_shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
-from headrace_kernels.attention_plan import GatherColumns
-from headrace_kernels.attention_step import (
+from headrace_kernels.attention.plan import GatherColumns
+from headrace_kernels.attention.step import (
     DecodeScratch,
     DecodeWork,
     GatheredContext,

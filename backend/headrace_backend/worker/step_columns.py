@@ -17,7 +17,7 @@ import torch
 from headrace_backend.step_plan import ForwardPlan, Int32Column, StepPlan
 from headrace_backend.worker.flattening import flat_token_ids, ranges
 from headrace_backend.worker.step_shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
-from headrace_kernels.attention_plan import GatherColumns, plan_decode, plan_prefill
+from headrace_kernels.attention.plan import GatherColumns, plan_decode, plan_prefill
 
 # Columns start at multiples of this many entries (16 bytes), so that kernels may read them in wide words.
 _ALIGNMENT = 4
@@ -41,9 +41,9 @@ class StepColumns(Generic[Column]):
     seq_lens: Column
     # [num_entries + 1]
     query_start_loc: Column
-    # See `attention_plan.DecodeColumns`: [num_splits * 4].
+    # See `attention.plan.DecodeColumns`: [num_splits * 4].
     splits: Column
-    # See `attention_plan.PrefillColumns`: [num_tiles * 2].
+    # See `attention.plan.PrefillColumns`: [num_tiles * 2].
     tiles: Column
     # [num_samples] the row that receives the token, the index of its hidden state, and the token's position in the output.
     sample_rows: Column

@@ -12,7 +12,7 @@ from typing import Self
 import torch
 
 from headrace_backend.step_plan import StepPlan
-from headrace_kernels.attention_plan import (
+from headrace_kernels.attention.plan import (
     TARGET_PROGRAMS,
     decode_programs,
     decode_sizes,
@@ -21,7 +21,7 @@ from headrace_kernels.attention_plan import (
     max_prefill_tiles,
     prefill_tile_tokens,
 )
-from headrace_kernels.quantized_kv import is_quantized
+from headrace_kernels.attention.quantized_kv import is_quantized
 
 # Query tokens of an entry that the decode kernel takes. With more it computes two to four times as much per key, which pays for drafts only.
 DECODE_QUERY_LEN = 1

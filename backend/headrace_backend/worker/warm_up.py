@@ -25,7 +25,7 @@ from headrace_backend.worker.made_up_steps import (
 )
 from headrace_backend.worker.profile_step import run_steps
 from headrace_backend.worker.runner import Runner
-from headrace_kernels.low_bit_linear import WARM_ROWS
+from headrace_kernels.low_bit.linear import WARM_ROWS
 
 # Blocks that warm-up may write to.
 _WARM_UP_BLOCKS = 64

@@ -1,0 +1,312 @@
+"""Which program of an attention kernel does what: columns of numbers made on the host, once per step, for all layers.
+
+Owns the cutting of a step into work of similar size: contexts of rows with few query tokens into *splits*, rows with many into *tiles*, and the places of gathered contexts.
+Knows lengths only, no tensors, and needs nothing but numpy. The columns are int32 and of sizes that a captured graph can fix in advance; what is left over is -1. The caller brings
+them to the device and hands them on as `attention.step.DecodeWork` and `PrefillWork`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Column = npt.NDArray[np.int32]
+_Int64Array = npt.NDArray[np.int64]
+
+# Query tokens of a row that the decode kernel takes at most, and the sizes that it is compiled for.
+QUERY_LEN_CLASSES = (1, 2, 4, 8)
+MAX_DECODE_QUERY_LEN = QUERY_LEN_CLASSES[-1]
+# Splits are multiples of this many tokens of context.
+SPLIT_MULTIPLE = 64
+# Programs (splits times key/value heads) that fill a card: near one full wave on 132 multiprocessors (32 rows of 8k tokens and 8 heads were fastest with 2 splits, one
+# row of 128k with 64, on an H200). Fewer leave bandwidth unused, more only cost partial results.
+TARGET_PROGRAMS = 512
+# Of splits over a quantized cache with few query rows, whose programs are a warp each (`attention.turned`): eight to a multiprocessor. On an H200, FP8: 32 rows of
+# 8,192 tokens take 133 us with 1,056, 138 with 768 and 149 with 512; one of 131,072 takes 80 with 1,056 and 73 with 512.
+WARP_PROGRAMS = 1056
+# Query rows (tokens times heads of a group) of such splits, at most.
+FEW_ROWS = 8
+# A row may be longer than its splits are meant to be by this share of one before it gets another, so that rows of nearly equal length get equally many.
+_SLACK = 0.25
+# Contexts are gathered to places that are multiples of this many tokens, the largest tile of keys.
+GATHER_MULTIPLE = 128
+# Query rows (tokens times query heads of a group) per row of context, and keys per query token, from which gathering pays. On an H200 512 tokens after 8,192 took 153 us gathered and
+# 257 paged, but 8 prompts of 1,000 (500 keys a token) 246 and 223. The thresholds are derived from these, not measured: by the programs that they have, 256 tokens deep in a context
+# should break even.
+_MIN_GATHER_ROWS = 1536
+_MIN_GATHER_KEYS = 2048
+
+
+def query_len_class(query_lens: Int32Column) -> int:
+    """The smallest size of decode kernel that takes all rows that any decode kernel can take (those with up to 8 query tokens)."""
+    decodes = query_lens[query_lens <= MAX_DECODE_QUERY_LEN]
+    longest = int(decodes.max(initial=1))
+    return next(size for size in QUERY_LEN_CLASSES if size >= longest)
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class DecodeSizes:
+    """Sizes of a decode's columns and scratch, for any contexts of up to `num_entries` rows. What a graph fixes."""
+
+    # Entries of `DecodeColumns.splits`.
+    num_splits: int
+    # Partial results kept until they are merged, each for all heads and query tokens of a row.
+    num_partials: int
+
+
+def decode_programs(is_quantized: bool, query_rows: int) -> int:
+    """Programs that fill a card, for splits of a cache with so many query rows."""
+    return WARP_PROGRAMS if is_quantized and query_rows <= FEW_ROWS else TARGET_PROGRAMS
+
+
+def decode_sizes(num_entries: int, num_kv_heads: int, programs: int = TARGET_PROGRAMS) -> DecodeSizes:
+    """The sizes for up to `num_entries` rows; `num_kv_heads` are those of one card's cache, `programs` as for `plan_decode`."""
+    surplus = -(-programs // num_kv_heads)
+    # Only rows longer than a split are cut, and fewer than `surplus` rows are.
+    return DecodeSizes(num_entries + surplus, 2 * surplus)
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class DecodeColumns:
+    """How the contexts of rows with few query tokens are cut. All int32, -1 in what is not used."""
+
+    # [num_splits, 4]: entry, number of the split within it, the entry's number of splits, place of the partial result (-1 where the entry has one split, which writes the
+    # output itself). A split sees its share of whatever context the row has when the kernel runs. Longest first.
+    splits: Int32Column
+    # Query tokens the kernel must take: 1, 2, 4 or 8.
+    max_query_len: int
+
+
+def plan_decode(
+    query_lens: Int32Column,
+    seq_lens: Int32Column,
+    num_kv_heads: int,
+    num_entries_padded: int,
+    *,
+    max_query_len: int | None = None,
+    sliding_window: int | None = None,
+    programs: int = TARGET_PROGRAMS,
+) -> DecodeColumns:
+    """Cuts the contexts of entries with 1 to `max_query_len` query tokens into splits of similar length, about `programs` programs in all.
+
+    Args:
+        query_lens: [num_entries] tokens of this step; 0 for padding.
+        seq_lens: [num_entries] tokens of context, those of this step included. Where the device knows better (drafts that were refused), an upper bound.
+        num_kv_heads: Key/value heads of one card's cache.
+        num_entries_padded: Entries that the columns have room for, see `decode_sizes`.
+        max_query_len: 1, 2, 4 or 8; entries with more are left to `plan_prefill`. None: `query_len_class` of the step.
+        sliding_window: The widest of the model's layers; None if any layer sees all.
+        programs: `decode_programs` of the cache; the work's sizes and scratch are made for as many.
+
+    Raises:
+        ValueError: More entries than there is room for.
+    """
+    size = query_len_class(query_lens) if max_query_len is None else max_query_len
+    assert size in QUERY_LEN_CLASSES, size
+    entries = np.flatnonzero((query_lens >= 1) & (query_lens <= size))
+    if entries.size > num_entries_padded:
+        raise ValueError(f"num_entries_padded is {num_entries_padded}, and {entries.size} entries decode")
+    splits = np.full((decode_sizes(num_entries_padded, num_kv_heads, programs).num_splits, 4), -1, np.int32)
+    if entries.size:
+        visible = _visible_tokens(query_lens[entries], seq_lens[entries], sliding_window)
+        counts = _split_counts(visible, num_kv_heads, programs)
+        _fill_decode(splits, entries, visible, counts)
+    return DecodeColumns(splits, size)
+
+
+def _visible_tokens(query_lens: Int32Column, seq_lens: Int32Column, sliding_window: int | None) -> _Int64Array:
+    """[num_entries] tokens of context from the first that any query token sees, rounded down to a multiple."""
+    seq_len = seq_lens.astype(np.int64)
+    if sliding_window is None:
+        return seq_len
+    first = np.maximum(seq_len - query_lens - sliding_window + 1, 0)
+    visible: _Int64Array = seq_len - first // SPLIT_MULTIPLE * SPLIT_MULTIPLE
+    return visible
+
+
+def _split_counts(visible: _Int64Array, num_kv_heads: int, programs: int) -> _Int64Array:
+    """[num_entries] splits of each."""
+    share = -(-int(visible.sum()) * num_kv_heads // programs)
+    tokens = max(-(-share // SPLIT_MULTIPLE), 1) * SPLIT_MULTIPLE
+    counts = np.maximum(np.ceil(visible / tokens - _SLACK).astype(np.int64), 1)
+    # Short splits have no room for the slack: the next multiple is much more.
+    most = int(tokens * (1 + _SLACK)) // SPLIT_MULTIPLE * SPLIT_MULTIPLE
+    counts += (_split_tokens(visible, counts) > most) & (visible > tokens * counts)
+    # Rounding a split up to its multiple may leave nothing for the last ones.
+    return -(-visible // _split_tokens(visible, counts))
+
+
+def _split_tokens(visible: _Int64Array, counts: _Int64Array) -> _Int64Array:
+    """[num_entries] tokens per split, as the kernel computes them."""
+    tokens: _Int64Array = np.maximum(-(-visible // (counts * SPLIT_MULTIPLE)), 1) * SPLIT_MULTIPLE
+    return tokens
+
+
+def _fill_decode(splits: Int32Column, entries: _Int64Array, visible: _Int64Array, counts: _Int64Array) -> None:
+    """Writes the column; `entries`, `visible` and `counts` are [num_entries]."""
+    partials = np.where(counts > 1, counts, 0)
+    first_partial = np.cumsum(partials) - partials
+    of_item = np.repeat(np.arange(entries.size), counts)
+    number = np.arange(of_item.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    place = np.where(counts[of_item] > 1, first_partial[of_item] + number, -1)
+    items = np.stack((entries[of_item], number, counts[of_item], place), axis=1)
+    longest_first = np.argsort(-_split_tokens(visible, counts)[of_item], kind="stable")
+    splits[: of_item.size] = items[longest_first]
+
+
+def prefill_tile_rows(head_dim: int, element_size: int) -> int:
+    """Query rows (tokens times query heads of a group) of a tile, by the size of a head and of its values in bytes."""
+    if element_size > 2:
+        return 32 if head_dim <= 128 else 16
+    return 128 if head_dim <= 128 else 64
+
+
+def prefill_tile_tokens(num_heads: int, num_kv_heads: int, head_dim: int, element_size: int = 2) -> int:
+    """Query tokens of a tile.
+
+    Raises:
+        ValueError: A group of query heads is larger than a tile.
+    """
+    rows, group = prefill_tile_rows(head_dim, element_size), num_heads // num_kv_heads
+    if group > rows:
+        raise ValueError(f"num_heads / num_kv_heads is {group}, and attention takes at most {rows} with such heads")
+    return rows // group
+
+
+def max_prefill_tiles(num_tokens: int, num_entries: int, tile_tokens: int) -> int:
+    """Tiles that `num_entries` entries with `num_tokens` query tokens in all can have at most. What a graph fixes."""
+    return min(num_tokens, num_entries + num_tokens // tile_tokens)
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class GatherColumns:
+    """Where contexts go that are gathered before attention. All int32."""
+
+    # [num_chunks, 2]: the entry and position that slot i * GATHER_MULTIPLE of the scratch holds.
+    chunks: Int32Column
+    # [num_entries]: position p of the entry goes to slot offsets[entry] + p. May be negative: positions that no token sees are left out.
+    offsets: Int32Column
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class PrefillColumns:
+    """How entries with many query tokens are cut. All int32, -1 in what is not used."""
+
+    # [num_tiles, 2]: entry, its first query token in the tile. Longest context first.
+    tiles: Int32Column
+    # None: keys and values are read from the cache.
+    gather: GatherColumns | None
+
+
+def plan_prefill(
+    query_lens: Int32Column,
+    seq_lens: Int32Column,
+    num_heads: int,
+    num_kv_heads: int,
+    tile_tokens: int,
+    *,
+    max_query_len: int = MAX_DECODE_QUERY_LEN,
+    num_tiles_padded: int | None = None,
+    gather_capacity: int = 0,
+    sliding_window: int | None = None,
+) -> PrefillColumns:
+    """Cuts entries with more than `max_query_len` query tokens into tiles, and decides whether their contexts are gathered first.
+
+    Args:
+        query_lens: [num_entries] tokens of this step.
+        seq_lens: [num_entries] tokens of context, those of this step included.
+        num_heads: Query heads of one card.
+        num_kv_heads: Key/value heads of one card's cache.
+        tile_tokens: `prefill_tile_tokens` of the model.
+        max_query_len: What `plan_decode` took, at most.
+        num_tiles_padded: Tiles that the column has room for (`max_prefill_tiles`); None: as many as there are.
+        gather_capacity: Tokens that the scratch for gathered contexts holds; 0: there is none (graphs, cards before sm_90).
+        sliding_window: The widest of the model's layers; None if any layer sees all.
+
+    Raises:
+        ValueError: More tiles than there is room for.
+    """
+    entries = np.flatnonzero(query_lens > max_query_len)
+    tiles = _tiles(entries, query_lens[entries], seq_lens[entries], tile_tokens, sliding_window)
+    if num_tiles_padded is not None:
+        if tiles.shape[0] > num_tiles_padded:
+            raise ValueError(f"num_tiles_padded is {num_tiles_padded}, and there are {tiles.shape[0]} tiles")
+        tiles = np.concatenate((tiles, np.full((num_tiles_padded - tiles.shape[0], 2), -1, np.int32)))
+    gather = None
+    if gather_capacity and entries.size:
+        group = num_heads // num_kv_heads
+        gather = _gather_columns(entries, query_lens, seq_lens, group, gather_capacity, sliding_window)
+    return PrefillColumns(tiles, gather)
+
+
+def _tiles(
+    entries: _Int64Array,
+    query_lens: Int32Column,
+    seq_lens: Int32Column,
+    tile_tokens: int,
+    sliding_window: int | None,
+) -> Int32Column:
+    """[num_tiles, 2], see `PrefillColumns`; lengths are those of `entries`."""
+    counts = -(-query_lens.astype(np.int64) // tile_tokens)
+    of_tile = np.repeat(np.arange(entries.size), counts)
+    first = (np.arange(of_tile.size) - np.repeat(np.cumsum(counts) - counts, counts)) * tile_tokens
+    computed = (seq_lens.astype(np.int64) - query_lens)[of_tile]
+    last = np.minimum(computed + first + tile_tokens, seq_lens[of_tile])
+    work = last if sliding_window is None else np.minimum(last, sliding_window + tile_tokens)
+    longest_first = np.argsort(-work, kind="stable")
+    tiles: Int32Column = np.stack((entries[of_tile], first), axis=1)[longest_first].astype(np.int32)
+    return tiles
+
+
+def gathered_tokens(seq_lens: Int32Column) -> int:
+    """Tokens of scratch that contexts of such lengths take."""
+    return int((-(-seq_lens.astype(np.int64) // GATHER_MULTIPLE)).sum()) * GATHER_MULTIPLE
+
+
+def gathering_pays(
+    query_lens: Int32Column | _Int64Array,
+    seq_lens: Int32Column | _Int64Array,
+    group: int,
+    least_keys: int,
+) -> bool:
+    """Whether contexts should be gathered before attention, where they may be.
+
+    Args:
+        query_lens: [num_entries] tokens of this step, of the entries that the prefill kernel takes.
+        seq_lens: [num_entries] tokens of context, those of this step included.
+        group: Query heads per key/value head.
+        least_keys: Keys that a query token sees on average, at least.
+    """
+    query_len, seq_len = query_lens.astype(np.int64), seq_lens.astype(np.int64)
+    if int((query_len * seq_len).sum()) * group < _MIN_GATHER_ROWS * int(seq_len.sum()):
+        return False
+    pairs = int((query_len * (2 * seq_len - query_len)).sum()) // 2
+    return pairs >= least_keys * int(query_len.sum())
+
+
+def _gather_columns(
+    entries: _Int64Array,
+    query_lens: Int32Column,
+    seq_lens: Int32Column,
+    group: int,
+    capacity: int,
+    sliding_window: int | None,
+) -> GatherColumns | None:
+    """Places for the contexts of `entries`, or None if they do not fit or gathering does not pay. Lengths are those of the whole step."""
+    query_len, seq_len = query_lens[entries].astype(np.int64), seq_lens[entries].astype(np.int64)
+    base = np.zeros_like(seq_len)
+    if sliding_window is not None:
+        base = np.maximum(seq_len - query_len - sliding_window + 1, 0) // GATHER_MULTIPLE * GATHER_MULTIPLE
+    num_chunks = -(-(seq_len - base) // GATHER_MULTIPLE)
+    if int(num_chunks.sum()) * GATHER_MULTIPLE > capacity:
+        return None
+    if not gathering_pays(query_len, seq_len - base, group, _MIN_GATHER_KEYS):
+        return None
+    first_chunk = np.cumsum(num_chunks) - num_chunks
+    of_chunk = np.repeat(np.arange(entries.size), num_chunks)
+    position = base[of_chunk] + (np.arange(of_chunk.size) - first_chunk[of_chunk]) * GATHER_MULTIPLE
+    offsets = np.zeros(query_lens.size, np.int32)
+    offsets[entries] = first_chunk * GATHER_MULTIPLE - base
+    return GatherColumns(np.stack((entries[of_chunk], position), axis=1).astype(np.int32), offsets)

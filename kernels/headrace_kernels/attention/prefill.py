@@ -1,0 +1,270 @@
+"""Attention of chunks of prompts: many query tokens per row, causal, after a prefix of any length, with or without a sliding window.
+
+Keys and values are read from the cache through the block table.
+
+A program takes one tile of query tokens for one key/value head; the query heads of the group stand beside each other as rows of the tile, which fills it even for short chunks. Tiles of keys that every
+row sees whole run without a mask; those at the diagonal and at the window's edge run in loops of their own. The grid depends on the number of tiles only, so that graphs can fix it. Long chunks outside of
+graphs take `attention.gathered` instead.
+"""
+
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace_kernels import card
+from headrace_kernels.attention.plan import prefill_tile_rows
+from headrace_kernels.attention.quantized import absorb_quantized, divided_query, first_unit
+from headrace_kernels.attention.quantized_kv import memory_of
+from headrace_kernels.attention.step import PagedAttentionStep
+from headrace_kernels.attention.tiles import (
+    LOG2_E,
+    Launch,
+    absorb,
+    key_offsets,
+    padded_dim,
+    pipeline_stages,
+)
+from headrace_kernels.triton_runtime import INTERPRETED
+
+
+@triton.jit
+def key_ranges(first_position, tile_tokens, seq_len, window, TILE: tl.constexpr, WINDOWED: tl.constexpr):
+    """Positions of keys for tokens from `first_position` on: (begin, full_begin, full_end, end). Between the inner two every token sees every key; all but `end` are multiples of TILE."""
+    begin = 0
+    full_begin = 0
+    full_end = (first_position + 1) // TILE * TILE
+    end = tl.minimum(first_position + tile_tokens, seq_len)
+    if WINDOWED:
+        begin = tl.maximum(first_position - window + 1, 0) // TILE * TILE
+        last_begin = tl.maximum(first_position + tile_tokens - window, 0)
+        full_begin = tl.minimum((last_begin + TILE - 1) // TILE * TILE, full_end)
+    return begin, full_begin, full_end, end
+
+
+@triton.jit
+def sees(positions, offs_key, first_seen, end, window, WINDOWED: tl.constexpr):
+    """[M, N] whether tokens at `positions` see keys at `offs_key`; none is seen before `first_seen` or from `end` on."""
+    seen = (offs_key[None, :] <= positions[:, None]) & (offs_key < end)[None, :]
+    if WINDOWED:
+        seen = seen & (offs_key[None, :] > positions[:, None] - window)
+    return seen
+
+
+@triton.jit
+def _paged_tile(
+    acc,
+    largest,
+    total,
+    unit,
+    q,
+    kv_cache,
+    scales,
+    table,
+    kv_head,
+    start,
+    positions,
+    first_seen,
+    end,
+    window,
+    score_scale,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_STRIDE: tl.constexpr,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    HAS_FP8: tl.constexpr,
+    FP32_DOT: tl.constexpr,
+):
+    """Absorbs the keys from `start` on. Of a quantized cache `score_scale` is that of each row, and `unit` acc's (`attention.quantized`); of others 1."""
+    offs_key = start + tl.arange(0, TILE)
+    offs_dim = tl.arange(0, PADDED_DIM)
+    if MASKED:
+        mask_key = (offs_key >= first_seen) & (offs_key < end)
+    else:
+        mask_key = tl.full([TILE], True, tl.int1)
+    places = key_offsets(table, offs_key, mask_key, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE)
+    key = kv_cache + places[:, None]
+    key += offs_dim[None, :]
+    if MASKED or PADDED_DIM != HEAD_DIM:
+        mask = mask_key[:, None] & (offs_dim < HEAD_DIM)[None, :]
+        k = tl.load(key, mask=mask, other=0.0)
+        v = tl.load(key + NUM_KV_HEADS * TILE_STRIDE, mask=mask, other=0.0)
+    else:
+        k = tl.load(key)
+        v = tl.load(key + NUM_KV_HEADS * TILE_STRIDE)
+    seen = mask_key[None, :]
+    if MASKED:
+        seen = sees(positions, offs_key, first_seen, end, window, WINDOWED)
+    if KIND != "":
+        acc, largest, total, unit = absorb_quantized(
+            acc, largest, total, unit, q, score_scale, k, v, scales, places, offs_key, mask_key, seen,
+            NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE, KIND, HAS_FP8, MASKED, FP32_DOT,
+        )  # fmt: skip
+    else:
+        acc, largest, total = absorb(acc, largest, total, q, k, v, seen, score_scale, MASKED, FP32_DOT)
+    return acc, largest, total, unit
+
+
+# Columns are views into one buffer, at addresses that change with their sizes: alignment must not decide what is compiled.
+@triton.jit(
+    do_not_specialize=["table_stride", "window"],
+    do_not_specialize_on_alignment=["tiles", "query_start_loc", "seq_lens", "table_rows"],
+)
+def _paged_kernel(
+    query,
+    kv_cache,
+    scales,
+    output,
+    tiles,
+    query_start_loc,
+    seq_lens,
+    table_rows,
+    block_tables,
+    query_stride,
+    table_stride,
+    score_scale,
+    window,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_STRIDE: tl.constexpr,
+    KIND: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    HAS_FP8: tl.constexpr,
+    FP32_DOT: tl.constexpr,
+):
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    TILE_TOKENS: tl.constexpr = ROWS // GROUP
+    kv_head = tl.program_id(0)
+    entry = tl.load(tiles + tl.program_id(1) * 2)
+    if entry < 0:
+        return
+    tile_first = tl.load(tiles + tl.program_id(1) * 2 + 1)
+    first_token = tl.load(query_start_loc + entry)
+    num_tokens = tl.load(query_start_loc + entry + 1) - first_token
+    seq_len = tl.load(seq_lens + entry)
+    table = block_tables + tl.load(table_rows + entry).to(tl.int64) * table_stride
+
+    # Q: row r is token r // GROUP of the tile, head r % GROUP of the group.
+    offs_row = tl.arange(0, ROWS)
+    offs_dim = tl.arange(0, PADDED_DIM)
+    token, head = tile_first + offs_row // GROUP, kv_head * GROUP + offs_row % GROUP
+    mask_row = (offs_row < TILE_TOKENS * GROUP) & (token < num_tokens)
+    mask = mask_row[:, None] & (offs_dim < HEAD_DIM)[None, :]
+    offs_query = (first_token + token).to(tl.int64) * query_stride + head * HEAD_DIM
+    q = tl.load(query + offs_query[:, None] + offs_dim[None, :], mask=mask, other=0.0)
+
+    computed = seq_len - num_tokens
+    positions = computed + token
+    begin, full_begin, full_end, end = key_ranges(computed + tile_first, TILE_TOKENS, seq_len, window, TILE, WINDOWED)
+    first_seen = 0
+    largest = tl.full([ROWS], -1.0e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    unit = 1
+    if KIND != "":
+        q, score_scale = divided_query(q, score_scale)
+        unit = first_unit()
+    if WINDOWED:
+        first_seen = tl.maximum(computed + tile_first - window + 1, 0)
+        for start in tl.range(begin, full_begin, TILE, num_stages=1):
+            acc, largest, total, unit = _paged_tile(
+                acc, largest, total, unit, q, kv_cache, scales, table, kv_head, start, positions, first_seen, end, window, score_scale,
+                NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_STRIDE, KIND, TILE, True, WINDOWED, HAS_FP8, FP32_DOT,
+            )  # fmt: skip
+    for start in tl.range(full_begin, full_end, TILE, num_stages=STAGES):
+        acc, largest, total, unit = _paged_tile(
+            acc, largest, total, unit, q, kv_cache, scales, table, kv_head, start, positions, first_seen, end, window, score_scale,
+            NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_STRIDE, KIND, TILE, False, WINDOWED, HAS_FP8, FP32_DOT,
+        )  # fmt: skip
+    for start in tl.range(full_end, end, TILE, num_stages=1):
+        acc, largest, total, unit = _paged_tile(
+            acc, largest, total, unit, q, kv_cache, scales, table, kv_head, start, positions, first_seen, end, window, score_scale,
+            NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_STRIDE, KIND, TILE, True, WINDOWED, HAS_FP8, FP32_DOT,
+        )  # fmt: skip
+
+    offs_out = ((first_token + token).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
+    if KIND != "":
+        acc = acc * unit
+    result = (acc / total[:, None]).to(output.dtype.element_ty)
+    tl.store(output + offs_out[:, None] + offs_dim[None, :], result, mask=mask)
+
+
+def prefill_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    step: PagedAttentionStep,
+    tiles: Tensor,
+    scale: float,
+    sliding_window: int | None,
+    output: Tensor,
+    launch: Launch | None = None,
+) -> None:
+    """Fills the rows of `output` that belong to the tiles, int32 [num_tiles, 2].
+
+    Other arguments as `attention.paged.paged_attention`, except that query heads lie side by side; `launch` replaces the rule, for measurements.
+    """
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads = kv_cache.shape[2]
+    rows = prefill_tile_rows(head_dim, query.element_size())
+    memory = memory_of(kv_cache)
+    launch = launch or _launch_rule(rows, padded_dim(head_dim), query, memory.kind != "")
+    _paged_kernel[(num_kv_heads, tiles.shape[0])](
+        query,
+        memory.numbers,
+        memory.scales,
+        output,
+        tiles,
+        step.query_start_loc,
+        step.seq_lens,
+        step.rows,
+        step.block_tables,
+        query.stride(0),
+        step.block_tables.stride(0),
+        scale * LOG2_E,
+        sliding_window or 0,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=padded_dim(head_dim),
+        BLOCK_SIZE=step.block_size,
+        TILE_STRIDE=memory.tile_stride,
+        KIND=memory.kind,
+        ROWS=rows,
+        TILE=launch.tile,
+        STAGES=launch.stages,
+        WINDOWED=sliding_window is not None,
+        HAS_FP8=memory.kind == "fp8" and card.has_fp8_products(query.device),
+        FP32_DOT=INTERPRETED,
+        num_warps=launch.warps,
+    )
+
+
+def _launch_rule(rows: int, dim: int, query: Tensor, is_quantized: bool) -> Launch:
+    """Keys per tile, warps, stages.
+
+    64, 4, 3 was best for 128 rows and heads of 128 on an H200 (450 TFLOP/s). The rest is not measured yet: it is what compiles with few registers spilled.
+    A quantized cache has the launch of its model's type, with 8 warps: with 4 they spill, for the numbers pass through registers. Heads of 256 spill 160 bytes on sm_90 even so, but not in the loop of whole tiles; tiles of 16 keys
+    spill 64, and give products of half the size.
+    """
+    row_bytes = dim * query.element_size()
+    tile, warps = 64 if row_bytes <= 256 else 32, 8 if is_quantized else 4
+    if query.element_size() > 2:
+        tile = 32 if dim <= 128 else 16
+    elif not card.has_warpgroup_products(query.device):
+        tile, warps = 64 if row_bytes <= 128 else 32, 8
+    return Launch(tile, warps, pipeline_stages(query.device, rows * row_bytes, 2 * tile * row_bytes, 3))

@@ -1,0 +1,95 @@
+"""Rotary position embedding of queries and keys, in the half-split layout of Hugging Face checkpoints.
+
+Dimension i of the first half and dimension i of the second half form a plane, which turns by the angle of the token's position. The step's rows of the table are
+taken once (`rope_rows`) and serve every layer. On a GPU a layer turns its heads in `rope_kv` or `attention.decode`, together with what comes before and after.
+
+Launch rule of `rope_rows`: 8 tokens a program, 4 warps, whatever the number of tokens; it runs once a step. Not measured yet.
+"""
+
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace_kernels.triton_runtime import uses_triton
+
+_TOKENS = 8
+
+
+def rope_rows_reference(table: Tensor, positions: Tensor) -> Tensor:
+    """See `rope_rows`."""
+    cosine, sine = table.index_select(0, positions).unbind(1)
+    return torch.stack((cosine, -sine, sine), dim=1)
+
+
+@triton.jit
+def turned(x, partner, cosine, sine):
+    """Numbers of a plane after its turn, in fp32: `partner` is the plane's other number, `sine` negative for the first of the two.
+
+    The rounding is spelled out (a product, then a fused multiply-add), so that all kernels that turn heads give the same bits.
+    """
+    return tl.fma(x, cosine, partner * sine)
+
+
+@triton.jit(do_not_specialize=["positions", "num_tokens"])
+def _rope_rows_kernel(table, positions, out, num_tokens, HALF: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    offs = tl.arange(0, BLOCK)[None, :]
+    mask = (tokens < num_tokens)[:, None] & (offs < HALF)
+    position = tl.load(positions + tokens, mask=tokens < num_tokens, other=0)
+    row = table + position[:, None] * (2 * HALF) + offs
+    cosine = tl.load(row, mask=mask, other=0.0)
+    sine = tl.load(row + HALF, mask=mask, other=0.0)
+    place = out + tokens[:, None] * (3 * HALF) + offs
+    tl.store(place, cosine, mask=mask)
+    tl.store(place + HALF, -sine, mask=mask)
+    tl.store(place + 2 * HALF, sine, mask=mask)
+
+
+def _rope_rows_triton(table: Tensor, positions: Tensor) -> Tensor:
+    num_tokens, half = positions.shape[0], table.shape[2]
+    out = torch.empty(num_tokens, 3, half, dtype=table.dtype, device=table.device)
+    if num_tokens:
+        grid, block = (triton.cdiv(num_tokens, _TOKENS),), triton.next_power_of_2(half)
+        _rope_rows_kernel[grid](table, positions, out, num_tokens, half, _TOKENS, block, num_warps=4)
+    return out
+
+
+def rope_rows(table: Tensor, positions: Tensor) -> Tensor:
+    """The step's rotations.
+
+    Args:
+        table: [max_position, 2, head_dim / 2] fp32 of `rope_table`.
+        positions: [num_tokens] int64.
+
+    Returns:
+        [num_tokens, 3, head_dim / 2] fp32: cosine, minus sine, sine. The two signs belong to the plane's two halves.
+    """
+    return _rope_rows_triton(table, positions) if uses_triton(table) else rope_rows_reference(table, positions)
+
+
+def rope_reference(x: Tensor, rows: Tensor) -> Tensor:
+    """See `rope`."""
+    halves = x.view(*x.shape[:-1], 2, x.shape[-1] // 2)
+    wide = halves.float()
+    turned = wide * rows[:, None, :1]
+    turned.addcmul_(wide.flip(-2), rows[:, None, 1:])
+    return turned.view(x.shape).to(x.dtype)
+
+
+def rope(x: Tensor, rows: Tensor) -> Tensor:
+    """Turns every head of every token.
+
+    Args:
+        x: [num_tokens, num_heads, head_dim], queries or keys or both; may be a view with strides.
+        rows: [num_tokens, 3, head_dim / 2] fp32 of `rope_rows`.
+
+    Returns:
+        [num_tokens, num_heads, head_dim] contiguous, in the type of x.
+    """
+    return rope_reference(x, rows)

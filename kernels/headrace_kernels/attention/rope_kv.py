@@ -1,0 +1,282 @@
+"""Between a layer's projections and its attention: optional norms of each head's query and key, rotation, and the write into the paged cache, in one pass over the projection.
+
+Owns the fused kernel, and how another kernel turns single heads to the same bits (`turned_heads`, for `attention.decode`). The operations themselves are `rms_norm`, `rope` and `kv_cache`, which
+say what is computed; on a CPU they run one after the other.
+
+Launch rule: heads of one token a program, as many as make 256 planes (4 heads of 128) with one warp up to 64 tokens, so that a single row reaches a dozen multiprocessors, and 1,024 planes (16 heads) with
+4 warps beyond. A thread turns 8 planes: two loads of 16 bytes. Not measured yet.
+"""
+
+# Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace_kernels.attention.kv_cache import write_kv_reference
+from headrace_kernels.attention.quantized_kv import bits_of, head_scale, memory_of, rounded
+from headrace_kernels.attention.rope import rope_reference, turned
+from headrace_kernels.rms_norm import rms_norm_reference, scaled_by_rms
+from headrace_kernels.triton_runtime import uses_triton
+
+# Numbers of a thread, of one head: the order in which a norm's squares are added up depends on it.
+_THREAD_PLANES = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RawHeads:
+    """What a layer's projection gave, and how its heads are normed and turned. Fields as the arguments of `rope_and_write_kv`."""
+
+    # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
+    qkv: Tensor
+    # [num_tokens, 3, head_dim / 2] fp32
+    rotations: Tensor
+    num_heads: int
+    # [head_dim]; None: no such norms.
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    eps: float = 0.0
+
+
+def rope_and_write_kv_reference(
+    qkv: Tensor,
+    rotations: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    num_heads: int,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """See `rope_and_write_kv`."""
+    num_kv_heads = (qkv.shape[1] - num_heads) // 2
+    end = num_heads + num_kv_heads
+    if query_norm is None or key_norm is None:
+        turned = rope_reference(qkv[:, :end], rotations)
+        query, key = turned[:, :num_heads], turned[:, num_heads:]
+    else:
+        query = rope_reference(rms_norm_reference(qkv[:, :num_heads], query_norm, eps), rotations)
+        key = rope_reference(rms_norm_reference(qkv[:, num_heads:end], key_norm, eps), rotations)
+    write_kv_reference(key, qkv[:, end:], kv_cache, slot_mapping)
+    return query
+
+
+@triton.jit
+def _norm_weights(query_norm, key_norm, heads, offs, mask, NUM_HEADS: tl.constexpr):
+    """Each head's factors of its norm, [heads, planes]."""
+    is_query = (heads < NUM_HEADS)[:, None]
+    of_query = tl.load(query_norm + offs + heads[:, None] * 0, mask=mask & is_query, other=0.0)
+    of_key = tl.load(key_norm + offs + heads[:, None] * 0, mask=mask & ~is_query, other=0.0)
+    return tl.where(is_query, of_query, of_key)
+
+
+@triton.jit(do_not_specialize=["slot_mapping"])
+def _rope_and_write_kv_kernel(
+    qkv,
+    rotations,
+    query_norm,
+    key_norm,
+    slot_mapping,
+    query,
+    kv_cache,
+    scales,
+    eps,
+    NORMED: tl.constexpr,
+    KIND: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    TILE_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    PLANES: tl.constexpr,
+):
+    # One token, HEADS of its heads: queries, then keys, then values. A head's two halves meet in planes (a, b).
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    offs = tl.arange(0, PLANES)[None, :]
+    mask = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & (offs < HALF)
+    place = qkv + token * TOKEN_STRIDE + heads[:, None] * (2 * HALF) + offs
+    raw_a = tl.load(place, mask=mask, other=0.0)
+    raw_b = tl.load(place + HALF, mask=mask, other=0.0)
+    rotation = rotations + token * (3 * HALF) + offs + heads[:, None] * 0
+    cosine = tl.load(rotation, mask=mask, other=0.0)
+    sine = tl.load(rotation + 2 * HALF, mask=mask, other=0.0)
+    slot = tl.load(slot_mapping + token)
+
+    a, b = raw_a.to(tl.float32), raw_b.to(tl.float32)
+    if NORMED:
+        dtype: tl.constexpr = qkv.dtype.element_ty
+        # Before the sum, which later loads would wait for.
+        weight_a = _norm_weights(query_norm, key_norm, heads, offs, mask, NUM_HEADS)
+        weight_b = _norm_weights(query_norm, key_norm, heads, offs + HALF, mask, NUM_HEADS)
+        mean_square = tl.sum(a * a + b * b, axis=1) / (2 * HALF)
+        a = scaled_by_rms(a, mean_square, weight_a, eps, dtype).to(dtype).to(tl.float32)
+        b = scaled_by_rms(b, mean_square, weight_b, eps, dtype).to(dtype).to(tl.float32)
+    turned_a = turned(a, b, cosine, -sine).to(qkv.dtype.element_ty)
+    turned_b = turned(b, a, cosine, sine).to(qkv.dtype.element_ty)
+
+    mask_query = mask & (heads < NUM_HEADS)[:, None]
+    target = query + token * (NUM_HEADS * 2 * HALF) + heads[:, None] * (2 * HALF) + offs
+    tl.store(target, turned_a, mask=mask_query)
+    tl.store(target + HALF, turned_b, mask=mask_query)
+
+    # A block holds all heads' keys, then all heads' values, as they follow each other in the projection too. Values are stored as they are.
+    kv_heads = heads - NUM_HEADS
+    is_value = (kv_heads >= NUM_KV_HEADS)[:, None]
+    mask_kv = mask & (kv_heads >= 0)[:, None] & (slot >= 0)
+    start = kv_cache + slot // BLOCK_SIZE * (2 * NUM_KV_HEADS * TILE_STRIDE) + slot % BLOCK_SIZE * (2 * HALF)
+    target = start + kv_heads[:, None] * TILE_STRIDE + offs
+    if KIND == "":
+        tl.store(target, tl.where(is_value, raw_a, turned_a).to(kv_cache.dtype.element_ty), mask=mask_kv)
+        tl.store(target + HALF, tl.where(is_value, raw_b, turned_b).to(kv_cache.dtype.element_ty), mask=mask_kv)
+    else:
+        kept_a = tl.where(is_value, raw_a, turned_a).to(tl.float32)
+        kept_b = tl.where(is_value, raw_b, turned_b).to(tl.float32)
+        amax = tl.max(tl.maximum(tl.abs(kept_a), tl.abs(kept_b)), 1)
+        scale = head_scale(amax, tl.sum(kept_a * 0.0 + kept_b * 0.0, 1), KIND)
+        tl.store(target, bits_of(rounded(kept_a, scale[:, None], KIND), KIND), mask=mask_kv)
+        tl.store(target + HALF, bits_of(rounded(kept_b, scale[:, None], KIND), KIND), mask=mask_kv)
+        tile = slot // BLOCK_SIZE * (2 * NUM_KV_HEADS) + kv_heads
+        of_scale = scales + tile * (TILE_STRIDE // 4) + BLOCK_SIZE * 2 * HALF // 4 + slot % BLOCK_SIZE
+        tl.store(of_scale, scale, mask=(kv_heads >= 0) & (kv_heads < 2 * NUM_KV_HEADS) & (slot >= 0))
+
+
+def launch_rule(num_tokens: int, half: int) -> tuple[int, int, int]:
+    """Heads of a program, planes of a head rounded up to a power of two, and warps."""
+    planes = triton.next_power_of_2(half)
+    heads = max(1, (256 if num_tokens <= 64 else 1024) // planes)
+    return heads, planes, max(1, heads * planes // (32 * _THREAD_PLANES))
+
+
+@triton.jit
+def mean_squares(places, mask_head, HALF: tl.constexpr):
+    """[heads] mean square of the heads that begin at `places`, added up in the order of `_rope_and_write_kv_kernel` if there are as many heads as `heads_for_norm` says, or more."""
+    offs = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
+    mask = mask_head[:, None] & (offs < HALF)
+    a = tl.load(places[:, None] + offs, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(places[:, None] + HALF + offs, mask=mask, other=0.0).to(tl.float32)
+    return tl.sum(a * a + b * b, axis=1) / (2 * HALF)
+
+
+def heads_for_norm(half: int, num_warps: int) -> int:
+    """Heads of a tile in which `num_warps` warps add up squares as `_rope_and_write_kv_kernel` does: a thread has as many numbers of a head."""
+    return int(max(1, 32 * _THREAD_PLANES // triton.next_power_of_2(half)) * num_warps)
+
+
+@triton.jit
+def rotation_rows(rotation, offs_row, mask_row, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
+    """One token's cosines and signed sines of every dimension, [rows, PADDED_DIM] each: the same in all rows, which are there so that the loads have the layout of the heads to be turned."""
+    dims = tl.arange(0, PADDED_DIM)[None, :] + offs_row[:, None] * 0
+    mask = mask_row[:, None] & (dims < HEAD_DIM)
+    # A rotation is cosine, minus sine, sine: one cosine for both halves, and the two signs side by side.
+    cosine = tl.load(rotation + dims % (HEAD_DIM // 2), mask=mask, other=0.0)
+    return cosine, tl.load(rotation + HEAD_DIM // 2 + dims, mask=mask, other=0.0)
+
+
+@triton.jit
+def turned_heads(
+    places,
+    mask_row,
+    cosine,
+    sine,
+    weight,
+    mean_square,
+    eps,
+    NORMED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+):
+    """[rows, PADDED_DIM] the heads that begin at `places` [rows], normed (`weight`, `mean_square` [rows]) and turned (`rotation_rows`), in their own type; 0 where masked and beyond HEAD_DIM."""
+    dims = tl.arange(0, PADDED_DIM)[None, :]
+    partners = (dims + HEAD_DIM // 2) % HEAD_DIM
+    mask = mask_row[:, None] & (dims < HEAD_DIM)
+    dtype: tl.constexpr = places.dtype.element_ty
+    x = tl.load(places[:, None] + dims, mask=mask, other=0.0).to(tl.float32)
+    partner = tl.load(places[:, None] + partners, mask=mask, other=0.0).to(tl.float32)
+    if NORMED:
+        zeros = mask_row.to(tl.int32)[:, None] * 0
+        factor = tl.load(weight + dims + zeros, mask=mask, other=0.0)
+        partner_factor = tl.load(weight + partners + zeros, mask=mask, other=0.0)
+        x = scaled_by_rms(x, mean_square, factor, eps, dtype).to(dtype).to(tl.float32)
+        partner = scaled_by_rms(partner, mean_square, partner_factor, eps, dtype).to(dtype).to(tl.float32)
+    return turned(x, partner, cosine, sine).to(dtype)
+
+
+def _rope_and_write_kv_triton(
+    qkv: Tensor,
+    rotations: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    num_heads: int,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    memory = memory_of(kv_cache)
+    num_tokens, total_heads, head_dim = qkv.shape
+    num_kv_heads, half = (total_heads - num_heads) // 2, head_dim // 2
+    qkv = qkv.contiguous()
+    query = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    if not num_tokens:
+        return query
+    heads, planes, num_warps = launch_rule(num_tokens, half)
+    _rope_and_write_kv_kernel[(num_tokens, triton.cdiv(total_heads, heads))](
+        qkv,
+        rotations,
+        query_norm,
+        key_norm,
+        slot_mapping,
+        query,
+        memory.numbers,
+        memory.scales,
+        eps,
+        query_norm is not None,
+        memory.kind,
+        total_heads * head_dim,
+        memory.tile_stride,
+        kv_cache.shape[3],
+        num_heads,
+        num_kv_heads,
+        half,
+        heads,
+        planes,
+        num_warps=num_warps,
+    )
+    return query
+
+
+def rope_and_write_kv(
+    qkv: Tensor,
+    rotations: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    num_heads: int,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Turns queries and keys to their positions and stores keys and values.
+
+    Args:
+        qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], a layer's projection: queries, keys, values. Not changed.
+        rotations: [num_tokens, 3, head_dim / 2] fp32 of `rope.rope_rows`.
+        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the type of qkv, or quantized (`quantized_kv`), changed in place.
+        slot_mapping: [num_tokens] int64, one slot per token, none twice; -1 for tokens that are not stored.
+        num_heads: Query heads.
+        query_norm: [head_dim] weight of the RMS norm of each query before it is turned; None: no such norm.
+        key_norm: The same of the keys; both or neither.
+        eps: Added to the norms' mean square.
+
+    Returns:
+        [num_tokens, num_heads, head_dim] the turned queries.
+    """
+    run = _rope_and_write_kv_triton if uses_triton(qkv) else rope_and_write_kv_reference
+    return run(qkv, rotations, kv_cache, slot_mapping, num_heads, query_norm, key_norm, eps)

@@ -1,0 +1,142 @@
+"""A step as the Triton attention kernels read it: tensors on the device, at addresses that a captured graph may fix.
+
+Owns the records and the scratch memory that they point to. What the numbers mean and how they are chosen is `attention.plan`'s; the kernels are `attention.decode`,
+`attention.prefill` and `attention.gathered`. `attention.paged.paged_attention` takes a `PagedAttentionStep` and calls them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Self
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from headrace_kernels import card
+from headrace_kernels.attention.plan import GATHER_MULTIPLE, TARGET_PROGRAMS, decode_sizes
+
+
+@dataclasses.dataclass(slots=True)
+class DecodeScratch:
+    """Partial results of rows whose context several programs share. One layer's are used up before the next layer's begin, so all layers and graphs share one, on one stream."""
+
+    # float32 [num_partials, num_kv_heads * max_query_len * (num_heads / num_kv_heads), head_dim]; a work of fewer query tokens uses less of it.
+    partial: Tensor
+    # float32, the first two of these, to base 2.
+    lse: Tensor
+    # int32 [num_partials, num_kv_heads]: at a row's first place, how many of its programs are done. 0 between launches, see `attention.decode`.
+    done: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_query_len: int,
+        device: torch.device | str,
+        programs: int = TARGET_PROGRAMS,
+    ) -> Self:
+        """For steps of any number of rows with up to `max_query_len` (1, 2, 4 or 8) query tokens each; `programs` as for `attention.plan.plan_decode`."""
+        num_partials = decode_sizes(1, num_kv_heads, programs).num_partials
+        rows = (num_partials, max_query_len * num_heads)
+        partial = torch.empty(*rows, head_dim, dtype=torch.float32, device=device)
+        lse = torch.empty(rows, dtype=torch.float32, device=device)
+        return cls(partial, lse, torch.zeros(num_partials, num_kv_heads, dtype=torch.int32, device=device))
+
+
+@dataclasses.dataclass(slots=True)
+class DecodeWork:
+    """Entries with 1 to 8 query tokens. Columns as `attention.plan.DecodeColumns`, on the device."""
+
+    # int32 [num_splits, 4]
+    splits: Tensor
+    # 1, 2, 4 or 8.
+    max_query_len: int
+    # Made for at least `max_query_len`.
+    scratch: DecodeScratch
+
+
+@dataclasses.dataclass(slots=True)
+class GatherScratch:
+    """Memory for contexts in one piece, keys and values apart, and how the copy engine reads them. One for all layers."""
+
+    # [2, num_kv_heads, capacity, head_dim] in the type of queries.
+    context: Tensor
+    # Descriptors of [num_kv_heads * capacity, head_dim], read in tiles of `tile_keys`.
+    keys: TensorDescriptor
+    values: TensorDescriptor
+    tile_keys: int
+
+    @classmethod
+    def allocate(
+        cls, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, max_bytes: int
+    ) -> Self | None:
+        """Memory for as many tokens as fit into `max_bytes`; None if that is none, or if the card (before sm_90), the type or the size of heads rules the path out."""
+        device = torch.device(device)
+        capacity = gather_capacity(num_kv_heads, head_dim, dtype, max_bytes)
+        if not capacity or not card.has_copy_engine(device):
+            return None
+        context = torch.empty(2, num_kv_heads, capacity, head_dim, dtype=dtype, device=device)
+        tile_keys = 128 if head_dim <= 128 else 64
+        keys, values = (
+            TensorDescriptor.from_tensor(half.view(-1, head_dim), [tile_keys, head_dim]) for half in context
+        )
+        return cls(context, keys, values, tile_keys)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens, for `attention.plan.plan_prefill`."""
+        return self.context.shape[2]
+
+
+def gather_capacity(num_kv_heads: int, head_dim: int, dtype: torch.dtype, max_bytes: int) -> int:
+    """Tokens whose keys and values fit into `max_bytes`; 0 if heads of this size or type are not gathered."""
+    if dtype.itemsize != 2 or head_dim not in (64, 128, 256):
+        return 0
+    per_token = 2 * num_kv_heads * head_dim * dtype.itemsize
+    return max_bytes // per_token // GATHER_MULTIPLE * GATHER_MULTIPLE
+
+
+@dataclasses.dataclass(slots=True)
+class GatheredContext:
+    """Contexts that are copied side by side before attention. Columns as `attention.plan.GatherColumns`, on the device."""
+
+    # int32 [num_chunks, 2]
+    chunks: Tensor
+    # int32 [num_entries]
+    offsets: Tensor
+    scratch: GatherScratch
+
+
+@dataclasses.dataclass(slots=True)
+class PrefillWork:
+    """Entries with more query tokens. Columns as `attention.plan.PrefillColumns`, on the device."""
+
+    # int32 [num_tiles, 2]
+    tiles: Tensor
+    # None: keys and values are read from the cache, as in graphs.
+    gathered: GatheredContext | None
+
+
+@dataclasses.dataclass(slots=True)
+class PagedAttentionStep:
+    """Which tokens of a step belong to which entry, and where each entry's context lies."""
+
+    # [num_entries + 1] int32: entry i has the tokens query_start_loc[i] up to query_start_loc[i + 1].
+    query_start_loc: Tensor
+    # [num_entries] int32: tokens of context, those of this step included; 0: padding.
+    seq_lens: Tensor
+    # [num_entries] int32: the entry's row in block_tables.
+    rows: Tensor
+    # [num_rows, max_blocks] int32; entries beyond a row's context are not read.
+    block_tables: Tensor
+    # [num_tokens] int64: where each token's key and value go; -1: nowhere.
+    slot_mapping: Tensor
+    # Tokens per block.
+    block_size: int
+    # None: no entry has so few query tokens.
+    decode: DecodeWork | None
+    # None: no entry has more.
+    prefill: PrefillWork | None
