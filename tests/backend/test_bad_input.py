@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import pathlib
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.backend.backend_harness import (
     start_backend,
 )
 from tests.backend.fake_worker import expected_tokens
+from tests.support.ports import free_address
 
 from headrace_protos.engine.v1 import engine_pb2
 
@@ -311,8 +311,7 @@ async def test_silence_instead_of_hello_ends(backend: BackendProcess) -> None:
 
 
 async def test_port_is_open_to_the_secret_only(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     secret = "0123456789abcdef-secret"
     (tmp_path / "token").write_text(secret + "\n")
     (tmp_path / "token").chmod(0o600)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 
@@ -19,6 +18,7 @@ from tests.clients.canned_service import (
     word,
 )
 from tests.clients.tcp_proxy import tcp_proxy
+from tests.support.ports import free_address
 
 import headrace
 from headrace import (
@@ -36,12 +36,6 @@ from headrace import (
 from headrace.events import Event
 
 FAST = RetryPolicy(initial_backoff=0.01, max_backoff=0.02)
-
-
-def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def _check_no_token_lost_or_doubled(events: list[Event], outputs: list[int], first: int, end: int) -> None:
@@ -93,7 +87,7 @@ def test_retries_can_be_switched_off(server: CannedServer) -> None:
 
 def test_no_server_is_unavailable_within_the_retries() -> None:
     begun = time.monotonic()
-    with Client(_free_address(), retry=FAST) as client, pytest.raises(headrace.Unavailable):
+    with Client(free_address(), retry=FAST) as client, pytest.raises(headrace.Unavailable):
         client.load()
     assert time.monotonic() - begun < 60.0
 
@@ -193,7 +187,7 @@ def test_a_cut_generation_fails_and_is_not_started_again(server: CannedServer) -
 
 def test_a_subscription_waits_for_a_server_that_comes_back() -> None:
     """Refused connections in the middle: the first server is gone before the second one listens on its port."""
-    address = _free_address()
+    address = free_address()
     events: list[Event] = []
     with Client(address, retry=RetryPolicy(max_attempts=1000, initial_backoff=0.05, max_backoff=0.2)) as client:
         with canned_server(address) as first:

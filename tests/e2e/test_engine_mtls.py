@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
+from tests.support.ports import free_address
 from tests.support.rpc import connected, greedy, read
 from tests.support.running_server import DEMO, environment
 
@@ -47,11 +47,6 @@ def put(path: pathlib.Path, identity: certificates.Identity) -> None:
         new.write_bytes(data)
         new.chmod(0o600)
         os.replace(new, path.with_name(path.name + suffix))
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.service.fake_engine import FakeEngine
 from tests.service.harness import engine_model, events_of
+from tests.support.ports import free_address
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_service.config import ServiceConfig
@@ -46,12 +47,6 @@ def service_process(config: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.wait()
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 @asynccontextmanager

@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 from tests.support.compose_files import ROOT
 from tests.support.mixed_load import mixed_load
+from tests.support.ports import free_port
 from tests.support.processes import wait_until
-from tests.support.real_parts import Jaeger, free_port
+from tests.support.real_parts import Jaeger
 from tests.support.running_server import environment
 
 import headrace

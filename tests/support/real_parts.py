@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 from tests.support.compose_files import DEPLOY
+from tests.support.ports import free_port
 from tests.support.processes import wait_until
 
 _FOLDER = pathlib.Path(os.environ.get("REAL_PARTS", "~/.cache/headrace-parts")).expanduser()
@@ -38,12 +39,6 @@ def program(*names: str) -> str | None:
 
 OTELCOL, JAEGER = program("otelcol"), program("jaeger-v2", "jaeger")
 MISSING = "needs the programs otelcol and jaeger, in REAL_PARTS or on the path" if not (OTELCOL and JAEGER) else ""
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pathlib
-import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,6 +16,7 @@ import structlog
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from tests.support import told_facts as told
+from tests.support.ports import free_port
 
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
@@ -155,9 +155,7 @@ async def test_an_end_without_a_collector_takes_no_longer_than_it_may(kind: str)
     async with _collecting() as (collector, port):
         collector.hangs = True
         if kind == "nobody listens":
-            with socket.socket() as unused:
-                unused.bind(("127.0.0.1", 0))
-                port = unused.getsockname()[1]
+            port = free_port()
         began = time.monotonic()
         async with _pushing(port, close_s=1.0, otlp_timeout_s=100.0) as (metrics, counts):
             await asyncio.sleep(0.7)

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from tests.backend.backend_harness import running_backend, write_model_folder
+from tests.support.ports import free_port
 from tests.support.processes import wait_until
-from tests.support.real_parts import free_port
 from tests.support.running_server import environment
 
 import headrace

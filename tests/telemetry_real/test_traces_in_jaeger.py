@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.mixed_load import Answer, mixed_load
+from tests.support.ports import free_port
 from tests.support.processes import wait_until
-from tests.support.real_parts import MISSING, Jaeger, Span, free_port, real_parts
+from tests.support.real_parts import MISSING, Jaeger, Span, real_parts
 from tests.support.rpc import idle_load
 from tests.support.running_server import running_server
 

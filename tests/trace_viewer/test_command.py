@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import pathlib
-import socket
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.ports import free_address
 from tests.trace_viewer.synthetic_traces import Plan, Request, World, as_document, as_lines
 
 from headrace.v1 import admin_pb2, admin_pb2_grpc
@@ -187,9 +187,7 @@ def test_a_server_without_an_admin_service_is_one_line() -> None:
 
 
 def test_a_server_that_is_not_there_is_one_line() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     fails(run(ONE, "--server", address), "UNAVAILABLE", address)
     told = run(ONE, "--server", address, "--json")
     assert (told.exit_code, json.loads(told.output)["error"]["code"]) == (1, "UNAVAILABLE")
