@@ -138,7 +138,9 @@ def _bits_per_weight(folder: ModelFolder) -> float:
 def _entries(report: Fields, key: str) -> dict[str, Any]:
     value = report.get(key)
     if not isinstance(value, dict):
-        raise report.error(key, f"must be an object or null, is {shown(value)}" if key in report.values else "is missing")
+        raise report.error(
+            key, f"must be an object or null, is {shown(value)}" if key in report.values else "is missing"
+        )
     return value
 
 
