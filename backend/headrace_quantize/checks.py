@@ -13,10 +13,10 @@ import pathlib
 from headrace_model_folder import InvalidModelFolder, ModelFolder, expected_tensors
 from headrace_model_folder.bounded_files import read_json_object
 from headrace_model_folder.config import CONFIG_FILE
+from headrace_model_folder.measured_loss import REPORT_FILE
 from headrace_quantize.config import GROUP_SIZES, QuantizeConfig
 
 STATE_FILE = "quantization-state.json"
-REPORT_FILE = "quantization-report.json"
 # Ends the name of a file that is not whole yet.
 TEMPORARY = ".partial"
 _CONFIG_LIMIT = 4 << 20

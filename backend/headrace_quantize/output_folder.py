@@ -19,7 +19,8 @@ import safetensors.torch
 from torch import Tensor
 
 from headrace_model_folder.config import CONFIG_FILE
-from headrace_quantize.checks import REPORT_FILE, STATE_FILE, TEMPORARY, QuantizeRefused
+from headrace_model_folder.measured_loss import REPORT_FILE
+from headrace_quantize.checks import STATE_FILE, TEMPORARY, QuantizeRefused
 
 INDEX_FILE = "model.safetensors.index.json"
 # What a folder may have besides weights and configuration; what it has is copied.

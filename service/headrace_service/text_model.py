@@ -127,6 +127,18 @@ def _quantization(report: engine_pb2.EngineQuantization) -> inference_pb2.Quanti
         head_scheme=report.head_scheme,
         head_bits_per_weight=report.head_bits_per_weight,
         head_relative_error=report.head_relative_error,
+        measured=_measured_loss(report.measured) if report.HasField("measured") else None,
+    )
+
+
+def _measured_loss(measured: engine_pb2.EngineMeasuredLoss) -> inference_pb2.MeasuredLoss:
+    return inference_pb2.MeasuredLoss(
+        method=measured.method,
+        tokens=measured.tokens,
+        perplexity_before=measured.perplexity_before,
+        perplexity_after=measured.perplexity_after,
+        divergence=measured.divergence,
+        divergence_interval=measured.divergence_interval if measured.HasField("divergence_interval") else None,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.clients.canned_service import PROMPT_TOKENS, REQUEST_ID, REVISION, CannedServer, answer, token
 
 import headrace
-from headrace import AsyncClient, Client, FinishReason, Quantization, RequestState
+from headrace import AsyncClient, Client, FinishReason, MeasuredLoss, Quantization, RequestState
 from headrace.cli.listing import quantization_line
 
 
@@ -76,21 +76,31 @@ def test_tokenize_detokenize_models_and_load(client: Client, server: CannedServe
     model = client.get_model("canned")
     assert model.memory_plan is not None and model.memory_plan.measured
     assert (model.memory_plan.total_bytes, model.memory_plan.kv_cache_bytes) == (8 << 30, 4 << 30)
-    assert model.quantization == Quantization("int4", 64, 4.375, 0.09, 0.125, "a.weight", "int8", 8.5, 0.0625)
-    layers = (
-        "int4 in groups of 64, 4.38 bits a weight of the layers; weights off by 9.00% on average, by 12.50% in a.weight"
-    )
-    head = "int8, 8.50 bits a weight of the output layer, off by 6.25%"
-    assert quantization_line(model.quantization) == f"{layers}; {head}"
-    only_head = dataclasses.replace(model.quantization, scheme="", bits_per_weight=0.0)
-    assert quantization_line(only_head) == head
-    assert quantization_line(dataclasses.replace(model.quantization, head_scheme="")) == layers
+    measured = MeasuredLoss("awq", 12_345, 3.25, 3.125, 0.0625, 0.03125)
+    assert model.quantization == Quantization("int4", 64, 4.375, 0.09, 0.125, "a.weight", "int8", 8.5, 0.0625, measured)
     assert model == client.list_models()[0]
     assert model.default_sampling == {"temperature": 0.7, "top_k": 40}
     assert model.end_of_text_token_ids == (1, 2)
     load = client.load()
     assert (load.model, load.kv_cache_usage, load.max_running_sequences) == ("canned", 0.5, 8)
     assert (load.prefix_cache_hit_rate, load.draining, load.open_calls, load.max_open_calls) == (0.25, True, 5, 64)
+
+
+def test_a_quantization_is_one_line_of_what_is_known() -> None:
+    measured = MeasuredLoss("awq", 12_345, 3.25, 3.125, 0.0625, 0.03125)
+    report = Quantization("int4", 64, 4.375, 0.09, 0.125, "a.weight", "int8", 8.5, 0.0625, measured)
+    layers = "int4 in groups of 64, 4.38 bits a weight of the layers"
+    weights = "weights off by 9.00% on average, by 12.50% in a.weight"
+    head = "int8, 8.50 bits a weight of the output layer, off by 6.25%"
+    text = "by the folder's report of awq, on 12,345 tokens of text: perplexity 3.2500 before, 3.1250 after, divergence 0.06250"
+    assert quantization_line(report) == f"{layers}; {weights}; {head}; {text} ± 0.03125 nats"
+    plain = dataclasses.replace(report, measured=None)
+    assert quantization_line(plain) == f"{layers}; {weights}; {head}"
+    assert quantization_line(dataclasses.replace(plain, scheme="", bits_per_weight=0.0)) == head
+    assert quantization_line(dataclasses.replace(plain, head_scheme="")) == f"{layers}; {weights}"
+    one_piece = dataclasses.replace(measured, divergence_interval=None)
+    folder = Quantization("compressed-tensors int4", 64, 4.375, 0.0, 0.0, "", measured=one_piece)
+    assert quantization_line(folder) == f"compressed-tensors {layers}; {text} nats"
 
 
 def test_quick_calls_have_the_clients_timeout_and_generating_ones_have_none(server: CannedServer) -> None:

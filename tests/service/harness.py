@@ -83,6 +83,14 @@ def engine_model(folder: pathlib.Path, context: int = CONTEXT) -> engine_pb2.Eng
             head_scheme="int8",
             head_bits_per_weight=8.5,
             head_relative_error=0.75,
+            measured=engine_pb2.EngineMeasuredLoss(
+                method="gptq",
+                tokens=9,
+                perplexity_before=3.25,
+                perplexity_after=3.5,
+                divergence=0.125,
+                divergence_interval=0.0,
+            ),
         ),
     )
 

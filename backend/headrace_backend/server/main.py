@@ -32,7 +32,7 @@ from headrace_backend.server.lifetime import (
     parse_listen,
     read_secret,
 )
-from headrace_backend.server.logs import configure_logs
+from headrace_backend.server.logs import configure_logs, get_logger
 from headrace_backend.server.model_facts import ModelFacts, model_limits, text_bytes
 from headrace_backend.server.socket_tls import read_tls
 from headrace_backend.server.telemetry import Teller, new_step_log, open_feed
@@ -41,7 +41,7 @@ from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.server.worker_supervision import ModelRefused
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_credentials.server_tls import ServerTls
-from headrace_model_folder import InvalidModelFolder, ModelFolder
+from headrace_model_folder import InvalidModelFolder, MeasuredLoss, ModelFolder, read_measured_loss
 
 _MAX_CONFIG_BYTES = 1 << 20
 
@@ -120,6 +120,17 @@ def _open_model(config: EngineConfig) -> ModelFolder:
     return folder
 
 
+def _measured_loss(config: EngineConfig, folder: ModelFolder) -> MeasuredLoss | None:
+    """What the folder says that its quantization cost, if those weights are served; a report that is not sound is no reason not to serve them."""
+    if config.load != "folder":
+        return None
+    try:
+        return read_measured_loss(folder)
+    except InvalidModelFolder as error:
+        get_logger().warning("what quantizing cost is not told", why=str(error))
+        return None
+
+
 async def _run(
     config: BackendConfig,
     address: ListenAddress,
@@ -133,7 +144,7 @@ async def _run(
     engine = Engine(config.engine, limits, text_bytes(folder), clock, steps=new_step_log(clock))
     engine_loop = EngineLoop(engine, clock)
     health = Health()
-    facts = ModelFacts(config.engine, folder, limits)
+    facts = ModelFacts(config.engine, folder, limits, _measured_loss(config.engine, folder))
     teller = None
     if config.telemetry_socket:
         feed = open_feed(config.telemetry_socket, facts.describe().name, engine.steps)

@@ -9,7 +9,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.engine.requests import ModelLimits
 from headrace_backend.server.model_cost import ModelCost, model_cost
 from headrace_backend.worker_messages import MemoryPlan, QuantizationReport, WorkerReady
-from headrace_model_folder import ModelFolder
+from headrace_model_folder import MeasuredLoss, ModelFolder
 from headrace_protos.engine.v1 import engine_pb2
 
 
@@ -35,11 +35,21 @@ def text_bytes(folder: ModelFolder) -> list[bytes] | None:
 class ModelFacts:
     """What services are told about the model; the workers add what only they know."""
 
-    def __init__(self, config: EngineConfig, folder: ModelFolder, limits: ModelLimits) -> None:
-        """Nothing is known from workers yet."""
+    def __init__(
+        self, config: EngineConfig, folder: ModelFolder, limits: ModelLimits, measured: MeasuredLoss | None = None
+    ) -> None:
+        """Nothing is known from workers yet.
+
+        Args:
+            config: Of the engine.
+            folder: The model's.
+            limits: As `model_limits` says.
+            measured: What the folder's report says that its numbers cost; None if it says nothing.
+        """
         self._config = config
         self._folder = folder
         self._limits = limits
+        self._measured = measured
         self.ready: WorkerReady | None = None
         # Less than the model's context where the cache holds less.
         self.max_context_tokens = limits.max_model_len
@@ -63,7 +73,7 @@ class ModelFacts:
             folder=str(self._folder.path),
             max_waiting_requests=config.max_waiting_requests,
             memory=_memory(ready.memory) if ready and ready.memory else None,
-            quantization=_quantization(ready.quantization) if ready and ready.quantization else None,
+            quantization=_quantization(ready.quantization, self._measured) if ready and ready.quantization else None,
             kv_dtype=self._kv_dtype(),
             kv_bytes_per_token=ready.memory.kv_block_bytes // config.block_size if ready and ready.memory else 0,
         )
@@ -94,7 +104,7 @@ class ModelFacts:
         return "fp32" if on_cpu else self._folder.config.torch_dtype
 
 
-def _quantization(report: QuantizationReport) -> engine_pb2.EngineQuantization:
+def _quantization(report: QuantizationReport, measured: MeasuredLoss | None) -> engine_pb2.EngineQuantization:
     return engine_pb2.EngineQuantization(
         scheme=report.scheme,
         group_size=report.group_size,
@@ -105,6 +115,18 @@ def _quantization(report: QuantizationReport) -> engine_pb2.EngineQuantization:
         head_scheme=report.head_scheme,
         head_bits_per_weight=report.head_bits_per_weight,
         head_relative_error=report.head_relative_error,
+        measured=_measured_loss(measured) if measured else None,
+    )
+
+
+def _measured_loss(measured: MeasuredLoss) -> engine_pb2.EngineMeasuredLoss:
+    return engine_pb2.EngineMeasuredLoss(
+        method=measured.method,
+        tokens=measured.tokens,
+        perplexity_before=measured.perplexity_before,
+        perplexity_after=measured.perplexity_after,
+        divergence=measured.divergence,
+        divergence_interval=measured.divergence_interval,
     )
 
 

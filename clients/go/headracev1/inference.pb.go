@@ -2468,8 +2468,11 @@ type Quantization struct {
 	HeadBitsPerWeight float64 `protobuf:"fixed64,8,opt,name=head_bits_per_weight,json=headBitsPerWeight,proto3" json:"head_bits_per_weight,omitempty"`
 	// How far the output layer is from that of the folder, measured as for the layers. 0 where it was not quantized by itself.
 	HeadRelativeError float64 `protobuf:"fixed64,9,opt,name=head_relative_error,json=headRelativeError,proto3" json:"head_relative_error,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+	// contradicts the folder (the server's log names file and rule). The server measured none of it.
+	Measured      *MeasuredLoss `protobuf:"bytes,10,opt,name=measured,proto3" json:"measured,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Quantization) Reset() {
@@ -2565,6 +2568,105 @@ func (x *Quantization) GetHeadRelativeError() float64 {
 	return 0
 }
 
+func (x *Quantization) GetMeasured() *MeasuredLoss {
+	if x != nil {
+		return x.Measured
+	}
+	return nil
+}
+
+// What `headrace quantize` found when it made a folder: the quantized layers beside the original ones, both with the original's output layer, on text that was not calibrated on.
+// Neither an output layer that the server quantizes (`Quantization.head_scheme`) nor a KV cache of 8 bits is in it.
+type MeasuredLoss struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How numbers were chosen: "rtn" (rounded to nearest), "gptq" or "awq".
+	Method string `protobuf:"bytes,1,opt,name=method,proto3" json:"method,omitempty"`
+	// Tokens that both models were asked for.
+	Tokens uint64 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// The original's on this text, at least 1. It belongs to text and tokenizer: compare with perplexity_after, not with other models'.
+	PerplexityBefore float64 `protobuf:"fixed64,3,opt,name=perplexity_before,json=perplexityBefore,proto3" json:"perplexity_before,omitempty"`
+	// The quantized model's. It may be below perplexity_before.
+	PerplexityAfter float64 `protobuf:"fixed64,4,opt,name=perplexity_after,json=perplexityAfter,proto3" json:"perplexity_after,omitempty"`
+	// Mean KL divergence of a token's distribution from the original's to the quantized model's, in nats, at least 0.
+	Divergence float64 `protobuf:"fixed64,5,opt,name=divergence,proto3" json:"divergence,omitempty"`
+	// Half of the divergence's 95% interval, in nats, over pieces of the text. Absent where the text was one piece.
+	DivergenceInterval *float64 `protobuf:"fixed64,6,opt,name=divergence_interval,json=divergenceInterval,proto3,oneof" json:"divergence_interval,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *MeasuredLoss) Reset() {
+	*x = MeasuredLoss{}
+	mi := &file_headrace_v1_inference_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MeasuredLoss) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MeasuredLoss) ProtoMessage() {}
+
+func (x *MeasuredLoss) ProtoReflect() protoreflect.Message {
+	mi := &file_headrace_v1_inference_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MeasuredLoss.ProtoReflect.Descriptor instead.
+func (*MeasuredLoss) Descriptor() ([]byte, []int) {
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *MeasuredLoss) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *MeasuredLoss) GetTokens() uint64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *MeasuredLoss) GetPerplexityBefore() float64 {
+	if x != nil {
+		return x.PerplexityBefore
+	}
+	return 0
+}
+
+func (x *MeasuredLoss) GetPerplexityAfter() float64 {
+	if x != nil {
+		return x.PerplexityAfter
+	}
+	return 0
+}
+
+func (x *MeasuredLoss) GetDivergence() float64 {
+	if x != nil {
+		return x.Divergence
+	}
+	return 0
+}
+
+func (x *MeasuredLoss) GetDivergenceInterval() float64 {
+	if x != nil && x.DivergenceInterval != nil {
+		return *x.DivergenceInterval
+	}
+	return 0
+}
+
 // How the memory of the device is divided, in bytes. Where several ranks share the model: rank 0's, of its GPU or of its share of the machine; the others' are alike.
 type MemoryPlan struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2592,7 +2694,7 @@ type MemoryPlan struct {
 
 func (x *MemoryPlan) Reset() {
 	*x = MemoryPlan{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[36]
+	mi := &file_headrace_v1_inference_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2604,7 +2706,7 @@ func (x *MemoryPlan) String() string {
 func (*MemoryPlan) ProtoMessage() {}
 
 func (x *MemoryPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[36]
+	mi := &file_headrace_v1_inference_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2617,7 +2719,7 @@ func (x *MemoryPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPlan.ProtoReflect.Descriptor instead.
 func (*MemoryPlan) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{36}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MemoryPlan) GetDeviceBytes() uint64 {
@@ -2693,7 +2795,7 @@ type GetLoadRequest struct {
 
 func (x *GetLoadRequest) Reset() {
 	*x = GetLoadRequest{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[37]
+	mi := &file_headrace_v1_inference_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2705,7 +2807,7 @@ func (x *GetLoadRequest) String() string {
 func (*GetLoadRequest) ProtoMessage() {}
 
 func (x *GetLoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[37]
+	mi := &file_headrace_v1_inference_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2718,7 +2820,7 @@ func (x *GetLoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLoadRequest.ProtoReflect.Descriptor instead.
 func (*GetLoadRequest) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{37}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetLoadRequest) GetModel() string {
@@ -2765,7 +2867,7 @@ type GetLoadResponse struct {
 
 func (x *GetLoadResponse) Reset() {
 	*x = GetLoadResponse{}
-	mi := &file_headrace_v1_inference_proto_msgTypes[38]
+	mi := &file_headrace_v1_inference_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2879,7 @@ func (x *GetLoadResponse) String() string {
 func (*GetLoadResponse) ProtoMessage() {}
 
 func (x *GetLoadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_headrace_v1_inference_proto_msgTypes[38]
+	mi := &file_headrace_v1_inference_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2892,7 @@ func (x *GetLoadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLoadResponse.ProtoReflect.Descriptor instead.
 func (*GetLoadResponse) Descriptor() ([]byte, []int) {
-	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{38}
+	return file_headrace_v1_inference_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetLoadResponse) GetRunningSequences() uint32 {
@@ -3070,7 +3172,7 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"memoryPlan\x12=\n" +
 	"\fquantization\x18\x10 \x01(\v2\x19.headrace.v1.QuantizationR\fquantization\x12\x19\n" +
 	"\bkv_dtype\x18\x14 \x01(\tR\akvDtype\x12+\n" +
-	"\x12kv_bytes_per_token\x18\x15 \x01(\rR\x0fkvBytesPerToken\"\xf4\x02\n" +
+	"\x12kv_bytes_per_token\x18\x15 \x01(\rR\x0fkvBytesPerToken\"\xab\x03\n" +
 	"\fQuantization\x12\x16\n" +
 	"\x06scheme\x18\x01 \x01(\tR\x06scheme\x12\x1d\n" +
 	"\n" +
@@ -3082,7 +3184,19 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\vhead_scheme\x18\a \x01(\tR\n" +
 	"headScheme\x12/\n" +
 	"\x14head_bits_per_weight\x18\b \x01(\x01R\x11headBitsPerWeight\x12.\n" +
-	"\x13head_relative_error\x18\t \x01(\x01R\x11headRelativeError\"\xc7\x02\n" +
+	"\x13head_relative_error\x18\t \x01(\x01R\x11headRelativeError\x125\n" +
+	"\bmeasured\x18\n" +
+	" \x01(\v2\x19.headrace.v1.MeasuredLossR\bmeasured\"\x84\x02\n" +
+	"\fMeasuredLoss\x12\x16\n" +
+	"\x06method\x18\x01 \x01(\tR\x06method\x12\x16\n" +
+	"\x06tokens\x18\x02 \x01(\x04R\x06tokens\x12+\n" +
+	"\x11perplexity_before\x18\x03 \x01(\x01R\x10perplexityBefore\x12)\n" +
+	"\x10perplexity_after\x18\x04 \x01(\x01R\x0fperplexityAfter\x12\x1e\n" +
+	"\n" +
+	"divergence\x18\x05 \x01(\x01R\n" +
+	"divergence\x124\n" +
+	"\x13divergence_interval\x18\x06 \x01(\x01H\x00R\x12divergenceInterval\x88\x01\x01B\x16\n" +
+	"\x14_divergence_interval\"\xc7\x02\n" +
 	"\n" +
 	"MemoryPlan\x12!\n" +
 	"\fdevice_bytes\x18\x01 \x01(\x04R\vdeviceBytes\x12\x1f\n" +
@@ -3158,7 +3272,7 @@ func file_headrace_v1_inference_proto_rawDescGZIP() []byte {
 }
 
 var file_headrace_v1_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_headrace_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_headrace_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_headrace_v1_inference_proto_goTypes = []any{
 	(Role)(0),                     // 0: headrace.v1.Role
 	(RequestState)(0),             // 1: headrace.v1.RequestState
@@ -3198,91 +3312,93 @@ var file_headrace_v1_inference_proto_goTypes = []any{
 	(*ListModelsResponse)(nil),    // 35: headrace.v1.ListModelsResponse
 	(*Model)(nil),                 // 36: headrace.v1.Model
 	(*Quantization)(nil),          // 37: headrace.v1.Quantization
-	(*MemoryPlan)(nil),            // 38: headrace.v1.MemoryPlan
-	(*GetLoadRequest)(nil),        // 39: headrace.v1.GetLoadRequest
-	(*GetLoadResponse)(nil),       // 40: headrace.v1.GetLoadResponse
-	(*GenerationSpec)(nil),        // 41: headrace.v1.GenerationSpec
-	(*GenerationEvent)(nil),       // 42: headrace.v1.GenerationEvent
-	(*Usage)(nil),                 // 43: headrace.v1.Usage
-	(*Ledger)(nil),                // 44: headrace.v1.Ledger
-	(*PromptLogprobs)(nil),        // 45: headrace.v1.PromptLogprobs
-	(*Content)(nil),               // 46: headrace.v1.Content
-	(*Logprobs)(nil),              // 47: headrace.v1.Logprobs
-	(*OutputFinished)(nil),        // 48: headrace.v1.OutputFinished
-	(*status.Status)(nil),         // 49: google.rpc.Status
-	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
-	(FinishReason)(0),             // 51: headrace.v1.FinishReason
-	(*SamplingParameters)(nil),    // 52: headrace.v1.SamplingParameters
+	(*MeasuredLoss)(nil),          // 38: headrace.v1.MeasuredLoss
+	(*MemoryPlan)(nil),            // 39: headrace.v1.MemoryPlan
+	(*GetLoadRequest)(nil),        // 40: headrace.v1.GetLoadRequest
+	(*GetLoadResponse)(nil),       // 41: headrace.v1.GetLoadResponse
+	(*GenerationSpec)(nil),        // 42: headrace.v1.GenerationSpec
+	(*GenerationEvent)(nil),       // 43: headrace.v1.GenerationEvent
+	(*Usage)(nil),                 // 44: headrace.v1.Usage
+	(*Ledger)(nil),                // 45: headrace.v1.Ledger
+	(*PromptLogprobs)(nil),        // 46: headrace.v1.PromptLogprobs
+	(*Content)(nil),               // 47: headrace.v1.Content
+	(*Logprobs)(nil),              // 48: headrace.v1.Logprobs
+	(*OutputFinished)(nil),        // 49: headrace.v1.OutputFinished
+	(*status.Status)(nil),         // 50: google.rpc.Status
+	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
+	(FinishReason)(0),             // 52: headrace.v1.FinishReason
+	(*SamplingParameters)(nil),    // 53: headrace.v1.SamplingParameters
 }
 var file_headrace_v1_inference_proto_depIdxs = []int32{
-	41, // 0: headrace.v1.GenerateRequest.spec:type_name -> headrace.v1.GenerationSpec
-	42, // 1: headrace.v1.GenerateResponse.event:type_name -> headrace.v1.GenerationEvent
-	41, // 2: headrace.v1.CompleteRequest.spec:type_name -> headrace.v1.GenerationSpec
+	42, // 0: headrace.v1.GenerateRequest.spec:type_name -> headrace.v1.GenerationSpec
+	43, // 1: headrace.v1.GenerateResponse.event:type_name -> headrace.v1.GenerationEvent
+	42, // 2: headrace.v1.CompleteRequest.spec:type_name -> headrace.v1.GenerationSpec
 	6,  // 3: headrace.v1.CompleteResponse.outputs:type_name -> headrace.v1.Output
-	43, // 4: headrace.v1.CompleteResponse.usage:type_name -> headrace.v1.Usage
-	44, // 5: headrace.v1.CompleteResponse.ledger:type_name -> headrace.v1.Ledger
-	45, // 6: headrace.v1.CompleteResponse.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
-	46, // 7: headrace.v1.Output.content:type_name -> headrace.v1.Content
-	47, // 8: headrace.v1.Output.logprobs:type_name -> headrace.v1.Logprobs
-	48, // 9: headrace.v1.Output.finished:type_name -> headrace.v1.OutputFinished
+	44, // 4: headrace.v1.CompleteResponse.usage:type_name -> headrace.v1.Usage
+	45, // 5: headrace.v1.CompleteResponse.ledger:type_name -> headrace.v1.Ledger
+	46, // 6: headrace.v1.CompleteResponse.prompt_logprobs:type_name -> headrace.v1.PromptLogprobs
+	47, // 7: headrace.v1.Output.content:type_name -> headrace.v1.Content
+	48, // 8: headrace.v1.Output.logprobs:type_name -> headrace.v1.Logprobs
+	49, // 9: headrace.v1.Output.finished:type_name -> headrace.v1.OutputFinished
 	10, // 10: headrace.v1.ChatRequest.messages:type_name -> headrace.v1.ChatMessage
-	41, // 11: headrace.v1.ChatRequest.spec:type_name -> headrace.v1.GenerationSpec
+	42, // 11: headrace.v1.ChatRequest.spec:type_name -> headrace.v1.GenerationSpec
 	8,  // 12: headrace.v1.ChatRequest.tools:type_name -> headrace.v1.Tool
-	42, // 13: headrace.v1.ChatResponse.event:type_name -> headrace.v1.GenerationEvent
+	43, // 13: headrace.v1.ChatResponse.event:type_name -> headrace.v1.GenerationEvent
 	0,  // 14: headrace.v1.ChatMessage.role:type_name -> headrace.v1.Role
 	11, // 15: headrace.v1.ChatMessage.parts:type_name -> headrace.v1.Part
-	41, // 16: headrace.v1.SubmitRequest.spec:type_name -> headrace.v1.GenerationSpec
-	42, // 17: headrace.v1.SubscribeResponse.event:type_name -> headrace.v1.GenerationEvent
+	42, // 16: headrace.v1.SubmitRequest.spec:type_name -> headrace.v1.GenerationSpec
+	43, // 17: headrace.v1.SubscribeResponse.event:type_name -> headrace.v1.GenerationEvent
 	17, // 18: headrace.v1.SessionRequest.submit:type_name -> headrace.v1.SessionSubmit
 	18, // 19: headrace.v1.SessionRequest.attach:type_name -> headrace.v1.SessionAttach
 	19, // 20: headrace.v1.SessionRequest.cancel:type_name -> headrace.v1.SessionCancel
-	41, // 21: headrace.v1.SessionSubmit.spec:type_name -> headrace.v1.GenerationSpec
+	42, // 21: headrace.v1.SessionSubmit.spec:type_name -> headrace.v1.GenerationSpec
 	10, // 22: headrace.v1.SessionSubmit.messages:type_name -> headrace.v1.ChatMessage
 	21, // 23: headrace.v1.SessionResponse.tokens:type_name -> headrace.v1.SessionTokens
 	22, // 24: headrace.v1.SessionResponse.events:type_name -> headrace.v1.SessionEvent
-	42, // 25: headrace.v1.SessionEvent.event:type_name -> headrace.v1.GenerationEvent
-	49, // 26: headrace.v1.SessionEvent.error:type_name -> google.rpc.Status
+	43, // 25: headrace.v1.SessionEvent.event:type_name -> headrace.v1.GenerationEvent
+	50, // 26: headrace.v1.SessionEvent.error:type_name -> google.rpc.Status
 	1,  // 27: headrace.v1.ListRequestsRequest.state:type_name -> headrace.v1.RequestState
 	27, // 28: headrace.v1.ListRequestsResponse.requests:type_name -> headrace.v1.RequestSummary
 	1,  // 29: headrace.v1.RequestSummary.state:type_name -> headrace.v1.RequestState
-	50, // 30: headrace.v1.RequestSummary.create_time:type_name -> google.protobuf.Timestamp
-	51, // 31: headrace.v1.RequestSummary.finish_reasons:type_name -> headrace.v1.FinishReason
+	51, // 30: headrace.v1.RequestSummary.create_time:type_name -> google.protobuf.Timestamp
+	52, // 31: headrace.v1.RequestSummary.finish_reasons:type_name -> headrace.v1.FinishReason
 	36, // 32: headrace.v1.GetModelResponse.model:type_name -> headrace.v1.Model
 	36, // 33: headrace.v1.ListModelsResponse.models:type_name -> headrace.v1.Model
-	52, // 34: headrace.v1.Model.default_sampling:type_name -> headrace.v1.SamplingParameters
-	38, // 35: headrace.v1.Model.memory_plan:type_name -> headrace.v1.MemoryPlan
+	53, // 34: headrace.v1.Model.default_sampling:type_name -> headrace.v1.SamplingParameters
+	39, // 35: headrace.v1.Model.memory_plan:type_name -> headrace.v1.MemoryPlan
 	37, // 36: headrace.v1.Model.quantization:type_name -> headrace.v1.Quantization
-	2,  // 37: headrace.v1.InferenceService.Generate:input_type -> headrace.v1.GenerateRequest
-	4,  // 38: headrace.v1.InferenceService.Complete:input_type -> headrace.v1.CompleteRequest
-	7,  // 39: headrace.v1.InferenceService.Chat:input_type -> headrace.v1.ChatRequest
-	12, // 40: headrace.v1.InferenceService.Submit:input_type -> headrace.v1.SubmitRequest
-	14, // 41: headrace.v1.InferenceService.Subscribe:input_type -> headrace.v1.SubscribeRequest
-	16, // 42: headrace.v1.InferenceService.Session:input_type -> headrace.v1.SessionRequest
-	23, // 43: headrace.v1.InferenceService.Cancel:input_type -> headrace.v1.CancelRequest
-	25, // 44: headrace.v1.InferenceService.ListRequests:input_type -> headrace.v1.ListRequestsRequest
-	28, // 45: headrace.v1.InferenceService.Tokenize:input_type -> headrace.v1.TokenizeRequest
-	30, // 46: headrace.v1.InferenceService.Detokenize:input_type -> headrace.v1.DetokenizeRequest
-	32, // 47: headrace.v1.InferenceService.GetModel:input_type -> headrace.v1.GetModelRequest
-	34, // 48: headrace.v1.InferenceService.ListModels:input_type -> headrace.v1.ListModelsRequest
-	39, // 49: headrace.v1.InferenceService.GetLoad:input_type -> headrace.v1.GetLoadRequest
-	3,  // 50: headrace.v1.InferenceService.Generate:output_type -> headrace.v1.GenerateResponse
-	5,  // 51: headrace.v1.InferenceService.Complete:output_type -> headrace.v1.CompleteResponse
-	9,  // 52: headrace.v1.InferenceService.Chat:output_type -> headrace.v1.ChatResponse
-	13, // 53: headrace.v1.InferenceService.Submit:output_type -> headrace.v1.SubmitResponse
-	15, // 54: headrace.v1.InferenceService.Subscribe:output_type -> headrace.v1.SubscribeResponse
-	20, // 55: headrace.v1.InferenceService.Session:output_type -> headrace.v1.SessionResponse
-	24, // 56: headrace.v1.InferenceService.Cancel:output_type -> headrace.v1.CancelResponse
-	26, // 57: headrace.v1.InferenceService.ListRequests:output_type -> headrace.v1.ListRequestsResponse
-	29, // 58: headrace.v1.InferenceService.Tokenize:output_type -> headrace.v1.TokenizeResponse
-	31, // 59: headrace.v1.InferenceService.Detokenize:output_type -> headrace.v1.DetokenizeResponse
-	33, // 60: headrace.v1.InferenceService.GetModel:output_type -> headrace.v1.GetModelResponse
-	35, // 61: headrace.v1.InferenceService.ListModels:output_type -> headrace.v1.ListModelsResponse
-	40, // 62: headrace.v1.InferenceService.GetLoad:output_type -> headrace.v1.GetLoadResponse
-	50, // [50:63] is the sub-list for method output_type
-	37, // [37:50] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	38, // 37: headrace.v1.Quantization.measured:type_name -> headrace.v1.MeasuredLoss
+	2,  // 38: headrace.v1.InferenceService.Generate:input_type -> headrace.v1.GenerateRequest
+	4,  // 39: headrace.v1.InferenceService.Complete:input_type -> headrace.v1.CompleteRequest
+	7,  // 40: headrace.v1.InferenceService.Chat:input_type -> headrace.v1.ChatRequest
+	12, // 41: headrace.v1.InferenceService.Submit:input_type -> headrace.v1.SubmitRequest
+	14, // 42: headrace.v1.InferenceService.Subscribe:input_type -> headrace.v1.SubscribeRequest
+	16, // 43: headrace.v1.InferenceService.Session:input_type -> headrace.v1.SessionRequest
+	23, // 44: headrace.v1.InferenceService.Cancel:input_type -> headrace.v1.CancelRequest
+	25, // 45: headrace.v1.InferenceService.ListRequests:input_type -> headrace.v1.ListRequestsRequest
+	28, // 46: headrace.v1.InferenceService.Tokenize:input_type -> headrace.v1.TokenizeRequest
+	30, // 47: headrace.v1.InferenceService.Detokenize:input_type -> headrace.v1.DetokenizeRequest
+	32, // 48: headrace.v1.InferenceService.GetModel:input_type -> headrace.v1.GetModelRequest
+	34, // 49: headrace.v1.InferenceService.ListModels:input_type -> headrace.v1.ListModelsRequest
+	40, // 50: headrace.v1.InferenceService.GetLoad:input_type -> headrace.v1.GetLoadRequest
+	3,  // 51: headrace.v1.InferenceService.Generate:output_type -> headrace.v1.GenerateResponse
+	5,  // 52: headrace.v1.InferenceService.Complete:output_type -> headrace.v1.CompleteResponse
+	9,  // 53: headrace.v1.InferenceService.Chat:output_type -> headrace.v1.ChatResponse
+	13, // 54: headrace.v1.InferenceService.Submit:output_type -> headrace.v1.SubmitResponse
+	15, // 55: headrace.v1.InferenceService.Subscribe:output_type -> headrace.v1.SubscribeResponse
+	20, // 56: headrace.v1.InferenceService.Session:output_type -> headrace.v1.SessionResponse
+	24, // 57: headrace.v1.InferenceService.Cancel:output_type -> headrace.v1.CancelResponse
+	26, // 58: headrace.v1.InferenceService.ListRequests:output_type -> headrace.v1.ListRequestsResponse
+	29, // 59: headrace.v1.InferenceService.Tokenize:output_type -> headrace.v1.TokenizeResponse
+	31, // 60: headrace.v1.InferenceService.Detokenize:output_type -> headrace.v1.DetokenizeResponse
+	33, // 61: headrace.v1.InferenceService.GetModel:output_type -> headrace.v1.GetModelResponse
+	35, // 62: headrace.v1.InferenceService.ListModels:output_type -> headrace.v1.ListModelsResponse
+	41, // 63: headrace.v1.InferenceService.GetLoad:output_type -> headrace.v1.GetLoadResponse
+	51, // [51:64] is the sub-list for method output_type
+	38, // [38:51] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_headrace_v1_inference_proto_init() }
@@ -3311,13 +3427,14 @@ func file_headrace_v1_inference_proto_init() {
 	file_headrace_v1_inference_proto_msgTypes[23].OneofWrappers = []any{}
 	file_headrace_v1_inference_proto_msgTypes[26].OneofWrappers = []any{}
 	file_headrace_v1_inference_proto_msgTypes[28].OneofWrappers = []any{}
+	file_headrace_v1_inference_proto_msgTypes[36].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_headrace_v1_inference_proto_rawDesc), len(file_headrace_v1_inference_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   39,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -14,7 +14,16 @@ from headrace.admin_calls import Draining, Loaded, ModelState, RepositoryModel
 from headrace.aio import AsyncClient
 from headrace.aio_session import AsyncSession, AsyncSessionGeneration
 from headrace.aio_stream import AsyncStream
-from headrace.answers import Load, MemoryPlan, Model, Quantization, RequestState, RequestSummary, Submitted
+from headrace.answers import (
+    Load,
+    MeasuredLoss,
+    MemoryPlan,
+    Model,
+    Quantization,
+    RequestState,
+    RequestSummary,
+    Submitted,
+)
 from headrace.channel import RetryPolicy
 from headrace.client import Client
 from headrace.completion import Completion, Output
@@ -90,6 +99,7 @@ __all__ = [
     "LocalServer",
     "LocalServerError",
     "Logprobs",
+    "MeasuredLoss",
     "MemoryPlan",
     "Message",
     "Model",

@@ -83,6 +83,27 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredLoss:
+    """What `headrace quantize` found when it made a model's folder: its layers beside the original ones, on text that was not calibrated on.
+
+    Attributes:
+        method: "rtn", "gptq" or "awq".
+        tokens: Of text, that both models were asked for.
+        perplexity_before: The original's on that text.
+        perplexity_after: The quantized model's; it may be below.
+        divergence: Mean KL divergence from the original's distribution of a token to the quantized model's, in nats.
+        divergence_interval: Half of its 95% interval; None where the text was one piece.
+    """
+
+    method: str
+    tokens: int
+    perplexity_before: float
+    perplexity_after: float
+    divergence: float
+    divergence_interval: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Quantization:
     """How a model's weights are quantized.
 
@@ -96,6 +117,7 @@ class Quantization:
         head_scheme: Of the output layer, "int8" or "fp8"; "" where it was not quantized by itself, and from servers older than this client.
         head_bits_per_weight: Of the output layer, in memory, scales included.
         head_relative_error: Of the output layer.
+        measured: What it cost on text, as the folder's own report says; None where the folder has none that is sound, and from servers older than this client.
     """
 
     scheme: str
@@ -107,6 +129,7 @@ class Quantization:
     head_scheme: str = ""
     head_bits_per_weight: float = 0.0
     head_relative_error: float = 0.0
+    measured: MeasuredLoss | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +235,15 @@ def memory_plan_from_proto(plan: inference_pb2.MemoryPlan) -> MemoryPlan:
 
 
 def _quantization_from_proto(report: inference_pb2.Quantization) -> Quantization:
-    return Quantization(**{name: getattr(report, name) for name in Quantization.__slots__})
+    columns = {name: getattr(report, name) for name in Quantization.__slots__}
+    columns["measured"] = _measured_from_proto(report.measured) if report.HasField("measured") else None
+    return Quantization(**columns)
+
+
+def _measured_from_proto(measured: inference_pb2.MeasuredLoss) -> MeasuredLoss:
+    columns = {name: getattr(measured, name) for name in MeasuredLoss.__slots__}
+    columns["divergence_interval"] = measured.divergence_interval if measured.HasField("divergence_interval") else None
+    return MeasuredLoss(**columns)
 
 
 def load_from_proto(response: inference_pb2.GetLoadResponse) -> Load:

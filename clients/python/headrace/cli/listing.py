@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from headrace.answers import Load, MemoryPlan, Model, Quantization, RequestState, RequestSummary
+from headrace.answers import Load, MeasuredLoss, MemoryPlan, Model, Quantization, RequestState, RequestSummary
 from headrace.cli.options import Connection, server_options
 from headrace.cli.output import echo_json
 
@@ -124,20 +124,33 @@ def kv_bytes_text(row: Model) -> str:
 
 
 def quantization_line(report: Quantization) -> str:
-    """Scheme, bits, and how far the weights are from the folder's: of the layers, and of an output layer that has its own."""
+    """Scheme, bits, how far the weights are from the folder's, of the layers and of an output layer that has its own; and what the folder says that it cost."""
     head = (
         f"{report.head_scheme}, {report.head_bits_per_weight:.2f} bits a weight of the output layer, off by {report.head_relative_error:.2%}"
         if report.head_scheme
         else ""
     )
-    return "; ".join(filter(None, (_layers_line(report) if report.scheme else "", head)))
+    measured = _measured_line(report.measured) if report.measured else ""
+    return "; ".join(filter(None, (_layers_line(report) if report.scheme else "", head, measured)))
 
 
 def _layers_line(report: Quantization) -> str:
     groups = f" in groups of {report.group_size}" if report.group_size else ""
+    line = f"{report.scheme}{groups}, {report.bits_per_weight:.2f} bits a weight of the layers"
+    if not report.worst_tensor:
+        # Another tool's numbers: what they were made of is not known.
+        return line
     return (
-        f"{report.scheme}{groups}, {report.bits_per_weight:.2f} bits a weight of the layers; weights off by {report.mean_relative_error:.2%} on average,"
+        f"{line}; weights off by {report.mean_relative_error:.2%} on average,"
         f" by {report.worst_relative_error:.2%} in {report.worst_tensor}"
+    )
+
+
+def _measured_line(measured: MeasuredLoss) -> str:
+    interval = "" if measured.divergence_interval is None else f" ± {measured.divergence_interval:.5f}"
+    return (
+        f"by the folder's report of {measured.method}, on {measured.tokens:,} tokens of text: perplexity {measured.perplexity_before:.4f} before,"
+        f" {measured.perplexity_after:.4f} after, divergence {measured.divergence:.5f}{interval} nats"
     )
 
 

@@ -50,6 +50,7 @@ private static final long serialVersionUID = 0L;
             io.github.headrace.v1.Quantization.class, io.github.headrace.v1.Quantization.Builder.class);
   }
 
+  private int bitField0_;
   public static final int SCHEME_FIELD_NUMBER = 1;
   @SuppressWarnings("serial")
   private volatile java.lang.Object scheme_ = "";
@@ -286,6 +287,47 @@ private static final long serialVersionUID = 0L;
     return headRelativeError_;
   }
 
+  public static final int MEASURED_FIELD_NUMBER = 10;
+  private io.github.headrace.v1.MeasuredLoss measured_;
+  /**
+   * <pre>
+   * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+   * contradicts the folder (the server's log names file and rule). The server measured none of it.
+   * </pre>
+   *
+   * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+   * @return Whether the measured field is set.
+   */
+  @java.lang.Override
+  public boolean hasMeasured() {
+    return ((bitField0_ & 0x00000001) != 0);
+  }
+  /**
+   * <pre>
+   * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+   * contradicts the folder (the server's log names file and rule). The server measured none of it.
+   * </pre>
+   *
+   * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+   * @return The measured.
+   */
+  @java.lang.Override
+  public io.github.headrace.v1.MeasuredLoss getMeasured() {
+    return measured_ == null ? io.github.headrace.v1.MeasuredLoss.getDefaultInstance() : measured_;
+  }
+  /**
+   * <pre>
+   * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+   * contradicts the folder (the server's log names file and rule). The server measured none of it.
+   * </pre>
+   *
+   * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+   */
+  @java.lang.Override
+  public io.github.headrace.v1.MeasuredLossOrBuilder getMeasuredOrBuilder() {
+    return measured_ == null ? io.github.headrace.v1.MeasuredLoss.getDefaultInstance() : measured_;
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -326,6 +368,9 @@ private static final long serialVersionUID = 0L;
     }
     if (java.lang.Double.doubleToRawLongBits(headRelativeError_) != 0) {
       output.writeDouble(9, headRelativeError_);
+    }
+    if (((bitField0_ & 0x00000001) != 0)) {
+      output.writeMessage(10, getMeasured());
     }
     getUnknownFields().writeTo(output);
   }
@@ -369,6 +414,10 @@ private static final long serialVersionUID = 0L;
       size += com.google.protobuf.CodedOutputStream
         .computeDoubleSize(9, headRelativeError_);
     }
+    if (((bitField0_ & 0x00000001) != 0)) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeMessageSize(10, getMeasured());
+    }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
     return size;
@@ -407,6 +456,11 @@ private static final long serialVersionUID = 0L;
     if (java.lang.Double.doubleToLongBits(getHeadRelativeError())
         != java.lang.Double.doubleToLongBits(
             other.getHeadRelativeError())) return false;
+    if (hasMeasured() != other.hasMeasured()) return false;
+    if (hasMeasured()) {
+      if (!getMeasured()
+          .equals(other.getMeasured())) return false;
+    }
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -441,6 +495,10 @@ private static final long serialVersionUID = 0L;
     hash = (37 * hash) + HEAD_RELATIVE_ERROR_FIELD_NUMBER;
     hash = (53 * hash) + com.google.protobuf.Internal.hashLong(
         java.lang.Double.doubleToLongBits(getHeadRelativeError()));
+    if (hasMeasured()) {
+      hash = (37 * hash) + MEASURED_FIELD_NUMBER;
+      hash = (53 * hash) + getMeasured().hashCode();
+    }
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
     return hash;
@@ -564,13 +622,19 @@ private static final long serialVersionUID = 0L;
 
     // Construct using io.github.headrace.v1.Quantization.newBuilder()
     private Builder() {
-
+      maybeForceBuilderInitialization();
     }
 
     private Builder(
         com.google.protobuf.GeneratedMessage.BuilderParent parent) {
       super(parent);
-
+      maybeForceBuilderInitialization();
+    }
+    private void maybeForceBuilderInitialization() {
+      if (com.google.protobuf.GeneratedMessage
+              .alwaysUseFieldBuilders) {
+        internalGetMeasuredFieldBuilder();
+      }
     }
     @java.lang.Override
     public Builder clear() {
@@ -585,6 +649,11 @@ private static final long serialVersionUID = 0L;
       headScheme_ = "";
       headBitsPerWeight_ = 0D;
       headRelativeError_ = 0D;
+      measured_ = null;
+      if (measuredBuilder_ != null) {
+        measuredBuilder_.dispose();
+        measuredBuilder_ = null;
+      }
       return this;
     }
 
@@ -645,6 +714,14 @@ private static final long serialVersionUID = 0L;
       if (((from_bitField0_ & 0x00000100) != 0)) {
         result.headRelativeError_ = headRelativeError_;
       }
+      int to_bitField0_ = 0;
+      if (((from_bitField0_ & 0x00000200) != 0)) {
+        result.measured_ = measuredBuilder_ == null
+            ? measured_
+            : measuredBuilder_.build();
+        to_bitField0_ |= 0x00000001;
+      }
+      result.bitField0_ |= to_bitField0_;
     }
 
     @java.lang.Override
@@ -691,6 +768,9 @@ private static final long serialVersionUID = 0L;
       }
       if (java.lang.Double.doubleToRawLongBits(other.getHeadRelativeError()) != 0) {
         setHeadRelativeError(other.getHeadRelativeError());
+      }
+      if (other.hasMeasured()) {
+        mergeMeasured(other.getMeasured());
       }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
@@ -763,6 +843,13 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00000100;
               break;
             } // case 73
+            case 82: {
+              input.readMessage(
+                  internalGetMeasuredFieldBuilder().getBuilder(),
+                  extensionRegistry);
+              bitField0_ |= 0x00000200;
+              break;
+            } // case 82
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -1331,6 +1418,172 @@ private static final long serialVersionUID = 0L;
       headRelativeError_ = 0D;
       onChanged();
       return this;
+    }
+
+    private io.github.headrace.v1.MeasuredLoss measured_;
+    private com.google.protobuf.SingleFieldBuilder<
+        io.github.headrace.v1.MeasuredLoss, io.github.headrace.v1.MeasuredLoss.Builder, io.github.headrace.v1.MeasuredLossOrBuilder> measuredBuilder_;
+    /**
+     * <pre>
+     * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+     * contradicts the folder (the server's log names file and rule). The server measured none of it.
+     * </pre>
+     *
+     * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+     * @return Whether the measured field is set.
+     */
+    public boolean hasMeasured() {
+      return ((bitField0_ & 0x00000200) != 0);
+    }
+    /**
+     * <pre>
+     * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+     * contradicts the folder (the server's log names file and rule). The server measured none of it.
+     * </pre>
+     *
+     * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+     * @return The measured.
+     */
+    public io.github.headrace.v1.MeasuredLoss getMeasured() {
+      if (measuredBuilder_ == null) {
+        return measured_ == null ? io.github.headrace.v1.MeasuredLoss.getDefaultInstance() : measured_;
+      } else {
+        return measuredBuilder_.getMessage();
+      }
+    }
+    /**
+     * <pre>
+     * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+     * contradicts the folder (the server's log names file and rule). The server measured none of it.
+     * </pre>
+     *
+     * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+     */
+    public Builder setMeasured(io.github.headrace.v1.MeasuredLoss value) {
+      if (measuredBuilder_ == null) {
+        if (value == null) {
+          throw new NullPointerException();
+        }
+        measured_ = value;
+      } else {
+        measuredBuilder_.setMessage(value);
+      }
+      bitField0_ |= 0x00000200;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+     * contradicts the folder (the server's log names file and rule). The server measured none of it.
+     * </pre>
+     *
+     * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+     */
+    public Builder setMeasured(
+        io.github.headrace.v1.MeasuredLoss.Builder builderForValue) {
+      if (measuredBuilder_ == null) {
+        measured_ = builderForValue.build();
+      } else {
+        measuredBuilder_.setMessage(builderForValue.build());
+      }
+      bitField0_ |= 0x00000200;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+     * contradicts the folder (the server's log names file and rule). The server measured none of it.
+     * </pre>
+     *
+     * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+     */
+    public Builder mergeMeasured(io.github.headrace.v1.MeasuredLoss value) {
+      if (measuredBuilder_ == null) {
+        if (((bitField0_ & 0x00000200) != 0) &&
+          measured_ != null &&
+          measured_ != io.github.headrace.v1.MeasuredLoss.getDefaultInstance()) {
+          getMeasuredBuilder().mergeFrom(value);
+        } else {
+          measured_ = value;
+        }
+      } else {
+        measuredBuilder_.mergeFrom(value);
+      }
+      if (measured_ != null) {
+        bitField0_ |= 0x00000200;
+        onChanged();
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+     * contradicts the folder (the server's log names file and rule). The server measured none of it.
+     * </pre>
+     *
+     * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+     */
+    public Builder clearMeasured() {
+      bitField0_ = (bitField0_ & ~0x00000200);
+      measured_ = null;
+      if (measuredBuilder_ != null) {
+        measuredBuilder_.dispose();
+        measuredBuilder_ = null;
+      }
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+     * contradicts the folder (the server's log names file and rule). The server measured none of it.
+     * </pre>
+     *
+     * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+     */
+    public io.github.headrace.v1.MeasuredLoss.Builder getMeasuredBuilder() {
+      bitField0_ |= 0x00000200;
+      onChanged();
+      return internalGetMeasuredFieldBuilder().getBuilder();
+    }
+    /**
+     * <pre>
+     * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+     * contradicts the folder (the server's log names file and rule). The server measured none of it.
+     * </pre>
+     *
+     * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+     */
+    public io.github.headrace.v1.MeasuredLossOrBuilder getMeasuredOrBuilder() {
+      if (measuredBuilder_ != null) {
+        return measuredBuilder_.getMessageOrBuilder();
+      } else {
+        return measured_ == null ?
+            io.github.headrace.v1.MeasuredLoss.getDefaultInstance() : measured_;
+      }
+    }
+    /**
+     * <pre>
+     * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+     * contradicts the folder (the server's log names file and rule). The server measured none of it.
+     * </pre>
+     *
+     * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+     */
+    private com.google.protobuf.SingleFieldBuilder<
+        io.github.headrace.v1.MeasuredLoss, io.github.headrace.v1.MeasuredLoss.Builder, io.github.headrace.v1.MeasuredLossOrBuilder> 
+        internalGetMeasuredFieldBuilder() {
+      if (measuredBuilder_ == null) {
+        measuredBuilder_ = new com.google.protobuf.SingleFieldBuilder<
+            io.github.headrace.v1.MeasuredLoss, io.github.headrace.v1.MeasuredLoss.Builder, io.github.headrace.v1.MeasuredLossOrBuilder>(
+                getMeasured(),
+                getParentForChildren(),
+                isClean());
+        measured_ = null;
+      }
+      return measuredBuilder_;
     }
 
     // @@protoc_insertion_point(builder_scope:headrace.v1.Quantization)

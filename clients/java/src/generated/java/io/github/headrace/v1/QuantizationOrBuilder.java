@@ -134,4 +134,34 @@ public interface QuantizationOrBuilder extends
    * @return The headRelativeError.
    */
   double getHeadRelativeError();
+
+  /**
+   * <pre>
+   * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+   * contradicts the folder (the server's log names file and rule). The server measured none of it.
+   * </pre>
+   *
+   * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+   * @return Whether the measured field is set.
+   */
+  boolean hasMeasured();
+  /**
+   * <pre>
+   * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+   * contradicts the folder (the server's log names file and rule). The server measured none of it.
+   * </pre>
+   *
+   * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+   * @return The measured.
+   */
+  io.github.headrace.v1.MeasuredLoss getMeasured();
+  /**
+   * <pre>
+   * What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
+   * contradicts the folder (the server's log names file and rule). The server measured none of it.
+   * </pre>
+   *
+   * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
+   */
+  io.github.headrace.v1.MeasuredLossOrBuilder getMeasuredOrBuilder();
 }
