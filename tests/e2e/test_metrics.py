@@ -104,15 +104,15 @@ def test_figures_equal_what_clients_saw_and_lead_to_their_traces(served: tuple[R
     generate = {"rpc_method": "headrace.v1.InferenceService/Generate"}
     wait_until(
         lambda: grown("rpc_server_call_duration_seconds_count", rpc_response_status_code="OK", **generate) == 24,
-        30,
+        60,
         "all calls were told",
     )
     refused = {"rpc_response_status_code": "INVALID_ARGUMENT", **generate}
     assert grown("rpc_server_call_duration_seconds_count", **refused) == 1
     # Every step once, though the backend and two services know of it.
     wait_until(
-        lambda: figures.sum("headrace_steps_total") == figures.sum("headrace_step_sequences_count") > 0,
-        30,
+        lambda: grown("headrace_steps_total") == grown("headrace_step_sequences_count") > 0,
+        60,
         "all steps were told",
     )
     assert figures.sum("headrace_process_up", headrace_process_kind="service") == 2
