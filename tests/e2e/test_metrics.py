@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 
@@ -58,7 +59,15 @@ class _Figures:
         return _sum(self.samples(), name, **labels)
 
     def grown_since_now(self) -> Callable[..., float]:
-        """A `sum` of what is told from here on."""
+        """A `sum` of what is told from here on, after what earlier tests' calls are still told of."""
+        counted = ("headrace_requests_total", "headrace_steps_total", "rpc_server_call_duration_seconds_count")
+
+        def have_settled() -> bool:
+            before = self.samples()
+            time.sleep(1.0)
+            return all(_sum(before, name) == self.sum(name) for name in counted)
+
+        wait_until(have_settled, 60, "no more of earlier calls")
         earlier = self.samples()
         return lambda name, **labels: self.sum(name, **labels) - _sum(earlier, name, **labels)
 
