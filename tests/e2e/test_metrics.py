@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 
@@ -58,7 +59,15 @@ class _Figures:
         return _sum(self.samples(), name, **labels)
 
     def grown_since_now(self) -> Callable[..., float]:
-        """A `sum` of what is told from here on."""
+        """A `sum` of what is told from here on, after what earlier tests' calls are still told of."""
+        counted = ("headrace_requests_total", "headrace_steps_total", "rpc_server_call_duration_seconds_count")
+
+        def have_settled() -> bool:
+            before = self.samples()
+            time.sleep(1.0)
+            return all(_sum(before, name) == self.sum(name) for name in counted)
+
+        wait_until(have_settled, 60, "no more of earlier calls")
         earlier = self.samples()
         return lambda name, **labels: self.sum(name, **labels) - _sum(earlier, name, **labels)
 
@@ -104,15 +113,15 @@ def test_figures_equal_what_clients_saw_and_lead_to_their_traces(served: tuple[R
     generate = {"rpc_method": "headrace.v1.InferenceService/Generate"}
     wait_until(
         lambda: grown("rpc_server_call_duration_seconds_count", rpc_response_status_code="OK", **generate) == 24,
-        30,
+        60,
         "all calls were told",
     )
     refused = {"rpc_response_status_code": "INVALID_ARGUMENT", **generate}
     assert grown("rpc_server_call_duration_seconds_count", **refused) == 1
     # Every step once, though the backend and two services know of it.
     wait_until(
-        lambda: figures.sum("headrace_steps_total") == figures.sum("headrace_step_sequences_count") > 0,
-        30,
+        lambda: grown("headrace_steps_total") == grown("headrace_step_sequences_count") > 0,
+        60,
         "all steps were told",
     )
     assert figures.sum("headrace_process_up", headrace_process_kind="service") == 2
