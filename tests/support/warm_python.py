@@ -6,6 +6,7 @@ starts as processes: that is to be started as it always is.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import pathlib
@@ -74,7 +75,15 @@ class WarmPython:
                 # A group of its own, so that it can be killed with its programs.
                 start_new_session=True,
             )
+            atexit.register(_end, self._process)
         return self._process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """It ends with its input."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
 
 
 def _become(index: int, folder: pathlib.Path, module: str, arguments: list[str]) -> NoReturn:
