@@ -91,8 +91,6 @@ def test_such_a_folder_is_not_quantized_again(tmp_path: pathlib.Path) -> None:
     assert ended.returncode == 2 and "the folder is quantized already (awq)" in ended.stderr
 
 
-# What is packed wrongly is named in tests/models/test_packing_check; that a worker's refusal ends the start, in test_gguf_server.
-@pytest.mark.slow
 def test_what_is_packed_wrongly_ends_the_start(tmp_path: pathlib.Path) -> None:
     folder = quantize_folder(DEMO, tmp_path, Recipe("awq", group=64, symmetric=False))
     scales = "model.layers.5.mlp.up_proj.scales"
