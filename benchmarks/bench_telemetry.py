@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_telemetry --part engine --json FILE
 
-`engine` and `service` are CPU times of our own code, in minutes, `recorded` what of both a recorded token costs, ten times over. `live` is one server that is switched while it runs (`telemetry_live`), `serving` whole servers beside each other (`telemetry_serving`), which takes a quarter of an hour.
+`engine` and `service` are CPU times of our own code, in minutes, `recorded` what of both a recorded token costs, ten times over, `instructions` the same in a unit that other load does not change (needs valgrind). `live` is one server that is switched while it runs (`telemetry_live`), `serving` whole servers beside each other (`telemetry_serving`), which takes a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from typing import Any
 from benchmarks import (
     figures,
     telemetry_engine,
+    telemetry_instructions,
     telemetry_live,
     telemetry_recorded,
     telemetry_service,
     telemetry_serving,
 )
 
-PARTS = ("engine", "service", "recorded", "live", "serving")
-
-
-_OWN_CODE = {"engine": telemetry_engine.run, "service": telemetry_service.run, "recorded": telemetry_recorded.run}
+PARTS = ("engine", "service", "recorded", "instructions", "live", "serving")
+_OWN_CODE = {
+    "engine": telemetry_engine.run,
+    "service": telemetry_service.run,
+    "recorded": telemetry_recorded.run,
+    "instructions": telemetry_instructions.run,
+}
 
 
 def _measure(part: str, options: argparse.Namespace) -> Any:
