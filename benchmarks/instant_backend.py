@@ -36,6 +36,7 @@ def switched_step_log(clock: Callable[[], int]) -> StepLog:
 
 if __name__ == "__main__":
     die_with_parent()
+    # The backend's own program, but for who may silence its steps.
     backend.new_step_log = switched_step_log  # type: ignore[attr-defined]
     worker = (sys.executable, "-m", "benchmarks.instant_worker", "--step-ms", sys.argv[1])
     sys.exit(backend.main(sys.argv[2:], worker_command=worker))

@@ -98,7 +98,7 @@ def _become(index: int, folder: pathlib.Path, module: str, arguments: list[str])
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = end.code
-    except BaseException:
+    except BaseException:  # As the interpreter itself ends: told on stderr, with code 1.
         traceback.print_exc()
         code = 1
     sys.stdout.flush()
