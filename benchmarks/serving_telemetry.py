@@ -1,7 +1,7 @@
 """What telemetry costs a server with a model: workloads as text through services, in turns without telemetry and with everything traced.
 
 Two warm backends of the same settings stand on one device, one that tells telemetry what happens and one that does not, each with services of its own; they take turns in random order within a round, and idle otherwise. On a GPU each
-has 45% of the memory, if the settings give it no share of its own. Telemetry and its collector have the last core. Differences are of the turns of one round, with the interval of their median (bootstrap, 95%).
+has 45% of the memory, if the settings give it no share of its own. Telemetry has the last core, its collector the one before. Differences are of the turns of one round, with the interval of their median (bootstrap, 95%).
 """
 
 from __future__ import annotations
@@ -122,15 +122,17 @@ def _sharing(plan: Plan) -> Plan:
 
 
 def _telemetry(stack: contextlib.AsyncExitStack) -> tuple[str, Synchronized[int]]:
-    """A telemetry process and a collector on the last core, which everything else keeps off where there are some. Returns the telemetry's socket, and the collector's spans."""
+    """A telemetry process on the last core and a collector on the one before, or on the last too where there are few; everything else keeps off both where it can. Returns the telemetry's socket, and the collector's spans."""
     cores = os.sched_getaffinity(0)
-    last = {max(cores)}
+    *_, collector_core, telemetry_core = min(cores), *sorted(cores)
+    last = {telemetry_core}
+    own = {collector_core} if len(cores) > 4 else last
     stack.callback(os.sched_setaffinity, 0, cores)
-    port, spans = stack.enter_context(collector_at(last, "ok"))
+    port, spans = stack.enter_context(collector_at(own, "ok"))
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hr-"))
     socket = f"{folder}/telemetry.sock"
     stack.enter_context(telemetry(folder, socket, port, front_parties.free_port(), last))
-    os.sched_setaffinity(0, cores - last or cores)
+    os.sched_setaffinity(0, cores - last - own or cores)
     return socket, spans
 
 

@@ -99,7 +99,7 @@ def run(rounds: int, seconds: float, names: tuple[str, ...] = tuple(KINDS), load
     load = load or Load(0.0)
     cores = Cores.dealt()
     with (
-        collector_at(cores.telemetry, "ok") as (port, spans),
+        collector_at(cores.collector, "ok") as (port, spans),
         server(load.model, cores, load.step_ms, port) as running,
         AdminClient(running.address) as admin,
     ):

@@ -43,17 +43,18 @@ class Cores:
     service: set[int]
     telemetry: set[int]
     backend: set[int]
+    collector: set[int]
     clients: set[int]
 
     @classmethod
     def dealt(cls) -> Cores:
-        """One core for the service, one for telemetry, one for the backend, the others for clients; shared where there are fewer than four. Of a core with two threads, one is used by the first two, and the other by nobody."""
-        own = sorted(os.sched_getaffinity(0))
-        cores = sorted({min(_threads_of_core(cpu) & set(own)) for cpu in own})
-        service, telemetry_core = cores[0], cores[1 % len(cores)]
-        left = set(own) - _threads_of_core(service) - _threads_of_core(telemetry_core) or {cores[-1]}
-        backend = _threads_of_core(min(left)) & left
-        return cls({service}, {telemetry_core}, backend, left - backend or backend)
+        """A core each for the service, telemetry and the backend, one for the collector where clients have two more, which get the others; shared where there are fewer. Of a core with two threads, one is used by the first two, and the other by nobody."""
+        own = set(os.sched_getaffinity(0))
+        by_core = [_threads_of_core(core) & own for core in sorted({min(_threads_of_core(cpu) & own) for cpu in own})]
+        service, telemetry_core = min(by_core[0]), min(by_core[1 % len(by_core)])
+        backend, *left = by_core[2:] or [by_core[-1]]
+        collector = left.pop(0) if len(left) > 2 else {telemetry_core}
+        return cls({service}, {telemetry_core}, backend, collector, set().union(*left) or backend)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

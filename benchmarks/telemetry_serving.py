@@ -84,7 +84,7 @@ def good_collector(load: Load) -> dict[str, Any]:
     """Arrays and spans of everything, beside no telemetry. A second server without it tells what two servers of one kind differ by."""
     cores = Cores.dealt()
     with (
-        collector_at(cores.telemetry, "ok") as (port, spans),
+        collector_at(cores.collector, "ok") as (port, spans),
         server(load.model, cores, load.step_ms, None) as off,
         server(load.model, cores, load.step_ms, None) as again,
         server(load.model, cores, load.step_ms, port) as on,
@@ -104,7 +104,7 @@ def bad_collectors(load: Load) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         kinds = {"off": _Kind(stack.enter_context(server(load.model, cores, load.step_ms, None)), 0)}
         for answer in BAD_COLLECTORS:
-            port, _ = stack.enter_context(collector_at(cores.telemetry, answer))
+            port, _ = stack.enter_context(collector_at(cores.collector, answer))
             running = stack.enter_context(server(load.model, cores, load.step_ms, port))
             kinds[answer] = _Kind(running, _DETAILS["span"])
         result = _compared(kinds, load, cores)
