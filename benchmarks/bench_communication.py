@@ -43,7 +43,7 @@ _CARD_STEPS, _CPU_STEPS = 40, 5
 # Those with prompts take a hundred times as long.
 _CHUNK_STEPS = 4
 # Options that a record repeats.
-_SAID = ("ranks", "shape", "dtype", "quant", "quant_head", "kv_dtype", "cut_mib", "carve_out")
+_SAID = ("ranks", "shape", "dtype", "quant", "quant_head", "kv_dtype", "cut_mib")
 _CARD_BLOCKS, _CPU_BLOCKS = 16_384, 256
 
 
@@ -148,7 +148,6 @@ def measured(options: argparse.Namespace, seat: Seat, device: torch.device) -> I
     times: list[list[float]] = []
     for speaks in (True, False):
         switch.speak(speaks)
-        torch._C._set_sm_carveout_experimental(options.carve_out if speaks else None)
         runner = captured_runner(model, config, caches)
         times.append([statistics.median(step_us(runner, kind, pool, device)) for kind in kinds])
         # Its graphs' memory is the next one's.
@@ -191,7 +190,6 @@ def _options() -> argparse.Namespace:
         help="ROWSxCONTEXT or chunkTOKENS, with commas",
     )
     parser.add_argument("--cut-mib", type=float, help="of sums from which on steps are cut; 0: none; the group's rule")
-    parser.add_argument("--carve-out", type=int, help="multiprocessors that cuBLAS's products leave to sums")
     parser.add_argument("--git", default="", help="the commit, where the tree has no history")
     parser.add_argument("--json", type=pathlib.Path)
     rank_processes.add_seat(parser)

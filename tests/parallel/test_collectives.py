@@ -153,7 +153,7 @@ def test_cards_add_up_in_every_way() -> None:
     found = list(results(torch.cuda.device_count(), "cuda", sizes))
     assert {result["way"] for result in found} >= {
         "nccl",
-        "push",
+        "one_shot",
         "two_shot",
         "norm_4096",
         "norm_8192",

@@ -46,8 +46,8 @@ def test_pieces_are_halves_in_whole_tiles(num_tokens: int, multiple: int, least:
 
 def test_only_steps_whose_pieces_nccl_takes_well_are_cut() -> None:
     # The width of a 70B model and of an 8B one, in bf16.
-    assert [PIECE_RULE.first_piece(num_tokens, 2 * 8192) for num_tokens in (2047, 2048, 8192)] == [None, 1024, 4096]
-    assert [PIECE_RULE.first_piece(num_tokens, 2 * 4096) for num_tokens in (4095, 4096, 8192)] == [None, 2048, 4096]
+    assert [PIECE_RULE.first_piece(num_tokens, 2 * 8192) for num_tokens in (4095, 4096, 8192)] == [None, 2048, 4096]
+    assert [PIECE_RULE.first_piece(num_tokens, 2 * 4096) for num_tokens in (8191, 8192, 16384)] == [None, 4096, 8192]
     # What our kernels take whole is left to them.
     assert PIECE_RULE.least_bytes > CAPACITY_BYTES
 
