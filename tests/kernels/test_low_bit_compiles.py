@@ -81,6 +81,20 @@ def test_some_rows_of_8_bits_keep_their_sums_in_registers() -> None:
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
 
 
+def test_products_of_rounded_tokens_are_fp8_instructions_on_what_the_copy_engine_brings() -> None:
+    kernels = compiled("compiled_kernels", "scaled", 90)
+    assert {kernel["name"] for kernel in kernels} == {"_scaled_kernel", "_end_kernel"}
+    assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
+    products = [kernel for kernel in kernels if kernel["name"] == "_scaled_kernel"]
+    assert len(products) > 10
+    for kernel in products:
+        assert kernel["fp8_products"] >= 4 and kernel["exchanges"] == 0 and kernel["tiles_copied"] >= 4
+        # One wait for each part of the tokens, at most four: the assembler has not put one after every instruction.
+        assert 1 <= kernel["waits_for_products"] <= 4
+        # Places of results may lie on the stack while steps are multiplied; sums may not.
+        assert kernel["stack_bytes"] <= 64
+
+
 @pytest.mark.parametrize("arch", [80, 90])
 def test_an_output_layer_of_8_bits_fits_the_card(arch: int) -> None:
     """Results in fp32, and no kernel that rounds activations, also where the card has FP8 products."""

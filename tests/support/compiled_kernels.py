@@ -1,6 +1,6 @@
 """Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
 
-    python -m tests.support.compiled_kernels attention|small_linear|low_bits|low_bits_all|few|nibble_rows|head|arranged|arranged_all|rounded|blocks 90
+    python -m tests.support.compiled_kernels attention|small_linear|low_bits|low_bits_all|few|scaled|nibble_rows|head|arranged|arranged_all|rounded|blocks 90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
@@ -35,6 +35,7 @@ from headrace_kernels.low_bit import few_kernels as low_bit_few_kernels
 from headrace_kernels.low_bit import linear as low_bit_linear
 from headrace_kernels.low_bit import nibble_row_kernels as low_bit_nibble_row_kernels
 from headrace_kernels.low_bit import row_kernels as low_bit_row_kernels
+from headrace_kernels.low_bit import scaled_kernels as low_bit_scaled_kernels
 from headrace_kernels.low_bit import small_kernels as low_bit_kernels
 from headrace_kernels.low_bit import wide_kernels as low_bit_wide_kernels
 from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
@@ -90,6 +91,9 @@ def resources(kernel: Any) -> dict[str, Any]:
         "shared_limit": _SHARED_BYTES[kernel.metadata.target.arch],
         "warpgroup_products": kernel.asm["ttgir"].count("warp_group_dot "),
         "waits_for_products": code.count("WARPGROUP.DEPBAR"),
+        "fp8_products": code.count("QGMMA"),
+        "exchanges": kernel.asm["ttgir"].count("convert_layout"),
+        "tiles_copied": kernel.asm["ptx"].count("cp.async.bulk.tensor.2d.shared"),
         "num_warps": kernel.metadata.num_warps,
         "warp_product_layouts": _warp_product_layouts(kernel.asm["ttgir"]),
     }
@@ -296,6 +300,26 @@ def compile_few(arch: int) -> list[Any]:
     return compiled
 
 
+def compile_scaled(arch: int) -> list[Any]:
+    """The kernel of rounded tokens: a product whose inputs are split and one whose outputs are shared out, every class of rows, each size of tile once."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(card, "multiprocessors", lambda device: 132))
+        compiled = stack.enter_context(compiling_for(arch))
+        seen = set()
+        for num_rows, product in itertools.product((64, 128, 256), _PRODUCTS[1:3]):
+            outputs = product.num_outputs * (1 + product.gated)
+            sizes = (outputs, product.num_inputs, product.num_inputs)
+            weight = allocate(QuantKind.FP8, *sizes, torch.bfloat16, torch.device("cpu"))
+            tokens = RoundedTokens.empty((num_rows, product.num_inputs), torch.float8_e4m3fn, torch.device("cpu"))
+            bias, out = (torch.empty(*rows, outputs, dtype=torch.bfloat16) for rows in ((), (num_rows,)))
+            for tile in low_bit_scaled_kernels.scaled_variants(num_rows, weight):
+                _, pieces = low_bit_scaled_kernels.shared_out(tile, num_rows, *sizes[:2], 132)
+                if (tile[:5], pieces > 1) not in seen:
+                    seen.add((tile[:5], pieces > 1))
+                    low_bit_scaled_kernels.multiply_scaled(tokens, weight, bias, out, tile)
+    return compiled
+
+
 def compile_head(arch: int) -> list[Any]:
     """An 8B Llama's output layer in 8 bits, by whatever way the rules choose for a number of rows, with results in fp32."""
     with contextlib.ExitStack() as stack:
@@ -397,6 +421,7 @@ _ROOMS = {
     "low_bits_all": functools.partial(compile_low_bits, every=True),
     "nibble_rows": compile_nibble_rows,
     "few": compile_few,
+    "scaled": compile_scaled,
     "head": compile_head,
     "arranged": compile_arranged,
     "arranged_all": functools.partial(compile_arranged, every=True),

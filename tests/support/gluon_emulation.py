@@ -2,7 +2,8 @@
 
 What it proves is what the kernel says, not what the compiler makes of it: places in memory, slots, and the order of copies, products and waits. Nothing is done before the kernel has waited for it:
 copies land when a wait demands their group, and products read shared memory when a wait demands their result, so that a wait too few or a slot that is filled too early gives wrong numbers. With
-`eager` copies land at once instead, which shows slots that are filled while something still reads them.
+`eager` copies land at once instead, which shows slots that are filled while something still reads them. The copy engine's land when the barrier that they arrive at is waited for, and a wait for what nobody
+copies, or for another number of bytes, fails where a card would hang.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 
 class Kind:
@@ -27,7 +29,16 @@ class Kind:
 
 _KINDS = {
     dtype: Kind(dtype)
-    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int16, torch.int64, torch.uint8)
+    for dtype in (
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+        torch.float8_e4m3fn,
+        torch.int8,
+        torch.int16,
+        torch.int64,
+        torch.uint8,
+    )
 }
 
 
@@ -86,6 +97,66 @@ class Shared:
         return self.numbers.t() if self.transposed else self.numbers
 
 
+class Descriptor:
+    """What the copy engine reads tiles of a matrix from."""
+
+    def __init__(self, described: Any) -> None:
+        self.tensor, self.block_shape = described.base, tuple(described.block_shape)
+        self.dtype, self.layout = _KINDS[described.base.dtype], described.layout
+
+    def read(self, row: int, column: int) -> Tensor:
+        """A tile; 0 beyond the end."""
+        found = torch.zeros(self.block_shape, dtype=self.tensor.dtype)
+        part = self.tensor[row : row + self.block_shape[0], column : column + self.block_shape[1]]
+        found[: part.shape[0], : part.shape[1]] = part
+        return found
+
+
+class _Barriers:
+    """The barriers of a program at which the copy engine's tiles arrive, by their places in shared memory; the functions by their names in the language."""
+
+    def __init__(self, program: _Program) -> None:
+        self._program = program
+        # Of each: copies that are under way, bytes that are still to be copied, phases that are over.
+        self._copies: dict[int, list[Callable[[], object]]] = {}
+        self._bytes: dict[int, int] = {}
+        self._phases: dict[int, int] = {}
+        self.MBarrierLayout = lambda: None
+
+    def init(self, barrier: Shared, count: int) -> None:
+        assert count == 1
+        place = barrier.numbers.data_ptr()
+        self._copies[place], self._bytes[place], self._phases[place] = [], 0, 0
+
+    def expect(self, barrier: Shared, num_bytes: int) -> None:
+        place = barrier.numbers.data_ptr()
+        assert not self._copies[place] and self._bytes[place] == 0, "a slot is filled that was not waited for"
+        self._bytes[place] = num_bytes
+
+    def async_copy_global_to_shared(self, source: Descriptor, places: list[Any], barrier: Shared, smem: Shared) -> None:
+        tile = source.read(*map(int, places))
+        assert tile.shape == smem.numbers.shape
+        place = barrier.numbers.data_ptr()
+        self._bytes[place] -= tile.nbytes
+
+        def land() -> None:
+            smem.numbers.copy_(tile)
+
+        if self._program.eager:
+            land()
+        self._copies[place].append(land)
+
+    def wait(self, barrier: Shared, phase: Any) -> None:
+        place = barrier.numbers.data_ptr()
+        assert self._copies[place] and self._bytes[place] == 0, "a card would wait for ever"
+        assert self._phases[place] % 2 == int(phase), "a card would wait for another phase"
+        self._phases[place] += 1
+        landed, self._copies[place] = self._copies[place], []
+        if self._program.careless != "copies":
+            for land in landed:
+                land()
+
+
 class _Program:
     """What one program has under way."""
 
@@ -94,6 +165,7 @@ class _Program:
         self.copies: list[Callable[[], object]] = []
         self.groups: list[list[Callable[[], object]]] = []
         self.products: list[Callable[[], object]] = []
+        self.mbarrier = self.tma = _Barriers(self)
 
     # The functions of the language, by their names there.
     def program_id(self, axis: int) -> Value:
@@ -124,9 +196,15 @@ class _Program:
             for copy in self.groups.pop(0):
                 copy()
 
-    def warpgroup_mma(self, left: Tensor, right: Shared, total: Tensor, is_async: bool) -> Tensor:
+    def fence_async_shared(self) -> None:
+        """Nothing is out of order here."""
+
+    def warpgroup_mma(
+        self, left: Tensor | Shared, right: Shared, total: Tensor, is_async: bool, use_acc: bool = True
+    ) -> Tensor:
         def multiply() -> None:
-            total.add_(left.float() @ right.read().float())
+            numbers = left.read() if isinstance(left, Shared) else left
+            total.mul_(use_acc).add_(numbers.float() @ right.read().float())
 
         assert is_async
         self.products.append(multiply)
@@ -161,6 +239,17 @@ def _store(pointer: Pointer, numbers: Tensor, mask: Tensor) -> None:
     pointer.tensor.view(-1)[pointer.places.as_subclass(Tensor).long()[mask]] = numbers.as_subclass(Tensor)[mask]
 
 
+# What kernels import by name that a program does.
+_OF_A_PROGRAM = {"warpgroup_mma", "warpgroup_mma_wait", "mma_v2", "fence_async_shared", "mbarrier", "tma"}
+
+
+def _argument(given: Any) -> Any:
+    """Of a kernel: as it sees it."""
+    if isinstance(given, Tensor):
+        return Pointer(given)
+    return Descriptor(given) if isinstance(given, TensorDescriptor) else given
+
+
 def _language(program: _Program, num_warps: int) -> types.SimpleNamespace:
     kinds = {str(dtype).removeprefix("torch."): kind for dtype, kind in _KINDS.items()}
 
@@ -185,6 +274,7 @@ def _language(program: _Program, num_warps: int) -> types.SimpleNamespace:
         arange=lambda first, end, layout: _value(torch.arange(first, end)),
         zeros=lambda shape, kind, layout: _value(torch.zeros(shape, dtype=kind.dtype)),
         minimum=lambda a, b: _value(torch.minimum(torch.as_tensor(a), torch.as_tensor(b))),
+        maximum=lambda a, b: _value(torch.maximum(torch.as_tensor(a), torch.as_tensor(b))),
         where=lambda condition, a, b: a if condition else b,
         expand_dims=lambda x, dim: x.unsqueeze(dim),
         convert_layout=lambda x, layout: x,
@@ -214,16 +304,17 @@ def emulating(
             return lambda *args, num_warps, maxnreg, **constants: self._run(grid, args, num_warps, constants)
 
         def _run(self, grid: tuple[int, ...], args: tuple[Any, ...], num_warps: int, constants: dict[str, Any]) -> None:
-            values = [Pointer(arg) if isinstance(arg, Tensor) else arg for arg in args]
+            values = [_argument(arg) for arg in args]
             for ids in itertools.product(*map(range, grid)):
                 program = _Program(ids, eager, careless)
                 language = _language(program, num_warps)
                 language.inline_asm_elementwise = lambda source, constraints, operands, dtype, is_pure, pack: _value(
                     assembly(source, operands, dtype)
                 )
-                products = {"warpgroup_mma", "warpgroup_mma_wait", "mma_v2"} & vars(module).keys()
-                names = {name: getattr(program, name) for name in products}
-                with mock.patch.multiple(module, gl=language, async_copy=program, **plain, **names):
+                names = {name: getattr(program, name) for name in _OF_A_PROGRAM & vars(module).keys()}
+                if "async_copy" in vars(module):
+                    names["async_copy"] = program
+                with mock.patch.multiple(module, gl=language, **plain, **names):
                     plain[kernel](*values, **constants)
 
     with mock.patch.object(module, kernel, Launcher()):

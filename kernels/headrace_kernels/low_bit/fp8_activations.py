@@ -1,6 +1,7 @@
 """Products of FP8 weights and tokens rounded to e4m3, on the card's FP8 cores.
 
-Owns the call and when it is possible; the rounding is `rounded_tokens`'. The product is cuBLAS's or CUTLASS's by way of `torch._scaled_mm`, without the fast accumulation that keeps 14 bits of a sum only.
+Owns when they are possible and by what: some tens to hundreds of rows by our own kernel (`low_bit.scaled_kernels`) where a rule names a tile, others by cuBLAS or CUTLASS by way of `torch._scaled_mm`,
+without the fast accumulation that keeps 14 bits of a sum only. The rounding is `rounded_tokens`'.
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ from torch import Tensor
 
 from headrace_kernels import card
 from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, QuantKind
+from headrace_kernels.low_bit.scaled_kernels import ScaledTile, fitted, multiply_scaled, takes_scaled
 from headrace_kernels.rounded_tokens import RoundedTokens
 
 # Multiples that the card's FP8 products ask of both sizes of a weight.
 _ALIGNMENT = 16
+# From so many rows on our own kernel may multiply.
+_FEWEST_TILED_ROWS = 33
+# Its tiles for products whose outputs are few (they are added to the residual stream) and for others, by the most rows that they are for: some of `low_bit.linear.WARM_ROWS`. Rows beyond the last, and
+# all while there is none, are `_scaled_mm`'s. What `splits` says here is what `fitted` makes of it.
+_SCALED_TILES: dict[int, tuple[ScaledTile, ScaledTile]] = {}
 
 
 def can_scale(weight: QuantizedWeight) -> bool:
@@ -26,6 +33,16 @@ def can_scale(weight: QuantizedWeight) -> bool:
     return aligned and card.has_fp8_products(weight.device)
 
 
+def scaled_rule(num_rows: int, weight: QuantizedWeight) -> ScaledTile | None:
+    """The tile of our own kernel; None: other kernels multiply. By sizes and card alone, one for all numbers of rows of a class."""
+    most = min((each for each in _SCALED_TILES if each >= num_rows), default=0)
+    if num_rows < _FEWEST_TILED_ROWS or most == 0 or not can_scale(weight) or not takes_scaled(weight):
+        return None
+    few_outputs, others = _SCALED_TILES[most]
+    tile = few_outputs if weight.num_outputs <= weight.num_inputs else others
+    return fitted(tile, most, weight.num_outputs, weight.num_inputs, card.multiprocessors(weight.device))
+
+
 def scaled_linear_reference(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     """See `scaled_linear`."""
     total = (tokens.numbers.float() @ weight.packed.float().t()) * tokens.scales * weight.scales[None, :]
@@ -36,6 +53,11 @@ def scaled_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor |
     """X W^T + b of tokens in e4m3, for weights that `can_scale`: [num_tokens, K] -> [num_tokens, N] bf16."""
     if not tokens.numbers.is_cuda:
         return scaled_linear_reference(tokens, weight, bias)
+    tile = scaled_rule(len(tokens.numbers), weight)
+    if tile is not None:
+        out = torch.empty(len(tokens.numbers), weight.num_outputs, dtype=weight.dtype, device=weight.device)
+        multiply_scaled(tokens, weight, bias, out, tile)
+        return out
     product: Tensor = torch._scaled_mm(
         tokens.numbers,
         weight.packed.t(),

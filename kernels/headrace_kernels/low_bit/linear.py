@@ -36,7 +36,7 @@ _BLOCK_NUMBERS = 1 << 20
 _MOST_WIDE_ROWS = {QuantKind.INT8: 256, QuantKind.INT4: 128, QuantKind.FP8: 128}
 # The same where warp groups multiply: INT4 6.5 to 10.3 ms at 256 rows, 11.7 to 14.1 at 512, but no more than 43.4 to 45.0 at 2,048; INT8 7.4 to 10.9 at 256, 13.3 to 14.6 at 512.
 _MOST_WARPGROUP_ROWS = 512
-# From so many rows on FP8 weights, and INT8 ones whose scheme says so, take activations of 8 bits too, where the card can. FP8, the products of
+# From so many rows on FP8 weights, and INT8 ones whose scheme says so, take activations of 8 bits too, where the card can; FP8 from fewer where `fp8_activations.scaled_rule` names a tile. FP8 by `_scaled_mm`, the products of
 # 32 layers of an 8B Llama on an H200, without and with what rounds the tokens: 3.5 and 3.9 ms at 65 rows, by the tiles 4.5 at 64; at 256 rows 4.1 and 4.4, restored 11.0.
 _FEWEST_SCALED_ROWS = 65
 
@@ -63,6 +63,9 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
     """Which path a product takes, by sizes, kind and card alone."""
     if not uses_triton(weight.packed):
         return Path.BLOCKS
+    if fp8_activations.scaled_rule(num_rows, weight) is not None:
+        # It names a tile where rounded tokens are faster than words restored for products of few rows, too.
+        return Path.SCALED
     if takes(weight) and 1 <= num_rows <= MAX_SMALL_ROWS or few_rule(num_rows, weight) is not None:
         return Path.SMALL
     if num_rows >= _FEWEST_SCALED_ROWS and (fp8_activations.can_scale(weight) or int8_activations.can_scale(weight)):
