@@ -103,7 +103,7 @@ def norm_ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, W
         if can_norm(collectives, residual):
             yield f"norm_{width}", functools.partial(normed, fused(collectives), residual, weight)
         yield f"norm_{width}_apart", functools.partial(normed, apart(collectives), residual, weight)
-        if isinstance(collectives, SymmetricCollectives) and all_reduce.takes_rounded_norm(residual, collectives.peers):
+        if isinstance(collectives, SymmetricCollectives) and all_reduce.can_rounded_norm(residual, collectives.peers):
             number = rounded_types(collectives)[-1]
             for name, norm in rounded_norms(collectives, number).items():
                 yield f"norm_{width}_{name}", functools.partial(normed, norm, residual, weight)
@@ -185,7 +185,7 @@ def check_rounded(collectives: Collectives, num_bytes: int, width: int) -> None:
     """Norms that are rounded: in one launch to the bit what two give, the residual stream included. Raises AssertionError."""
     for call in range(3):
         parts = [part.view(-1, width) for part in inputs(collectives, num_bytes, call)]
-        if not isinstance(collectives, SymmetricCollectives) or not all_reduce.takes_rounded_norm(
+        if not isinstance(collectives, SymmetricCollectives) or not all_reduce.can_rounded_norm(
             parts[0], collectives.peers
         ):
             return

@@ -25,6 +25,7 @@ from headrace_kernels.sums.all_reduce import (
     all_reduce_reference,
     can_norm,
     can_one_shot,
+    can_rounded_norm,
     memory_bytes,
     one_shot_bytes,
     takes,
@@ -274,18 +275,21 @@ def test_what_does_not_fit_is_left_to_others() -> None:
     assert not can_norm(torch.empty(2, 62), peers)
     assert can_norm(torch.empty(PROGRAMS // 2, 64), peers) and not can_norm(torch.empty(PROGRAMS // 2 + 1, 64), peers)
     assert can_norm(torch.empty(1, 4096), peers) and not can_norm(torch.empty(1, 4100), peers)
-    assert takes_rounded_norm(torch.empty(2 * PROGRAMS, 2048, dtype=torch.bfloat16), peers)
-    assert not takes_rounded_norm(torch.empty(2 * PROGRAMS + 1, 2048, dtype=torch.bfloat16), peers)
+    assert can_rounded_norm(torch.empty(2 * PROGRAMS, 2048, dtype=torch.bfloat16), peers)
+    assert not can_rounded_norm(torch.empty(2 * PROGRAMS + 1, 2048, dtype=torch.bfloat16), peers)
     three = Peers.of([1 << shift for shift in range(40, 43)], 0, 1 << 20, torch.device("cpu"))
     # All 64 rows of 16 KiB would fit the memory, the first rank's 22 not its slot.
-    assert takes_rounded_norm(torch.empty(63, 8192, dtype=torch.bfloat16), three)
-    assert not takes_rounded_norm(torch.empty(64, 8192, dtype=torch.bfloat16), three)
+    assert can_rounded_norm(torch.empty(63, 8192, dtype=torch.bfloat16), three)
+    assert not can_rounded_norm(torch.empty(64, 8192, dtype=torch.bfloat16), three)
     for shape in ((0, 2048), (4, 1024), (4, 2044), (4, 8200)):
-        assert not takes_rounded_norm(torch.empty(shape, dtype=torch.float16), peers)
-    assert not takes_rounded_norm(torch.empty(4, 2048), peers)
+        assert not can_rounded_norm(torch.empty(shape, dtype=torch.float16), peers)
+    assert not can_rounded_norm(torch.empty(4, 2048), peers)
     four = Peers.of([1 << shift for shift in range(40, 44)], 0, 1 << 22, torch.device("cpu"))
     rows = one_shot_bytes(4) // (4 * 4096)
     assert takes_norm(torch.empty(rows, 4096), four)
+    for rounded_rows, is_taken in ((63, False), (64, True), (128, True)):
+        x = torch.empty(rounded_rows, 8192, dtype=torch.bfloat16)
+        assert can_rounded_norm(x, four) and takes_rounded_norm(x, four) is is_taken
     assert can_norm(torch.empty(rows + 1, 4096), four) and not takes_norm(torch.empty(rows + 1, 4096), four)
 
 

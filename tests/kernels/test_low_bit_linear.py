@@ -348,7 +348,8 @@ def test_all_paths_of_a_card_give_the_product(kind: QuantKind) -> None:
         expected = product.expected(product.x.double())
         # Activations of 4 bits of mantissa: 2.6% of each number, evenly spread.
         assert float((found - expected).norm() / expected.norm()) < (4e-2 if path is Path.SCALED else 5e-3)
-    assert {Path.SMALL, Path.WIDE} <= seen and seen & {Path.RESTORED, Path.SCALED}
+    # Products of rounded tokens may follow those of few rows at once.
+    assert seen >= ({Path.SMALL, Path.SCALED} if can_scale(product.weight) else {Path.SMALL, Path.WIDE, Path.RESTORED})
 
 
 def test_a_card_s_buffer_is_as_large_as_the_largest_weight_needs() -> None:

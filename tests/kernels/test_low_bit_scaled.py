@@ -122,7 +122,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def filled(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[ScaledTile, ScaledTile]]:
+def filled(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[ScaledTile, ScaledTile | None]]:
     """A rule for some rows, whatever the measured one says."""
     tiles = {
         64: (ScaledTile(128, 64, 64, 4, 4), ScaledTile(256, 64, 64, 8, 5, 0)),
@@ -150,7 +150,7 @@ def test_other_cards_take_other_kernels() -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-def test_a_rule_that_names_a_tile_has_tokens_rounded(filled: dict[int, tuple[ScaledTile, ScaledTile]]) -> None:
+def test_a_rule_that_names_a_tile_has_tokens_rounded(filled: dict[int, tuple[ScaledTile, ScaledTile | None]]) -> None:
     weight, last = weight_of(28_672, 4096), max(filled)
     number = torch.float8_e4m3fn
     assert [low_bit_linear.rounds_to(rows, weight) for rows in (32, 33, 64, 65, last + 1)] == [None, *[number] * 4]
@@ -234,5 +234,5 @@ def test_a_card_keeps_more_than_14_bits_of_long_sums() -> None:
     for tile in scaled_variants(64, product.weight):
         found = product.poison()
         multiply_scaled(tokens, product.weight, None, found, tile)
-        # Half a unit of bf16, and a tenth of that.
-        assert float(((found.double() - expected).abs() / expected).max()) < 1.1 * 2**-8
+        # Half a unit of bf16, and what four additions of 32 products each cut off at 14 bits. The cores' own sums would lose a hundred times as much.
+        assert float(((found.double() - expected).abs() / expected).max()) < 2**-8 + 2**-10
