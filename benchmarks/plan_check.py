@@ -59,7 +59,9 @@ def line_of(record: dict[str, Any]) -> Line | None:
     if card is None or record["shape"] not in _SHAPES or (demand := demand_of(record)) is None:
         return None
     settings, tp = record["engine"], record["gpus"]
-    bits = settings.get("quantize", "off"), settings.get("quantize_head", "off"), settings.get("kv_dtype", "auto")
+    # A folder that was quantized already says so as "compressed-tensors fp8".
+    scheme = record["quant"].split()[-1] if record["quant"] else "off"
+    bits = scheme, settings.get("quantize_head", "off"), settings.get("kv_dtype", "auto")
     found = predict(_sizes(record["shape"], tp, *bits, card), card, demand)
     names = [record["shape"], "bf16" if bits[0] == "off" else bits[0]]
     names += [f"output layer {bits[1]}"] * (bits[1] != "off") + [f"cache {bits[2]}"] * (bits[2] != "auto")

@@ -27,11 +27,11 @@ class Exchange(NamedTuple):
     byte_s: float
 
 
-# Latencies: steps of one row of 8B in bf16 less those of one card, by two sums a layer; of four ranks with today's sums (272dfcd), of two with those before (7d54239), which took four ranks three times as long, so that two are
-# predicted too slow. Bytes: NCCL's sums of 16 MiB and more. Eight ranks were not measured: latency a fifth above four's, bytes as a ring sends them.
+# Latencies: steps of one row of 8B in bf16 less those of one card, by two sums a layer (two ranks 2026-11-22, four 272dfcd). Bytes: of two ranks what steps of 8,192 tokens of 8B took beyond their products, part of whose sums run beside
+# products; of four NCCL's sums of 16 MiB and more, before that was so. Eight ranks were not measured: latency a fifth above four's, bytes as a ring sends them.
 _EXCHANGE = {
     1: Exchange(0.0, 0.0),
-    2: Exchange(7.2e-6, 4.6e-12),
+    2: Exchange(2.8e-6, 2.5e-12),
     4: Exchange(3.6e-6, 5.8e-12),
     8: Exchange(4.4e-6, 6.8e-12),
 }
