@@ -65,7 +65,7 @@ def main() -> None:
     die_with_parent()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-ms", type=float, required=True)
-    for name in ("--config-json", "--plan-ring", "--result-ring", "--rank"):
+    for name in ("--config-json", "--plan-ring", "--result-ring", "--rank", "--parent-pid"):
         parser.add_argument(name, required=True)
     options = parser.parse_args()
     config = json.loads(options.config_json)

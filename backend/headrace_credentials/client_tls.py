@@ -1,4 +1,4 @@
-"""What a client of ours shows to a server with mTLS.
+"""What a client of ours shows to a server with mTLS, and the channel on which it does.
 
 Owns reading the three files anew for each connection, so that a renewed certificate needs no restart.
 """
@@ -6,9 +6,11 @@ Owns reading the three files anew for each connection, so that a renewed certifi
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import grpc
+import grpc.aio
 
 from headrace_credentials import files as credential_files
 from headrace_credentials import pem
@@ -40,3 +42,12 @@ def channel_credentials(files: ClientTlsFiles) -> grpc.ChannelCredentials:
     key = credential_files.read(files.key, private=True)
     pem.checked_pair(files.certificate, certificate, files.key, key)
     return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def new_channel(
+    address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, int]]
+) -> grpc.aio.Channel:
+    """Returns a channel with these credentials, or without any, as sockets that their folder protects want it."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)

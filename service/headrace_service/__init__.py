@@ -4,6 +4,8 @@ Owns everything that knows about text (validation of what callers send, tokenize
 knows about callers' connections (streams, deadlines, cancellation, health). Owns no request that must survive its reader: those live in the
 backend, behind `engine.proto`. Imports no torch.
 
-A request's way in:  inference_service -> validation -> text_model -> engine_request -> engine_client -> [engine.proto]
-A token's way back:  [engine.proto] -> engine_client -> generation_stream -> detokenizer -> event_wire -> client
+A request's way in:  inference_service -> rpc_boundary -> generation_handlers -> validation -> generations -> engine_request -> engine_client -> [engine.proto]
+A token's way back:  [engine.proto] -> engine_client -> step_dealing -> generation_stream -> output_text (detokenizer) -> event_wire -> delivery -> client
+
+Other ways in and out join at `generations` and at `wires`: session, and kserve.
 """

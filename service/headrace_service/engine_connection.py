@@ -17,7 +17,7 @@ import grpc
 import structlog
 
 from headrace_credentials import files as credential_files
-from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials
+from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials, new_channel
 from headrace_credentials.files import CredentialError
 from headrace_model_folder import InvalidModelFolder
 from headrace_protos.engine.v1 import engine_pb2
@@ -182,10 +182,7 @@ def engine_tls(config: ServiceConfig) -> grpc.ChannelCredentials | None:
 
 def _channel(config: ServiceConfig, address: str) -> grpc.aio.Channel:
     """Returns a new channel. Files are read for each, as they may have changed."""
-    credentials = engine_tls(config)
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, options=_channel_options(config))
-    return grpc.aio.secure_channel(address, credentials, options=_channel_options(config))
+    return new_channel(address, engine_tls(config), _channel_options(config))
 
 
 def _channel_options(config: ServiceConfig) -> list[tuple[str, int]]:

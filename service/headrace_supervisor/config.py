@@ -19,6 +19,7 @@ from headrace_backend.config import BackendConfig as BackendConfig
 from headrace_backend.config import EngineConfig
 from headrace_service.config import ServiceConfig as ServiceConfig
 from headrace_supervisor import settings
+from headrace_supervisor.repository import ModelRepository
 from headrace_supervisor.runtime_folder import MAX_BASE_BYTES
 from headrace_supervisor.settings import ConfigError, Group
 from headrace_telemetry.config import TelemetryConfig as TelemetryConfig
@@ -38,7 +39,9 @@ class SupervisorConfig(pydantic.BaseModel):
     ] = ("127.0.0.1:50051",)
     model_repository: Annotated[
         pathlib.Path | None,
-        Field(description="folder whose subfolders with a config.json are models that may be loaded, by their names"),
+        Field(
+            description="folder whose subfolders with a config.json, or a GGUF file, are models that may be loaded, by their names"
+        ),
     ] = None
     load_models: Annotated[
         tuple[str, ...],
@@ -175,12 +178,11 @@ def _with_model_found(engine_values: dict[str, Any], supervisor: SupervisorConfi
             raise ConfigError("load_models needs model_repository, the folder that the names are looked for in")
         return engine_values
     name = str(engine_values["model"])
-    folder = supervisor.model_repository / name
-    if "/" in name or not (folder / "config.json").is_file():
+    if name not in ModelRepository(supervisor.model_repository):
         return engine_values
     if engine_values["model_name"] not in ("", name):
         raise ConfigError(f"model_name is for a model given as a path; {name} of the repository has its folder's name")
-    return {**engine_values, "model": folder}
+    return {**engine_values, "model": supervisor.model_repository / name}
 
 
 def _own_name(model: pathlib.Path) -> str:

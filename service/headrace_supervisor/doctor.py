@@ -233,7 +233,7 @@ def _repository(folder: pathlib.Path) -> Iterator[Finding]:
     """Each model as the server would load it, the settings of the environment included. A bad one keeps no other from being served."""
     names = ModelRepository(folder).names()
     if not names:
-        yield Finding("repository", Verdict.LIMITED, f"{folder}: has no subfolder with a config.json")
+        yield Finding("repository", Verdict.LIMITED, f"{folder}: has no subfolder with a config.json or a GGUF file")
         return
     try:
         launches = ModelLaunches(

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from headrace_credentials.client_tls import new_channel
 from headrace_protos.engine.v1 import engine_pb2
 
 _PROTOCOL_VERSION = 1
@@ -60,12 +61,7 @@ async def _num_requests(stream: _Stream) -> int:
 
 @contextlib.asynccontextmanager
 async def _connected(address: str, credentials: grpc.ChannelCredentials | None = None) -> AsyncIterator[_Stream]:
-    made = (
-        grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
-        if credentials
-        else grpc.aio.insecure_channel(address, options=_OPTIONS)
-    )
-    async with made as channel:
+    async with new_channel(address, credentials, _OPTIONS) as channel:
         connect = channel.stream_stream(
             "/headrace_engine.v1.EngineService/Connect",
             request_serializer=engine_pb2.ToEngine.SerializeToString,

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials
+from headrace_credentials.client_tls import ClientTlsFiles, channel_credentials, new_channel
 from headrace_credentials.files import CredentialError
 from headrace_supervisor import engine_probe
 
@@ -100,12 +100,7 @@ async def _ask_grpc(address: str, files: ClientTlsFiles | None, timeout_s: float
 
 
 async def _check(address: str, credentials: grpc.ChannelCredentials | None) -> None:
-    made = (
-        grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
-        if credentials
-        else grpc.aio.insecure_channel(address, options=_OPTIONS)
-    )
-    async with made as channel:
+    async with new_channel(address, credentials, _OPTIONS) as channel:
         try:
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         except grpc.aio.AioRpcError as error:

@@ -29,6 +29,10 @@ class ModelRepository:
         except OSError:
             return ()
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a model of that name now."""
+        return self._model_at(name) is not None
+
     def find(self, name: str) -> pathlib.Path:
         """The folder of a model.
 

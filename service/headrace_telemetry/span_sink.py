@@ -1,14 +1,13 @@
 """Facts become spans: what the hub tells comes in here, encoded spans go out to the ring, the trace file and the collector.
 
 Owns the join of those who tell: engines' books, generations that wait a moment for their steps, calls that wait for their generations, and what was decided on each trace. All of it is bounded. What spans say is the business of
-`generation_spans`, `call_spans` and `step_spans`.
+`generation_spans`, `call_spans` and `step_spans`, whose spans they are that of `resources`.
 """
 
 from __future__ import annotations
 
 import collections
 import re
-import socket
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -22,6 +21,7 @@ from headrace_telemetry.counts import ExportCounts
 from headrace_telemetry.engine_book import U64, EngineBook, Request
 from headrace_telemetry.generation_spans import GenerationTrace, Kept, Limits, SpanBlock
 from headrace_telemetry.newest_table import NewestTable
+from headrace_telemetry.resources import Resources
 from headrace_telemetry.span_frame import Frame, check_time
 from headrace_telemetry.step_export import StepExport
 from headrace_telemetry.trace_ring import RingPart, TraceRing
@@ -85,7 +85,7 @@ class SpanSink:
         self._bounds: NewestTable[tuple[int, int]] = NewestTable(_MOST_WAITING)
         # By id of the server span: calls to export whose generation is still to be told, and until when they wait.
         self._early: dict[str, tuple[int, facts.Hello, facts.CallEnded]] = {}
-        self._resources: dict[str, bytes] = {}
+        self._resources = Resources(config)
 
     # What the hub asks.
 
@@ -242,7 +242,7 @@ class SpanSink:
             self._steps.wanted(book, np.unique(np.concatenate(steps)), time.time_ns())
 
     def _send_trace(self, waiting: _Waiting, trace_id: str, engine: str, encoded: GenerationTrace) -> None:
-        resource, request_id = self._resource(waiting.source), waiting.kept.generation.request_id
+        resource, request_id = self._resources.of(waiting.source), waiting.kept.generation.request_id
         for index, block in enumerate(encoded.blocks):
             part = RingPart(resource, block.spans, request_id)
             if index == 0 and engine:
@@ -297,7 +297,7 @@ class SpanSink:
             # Clocks were read a moment apart; a parent is as long as what it encloses.
             start_ns, end_ns = min(start_ns, bounds[0]), max(end_ns, bounds[1])
         block = SpanBlock(call_spans.encode(call, start_ns, end_ns, self._kept_links(call)), 1)
-        resource = self._resource(source)
+        resource = self._resources.of(source)
         self._ring.add(span.trace_id, RingPart(resource, block.spans, call.request_id))
         self._send(resource, block)
 
@@ -315,7 +315,7 @@ class SpanSink:
         self._steps.arrived(book, with_members, time.time_ns())
 
     def _emit_steps(self, book: EngineBook, step_ids: U64, links: list[list[Request]]) -> None:
-        resource = self._engine_resource(book)
+        resource = self._resources.of_engine(book)
         spans = step_spans.encode(book, step_ids, links)
         for step_id, span in zip(step_ids.tolist(), spans, strict=True):
             self._ring.add_step((book.engine, step_id), resource, span)
@@ -329,7 +329,7 @@ class SpanSink:
         ids = np.array([step_id], np.uint64)
         if book is None or not book.has(ids)[0]:
             return None
-        return self._engine_resource(book), step_spans.encode(book, ids, [self._steps.links(book, step_id)])[0]
+        return self._resources.of_engine(book), step_spans.encode(book, ids, [self._steps.links(book, step_id)])[0]
 
     def _book(self, engine: str) -> EngineBook:
         """The book of an engine; the oldest is closed when there are too many."""
@@ -349,39 +349,6 @@ class SpanSink:
     def _send(self, resource: bytes, block: SpanBlock) -> None:
         for outlet in self._outlets:
             outlet(resource, block)
-
-    def _resource(self, source: facts.Hello) -> bytes:
-        """The serialized Resource of who tells."""
-        known = self._resources.get(source.instance)
-        if known is None:
-            if len(self._resources) >= 256:
-                self._resources.clear()
-            known = self._resources[source.instance] = otlp_bytes.resource(self._describe(source))
-        return known
-
-    def _engine_resource(self, book: EngineBook) -> bytes:
-        """The Resource of an engine: its backend's, or, if only services speak of it, what they know."""
-        if book.source is not None:
-            book.resource = self._resource(book.source)
-        return book.resource or otlp_bytes.resource(
-            {**self._shared(), "service.instance.id": book.engine, "headrace.process.kind": "backend"}
-        )
-
-    def _shared(self) -> dict[str, otlp_bytes.AttributeValue]:
-        namespace = {"service.namespace": self._config.service_namespace} if self._config.service_namespace else {}
-        return {"service.name": "headrace", **namespace, **self._config.resource_attributes()}
-
-    def _describe(self, source: facts.Hello) -> dict[str, otlp_bytes.AttributeValue]:
-        return {
-            **self._shared(),
-            "host.name": socket.gethostname(),
-            **source.attributes,
-            "service.version": source.version,
-            "service.instance.id": source.instance,
-            "process.pid": source.pid,
-            "headrace.process.kind": source.kind,
-            "headrace.process.name": source.name,
-        }
 
 
 def _check(span: facts.SpanContext) -> None:

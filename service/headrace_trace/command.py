@@ -27,8 +27,8 @@ from headrace_trace.words import cause_words, lines_of, plain
 
 _EXAMPLES = """\b
 Examples:
-  headrace trace 01KAGT2N4W8Q5Y7B3D9F1H6J0M-7qm2          the page and a picture of a recent request
-  headrace trace traces.jsonl --request 01KAGT... --explain   in words, out of the server's trace file
+  headrace trace 01m80cny202m2dgx8b6awexge8-n5th          the page and a picture of a recent request
+  headrace trace traces.jsonl --request 01m80cny... --explain   in words, out of the server's trace file
   headrace trace 4bf92f3577b34da6a3ce929d0e0e4736 --jaeger http://127.0.0.1:16686
 """
 _PATH = click.Path(dir_okay=False, path_type=pathlib.Path)

@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import faulthandler
 import json
+import os
 import pathlib
 import random
 import signal
@@ -142,11 +143,14 @@ def main() -> int:
     parser.add_argument("--plan-ring", required=True)
     parser.add_argument("--result-ring", required=True)
     parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
     # What several ranks share; there is nothing to share here.
     parser.add_argument("--ranks")
     # This rank says how far it is and then nothing more, while the others wait for it.
     parser.add_argument("--silent-rank", type=int, default=-1)
     options = parser.parse_args()
+    if os.getppid() != options.parent_pid:
+        return 1
     config = json.loads(options.config_json)
     plans = RingReader(*descriptors(options.plan_ring))
     memory, data, space = descriptors(options.result_ring)

@@ -110,3 +110,8 @@ def test_the_command_line_reaches_it_by_variables(secured: Secured) -> None:
         assert done.exit_code == 0 and done.stdout.strip(), done.output
     refused = CliRunner().invoke(main, ["admin", "drain"], env=variables | {"HEADRACE_API_KEY": secured.reader_key})
     assert refused.exit_code == 1 and "PERMISSION_DENIED" in refused.stderr
+
+
+def test_a_caller_without_tls_is_told_how_a_server_with_it_is_reached(secured: Secured) -> None:
+    done = CliRunner().invoke(main, ["models", "--server", secured.address])
+    assert done.exit_code == 1 and "one that speaks TLS wants --ca, or --tls" in done.stderr

@@ -221,3 +221,12 @@ def test_an_address_that_other_machines_reach_must_be_meant(address: str) -> Non
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.8.8:1", "[::1]:1", "localhost:1", "unix:/tmp/x"])
 def test_loopback_and_unix_addresses_need_no_leave(address: str) -> None:
     assert configs.load_server({**MODEL, "listen": (address,)}, None).supervisor.listen == (address,)
+
+
+@pytest.mark.parametrize("file", ["config.json", "weights.gguf"])
+def test_a_bare_name_means_the_repositorys_model_of_whichever_kind(tmp_path: pathlib.Path, file: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / file).touch()
+    for name, found in (("mine", tmp_path / "mine"), ("other", pathlib.Path("other"))):
+        config = configs.load_server({"model": name, "model_repository": str(tmp_path)}, None)
+        assert (config.backend.engine.model, config.model_name) == (found, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -83,6 +84,7 @@ def start() -> Iterator[Starter]:
         result_descriptors = (results.memory, *results.data_events, results.space_event)
         arguments = ["--config-json", json.dumps(values), "--plan-ring", ",".join(map(str, (*descriptors, 0)))]
         arguments += ["--result-ring", ",".join(map(str, result_descriptors)), "--rank", "0"]
+        arguments += ["--parent-pid", str(os.getpid())]
         command = [sys.executable, "-m", "headrace_backend.worker", *arguments]
         process = subprocess.Popen(command, pass_fds=(*descriptors, *result_descriptors), env=ENVIRONMENT)
         reader = RingReader(results.memory, results.data_events[0], results.space_event, 0)
@@ -288,9 +290,10 @@ def test_a_configuration_that_cannot_work_is_refused(
 
 # Starts a worker with the given arguments, says its id, waits to be killed.
 PARENT = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 descriptors = [int(x) for argument in sys.argv[2:5:2] for x in argument.split(",")]
-child = subprocess.Popen([sys.executable, "-m", "headrace_backend.worker", *sys.argv[5:], *sys.argv[1:5]], pass_fds=descriptors[:3] + descriptors[4:])
+arguments = [*sys.argv[5:], *sys.argv[1:5], "--parent-pid", str(os.getpid())]
+child = subprocess.Popen([sys.executable, "-m", "headrace_backend.worker", *arguments], pass_fds=descriptors[:3] + descriptors[4:])
 print(child.pid, flush=True)
 time.sleep(600)
 """
@@ -321,3 +324,51 @@ def test_a_worker_dies_with_its_parent(llama_path: pathlib.Path, when: str) -> N
     poll.register(child, select.POLLIN)
     assert poll.poll(30_000), "the worker outlived its parent"
     os.close(child)
+
+
+# A worker that comes to itself when its parent has died: it says that it is there, in a file, and becomes a worker then.
+LATE_WORKER = """
+import os, pathlib, sys, time
+parent = os.getppid()
+pathlib.Path(sys.argv[1]).touch()
+while os.getppid() == parent:
+    time.sleep(0.01)
+os.execv(sys.executable, [sys.executable, "-m", "headrace_backend.worker", *sys.argv[2:]])
+"""
+# Starts it as the backend starts workers, and waits to be killed.
+BACKEND = """
+import asyncio, sys
+from headrace_backend.ring import create_ring
+from headrace_backend.server.worker_process import WorkerProcess
+
+async def main():
+    command = (sys.executable, "-c", sys.argv[1], sys.argv[2])
+    worker = WorkerProcess(0, command, sys.argv[3], create_ring(1 << 20, 1), 1 << 20, lambda rank, records: None)
+    print(worker.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_a_worker_whose_backend_died_before_it_could_look_ends(
+    llama_path: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    config = json.dumps({"model": str(llama_path), "device": "cpu", "worker_threads": 1, "kv_memory": 1 << 20})
+    is_there = tmp_path / "is_there"
+    arguments = [sys.executable, "-c", BACKEND, LATE_WORKER, str(is_there), config]
+    backend = subprocess.Popen(arguments, env=ENVIRONMENT, stdout=subprocess.PIPE)
+    assert backend.stdout is not None
+    worker = os.pidfd_open(int(backend.stdout.readline()))
+    while not is_there.exists():
+        time.sleep(0.01)
+    backend.kill()
+    backend.wait()
+    poll = select.poll()
+    poll.register(worker, select.POLLIN)
+    try:
+        assert poll.poll(START_S * 1000), "the worker outlived its backend"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(worker, signal.SIGKILL)
+        os.close(worker)

@@ -2,7 +2,7 @@
 
 Owns the order in which its parts are asked, and nothing else: each method is a page of what happens. One thread drives it:
 
-    add, abort, attach ...     requests and readers come and go            (validation, admission, request_table, subscriptions)
+    add, abort, attach ...     requests and readers come and go            (validation, admission, request_table, readers)
     plan() -> StepPlan         what the workers compute next               (scheduler, kv_cache_manager, plan_builder)
     settle(StepResult)         tokens -> stops -> token log -> outboxes    (settlement, endings)
     take_outboxes()            what the services are sent                  (outbox)
@@ -30,7 +30,7 @@ from headrace_backend.engine.answers import (
 )
 from headrace_backend.engine.deadlines import Deadlines
 from headrace_backend.engine.endings import Endings
-from headrace_backend.engine.errors import RefusalCode, RequestRefused, Violation
+from headrace_backend.engine.errors import RequestRefused, Violation
 from headrace_backend.engine.intake import Intake
 from headrace_backend.engine.isolation import GUILTY, Isolation
 from headrace_backend.engine.load_meter import LoadMeter
@@ -39,6 +39,7 @@ from headrace_backend.engine.plan_builder import InFlightStep, PlanBuilder
 from headrace_backend.engine.plan_timing import PlanTiming
 from headrace_backend.engine.quotas import Quotas
 from headrace_backend.engine.rates import Rates
+from headrace_backend.engine.readers import Readers
 from headrace_backend.engine.request_table import RequestTable
 from headrace_backend.engine.requests import (
     NO_LIMITS,
@@ -55,7 +56,7 @@ from headrace_backend.engine.sequence import LiveRequest
 from headrace_backend.engine.settlement import Settlement
 from headrace_backend.engine.step_log import StepLog
 from headrace_backend.engine.step_time import StepTimeModel
-from headrace_backend.engine.subscriptions import Subscriptions, read_outputs
+from headrace_backend.engine.subscriptions import Subscriptions
 from headrace_backend.engine.tenant_account import TenantAccount
 from headrace_backend.engine.token_budget import DEFAULT_GPU_STEP_MS, TokenBudget
 from headrace_backend.engine.validation import RequestValidator
@@ -113,6 +114,7 @@ class Engine:
             self._quotas,
             self.steps,
         )
+        self._readers = Readers(self._table, self._subscriptions, self._quotas, self._endings)
         self._settlement = Settlement(
             self._scheduler, self._endings, self._table, config.block_size, model.vocab_size, token_bytes
         )
@@ -238,43 +240,15 @@ class Engine:
         """
         self._intake.validate_limits(limits)
         account = self._account(tenant, limits, self._clock())
-        request = self._table.find(request_id, tenant)
-        if request is None:
-            raise RequestRefused(RefusalCode.NOT_FOUND, "request_id: unknown or expired")
-        self._subscriptions.check_free(subscriber)
-        outputs = read_outputs(request, output_index, from_token)
-        self._quotas.check_reader(account, request)
-        if request.active:
-            self._subscriptions.add(subscriber, request, output_index)
-            self._quotas.reader_came(request)
-        return AttachSnapshot(
-            request.spec.service_state,
-            request.num_prompt_tokens,
-            request.announced,
-            request.ledger.cached_tokens,
-            outputs,
-            request.done,
-            list(request.prompt_log.parts) if request.prompt_log is not None else [],
-        )
+        return self._readers.attach(subscriber, request_id, account, output_index, from_token)
 
     def detach(self, subscriber: Subscriber) -> None:
         """Ends a subscription; if it came with a request that is not detached, ends the request too."""
-        self._leave(subscriber, given_up=True)
-
-    def _leave(self, subscriber: Subscriber, given_up: bool) -> None:
-        request = self._subscriptions.remove(subscriber)
-        if request is None:
-            return
-        self._quotas.reader_left(request)
-        if request.owner == subscriber and not request.spec.detached:
-            request.given_up = given_up
-            self._endings.end_all(request, EndReason.CANCELLED, self._clock())
+        self._readers.leave(subscriber, self._clock())
 
     def stream_lost(self, stream_id: int) -> None:
         """A service is gone: its subscriptions end, and with them its requests that are not detached."""
-        for subscriber in self._subscriptions.handles(stream_id):
-            self._leave(subscriber, given_up=False)
-        self._subscriptions.forget_stream(stream_id)
+        self._readers.stream_lost(stream_id, self._clock())
 
     def take_outboxes(self, leave: AbstractSet[int] = frozenset()) -> dict[int, Outbox]:
         """What to send, by stream, since it was last taken. Streams in `leave` (lagging services) go on merging theirs."""

@@ -1,7 +1,7 @@
 """Who reads which request.
 
 Owns the subscriptions of all streams and enters them as readers of requests and logs. Does not decide what a lost reader means for a request
-(the engine) nor what it may see (`token_log`).
+(`readers`) nor what it may see (`token_log`).
 """
 
 from __future__ import annotations

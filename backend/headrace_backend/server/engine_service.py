@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from headrace_backend.engine.errors import RequestRefused, Violation
 from headrace_backend.engine.outbox import Outbox
 from headrace_backend.engine.requests import Subscriber
-from headrace_backend.server import incoming, outgoing
+from headrace_backend.server import incoming, log_replay, outgoing
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.health import Health
 from headrace_backend.server.logs import get_logger
@@ -317,8 +317,8 @@ class EngineService:
         if snapshot.done is None:
             stream.handles.add(attach.handle)
         limit = min(_MAX_ATTACHED_BYTES, self._max_message_bytes // 2)
-        answers = outgoing.write_attached(attach.handle, snapshot, self._clock(), limit)
-        stream.send_replay(answers, outgoing.snapshot_bytes(snapshot))
+        answers = log_replay.write_attached(attach.handle, snapshot, self._clock(), limit)
+        stream.send_replay(answers, log_replay.snapshot_bytes(snapshot))
         self._log.debug("reader attached", request_id=attach.request_id, stream=stream.stream_id)
 
     def _detach(self, stream: ServiceStream, detach: engine_pb2.DetachRequest) -> None:

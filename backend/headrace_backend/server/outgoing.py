@@ -1,16 +1,15 @@
 """From the engine's plain data to protobuf: what a service receives.
 
-Owns the byte form of answers, of outboxes (merged and cut to the size of a message) and of the replay of a token log. Decides nothing.
+Owns the byte form of outboxes, which are merged while a service lags, and of answers; that of a log which is told anew is `log_replay`'s. Decides nothing.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 
 import grpc
 
-from headrace_backend.engine.answers import AttachSnapshot, LoadSnapshot, OutputSnapshot, RequestPage
+from headrace_backend.engine.answers import LoadSnapshot, RequestPage
 from headrace_backend.engine.outbox import (
     Event,
     LogprobColumns,
@@ -26,8 +25,9 @@ from headrace_backend.server.health import STALE_AFTER_NS, HealthState
 from headrace_backend.server.statuses import make_status
 from headrace_protos.engine.v1 import engine_pb2
 
-_ROW_BYTES = 10
-_EVENT_BYTES = 96
+# About what a token's row and an event take, here and on the wire.
+ROW_BYTES = 10
+EVENT_BYTES = 96
 
 _END_REASONS = {
     EndReason.STOP: engine_pb2.OUTPUT_END_REASON_STOP,
@@ -40,14 +40,15 @@ _END_REASONS = {
 
 def outbox_bytes(outbox: Outbox) -> int:
     """About how many bytes an outbox takes, here and on the wire."""
-    size = _ROW_BYTES * len(outbox.tokens) + 2 * outbox.logprobs.num_bytes
-    return size + sum([_event_bytes(event) for _, event in outbox.events])
+    size = ROW_BYTES * len(outbox.tokens) + 2 * outbox.logprobs.num_bytes
+    return size + sum([event_bytes(event) for _, event in outbox.events])
 
 
-def _event_bytes(event: Event) -> int:
+def event_bytes(event: Event) -> int:
+    """About how many bytes an event takes."""
     if isinstance(event, PromptLogprobs):
-        return _EVENT_BYTES + event.columns.num_bytes
-    return _EVENT_BYTES + (len(event.engine_trace) if isinstance(event, RequestDone) else 0)
+        return EVENT_BYTES + event.columns.num_bytes
+    return EVENT_BYTES + (len(event.engine_trace) if isinstance(event, RequestDone) else 0)
 
 
 def merge_outbox(into: Outbox, later: Outbox) -> None:
@@ -87,14 +88,15 @@ def write_outbox(outbox: Outbox, now_ns: int, step_records: bytes = b"") -> engi
         step_records=step_records,
     )
     if outbox.logprob_rows:
-        step.logprobs.CopyFrom(_write_logprobs(outbox.logprobs))
+        step.logprobs.CopyFrom(write_logprobs(outbox.logprobs))
         step.logprob_rows = outbox.logprob_rows.tobytes()
     for handle, event in outbox.events:
         _write_event(step.events.add(handle=handle), event, now_ns)
     return engine_pb2.FromEngine(step=step)
 
 
-def _write_logprobs(columns: LogprobColumns) -> engine_pb2.LogprobColumns:
+def write_logprobs(columns: LogprobColumns) -> engine_pb2.LogprobColumns:
+    """Columns as packed bytes."""
     return engine_pb2.LogprobColumns(
         sampled=columns.sampled.tobytes(),
         ranks=columns.ranks.tobytes(),
@@ -110,23 +112,25 @@ def _write_event(target: engine_pb2.RequestEvent, event: Event, now_ns: int) -> 
         # A message whose only field is 0 must still be there.
         target.started.SetInParent()
     elif isinstance(event, PromptLogprobs):
-        target.prompt_logprobs.CopyFrom(_write_prompt_logprobs(event))
+        target.prompt_logprobs.CopyFrom(write_prompt_logprobs(event))
     elif isinstance(event, Resumed):
         target.resumed.pause_ns = event.pause_ns
         target.resumed.SetInParent()
     elif isinstance(event, OutputEnd):
-        target.output_end.CopyFrom(_write_end(event))
+        target.output_end.CopyFrom(write_end(event))
     else:
-        target.done.CopyFrom(_write_done(event, now_ns))
+        target.done.CopyFrom(write_done(event, now_ns))
 
 
-def _write_prompt_logprobs(part: PromptLogprobs) -> engine_pb2.PromptLogprobColumns:
+def write_prompt_logprobs(part: PromptLogprobs) -> engine_pb2.PromptLogprobColumns:
+    """What is told of a run of the prompt's tokens."""
     return engine_pb2.PromptLogprobColumns(
-        first_token_index=part.first_token_index, columns=_write_logprobs(part.columns)
+        first_token_index=part.first_token_index, columns=write_logprobs(part.columns)
     )
 
 
-def _write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
+def write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
+    """How one output ended."""
     return engine_pb2.OutputEnd(
         output_index=end.output_index,
         reason=_END_REASONS[end.reason],
@@ -137,7 +141,8 @@ def _write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
     )
 
 
-def _write_done(done: RequestDone, now_ns: int) -> engine_pb2.RequestDone:
+def write_done(done: RequestDone, now_ns: int) -> engine_pb2.RequestDone:
+    """Usage and ledger of a request that has ended. How long ago is told, as clocks of two machines differ."""
     return engine_pb2.RequestDone(
         prompt_tokens=done.prompt_tokens,
         output_tokens=done.output_tokens,
@@ -155,124 +160,6 @@ def _write_done(done: RequestDone, now_ns: int) -> engine_pb2.RequestDone:
         ended_ago_ns=max(now_ns - done.ended_at_ns, 0),
         engine_trace=done.engine_trace,
     )
-
-
-# --- replay of a token log ----------------------------------------------------------------------------------------------------
-
-
-def snapshot_bytes(snapshot: AttachSnapshot) -> int:
-    """About how many bytes the replay of a log takes."""
-    prompt_bytes = sum(_event_bytes(part) for part in snapshot.prompt_logprobs)
-    return (
-        prompt_bytes
-        + len(snapshot.service_state)
-        + sum(
-            _ROW_BYTES * len(output.token_ids)
-            + (2 * output.logprobs.num_bytes if output.logprobs else 0)
-            + _EVENT_BYTES
-            for output in snapshot.outputs
-        )
-    )
-
-
-def write_attached(
-    handle: int, snapshot: AttachSnapshot, now_ns: int, max_bytes: int
-) -> Iterator[engine_pb2.FromEngine]:
-    """The answer to an attach, within messages of about `max_bytes`.
-
-    A log that fits comes whole in `Attached`. Of a longer one `Attached` has the heads only (no tokens, no ends), and the tokens follow as
-    `StepOutputs` of the handle, in order, each output's end with its last tokens; before them all, what is told of the prompt.
-    """
-    whole = snapshot_bytes(snapshot) <= max_bytes
-    attached = engine_pb2.Attached(
-        handle=handle,
-        service_state=snapshot.service_state,
-        prompt_tokens=snapshot.prompt_tokens,
-        started=snapshot.started,
-        cached_tokens=snapshot.cached_tokens,
-    )
-    for output in snapshot.outputs:
-        log = attached.outputs.add(output_index=output.output_index)
-        if whole:
-            _write_log(log, output)
-    if whole:
-        attached.prompt_logprobs.extend(map(_write_prompt_logprobs, snapshot.prompt_logprobs))
-    if whole and snapshot.done is not None:
-        attached.done.CopyFrom(_write_done(snapshot.done, now_ns))
-    yield engine_pb2.FromEngine(attached=attached)
-    if not whole:
-        yield from _write_parts(handle, snapshot, now_ns, max_bytes)
-
-
-def _write_log(log: engine_pb2.OutputLog, output: OutputSnapshot) -> None:
-    log.token_ids = output.token_ids.tobytes()
-    if output.logprobs is not None:
-        log.logprobs.CopyFrom(_write_logprobs(output.logprobs))
-    if output.end is not None:
-        log.end.CopyFrom(_write_end(output.end))
-
-
-def _write_parts(handle: int, snapshot: AttachSnapshot, now_ns: int, max_bytes: int) -> Iterator[engine_pb2.FromEngine]:
-    for part in _prompt_parts(handle, snapshot.prompt_logprobs, max_bytes):
-        yield write_outbox(part, now_ns)
-    for output in snapshot.outputs:
-        parts = list(_log_parts(handle, output, max_bytes)) or [Outbox()]
-        if output.end is not None:
-            # With the last tokens: they must not be rendered before it is known how much of their text is cut.
-            parts[-1].events = [(handle, output.end)]
-        for part in parts:
-            yield write_outbox(part, now_ns)
-    if snapshot.done is not None:
-        yield write_outbox(Outbox(events=[(handle, snapshot.done)]), now_ns)
-
-
-def _prompt_parts(handle: int, parts: list[PromptLogprobs], max_bytes: int) -> Iterator[Outbox]:
-    """Outboxes of about `max_bytes`, at least one part of the prompt each."""
-    taken, size = Outbox(), 0
-    for part in parts:
-        if taken.events and size + _event_bytes(part) > max_bytes:
-            yield taken
-            taken, size = Outbox(), 0
-        taken.events.append((handle, part))
-        size += _event_bytes(part)
-    if taken.events:
-        yield taken
-
-
-def _log_parts(handle: int, output: OutputSnapshot, max_bytes: int) -> Iterator[Outbox]:
-    """The output's log as outboxes of about `max_bytes`, at least one token each."""
-    tokens, logprobs = output.token_ids, output.logprobs
-    start = top_start = 0
-    while start < len(tokens):
-        stop, top_stop, size = start, top_start, 0
-        while stop < len(tokens) and (size < max_bytes or stop == start):
-            top_count = logprobs.top_counts[stop] if logprobs is not None else 0
-            size += _ROW_BYTES + (14 + 8 * top_count if logprobs is not None else 0)
-            stop, top_stop = stop + 1, top_stop + top_count
-        count = stop - start
-        part = Outbox(
-            handles=array("I", [handle]) * count,
-            output_indices=array("H", [output.output_index]) * count,
-            tokens=tokens[start:stop],
-        )
-        if logprobs is not None:
-            part.logprobs = _slice_logprobs(logprobs, start, stop, top_start, top_stop)
-            part.logprob_rows = array("I", range(count))
-        yield part
-        start, top_start = stop, top_stop
-
-
-def _slice_logprobs(columns: LogprobColumns, start: int, stop: int, top_start: int, top_stop: int) -> LogprobColumns:
-    return LogprobColumns(
-        sampled=columns.sampled[start:stop],
-        ranks=columns.ranks[start:stop],
-        top_counts=columns.top_counts[start:stop],
-        top_token_ids=columns.top_token_ids[top_start:top_stop],
-        top_logprobs=columns.top_logprobs[top_start:top_stop],
-    )
-
-
-# --- answers ------------------------------------------------------------------------------------------------------------------
 
 
 def write_state(state: HealthState) -> engine_pb2.EngineState:

@@ -114,13 +114,13 @@ def new(
 @_file_option
 def list_keys(path: pathlib.Path) -> None:
     """Lists the entries of a key file."""
-    table = rich.table.Table(box=rich.box.SIMPLE)
-    for title in ("id", "state", "permissions", "models", "limits", "expires, UTC"):
-        table.add_column(title, overflow="fold")
+    table = rich.table.Table(box=rich.box.SIMPLE, pad_edge=False, collapse_padding=True)
+    for title in ("id", "state", "may call", "models", "limits", "expires"):
+        table.add_column(title, overflow="fold", no_wrap=title == "limits")
     for key in _read(path).keys:
-        expires = f"{key.expires:%Y-%m-%d %H:%M}" if key.expires else "never"
+        expires = f"{key.expires:%Y-%m-%d %H:%M} UTC" if key.expires else "never"
         table.add_row(
-            key.id, _state(key), " ".join(key.permissions), " ".join(key.models), _limits(key.limits), expires
+            key.id, _state(key), "\n".join(key.permissions), "\n".join(key.models), _limits(key.limits), expires
         )
     rich.console.Console(highlight=False, markup=False).print(table)
 
@@ -237,7 +237,7 @@ def _state(key: ApiKey) -> str:
 
 def _limits(limits: Limits) -> str:
     set_ones = {name: value for name, value in msgspec.structs.asdict(limits).items() if value}
-    return ", ".join(f"{name} {value}" for name, value in set_ones.items()) or "none"
+    return "\n".join(f"{name} {value}" for name, value in set_ones.items()) or "none"
 
 
 def _now() -> datetime.datetime:

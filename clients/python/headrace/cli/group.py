@@ -112,4 +112,6 @@ def _print_error(error: HeadraceError, *, as_json: bool) -> None:
             "the server's certificate is not vouched for by a trusted authority, or is for another name: --ca, --server-name"
         )
     elif isinstance(error, Unavailable):
-        warn("is a server running? start one with: headrace serve --model <folder> (see --server)")
+        warn(
+            "is a server running? start one with: headrace serve --model <folder> (see --server); one that speaks TLS wants --ca, or --tls"
+        )

@@ -1,0 +1,82 @@
+"""Readers of requests: what a further one gets, and what it means that one leaves.
+
+Owns that rule: a reader counts in its tenant's account for as long as it reads, and a request that came with a reader and is not detached ends with it. Who reads what is `subscriptions`'
+business, what may be seen `token_log`'s, and what an end does `endings`'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headrace_backend.engine.answers import AttachSnapshot
+from headrace_backend.engine.endings import Endings
+from headrace_backend.engine.errors import RefusalCode, RequestRefused
+from headrace_backend.engine.quotas import Quotas
+from headrace_backend.engine.request_table import RequestTable
+from headrace_backend.engine.requests import EndReason, Subscriber
+from headrace_backend.engine.subscriptions import Subscriptions, read_outputs
+from headrace_backend.engine.tenant_account import TenantAccount
+
+
+@dataclasses.dataclass(slots=True)
+class Readers:
+    """Everything that must hear of a reader."""
+
+    table: RequestTable
+    subscriptions: Subscriptions
+    quotas: Quotas
+    endings: Endings
+
+    def attach(
+        self,
+        subscriber: Subscriber,
+        request_id: str,
+        account: TenantAccount,
+        output_index: int | None,
+        from_token: int,
+    ) -> AttachSnapshot:
+        """A further reader of a request of its tenant, of one output or of all; what it missed is in the snapshot.
+
+        Raises:
+            RequestRefused: INVALID_ARGUMENT, the handle is in use; NOT_FOUND; OUT_OF_RANGE; RESOURCE_EXHAUSTED.
+        """
+        request = self.table.find(request_id, account.tenant)
+        if request is None:
+            raise RequestRefused(RefusalCode.NOT_FOUND, "request_id: unknown or expired")
+        self.subscriptions.check_free(subscriber)
+        outputs = read_outputs(request, output_index, from_token)
+        self.quotas.check_reader(account, request)
+        if request.active:
+            self.subscriptions.add(subscriber, request, output_index)
+            self.quotas.reader_came(request)
+        return AttachSnapshot(
+            request.spec.service_state,
+            request.num_prompt_tokens,
+            request.announced,
+            request.ledger.cached_tokens,
+            outputs,
+            request.done,
+            list(request.prompt_log.parts) if request.prompt_log is not None else [],
+        )
+
+    def leave(self, subscriber: Subscriber, now_ns: int, given_up: bool = True) -> None:
+        """Ends a subscription; if it came with a request that is not detached, ends the request too.
+
+        Args:
+            subscriber: Who leaves; nothing happens if it does not read.
+            now_ns: Of the engine's clock.
+            given_up: Its service said so, and is not itself gone.
+        """
+        request = self.subscriptions.remove(subscriber)
+        if request is None:
+            return
+        self.quotas.reader_left(request)
+        if request.owner == subscriber and not request.spec.detached:
+            request.given_up = given_up
+            self.endings.end_all(request, EndReason.CANCELLED, now_ns)
+
+    def stream_lost(self, stream_id: int, now_ns: int) -> None:
+        """A service is gone, and all its readers with it."""
+        for subscriber in self.subscriptions.handles(stream_id):
+            self.leave(subscriber, now_ns, given_up=False)
+        self.subscriptions.forget_stream(stream_id)
