@@ -11,6 +11,7 @@ import dataclasses
 import os
 import pathlib
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -145,6 +146,12 @@ async def _measure(sides: Sides, workload: Workload, modes: Sequence[str], repea
     for number in range(repeats):
         for mode in random.sample(modes, len(modes)):
             turns[mode].append(await sides.turn(workload, mode, f"{workload.name} {number} {mode}"))
+        # What is left of a run that somebody ends.
+        shown = (
+            f"{mode} {turns[mode][-1]['output_tok_s']:,.0f} tok/s, ITL p99 {turns[mode][-1]['itl_p99']} ms"
+            for mode in modes
+        )
+        print(f"{workload.name} round {number + 1} of {repeats}: {'; '.join(shown)}", file=sys.stderr, flush=True)
     late = [counters(await session.load()) for session in sessions]
     tokens = repeats * sum(output for _, output in workload.trace)
     spans = sides.expect_spans(spans_before + tokens if "span" in modes else spans_before + 1) - spans_before
