@@ -244,7 +244,7 @@ def _repository(folder: pathlib.Path) -> Iterator[Finding]:
         return
     for name in names:
         try:
-            claim = launches.check(name)
+            claim = launches.check(name)[0]
         except Refused as refused:
             yield Finding(f"model {name}", Verdict.LIMITED, str(refused))
             continue
