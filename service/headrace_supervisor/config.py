@@ -124,6 +124,7 @@ _BACKEND_PRIVATE = frozenset(
         "tls_key",
         "tls_client_ca",
         "refusal_file",
+        "replica",
         "telemetry_socket",
         "max_message_bytes",
     }
@@ -142,7 +143,7 @@ MODEL = Group("Model and engine", EngineConfig, frozenset({"model", "model_name"
 MODEL_FILE = "headrace.toml"
 
 SERVICE = (Group("Service", ServiceConfig, frozenset({"control"})),)
-BACKEND = (Group("Model and engine", EngineConfig), Group("Backend", BackendConfig, frozenset({"engine"})))
+BACKEND = (Group("Model and engine", EngineConfig), Group("Backend", BackendConfig, frozenset({"engine", "replica"})))
 TELEMETRY = (Group("Telemetry", TelemetryConfig),)
 
 # Every setting has one environment variable; a command overlooks those of the other commands, but not unknown ones. The last are the

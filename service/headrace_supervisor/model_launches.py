@@ -137,6 +137,7 @@ class ModelLaunches:
                 memory_bytes=memory_bytes,
                 listen=f"unix:{self._runtime_folder / ENGINE_SOCKET.format(index=index)}",
                 refusal_file=self._runtime_folder / f"refusal-{index}.json",
+                replica=replica,
                 telemetry_socket=self._telemetry_socket,
             )
             if replica:

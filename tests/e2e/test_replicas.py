@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import re
 import signal
+import urllib.request
 from collections.abc import Iterator
 
 import grpc
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from tests.support.processes import wait_until
 from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, generate, greedy, idle_load, read
 from tests.support.running_server import RunningServer, running_server
 
 from headrace.v1 import inference_pb2
 
-OPTIONS = ("--replicas", "2", "--services", "2", "--dtype", "fp32", "--device", "cpu", "--num-blocks", "640")
+OPTIONS = (
+    *("--replicas", "2", "--services", "2", "--dtype", "fp32", "--device", "cpu", "--num-blocks", "640"),
+    *("--metrics-listen", "127.0.0.1:0"),
+)
 PREFIXES = 6
 # Long enough to be there when something happens.
 TOKENS = 400
@@ -67,6 +74,32 @@ def test_two_engines_look_like_one_model(pair: RunningServer, server: RunningSer
     for index in range(PREFIXES):
         spec = greedy(prompt(index), 20)
         assert generate(pair.address, spec).tokens == generate(server.address, spec).tokens
+
+
+def figures(server: RunningServer) -> list[Sample]:
+    """What telemetry serves."""
+    [address] = re.findall(r"metrics are served.*?address\W+(127\.0\.0\.1:\d+)", "".join(server.lines))
+    request = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text"})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        text = reply.read().decode()
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def test_figures_add_engines_up_and_name_each(pair: RunningServer) -> None:
+    def backends() -> dict[str, float]:
+        if not any("metrics are served" in line for line in pair.lines):
+            return {}
+        ups = (sample for sample in figures(pair) if sample.name == "headrace_process_up")
+        named = {sample.labels["headrace_process_name"]: sample.value for sample in ups}
+        return {name: up for name, up in named.items() if name.startswith("backend")}
+
+    # One that is gone is missed by its name, which an alert waits for.
+    wait_until(lambda: backends() == {"backend-demo": 1, "backend-demo/1": 1}, 60, "both backends are connected")
+
+    def blocks() -> float:
+        return sum(sample.value for sample in figures(pair) if sample.name == "headrace_kv_blocks")
+
+    wait_until(lambda: blocks() == 2 * 640, 60, "the blocks of both")
 
 
 def start(server: RunningServer, index: int) -> tuple[str, concurrent.futures.Future[Transcript]]:
