@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kserve.wire import Wire, stream, text
 from tests.service.fake_engine import FakeEngine
 from tests.service.fake_supervisor import FakeSupervisor
 from tests.service.harness import engine_model, events_of, heap_left_alone, ids_of, kinds_of
@@ -112,6 +113,7 @@ class Server:
     service: Service
     engines: list[FakeEngine]
     stub: Any
+    channel: grpc.aio.Channel
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(120):
@@ -157,7 +159,7 @@ async def served(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterat
     )
     (address,) = await service.start()
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        server = Server(service, engines, inference_pb2_grpc.InferenceServiceStub(channel))
+        server = Server(service, engines, inference_pb2_grpc.InferenceServiceStub(channel), channel)
         try:
             models = service.core.models
             await server.until(lambda: len(list(models)) == 2 and all(model.serving for model in models))
@@ -181,6 +183,41 @@ async def test_prompts_that_begin_alike_meet_at_one_engine(server: Server) -> No
         made = [await server.stub.Submit(inference_pb2.SubmitRequest(spec=spec_of(first, last))) for last in range(4)]
         assert len({server.at(one.request_id) for one in made}) == 1
     assert all(engine.requests for engine in server.engines)
+
+
+async def test_every_wire_takes_a_prompt_to_the_same_engine(server: Server) -> None:
+    wire = Wire(server.channel)
+
+    async def asked(call: Any) -> int:
+        """Which engine a call went to."""
+        before = [len(engine.requests) for engine in server.engines]
+        await call
+        [found] = [index for index, engine in enumerate(server.engines) if len(engine.requests) > before[index]]
+        return found
+
+    found = set()
+    for index in range(8):
+        prompt = f"{index} of eight: " + "once upon a time " * 6
+        spec = generation_pb2.GenerationSpec(text=prompt)
+        submit = inference_pb2.SessionSubmit(spec=spec)
+        session = server.stub.Session()
+        engines = [
+            await asked(events_of(server.generate(spec))),
+            await asked(server.stub.Complete(inference_pb2.CompleteRequest(spec=spec))),
+            await asked(server.stub.Submit(inference_pb2.SubmitRequest(spec=spec))),
+            await asked(first_of(session, inference_pb2.SessionRequest(stream_id=1, submit=submit))),
+            await asked(wire.ModelInfer(text(prompt))),
+            await asked(stream(wire, text(prompt, stream=True))),
+        ]
+        session.cancel()
+        assert len(set(engines)) == 1
+        found.add(engines[0])
+    assert found == {0, 1}
+
+
+async def first_of(session: Any, request: inference_pb2.SessionRequest) -> None:
+    await session.write(request)
+    await session.read()
 
 
 async def test_callers_see_one_model(server: Server) -> None:
