@@ -309,10 +309,15 @@ class BackendTable:
         error = backend.life.exception() if backend.life.done() else None
         if error is None or backend not in entry.backends:
             return _unloaded_meanwhile(entry.name)
+        # Which of several it was: a further one may ask for a GPU that nobody named.
+        index = entry.backends.index(backend)
+        who = (
+            f"model {entry.name}, replica {index} on {backend.launch.claim.device}" if index else f"model {entry.name}"
+        )
         said = read_refusal(backend.launch.refusal_file)
         if said is not None:
-            return Refused(said.code, f"model {entry.name}: {said}")
-        return refusals.failed_precondition(f"model {entry.name}: {error}")
+            return Refused(said.code, f"{who}: {said}")
+        return refusals.failed_precondition(f"{who}: {error}")
 
     async def _fail(self, entry: _Entry, reason: str) -> None:
         """Ends what runs of a model that will not serve."""

@@ -236,7 +236,7 @@ def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
             "None holds; --quantize any --kv-dtype any tries weights and caches of fewer bits.", soft_wrap=True
         )
     console.print(
-        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its cache holds them, and a step has that many rows), and that are active of its share of {options['users']:,} users. Times are arithmetic with rates that our steps reached on H200s.",
+        f"Weights, a step's memory with graphs, and cache: GiB of each of {options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its cache holds them, and a step has that many rows), and that are active of its share of {options['users']:,} users; several engines are --replicas. Times are arithmetic with rates that our steps reached on H200s.",
         soft_wrap=True,
     )
 

@@ -320,7 +320,7 @@ async def test_a_replica_that_can_not_start_ends_the_others(table: BackendTable,
         return engine_pb2.EngineModel(device="cpu")
 
     table._probe = Probe(until_first, fakes.until_idle)
-    with pytest.raises(Refused, match="refused to start"):
+    with pytest.raises(Refused, match="model b, replica 1 on cpu: b refused to start"):
         await table.load("b")
     assert state_of(table, "b") == FAILED and alive(fakes.pids()) == [] and not table.fatal.done()
 
@@ -363,11 +363,12 @@ async def test_ranks_keep_their_gpus_when_the_first_has_told_its_own(table: Back
         await table.load("b")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "replicas"), [(0, 1), (1, 1), (2, 2), (3, 3)])
 async def test_random_wishes_at_the_same_time_keep_the_books_straight(
-    table: BackendTable, fakes: Fakes, seed: int
+    table: BackendTable, fakes: Fakes, seed: int, replicas: int
 ) -> None:
     rng = random.Random(seed)
+    fakes.replicas = replicas
     for name in ("c", "d"):
         fakes.scripts[name] = RUNS
     fakes.scripts["dies"] = DIES
@@ -383,7 +384,8 @@ async def test_random_wishes_at_the_same_time_keep_the_books_straight(
                     else:
                         await table.unload(name, rng.choice([0.0, 0.1]))
             running = [model for model in table.state().models if model.state in (LOADING, READY, UNLOADING)]
-            assert sum(model.memory_bytes for model in running) <= 8 * GIB
+            claimed = sum(model.memory_bytes * (1 + len(model.replica_addresses)) for model in running)
+            assert claimed <= 8 * GIB
             if pids := alive(fakes.pids()):
                 if rng.random() < 0.2:
                     with contextlib.suppress(ProcessLookupError):
