@@ -99,7 +99,9 @@ class ModelAdmin:
         for model in self._models:
             with contextlib.suppress(ServiceError, TimeoutError):
                 load = await asyncio.wait_for(model.engine.load(), _DRAIN_LOAD_S)
-                running, waiting = running + load.running_sequences, waiting + load.waiting_requests
+                running += load.running_sequences
+                # What is preempted neither runs nor waits for its first step, and is not over.
+                waiting += max(load.waiting_requests, load.active_requests - load.running_sequences)
         return running, waiting
 
     def _supervisor(self) -> ControlClient:
