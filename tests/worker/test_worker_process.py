@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -83,6 +84,7 @@ def start() -> Iterator[Starter]:
         result_descriptors = (results.memory, *results.data_events, results.space_event)
         arguments = ["--config-json", json.dumps(values), "--plan-ring", ",".join(map(str, (*descriptors, 0)))]
         arguments += ["--result-ring", ",".join(map(str, result_descriptors)), "--rank", "0"]
+        arguments += ["--parent-pid", str(os.getpid())]
         command = [sys.executable, "-m", "headrace_backend.worker", *arguments]
         process = subprocess.Popen(command, pass_fds=(*descriptors, *result_descriptors), env=ENVIRONMENT)
         reader = RingReader(results.memory, results.data_events[0], results.space_event, 0)
@@ -288,9 +290,9 @@ def test_a_configuration_that_cannot_work_is_refused(
 
 # Starts a worker with the given arguments, says its id, waits to be killed.
 PARENT = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 descriptors = [int(x) for argument in sys.argv[2:5:2] for x in argument.split(",")]
-child = subprocess.Popen([sys.executable, "-m", "headrace_backend.worker", *sys.argv[5:], *sys.argv[1:5]], pass_fds=descriptors[:3] + descriptors[4:])
+child = subprocess.Popen([sys.executable, "-m", "headrace_backend.worker", *sys.argv[5:], *sys.argv[1:5], "--parent-pid", str(os.getpid())], pass_fds=descriptors[:3] + descriptors[4:])
 print(child.pid, flush=True)
 time.sleep(600)
 """
@@ -321,3 +323,46 @@ def test_a_worker_dies_with_its_parent(llama_path: pathlib.Path, when: str) -> N
     poll.register(child, select.POLLIN)
     assert poll.poll(30_000), "the worker outlived its parent"
     os.close(child)
+
+
+# Starts a worker as a backend does, says its id, and is gone.
+SHORT_LIVED = """
+import asyncio, os, sys
+from headrace_backend.ring import create_ring
+from headrace_backend.server.worker_process import WorkerProcess
+
+async def main():
+    worker = WorkerProcess(0, tuple(sys.argv[2:]), sys.argv[1], create_ring(1 << 20, 1), 1 << 20, lambda *_: None)
+    print(worker.pid, flush=True)
+    os._exit(0)
+
+asyncio.run(main())
+"""
+# Becomes the worker once there is a file of this name: Python takes as long to start.
+SLOW_START = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+os.execv(sys.executable, [sys.executable, "-m", "headrace_backend.worker", *sys.argv[2:]])
+"""
+
+
+def test_a_worker_whose_parent_died_before_it_could_look_ends(llama_path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    config = json.dumps({"model": str(llama_path), "device": "cpu", "worker_threads": 1, "kv_memory": 1 << 20})
+    command = (sys.executable, "-c", SLOW_START, str(tmp_path / "now"))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SHORT_LIVED, config, *command], env=ENVIRONMENT, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    child = os.pidfd_open(pid)
+    assert parent.wait(START_S) == 0
+    (tmp_path / "now").touch()
+    poll = select.poll()
+    poll.register(child, select.POLLIN)
+    try:
+        assert poll.poll(60_000), "the worker has no parent and works on"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 9)
+        os.close(child)

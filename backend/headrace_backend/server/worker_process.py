@@ -127,6 +127,7 @@ class WorkerProcess:
             *("--plan-ring", ",".join(map(str, (*plan_fds, self.rank)))),
             *("--result-ring", ",".join(map(str, result_fds))),
             *("--rank", str(self.rank)),
+            *("--parent-pid", str(os.getpid())),
         ]
         if ranks is not None:
             arguments += ["--ranks", ",".join(map(str, ranks))]

@@ -54,9 +54,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--ranks", type=_integers(2), help="STORE,BOARD: descriptors by which several ranks find and watch each other"
     )
-    parser.add_argument(
-        "--parent-pid", type=int, default=os.getppid(), help="process to end with (default: the parent)"
-    )
+    # Not what this process finds for itself: a parent that died while Python started is another one by then.
+    parser.add_argument("--parent-pid", required=True, type=int, help="the process that starts this one, to end with")
     return parser.parse_args(argv)
 
 
