@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.fake_backend import text_tokens
 from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
-from headrace_backend.server.lifetime import die_with_parent
 from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.worker.lifetime import die_with_parent
 from headrace_backend.worker_messages import MemoryPlan, RecordKind, WorkerReady, encode_message
 from headrace_model_folder import ModelFolder
 
@@ -62,12 +62,12 @@ def _work(plans: RingReader, results: RingWriter, model: _Model) -> None:
 
 def main() -> None:
     """Works until it is told to end, or its engine ends."""
-    die_with_parent()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-ms", type=float, required=True)
     for name in ("--config-json", "--plan-ring", "--result-ring", "--rank", "--parent-pid"):
         parser.add_argument(name, required=True)
     options = parser.parse_args()
+    die_with_parent(int(options.parent_pid))
     config = json.loads(options.config_json)
     memory, data, space = _descriptors(options.result_ring)
     results = RingWriter(RingDescriptors(memory, (data,), space))

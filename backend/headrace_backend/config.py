@@ -210,6 +210,9 @@ class BackendConfig(_Frozen):
     telemetry_socket: Annotated[
         str, Field(description="path of the telemetry process's socket; empty: nothing is told")
     ] = ""
+    replica: Annotated[
+        int, Field(ge=0, description="its number among the model's backends, by which telemetry tells them apart")
+    ] = 0
     drain_grace_s: Annotated[
         float, Field(ge=0, description="seconds that running requests get to finish after SIGTERM")
     ] = 10.0

@@ -59,8 +59,12 @@ class EngineClient:
     @property
     def serving(self) -> bool:
         """Whether the engine says it makes progress, and said so lately."""
-        age_ns = time.monotonic_ns() - self.last_heard_ns
-        return self._connected and self._state.serving and age_ns <= self._state.stale_after_ns
+        return self.is_reachable and self._state.serving
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether new work has somebody to take it, now or once a worker is replaced."""
+        return self._connected and time.monotonic_ns() - self.last_heard_ns <= self._state.stale_after_ns
 
     def check_reachable(self) -> None:
         """Raises UNAVAILABLE while new work has nobody to take it.

@@ -15,7 +15,7 @@ import structlog
 
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import engine_request, errors, validation
+from headrace_service import engine_request, errors, replicas, validation
 from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
 from headrace_service.conversation import Conversation
@@ -83,12 +83,18 @@ class Generations:
 
     # -- streams
 
+    def placed(self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel) -> ServedModel:
+        """Returns which engine of the model a prompt is for."""
+        if len(model.replicas) == 1:
+            return model
+        return replicas.place(model.replicas, replicas.prefix_key(prompt.token_ids, spec.cache_salt))
+
     async def start(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
     ) -> GenerationStream:
         """Has the engine begin a generation that ends with its call, and returns its stream.
 
-        Whoever gets the stream gives it up by `model.engine.abandon(stream, call)`.
+        The model is the one that `placed` names; whoever gets the stream gives it up by `model.engine.abandon(stream, call)`.
 
         Raises:
             ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
@@ -113,7 +119,8 @@ class Generations:
     async def running(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
     ) -> AsyncIterator[GenerationStream]:
-        """`start`, and the stream is given up at the end of the block, however that comes."""
+        """`start` on the engine for the prompt; the stream is given up at the end of the block, however that comes."""
+        model = self.placed(spec, prompt, model)
         stream = await self.start(spec, prompt, model, call, wire)
         try:
             yield stream
@@ -128,6 +135,11 @@ class Generations:
         Raises:
             ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
         """
+        if idempotency_key:
+            # A second asking must find the first, also where the load or a lost engine would send it elsewhere.
+            model = replicas.home(model.replicas, f"{call.tenant}/{idempotency_key}".encode())
+        else:
+            model = self.placed(spec, prompt, model)
         add, _, trace = self._build(spec, prompt, model, call)
         if trace is not None:
             trace.ask(add)

@@ -15,7 +15,7 @@ from headrace_protos.control.v1 import control_pb2
 from headrace_service import errors
 from headrace_service.control_client import ControlClient
 from headrace_service.errors import ServiceError
-from headrace_service.served_models import ServedModel, ServedModels
+from headrace_service.served_models import ServedModel, ServedModels, engine_addresses
 
 # What the supervisor says reaches services within milliseconds; a model's tokenizer takes some seconds to read.
 _SEEN_WITHIN_S = 60.0
@@ -61,13 +61,14 @@ class ModelAdmin:
             ServiceError: INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION, RESOURCE_EXHAUSTED as the supervisor says; UNAVAILABLE.
         """
         loaded = await self._supervisor().load(name, memory_bytes)
-        address = loaded.model.engine_address
+        addresses = engine_addresses(loaded.model)
 
         def found() -> ServedModel | None:
-            model = next((model for model in self._models if model.address == address), None)
-            if model is None or not (model.broken or (model.is_known and model.engine.serving)):
+            engines = [model for model in self._models if model.address in addresses]
+            settled = (model.broken or (model.is_known and model.engine.serving) for model in engines)
+            if not engines or not all(settled):
                 return None
-            return model.reached()
+            return engines[0].reached()
 
         return await _seen(found, f"model {errors.echo(name)} was loaded, but cannot be reached"), loaded.existing
 
@@ -98,7 +99,9 @@ class ModelAdmin:
         for model in self._models:
             with contextlib.suppress(ServiceError, TimeoutError):
                 load = await asyncio.wait_for(model.engine.load(), _DRAIN_LOAD_S)
-                running, waiting = running + load.running_sequences, waiting + load.waiting_requests
+                running += load.running_sequences
+                # What is preempted neither runs nor waits for its first step, and is not over.
+                waiting += max(load.waiting_requests, load.active_requests - load.running_sequences)
         return running, waiting
 
     def _supervisor(self) -> ControlClient:

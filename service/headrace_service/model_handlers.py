@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from headrace.v1 import inference_pb2
+from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, validation
 from headrace_service.rpc_boundary import Call
+from headrace_service.served_models import ServedModel
 from headrace_service.service_core import ServiceCore
 from headrace_service.tokenization import SLICE_TOKENS
 
 # Looked up between two turns of the event loop: some milliseconds' worth.
 _SLICE_IDS = 1 << 14
+# Of a load, what engines have together.
+_SUMMED = (
+    "running_sequences",
+    "waiting_requests",
+    "waiting_tokens",
+    "kv_blocks",
+    "max_waiting_requests",
+    "max_running_sequences",
+    "output_tokens_per_second",
+    "prefix_query_tokens",
+    "prefix_hit_tokens",
+)
 
 
 class ModelHandlers:
@@ -63,17 +78,15 @@ class ModelHandlers:
         self, request: inference_pb2.ListModelsRequest, call: Call
     ) -> inference_pb2.ListModelsResponse:
         """Describes all models that are loaded and that the caller may use, by name."""
-        known = (model.text for model in self._core.models.known())
-        texts = sorted(
-            (text for text in known if call.caller.may_use_model(text.facts.name)), key=lambda text: text.facts.name
-        )
-        return inference_pb2.ListModelsResponse(models=[text.describe() for text in texts])
+        texts = {model.text.facts.name: model.text for model in self._core.models.known()}
+        named = sorted(name for name in texts if call.caller.may_use_model(name))
+        return inference_pb2.ListModelsResponse(models=[texts[name].describe() for name in named])
 
     async def get_load(self, request: inference_pb2.GetLoadRequest, call: Call) -> inference_pb2.GetLoadResponse:
-        """Says how busy the engine is."""
+        """Says how busy the model's engine is, or its engines are together."""
         core = self._core
         model = core.models.find(request.model, call.caller)
-        load = await model.engine.load()
+        load = _together(await _loads(model.replicas))
         return inference_pb2.GetLoadResponse(
             running_sequences=load.running_sequences,
             waiting_requests=load.waiting_requests,
@@ -91,3 +104,24 @@ class ModelHandlers:
             open_calls=core.num_open,
             max_open_calls=core.config.max_open_generations,
         )
+
+
+async def _loads(engines: Sequence[ServedModel]) -> list[engine_pb2.Load]:
+    """What those say that can be asked. Raises ServiceError: UNAVAILABLE; nobody can."""
+    answers = await asyncio.gather(*(engine.engine.load() for engine in engines), return_exceptions=True)
+    loads = [answer for answer in answers if isinstance(answer, engine_pb2.Load)]
+    for answer in answers:
+        if isinstance(answer, BaseException) and (not loads or not isinstance(answer, errors.ServiceError)):
+            raise answer
+    return loads
+
+
+def _together(loads: Sequence[engine_pb2.Load]) -> engine_pb2.Load:
+    """The load of a model's engines: sums, the share of all their blocks, and the longest wait."""
+    total = engine_pb2.Load()
+    for field in _SUMMED:
+        setattr(total, field, sum(getattr(load, field) for load in loads))
+    used_blocks = sum(load.kv_cache_usage * load.kv_blocks for load in loads)
+    total.kv_cache_usage = used_blocks / max(total.kv_blocks, 1)
+    total.expected_wait_ns = max(load.expected_wait_ns for load in loads)
+    return total

@@ -1,4 +1,4 @@
-"""The models that this service fronts, each with its engine and its text.
+"""The models that this service fronts, each with its engine and its text; a model of several engines (replicas) is there once for each.
 
 Owns which there are, the finding of a model by the name a caller gives and of the model that a request id belongs to (ids carry their model's tag), and
 the connections to their engines. Models are told by the supervisor (`control_client`) and come and go; a service that runs alone has one, whose
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import structlog
 
@@ -63,9 +63,11 @@ def _leave_out_of_collections() -> None:
 
 
 class ServedModel:
-    """One model: the client of its engine, and its text once the engine has said what it serves.
+    """One engine of a model: the client of it, and the model's text once the engine has said what it serves.
 
     Attributes:
+        replica: its number among the model's engines.
+        replicas: all engines of the model, this one among them, by number.
         address: where its backend listens.
         engine: questions and subscriptions.
         connection: the life of the engine's connection; `ServedModels` runs it.
@@ -81,7 +83,10 @@ class ServedModel:
         loader: TextLoader,
         tracer: Tracer | None,
         name: str | None = None,
+        replica: int = 0,
     ) -> None:
+        self.replica = replica
+        self.replicas: tuple[ServedModel, ...] = (self,)
         self.address = address
         self.engine = EngineClient(tracer)
         self.connection = EngineConnection(config, address, self.engine, self._prepare)
@@ -123,8 +128,18 @@ class ServedModel:
 
     @property
     def tag(self) -> str:
-        """What the ids of this model's requests end with. Raises ServiceError: UNAVAILABLE while its name is not known."""
-        return request_ids.model_tag(self.name if self.name is not None else self.text.facts.name)
+        """What the ids of this engine's requests end with. Raises ServiceError: UNAVAILABLE while its name is not known."""
+        return request_ids.model_tag(self.name if self.name is not None else self.text.facts.name, self.replica)
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether its engine is known and hears of requests."""
+        return self.is_known and self.engine.is_reachable
+
+    @property
+    def num_open(self) -> int:
+        """Generations that this process follows on this engine."""
+        return len(self.engine.streams)
 
     @property
     def serving(self) -> bool:
@@ -137,8 +152,9 @@ class ServedModel:
             raise errors.unavailable(self.closed)
 
     async def _prepare(self, engine: engine_pb2.EngineModel) -> None:
-        """Loads tokenizer and template of the engine's model, unless they are loaded. Raises InvalidModelFolder."""
-        known = self._text.described_anew(engine) if self._text is not None else None
+        """Loads tokenizer and template of the engine's model, unless they are loaded, for this engine or a replica of it. Raises InvalidModelFolder."""
+        texts = [model._text for model in (self, *self.replicas) if model._text is not None]
+        known = next((anew for text in texts if (anew := text.described_anew(engine)) is not None), None)
         self._text = known if known is not None else await self._loader.load(engine)
 
 
@@ -179,7 +195,7 @@ class ServedModels:
         name = self._default_name
         for model in self._models:
             if name is None or model.name == name:
-                return model
+                return _best(model.replicas)
         raise errors.unavailable("the models are not known yet" if name is None else "the default model is not loaded")
 
     @property
@@ -191,7 +207,7 @@ class ServedModels:
         return any(model.serving for model in default or self._models)
 
     def find(self, name: str, caller: Caller) -> ServedModel:
-        """Returns the model of a name, "" is the default's, to a caller who may use it.
+        """Returns the model of a name, "" is the default's, to a caller who may use it: of several engines any that serves.
 
         Raises:
             ServiceError: PERMISSION_DENIED, whether there is such a model or not; NOT_FOUND; UNAVAILABLE while its engine has not been reached.
@@ -212,14 +228,14 @@ class ServedModels:
             return self.default.reached()
         for model in self._models:
             if model.name == name:
-                return model.reached()
+                return _best(model.replicas).reached()
         self._check_all_named()
         raise errors.not_found(
             f"Request for unknown model: {errors.echo(name)} is not found; ListModels names the models of this server"
         )
 
     def known(self) -> list[ServedModel]:
-        """Returns the models whose engines have said what they serve.
+        """Returns the models whose engines have said what they serve, each of several engines by itself.
 
         Raises:
             ServiceError: UNAVAILABLE; there are models, or may be, but none of them is known yet.
@@ -230,7 +246,7 @@ class ServedModels:
         return known
 
     def of_request(self, request_id: str) -> ServedModel:
-        """Returns the model that a request id belongs to.
+        """Returns the model, and of its engines the one, that a request id belongs to.
 
         Raises:
             ServiceError: NOT_FOUND; UNAVAILABLE while engines have not been reached.
@@ -259,15 +275,18 @@ class ServedModels:
     def told(self, state: control_pb2.ServerState) -> None:
         """Takes the supervisor's newest word: new backends are connected to, those that are gone are left."""
         self.repository = state
-        wanted = {model.engine_address: model for model in state.models if model.engine_address}
-        kept = [model for model in self._models if model.address in wanted]
-        have = {model.address for model in kept}
-        for address, told in wanted.items():
-            if address not in have:
-                kept.append(ServedModel(self._config, address, self._loader, self._tracer, told.name))
-        for model in kept:
-            model.is_leaving = wanted[model.address].state == control_pb2.BACKEND_STATE_UNLOADING
-        self._models = kept
+        have = {model.address: model for model in self._models}
+        self._models = []
+        for told in state.models:
+            engines = tuple(
+                have.get(address)
+                or ServedModel(self._config, address, self._loader, self._tracer, told.name, replica=replica)
+                for replica, address in enumerate(engine_addresses(told))
+            )
+            for engine in engines:
+                engine.replicas = engines
+                engine.is_leaving = told.state == control_pb2.BACKEND_STATE_UNLOADING
+            self._models += engines
         self.set_draining(state.draining)
         self._wake.set()
 
@@ -317,3 +336,13 @@ class ServedModels:
                 self._connections[model] = asyncio.create_task(model.connection.run(), name="engine-connection")
         for model in [model for model in self._connections if model not in self._models]:
             self._connections.pop(model).cancel()
+
+
+def engine_addresses(model: control_pb2.ModelBackend) -> list[str]:
+    """Where a model's engines listen, in their order; none while it is not loaded."""
+    return [model.engine_address, *model.replica_addresses] if model.engine_address else []
+
+
+def _best(engines: Sequence[ServedModel]) -> ServedModel:
+    """The engine to answer for all: one that serves, else one that is known, else the first."""
+    return max(engines, key=lambda engine: (engine.serving, engine.is_known))

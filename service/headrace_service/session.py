@@ -152,9 +152,11 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         generations = self._core.generations
         if submit.detached:
             added = await generations.start_detached(spec, prompt, model, call, submit.idempotency_key)
+            model = self._core.models.of_request(added.request_id)
             await self._join(entry, engine_pb2.AttachRequest(request_id=added.request_id), model, call)
             return
         wire = SessionWire(self._batch, entry.stream_id, deltas_are_events=False)
+        model = entry.model = generations.placed(spec, prompt, model)
         stream = entry.stream = await generations.start(spec, prompt, model, call, wire)
         entry.give_up = lambda: model.engine.abandon(stream, call)
 

@@ -1,11 +1,11 @@
 """The models of a server and their backends: which there are, which run, and how they come and go.
 
-Owns the states that services watch (`control_server` tells them), one managed process per loaded model, and the order of loading and unloading. Loads run
+Owns the states that services watch (`control_server` tells them), the managed processes of each loaded model (several where it has replicas), and the order of loading and unloading. Loads run
 one at a time, because a model measures its device's free memory while it loads. What a launch consists of is `model_launches`'s, restarts are
 `processes`'s.
 
-    load    checks and memory sum -> LOADING, process starts -> its engine says serving -> READY, or FAILED
-    unload  UNLOADING -> no request left, or grace passed -> process ended -> UNLOADED
+    load    checks and memory sum -> LOADING, one replica after the other: process starts -> its engine says serving -> READY, or FAILED
+    unload  UNLOADING -> no request left, or grace passed -> processes ended -> UNLOADED
 """
 
 from __future__ import annotations
@@ -46,27 +46,41 @@ class Probe(NamedTuple):
     until_idle: Callable[[str], Awaitable[None]] = engine_probe.until_idle
 
 
+class _Backend:
+    """One process that serves a model, started."""
+
+    def __init__(self, launch: Launch, rule: RestartRule) -> None:
+        self.launch = launch
+        self.was_ready = False
+        self.process = ManagedProcess(launch.spec, rule, lambda: self.was_ready)
+        self.life = self.process.start()
+
+
 @dataclasses.dataclass
 class _Entry:
-    """One model: its state, and its backend while there is one."""
+    """One model: its state, and its backends while there are some."""
 
     name: str
     state: _State = control_pb2.BACKEND_STATE_UNLOADED
     reason: str = ""
-    launch: Launch | None = None
-    process: ManagedProcess | None = None
-    life: asyncio.Task[None] | None = None
-    was_ready: bool = False
+    # One, or as many as there are replicas, in their order; those that are still to come are missing.
+    backends: list[_Backend] = dataclasses.field(default_factory=list)
     loading: asyncio.Task[None] | None = None
     unloading: asyncio.Task[None] | None = None
 
     def message(self) -> control_pb2.ModelBackend:
         """What services are told."""
         model = control_pb2.ModelBackend(name=self.name, state=self.state, reason=self.reason)
-        if self.launch is not None and self.state in _RUNNING:
-            model.engine_address = self.launch.address
-            model.memory_bytes = self.launch.claim.budget_bytes
+        if self.backends and self.state in _RUNNING:
+            first, *others = (backend.launch for backend in self.backends)
+            model.engine_address = first.address
+            model.replica_addresses.extend(launch.address for launch in others)
+            model.memory_bytes = first.claim.budget_bytes
         return model
+
+    def others_live(self, ended: _Backend) -> bool:
+        """Whether the model is served without this backend."""
+        return any(other.was_ready and not other.life.done() for other in self.backends if other is not ended)
 
 
 class BackendTable:
@@ -145,7 +159,7 @@ class BackendTable:
     # -- coming
 
     async def load(self, name: str, memory_bytes: int = 0) -> tuple[control_pb2.ModelBackend, bool]:
-        """Starts a model's backend and returns when it serves. A caller who leaves does not end the load.
+        """Starts a model's backends and returns when they serve. A caller who leaves does not end the load.
 
         Args:
             name: the model's.
@@ -184,8 +198,7 @@ class BackendTable:
             async with self._one_load:
                 # Another's load may have ended while this one was on its way here.
                 if not self._serves(entry):
-                    await self._start(entry, memory_bytes)
-                    await self._until_ready(entry)
+                    await self._start_all(entry, memory_bytes)
         except Exception as error:
             if entry.state == control_pb2.BACKEND_STATE_LOADING:
                 await self._fail(entry, str(error))
@@ -193,44 +206,46 @@ class BackendTable:
         finally:
             entry.loading = None
 
-    async def _start(self, entry: _Entry, memory_bytes: int) -> None:
-        loaded = [e.launch.claim for e in self._entries.values() if e.launch is not None and e.state in _RUNNING]
-        claim = await asyncio.to_thread(self._launches.check, entry.name, memory_bytes)
-        memory_sums.check(claim, loaded, self._machine_bytes)
-        launch = await asyncio.to_thread(self._launches.prepare, entry.name, memory_bytes)
-        entry.launch, entry.was_ready = launch, False
-        entry.process = ManagedProcess(launch.spec, self._rule, lambda: entry.was_ready)
-        entry.life = entry.process.start()
-        entry.life.add_done_callback(lambda life: self._life_ended(entry, life))
-        self._set(entry, control_pb2.BACKEND_STATE_LOADING)
-
-    async def _until_ready(self, entry: _Entry) -> None:
-        """Waits until the engine serves. Raises Refused if its process gave up, or was unloaded meanwhile."""
-        assert entry.launch is not None and entry.life is not None
-        began_s, life = time.monotonic(), entry.life
-        ready = asyncio.ensure_future(self._probe.until_serving(entry.launch.address))
-        try:
-            await asyncio.wait({ready, life}, return_when=asyncio.FIRST_COMPLETED)
-            if life.done() or entry.state != control_pb2.BACKEND_STATE_LOADING:
-                raise self._why_ended(entry, life)
-            self._note_device(entry, ready.result())
-        finally:
-            ready.cancel()
-        entry.was_ready = True
+    async def _start_all(self, entry: _Entry, memory_bytes: int) -> None:
+        """Starts the model's backends, each when the one before it serves; the model is ready with the last. Raises Refused."""
+        began_s = time.monotonic()
+        loaded = [backend.launch.claim for e in self._entries.values() if e.state in _RUNNING for backend in e.backends]
+        claims = await asyncio.to_thread(self._launches.check, entry.name, memory_bytes)
+        for claim in claims:
+            memory_sums.check(claim, loaded, self._machine_bytes)
+            loaded.append(claim)
+        for replica in range(len(claims)):
+            launch = await asyncio.to_thread(self._launches.prepare, entry.name, memory_bytes, replica)
+            if replica and entry.state != control_pb2.BACKEND_STATE_LOADING:
+                raise _unloaded_meanwhile(entry.name)
+            backend = self._start(entry, launch)
+            await self._until_ready(entry, backend)
         self._set(entry, control_pb2.BACKEND_STATE_READY)
         _log.info("model loaded", model=entry.name, seconds=round(time.monotonic() - began_s, 2))
 
-    def _note_device(self, entry: _Entry, model: engine_pb2.EngineModel) -> None:
-        """From now on sums are of the device that it really is, with the memory that it really has."""
-        assert entry.launch is not None
-        device = model.device.split(" ")[0] or entry.launch.claim.device
-        claim = entry.launch.claim._replace(device=device, device_bytes=model.memory.device_bytes)
-        entry.launch = entry.launch._replace(claim=claim)
+    def _start(self, entry: _Entry, launch: Launch) -> _Backend:
+        backend = _Backend(launch, self._rule)
+        entry.backends.append(backend)
+        backend.life.add_done_callback(lambda _: self._life_ended(entry, backend))
+        self._set(entry, control_pb2.BACKEND_STATE_LOADING)
+        return backend
+
+    async def _until_ready(self, entry: _Entry, backend: _Backend) -> None:
+        """Waits until the engine serves. Raises Refused if its process gave up, or was unloaded meanwhile."""
+        ready = asyncio.ensure_future(self._probe.until_serving(backend.launch.address))
+        try:
+            await asyncio.wait({ready, backend.life}, return_when=asyncio.FIRST_COMPLETED)
+            if backend.life.done() or entry.state != control_pb2.BACKEND_STATE_LOADING:
+                raise self._why_ended(entry, backend)
+            _note_device(backend, ready.result())
+        finally:
+            ready.cancel()
+        backend.was_ready = True
 
     # -- going
 
     async def unload(self, name: str, grace_s: float) -> None:
-        """Ends a model's backend, after its requests or the grace time. A caller who leaves does not stop it.
+        """Ends a model's backends, after its requests or the grace time. A caller who leaves does not stop it.
 
         Raises:
             Refused: NOT_FOUND: it is not served.
@@ -243,22 +258,21 @@ class BackendTable:
         await asyncio.shield(entry.unloading)
 
     async def _unload(self, entry: _Entry, grace_s: float) -> None:
-        assert entry.launch is not None and entry.process is not None
         was_ready = entry.state == control_pb2.BACKEND_STATE_READY
         self._set(entry, control_pb2.BACKEND_STATE_UNLOADING)
         hurry = asyncio.Event()
-        if was_ready and not await self._idle_within(entry.launch.address, grace_s):
+        if was_ready and not await self._idle_within([each.launch.address for each in entry.backends], grace_s):
             hurry.set()
-        await entry.process.stop(BACKEND_GRACE_S, hurry)
-        entry.process = entry.life = entry.launch = entry.unloading = None
+        await _stop(entry.backends, BACKEND_GRACE_S, hurry)
+        entry.backends, entry.unloading = [], None
         self._set(entry, control_pb2.BACKEND_STATE_UNLOADED)
         _log.info("model unloaded", model=entry.name)
 
-    async def _idle_within(self, address: str, grace_s: float) -> bool:
-        """Whether the backend had no request left before the grace time passed."""
+    async def _idle_within(self, addresses: Sequence[str], grace_s: float) -> bool:
+        """Whether the backends had no request left before the grace time passed."""
         try:
             async with asyncio.timeout(grace_s):
-                await self._probe.until_idle(address)
+                await asyncio.gather(*map(self._probe.until_idle, addresses))
         except TimeoutError:
             return False
         return True
@@ -272,43 +286,49 @@ class BackendTable:
                     task.cancel()
                     with contextlib.suppress(asyncio.CancelledError, Refused):
                         await task
-        running = [entry.process for entry in self._entries.values() if entry.process is not None]
-        await asyncio.gather(*(process.stop(BACKEND_GRACE_S, hurry) for process in running))
+        running = [backend for entry in self._entries.values() for backend in entry.backends]
+        await _stop(running, BACKEND_GRACE_S, hurry)
 
     # -- inside
 
-    def _life_ended(self, entry: _Entry, life: asyncio.Task[None]) -> None:
-        """A process that gave up takes its model, or the server, with it; one that was ended does not."""
-        error = None if life.cancelled() else life.exception()
-        if error is None or entry.life is not life:
+    def _life_ended(self, entry: _Entry, backend: _Backend) -> None:
+        """A process that gave up takes its model, or the server, with it, unless replicas go on; one that was ended does not."""
+        error = None if backend.life.cancelled() else backend.life.exception()
+        if error is None or backend not in entry.backends:
             return
-        if not isinstance(error, ProcessGaveUp) or self._ends_server(entry.name):
+        if isinstance(error, ProcessGaveUp) and backend.was_ready and entry.others_live(backend):
+            _log.error("a replica is lost", model=entry.name, reason=str(self._why_ended(entry, backend)))
+        elif not isinstance(error, ProcessGaveUp) or self._ends_server(entry.name):
             if not self.fatal.done():
                 self.fatal.set_exception(error)
         elif entry.loading is None and entry.unloading is None:
-            self._failed(entry, str(self._why_ended(entry, life)))
+            self._failed(entry, str(self._why_ended(entry, backend)))
 
-    def _why_ended(self, entry: _Entry, life: asyncio.Task[None]) -> Refused:
+    def _why_ended(self, entry: _Entry, backend: _Backend) -> Refused:
         """The reason of a backend that ended before it was ready, or after."""
-        error = life.exception() if life.done() else None
-        if error is None or entry.launch is None:
-            return refusals.unavailable(f"model {entry.name} was unloaded while it loaded")
-        said = read_refusal(entry.launch.refusal_file)
+        error = backend.life.exception() if backend.life.done() else None
+        if error is None or backend not in entry.backends:
+            return _unloaded_meanwhile(entry.name)
+        # Which of several it was: a further one may ask for a GPU that nobody named.
+        index = entry.backends.index(backend)
+        who = (
+            f"model {entry.name}, replica {index} on {backend.launch.claim.device}" if index else f"model {entry.name}"
+        )
+        said = read_refusal(backend.launch.refusal_file)
         if said is not None:
-            return Refused(said.code, f"model {entry.name}: {said}")
-        return refusals.failed_precondition(f"model {entry.name}: {error}")
+            return Refused(said.code, f"{who}: {said}")
+        return refusals.failed_precondition(f"{who}: {error}")
 
     async def _fail(self, entry: _Entry, reason: str) -> None:
         """Ends what runs of a model that will not serve."""
-        if entry.process is not None:
-            await entry.process.stop(0.0, asyncio.Event())
+        await _stop(entry.backends, 0.0, asyncio.Event())
         # Nobody waits for an unload of what failed meanwhile.
         if entry.state == control_pb2.BACKEND_STATE_LOADING:
             self._failed(entry, reason)
 
     def _failed(self, entry: _Entry, reason: str) -> None:
         _log.error("model failed", model=entry.name, reason=reason)
-        entry.process = entry.life = entry.launch = None
+        entry.backends = []
         entry.reason = reason
         self._set(entry, control_pb2.BACKEND_STATE_FAILED)
 
@@ -321,6 +341,23 @@ class BackendTable:
     def _changed(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
+
+
+def _note_device(backend: _Backend, model: engine_pb2.EngineModel) -> None:
+    """From now on sums are of the device that it really is, with the memory that it really has."""
+    claim = backend.launch.claim
+    device = model.device.split(" ")[0] or claim.device
+    claim = claim._replace(device=device, device_bytes=model.memory.device_bytes)
+    backend.launch = backend.launch._replace(claim=claim)
+
+
+async def _stop(backends: Sequence[_Backend], grace_s: float, hurry: asyncio.Event) -> None:
+    """Ends processes, all at the same time."""
+    await asyncio.gather(*(backend.process.stop(grace_s, hurry) for backend in backends))
+
+
+def _unloaded_meanwhile(name: str) -> Refused:
+    return refusals.unavailable(f"model {name} was unloaded while it loaded")
 
 
 def initial_names(default: str, further: Sequence[str]) -> tuple[str, ...]:

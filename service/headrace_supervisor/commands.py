@@ -38,7 +38,7 @@ _HELP = {"help_option_names": ["--help", "-h"]}
 @click.command(cls=GroupedCommand, context_settings=_HELP)
 @_config_option
 def serve(config_file: pathlib.Path | None, **flags: Any) -> None:
-    """Runs a server: one backend with its worker, the services that speak gRPC, and telemetry.
+    """Runs a server: a backend for each model with its workers (several with --replicas), the services that speak gRPC, and telemetry.
 
     Example: headrace serve --model models/demo --listen 127.0.0.1:50051
     """

@@ -16,7 +16,7 @@ import pydantic
 from pydantic import Field
 
 from headrace_backend.config import BackendConfig as BackendConfig
-from headrace_backend.config import EngineConfig
+from headrace_backend.config import EngineConfig as EngineConfig
 from headrace_service.config import ServiceConfig as ServiceConfig
 from headrace_supervisor import settings
 from headrace_supervisor.repository import ModelRepository
@@ -47,6 +47,14 @@ class SupervisorConfig(pydantic.BaseModel):
         tuple[str, ...],
         Field(description="further models of the repository that are loaded at start; may be repeated"),
     ] = ()
+    replicas: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=8,
+            description="backends of each model, beside each other: prompts that begin alike go to the same one. On GPUs each takes its tp GPUs, the first from the device's index on, the others behind it",
+        ),
+    ] = 1
     services: Annotated[int, Field(ge=1, le=64, description="service processes that share the port")] = 1
     runtime_folder: Annotated[
         pathlib.Path | None,
@@ -119,6 +127,7 @@ _BACKEND_PRIVATE = frozenset(
         "tls_key",
         "tls_client_ca",
         "refusal_file",
+        "replica",
         "telemetry_socket",
         "max_message_bytes",
     }
@@ -137,7 +146,7 @@ MODEL = Group("Model and engine", EngineConfig, frozenset({"model", "model_name"
 MODEL_FILE = "headrace.toml"
 
 SERVICE = (Group("Service", ServiceConfig, frozenset({"control"})),)
-BACKEND = (Group("Model and engine", EngineConfig), Group("Backend", BackendConfig, frozenset({"engine"})))
+BACKEND = (Group("Model and engine", EngineConfig), Group("Backend", BackendConfig, frozenset({"engine", "replica"})))
 TELEMETRY = (Group("Telemetry", TelemetryConfig),)
 
 # Every setting has one environment variable; a command overlooks those of the other commands, but not unknown ones. The last are the

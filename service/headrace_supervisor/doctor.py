@@ -220,10 +220,15 @@ def _address(listen: str) -> Finding:
 
 
 def _model(folder: pathlib.Path) -> Finding:
+    """The model as the server would load it, the settings of the environment included."""
     try:
         model = ModelFolder.open(folder)
+        config = configs.load_server({"model": str(folder)}, None)
+        ModelLaunches(config, folder).check(config.model_name)
     except InvalidModelFolder as error:
         return Finding("model", Verdict.MISSING, f"{folder}: {error}")
+    except (ConfigError, Refused) as error:
+        return Finding("model", Verdict.MISSING, str(error))
     return Finding(
         "model", Verdict.OK, f"{model.revision}, {model.config.architecture}, {model.parameter_count:,} parameters"
     )
@@ -244,7 +249,7 @@ def _repository(folder: pathlib.Path) -> Iterator[Finding]:
         return
     for name in names:
         try:
-            claim = launches.check(name)
+            claim = launches.check(name)[0]
         except Refused as refused:
             yield Finding(f"model {name}", Verdict.LIMITED, str(refused))
             continue

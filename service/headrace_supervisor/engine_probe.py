@@ -42,7 +42,7 @@ async def until_serving(address: str, credentials: grpc.ChannelCredentials | Non
 
 
 async def until_idle(address: str) -> None:
-    """Returns when the backend has had no request, waiting or running, for some looks in a row; at once if nobody answers, for then nothing runs."""
+    """Returns when the backend has had no request, waiting, running or preempted, for some looks in a row; at once if nobody answers, for then nothing runs."""
     with contextlib.suppress(grpc.aio.AioRpcError, ConnectionError):
         async with _connected(address) as stream:
             idle_looks = 0
@@ -56,7 +56,7 @@ async def _num_requests(stream: _Stream) -> int:
     while True:
         message = await _next(stream)
         if message.HasField("load"):
-            return int(message.load.running_sequences + message.load.waiting_requests)
+            return int(message.load.active_requests)
 
 
 @contextlib.asynccontextmanager

@@ -52,11 +52,11 @@ class Launches(Protocol):
     def names(self) -> tuple[str, ...]:
         """Names of all models that could be loaded now."""
 
-    def check(self, name: str, memory_bytes: int = 0) -> Claim:
-        """What a model would claim, after all checks that need no torch. Raises Refused."""
+    def check(self, name: str, memory_bytes: int = 0) -> tuple[Claim, ...]:
+        """What each backend of a model would claim, after all checks that need no torch. Raises Refused."""
 
-    def prepare(self, name: str, memory_bytes: int) -> Launch:
-        """The launch of a model, its files written. Raises Refused."""
+    def prepare(self, name: str, memory_bytes: int, replica: int) -> Launch:
+        """The launch of one backend of a model, its files written. Raises Refused."""
 
 
 class ModelLaunches:
@@ -68,6 +68,7 @@ class ModelLaunches:
         repository = config.supervisor.model_repository
         self._telemetry_socket = str(runtime_folder / TELEMETRY_SOCKET) if config.telemetry is not None else ""
         self._repository = ModelRepository(repository) if repository is not None else None
+        self._replicas = config.supervisor.replicas
         self._indices = itertools.count()
 
     @property
@@ -80,8 +81,8 @@ class ModelLaunches:
         found = self._repository.names() if self._repository is not None else ()
         return tuple(sorted({self.default, *found}))
 
-    def check(self, name: str, memory_bytes: int = 0) -> Claim:
-        """What a model would claim of the memory.
+    def check(self, name: str, memory_bytes: int = 0) -> tuple[Claim, ...]:
+        """What each backend of a model would claim of the memory.
 
         Args:
             name: the model's.
@@ -90,8 +91,7 @@ class ModelLaunches:
         Raises:
             Refused: INVALID_ARGUMENT, NOT_FOUND, or FAILED_PRECONDITION with what is wrong in the folder, or in settings that do not suit it.
         """
-        backend = self._backend(name, memory_bytes, index=0)
-        engine = backend.engine
+        engine = self._backend(name, memory_bytes, index=0, replica=0).engine
         try:
             opened = ModelFolder.open(engine.model, require_weights=engine.load == "folder")
             if opened.token_table is None:
@@ -105,36 +105,46 @@ class ModelLaunches:
         )
         for reason in filter(None, reasons):
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {reason}")
-        return Claim(name, engine.expected_device(), int(engine.memory_budget), ranks=engine.tp)
+        return tuple(
+            Claim(name, device_of(engine, replica), int(engine.memory_budget), ranks=engine.tp)
+            for replica in range(self._replicas)
+        )
 
-    def prepare(self, name: str, memory_bytes: int) -> Launch:
-        """Checks a model and writes the configuration of a backend for it. Raises Refused, as `check`."""
-        claim = self.check(name, memory_bytes)
+    def prepare(self, name: str, memory_bytes: int, replica: int) -> Launch:
+        """Checks a model and writes the configuration of one backend for it. Raises Refused, as `check`."""
+        claim = self.check(name, memory_bytes)[replica]
         index = next(self._indices)
-        backend = self._backend(name, memory_bytes, index)
+        backend = self._backend(name, memory_bytes, index, replica)
         assert backend.refusal_file is not None
         path = self._runtime_folder / f"backend-{index}.json"
         path.write_text(backend.model_dump_json(), encoding="utf-8")
         process = "backend" if self._repository is None else f"backend {name}"
+        process += f" (replica {replica})" if self._replicas > 1 else ""
         spec = ProcessSpec(process, (sys.executable, "-m", "headrace_backend", "--config-json", str(path)))
         return Launch(spec, backend.listen, claim, backend.refusal_file)
 
-    def _backend(self, name: str, memory_bytes: int, index: int) -> configs.BackendConfig:
+    def _backend(self, name: str, memory_bytes: int, index: int, replica: int) -> configs.BackendConfig:
         folder = self._folder(name)
         if not is_inside(folder / configs.MODEL_FILE, folder):
             raise refusals.failed_precondition(
                 f"model {name}: {configs.MODEL_FILE} is a link that leads out of its folder"
             )
         try:
-            return configs.model_backend(
+            backend = configs.model_backend(
                 self._config,
                 name,
                 folder,
                 memory_bytes=memory_bytes,
                 listen=f"unix:{self._runtime_folder / ENGINE_SOCKET.format(index=index)}",
                 refusal_file=self._runtime_folder / f"refusal-{index}.json",
+                replica=replica,
                 telemetry_socket=self._telemetry_socket,
             )
+            if replica:
+                # The first one's device is as it was written: it may leave the choice to the worker.
+                engine = backend.engine.model_copy(update={"device": device_of(backend.engine, replica)})
+                backend = backend.model_copy(update={"engine": engine})
+            return backend
         except ConfigError as error:
             reason = str(error).replace(f"{folder}/", "")
             raise refusals.failed_precondition(f"model {self._shown(name, folder)}: {reason}") from None
@@ -152,6 +162,14 @@ class ModelLaunches:
     def _shown(self, name: str, folder: pathlib.Path) -> str:
         """How a model is named to whoever asked: by its path where that is what was typed, else without the server's paths."""
         return str(folder) if self._repository is None else name
+
+
+def device_of(engine: configs.EngineConfig, replica: int) -> str:
+    """The device on which a model's backend begins: GPUs of replicas follow each other, a CPU they share."""
+    device = engine.expected_device()
+    kind, _, index = device.partition(":")
+    # An index that is none is refused by the worker.
+    return f"{kind}:{int(index) + replica * engine.tp}" if index.isdecimal() else device
 
 
 def read_refusal(path: pathlib.Path) -> Refused | None:

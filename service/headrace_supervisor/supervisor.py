@@ -107,9 +107,9 @@ def check_models(launches: Launches, names: Sequence[str]) -> None:
     claims: list[memory_sums.Claim] = []
     try:
         for name in names:
-            claim = launches.check(name)
-            memory_sums.check(claim, claims, memory_sums.machine_bytes())
-            claims.append(claim)
+            for claim in launches.check(name):
+                memory_sums.check(claim, claims, memory_sums.machine_bytes())
+                claims.append(claim)
     except Refused as refused:
         raise StartRefused(str(refused)) from None
 

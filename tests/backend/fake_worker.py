@@ -6,10 +6,8 @@ The rule makes any mistake visible: a lost, doubled or stale token changes every
 from __future__ import annotations
 
 import argparse
-import ctypes
 import faulthandler
 import json
-import os
 import pathlib
 import random
 import signal
@@ -19,6 +17,7 @@ import numpy as np
 
 from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
 from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.worker.lifetime import die_with_parent
 from headrace_backend.worker_messages import (
     LoadProgress,
     MemoryPlan,
@@ -121,7 +120,6 @@ def descriptors(text: str) -> list[int]:
 
 
 def main() -> int:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     faulthandler.register(signal.SIGUSR1)
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=256)
@@ -149,8 +147,7 @@ def main() -> int:
     # This rank says how far it is and then nothing more, while the others wait for it.
     parser.add_argument("--silent-rank", type=int, default=-1)
     options = parser.parse_args()
-    if os.getppid() != options.parent_pid:
-        return 1
+    die_with_parent(options.parent_pid)
     config = json.loads(options.config_json)
     plans = RingReader(*descriptors(options.plan_ring))
     memory, data, space = descriptors(options.result_ring)

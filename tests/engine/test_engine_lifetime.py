@@ -50,6 +50,21 @@ def test_worker_lost_twice_is_one_pause_and_every_settled_step_counts() -> None:
     assert (reader.done.engine_restart_ns, reader.done.step_count) == (700, 6)
 
 
+def test_what_is_preempted_is_not_idle() -> None:
+    harness = Harness()
+    harness.add(request(10, max_tokens=6, n=2))
+    harness.add(request(12, max_tokens=6))
+    harness.step()
+    assert harness.engine.load().active_requests == 2
+    harness.engine.worker_lost()
+    load = harness.engine.load()
+    # Nobody runs, nobody waits for a first step, and nobody is through.
+    assert (load.running_sequences, load.waiting_requests, load.active_requests) == (0, 0, 2)
+    harness.replace_worker()
+    harness.run()
+    assert harness.engine.load().active_requests == 0
+
+
 def test_nothing_is_planned_without_a_worker() -> None:
     harness = Harness()
     harness.engine.worker_lost()

@@ -92,6 +92,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.beats = True
         self.logprobs = 0
         self.hold_tokens = 0
+        # Whether its requests are preempted, as while a worker is replaced.
+        self.preempts = False
         self.step_id = 0
         # Whether the end of an aborted request is kept to itself.
         self.silent_aborts = False
@@ -260,10 +262,14 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         connection.send(list=listing)
 
     def _on_load(self, connection: Connection, query: engine_pb2.LoadQuery) -> None:
-        running = sum(not request.done for request in self.requests.values())
+        active = sum(not request.done for request in self.requests.values())
         connection.send(
             load=engine_pb2.Load(
-                query_id=query.query_id, running_sequences=running, kv_blocks=64, max_waiting_requests=8
+                query_id=query.query_id,
+                running_sequences=0 if self.preempts else active,
+                active_requests=active,
+                kv_blocks=64,
+                max_waiting_requests=8,
             )
         )
 

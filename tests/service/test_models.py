@@ -383,6 +383,19 @@ async def test_a_drained_server_finishes_what_runs_and_takes_nothing_new(server:
     assert server.service.core.serving and await server.tokens("a") == TOKENS["a"]
 
 
+async def test_a_drain_tells_of_what_is_preempted(server: Server) -> None:
+    server.engines["b"].running.clear()
+    call = server.generate("b")
+    await call.read()
+    server.engines["b"].preempts = True
+    drained = await server.admin.Drain(admin_pb2.DrainRequest())
+    assert (drained.running_sequences, drained.waiting_requests) == (0, 1)
+    server.engines["b"].running.set()
+    assert kinds_of(await events_of(call))[-1] == "done"
+    drained = await server.admin.Drain(admin_pb2.DrainRequest(resume=True))
+    assert (drained.running_sequences, drained.waiting_requests) == (0, 0)
+
+
 async def test_a_memory_plan_is_the_named_models(server: Server) -> None:
     plan = (await server.admin.GetMemoryPlan(admin_pb2.GetMemoryPlanRequest(model="b"))).plan
     assert plan.measured and plan.kv_cache_bytes

@@ -42,11 +42,12 @@ class OneModel:
     def names(self) -> tuple[str, ...]:
         return (self.default,)
 
-    def check(self, name: str, memory_bytes: int = 0) -> Claim:
-        return Claim(name, "cpu", memory_bytes)
+    def check(self, name: str, memory_bytes: int = 0) -> tuple[Claim, ...]:
+        return (Claim(name, "cpu", memory_bytes),)
 
-    def prepare(self, name: str, memory_bytes: int) -> Launch:
-        return Launch(spec("backend", self._script), "unix:backend.sock", self.check(name), pathlib.Path("refusal"))
+    def prepare(self, name: str, memory_bytes: int, replica: int) -> Launch:
+        [claim] = self.check(name)
+        return Launch(spec("backend", self._script), "unix:backend.sock", claim, pathlib.Path("refusal"))
 
 
 async def ready(_: str) -> None:

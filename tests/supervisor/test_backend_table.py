@@ -50,6 +50,8 @@ class Fakes:
         self.folder = folder
         self.scripts = {"a": RUNS, "b": RUNS}
         self.launched: list[str] = []
+        # Backends of each model.
+        self.replicas = 1
         # Holds up the next check; taken by it.
         self.held: threading.Event | None = None
         self.release = lambda: None
@@ -64,16 +66,16 @@ class Fakes:
     def names(self) -> tuple[str, ...]:
         return tuple(self.scripts)
 
-    def check(self, name: str, memory_bytes: int = 0) -> Claim:
+    def check(self, name: str, memory_bytes: int = 0) -> tuple[Claim, ...]:
         if self.held is not None:
             holding, self.held = self.held, None
             self.release = holding.set
             assert holding.wait(30)
         if name not in self.scripts:
             raise refusals.not_found(f"model {name} is unknown")
-        return self.expected._replace(name=name, budget_bytes=memory_bytes)
+        return (self.expected._replace(name=name, budget_bytes=memory_bytes),) * self.replicas
 
-    def prepare(self, name: str, memory_bytes: int) -> Launch:
+    def prepare(self, name: str, memory_bytes: int, replica: int) -> Launch:
         self.launched.append(name)
         index = len(self.launched)
         # The command ends with the script's own arguments; the process notes its id.
@@ -82,7 +84,8 @@ class Fakes:
             f"os.replace(file.name, {str(self.folder / f'pid-{index}')!r})\n"
         )
         spec = ProcessSpec(name, (sys.executable, "-c", note + self.scripts[name]))
-        return Launch(spec, f"unix:{index}", self.check(name, memory_bytes), self.folder / f"refusal-{index}")
+        claim = self.check(name, memory_bytes)[replica]
+        return Launch(spec, f"unix:{index}", claim, self.folder / f"refusal-{index}")
 
     def pids(self) -> list[int]:
         return [int(text) for path in self.folder.glob("pid-*") if (text := path.read_text())]
@@ -265,6 +268,93 @@ async def test_ranks_that_turn_out_to_share_a_cpu_leave_the_gpus_to_others(table
     assert state_of(table, "b") == READY
 
 
+async def test_replicas_load_one_after_the_other_and_end_together(table: BackendTable, fakes: Fakes) -> None:
+    fakes.replicas = 3
+    fakes.serving.clear()
+    loading = asyncio.create_task(table.load("a", GIB))
+    await until(table, "a", LOADING)
+    # The first measures its device's free memory before the second takes any.
+    assert fakes.launched == ["a"]
+    fakes.serving.set()
+    model, _ = await loading
+    assert (model.engine_address, list(model.replica_addresses)) == ("unix:1", ["unix:2", "unix:3"])
+    assert model.state == READY and model.memory_bytes == GIB and len(alive(fakes.pids())) == 3
+    fakes.idle.clear()
+    unloading = asyncio.create_task(table.unload("a", 60))
+    await until(table, "a", UNLOADING)
+    assert len(table.state().models[0].replica_addresses) == 2
+    fakes.idle.set()
+    await unloading
+    assert alive(fakes.pids()) == [] and not table.state().models[0].replica_addresses
+
+
+async def test_each_replica_claims_its_memory(table: BackendTable, fakes: Fakes) -> None:
+    fakes.replicas = 3
+    with pytest.raises(Refused, match="a 3.00 GiB \\+ a 3.00 GiB \\+ a 3.00 GiB = 9.00 GiB"):
+        await table.load("a", 3 * GIB)
+    assert not fakes.launched and state_of(table, "a") == UNLOADED
+
+
+async def test_a_model_may_be_unloaded_while_a_replica_loads(table: BackendTable, fakes: Fakes) -> None:
+    fakes.replicas = 2
+    loading = asyncio.create_task(table.load("a"))
+    async with asyncio.timeout(120):
+        while len(fakes.launched) < 2:
+            await asyncio.sleep(0)
+    await table.unload("a", 60)
+    with contextlib.suppress(Refused):
+        await loading
+    assert state_of(table, "a") == UNLOADED and alive(fakes.pids()) == []
+
+
+async def test_a_replica_that_can_not_start_ends_the_others(table: BackendTable, fakes: Fakes) -> None:
+    fakes.replicas = 2
+    first = fakes.folder / "first"
+    fakes.scripts["b"] = (
+        f"import os, sys\nif os.path.exists({str(first)!r}): sys.exit(2)\nopen({str(first)!r}, 'w').close()\n{RUNS}"
+    )
+
+    async def until_first(address: str) -> engine_pb2.EngineModel:
+        while address != "unix:1" or not first.exists():
+            await asyncio.sleep(0.01)
+        return engine_pb2.EngineModel(device="cpu")
+
+    table._probe = Probe(until_first, fakes.until_idle)
+    with pytest.raises(Refused, match="model b, replica 1 on cpu: b refused to start"):
+        await table.load("b")
+    assert state_of(table, "b") == FAILED and alive(fakes.pids()) == [] and not table.fatal.done()
+
+
+@pytest.mark.parametrize("name", ["b", "essential"])
+async def test_a_replica_that_is_refused_after_it_served_leaves_the_others(
+    table: BackendTable, fakes: Fakes, name: str
+) -> None:
+    # Serve at their first starts; no further one is let through.
+    fakes.replicas = 2
+    starts = fakes.folder / "starts"
+    starts.mkdir()
+    fakes.scripts[name] = (
+        f"import os, sys, tempfile\nif len(os.listdir({str(starts)!r})) == 2: sys.exit(2)\n"
+        f"tempfile.mkstemp(dir={str(starts)!r})\n{RUNS}"
+    )
+    await table.load(name)
+    async with asyncio.timeout(120):
+        while len(list(starts.iterdir())) < 2:
+            await asyncio.sleep(0.01)
+    entry = table._entries[name]
+    first, second = (int((fakes.folder / f"pid-{index}").read_text()) for index in (1, 2))
+    os.kill(second, 9)
+    await asyncio.wait([entry.backends[1].life])
+    assert state_of(table, name) == READY and not table.fatal.done() and alive([first]) == [first]
+    # The last one takes the model with it.
+    os.kill(first, 9)
+    if name == "essential":
+        await asyncio.wait([table.fatal])
+        assert isinstance(table.fatal.exception(), ProcessGaveUp)
+    else:
+        await until(table, name, FAILED)
+
+
 async def test_ranks_keep_their_gpus_when_the_first_has_told_its_own(table: BackendTable, fakes: Fakes) -> None:
     fakes.expected, fakes.device = Claim("", "cuda:0", 0, ranks=2), "cuda:0 x2"
     await table.load("a", GIB)
@@ -273,11 +363,12 @@ async def test_ranks_keep_their_gpus_when_the_first_has_told_its_own(table: Back
         await table.load("b")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "replicas"), [(0, 1), (1, 1), (2, 2), (3, 3)])
 async def test_random_wishes_at_the_same_time_keep_the_books_straight(
-    table: BackendTable, fakes: Fakes, seed: int
+    table: BackendTable, fakes: Fakes, seed: int, replicas: int
 ) -> None:
     rng = random.Random(seed)
+    fakes.replicas = replicas
     for name in ("c", "d"):
         fakes.scripts[name] = RUNS
     fakes.scripts["dies"] = DIES
@@ -293,7 +384,8 @@ async def test_random_wishes_at_the_same_time_keep_the_books_straight(
                     else:
                         await table.unload(name, rng.choice([0.0, 0.1]))
             running = [model for model in table.state().models if model.state in (LOADING, READY, UNLOADING)]
-            assert sum(model.memory_bytes for model in running) <= 8 * GIB
+            claimed = sum(model.memory_bytes * (1 + len(model.replica_addresses)) for model in running)
+            assert claimed <= 8 * GIB
             if pids := alive(fakes.pids()):
                 if rng.random() < 0.2:
                     with contextlib.suppress(ProcessLookupError):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 import pytest
 from tests.service.model_folder import write_model_folder
+from tests.support.running_server import DEMO
 
 from headrace_supervisor import doctor
 from headrace_supervisor.doctor import Verdict
@@ -47,6 +49,24 @@ def test_no_card_says_why_and_offers_the_cpu(
     (finding,) = doctor._gpus([], "13.0", error)
     assert finding.verdict is Verdict.LIMITED
     assert said in finding.detail and "models run on the CPU" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("TP", "3", "tp is 3, which does not divide num_attention_heads 8; tp 1, 2, 4, 8 work"),
+        ("TP", "x", "HEADRACE_TP"),
+    ],
+)
+def test_a_model_is_judged_with_the_settings_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    for variable in [variable for variable in os.environ if variable.startswith("HEADRACE_")]:
+        monkeypatch.delenv(variable)
+    assert doctor._model(DEMO).verdict is Verdict.OK
+    monkeypatch.setenv(f"HEADRACE_{name}", value)
+    finding = doctor._model(DEMO)
+    assert finding.verdict is Verdict.MISSING and said in finding.detail
 
 
 def test_each_model_of_a_repository_is_judged_alone(tmp_path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ import pathlib
 import grpc
 import pytest
 from tests.service.model_folder import write_model_folder as write_folder
+from tests.support.running_server import DEMO
 
 from headrace_supervisor import config as configs
 from headrace_supervisor.model_launches import ModelLaunches
@@ -39,7 +40,7 @@ def launches(repository: pathlib.Path, **flags: object) -> ModelLaunches:
 
 
 def engine_of(made: ModelLaunches, name: str, memory_bytes: int = 0) -> dict[str, object]:
-    launch = made.prepare(name, memory_bytes)
+    launch = made.prepare(name, memory_bytes, 0)
     config: dict[str, dict[str, object]] = json.loads(pathlib.Path(launch.spec.command[-1]).read_text())
     assert config["listen"] == launch.address and launch.spec.name == f"backend {name}"
     return config["engine"]
@@ -66,6 +67,31 @@ def test_names_to_load_need_a_repository() -> None:
         configs.load_server({"model": "folder", "load_models": ("x",)}, None)
 
 
+@pytest.mark.parametrize(
+    ("device", "devices"),
+    [("cuda:1", ["cuda:1", "cuda:3", "cuda:5"]), ("cpu", ["cpu"] * 3), ("cuda", ["cuda:0", "cuda:2", "cuda:4"])],
+)
+def test_replicas_have_gpus_of_their_own(repository: pathlib.Path, device: str, devices: list[str]) -> None:
+    made = launches(repository, model=str(DEMO), replicas=3, tp=2, device=device)
+    claims = made.check("demo")
+    assert [claim.device for claim in claims] == devices and {claim.ranks for claim in claims} == {2}
+    written, names = [], set()
+    for replica in range(3):
+        launch = made.prepare("demo", 0, replica)
+        config = json.loads(pathlib.Path(launch.spec.command[-1]).read_text())
+        written.append(config["engine"]["device"])
+        names.add(launch.spec.name)
+    # The first keeps the words of its settings.
+    assert written == [device, *devices[1:]]
+    assert names == {f"backend demo (replica {replica})" for replica in range(3)}
+
+
+@pytest.mark.parametrize("number", [0, 9])
+def test_numbers_of_replicas_have_bounds(repository: pathlib.Path, number: int) -> None:
+    with pytest.raises(ConfigError, match="--replicas"):
+        launches(repository, replicas=number)
+
+
 def test_a_models_own_file_beats_the_servers_settings_and_a_loads_budget_both(repository: pathlib.Path) -> None:
     (repository / "second" / "headrace.toml").write_text(
         'memory_budget = "2GiB"\nblock_size = 32\nmax_num_seqs = 3\ngraph_sizes = [1, 2]\n'
@@ -75,7 +101,7 @@ def test_a_models_own_file_beats_the_servers_settings_and_a_loads_budget_both(re
     assert (first["memory_budget"], first["block_size"], first["model_name"]) == (GIB, 64, "first")
     assert (second["memory_budget"], second["block_size"], second["max_num_seqs"]) == (2 * GIB, 32, 3)
     assert engine_of(made, "second", 3 * GIB)["memory_budget"] == 3 * GIB
-    assert made.check("second", 3 * GIB).budget_bytes == 3 * GIB
+    assert made.check("second", 3 * GIB)[0].budget_bytes == 3 * GIB
 
 
 @pytest.mark.parametrize(
@@ -126,7 +152,7 @@ def test_a_folder_without_a_tokenizer_is_refused_before_anything_starts(reposito
 
 def test_each_start_has_a_socket_of_its_own(repository: pathlib.Path) -> None:
     made = launches(repository)
-    assert len({made.prepare("second", 0).address for _ in range(3)}) == 3
+    assert len({made.prepare("second", 0, 0).address for _ in range(3)}) == 3
 
 
 def test_without_a_repository_there_is_the_default_model_alone(repository: pathlib.Path) -> None:
@@ -134,7 +160,7 @@ def test_without_a_repository_there_is_the_default_model_alone(repository: pathl
     runtime.mkdir()
     config = configs.load_server({"model": str(repository / "first"), "load": "dummy"}, None)
     made = ModelLaunches(config, runtime)
-    assert made.names() == ("first",) and made.prepare("first", 0).spec.name == "backend"
+    assert made.names() == ("first",) and made.prepare("first", 0, 0).spec.name == "backend"
     with pytest.raises(Refused, match="no model repository") as refused:
         made.check("second")
     assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION

@@ -15,7 +15,7 @@ from tests.support.running_server import DEMO, environment
 
 from headrace_backend.models.registry import weight_memory
 from headrace_backend.weights.placement import Shard
-from headrace_backend.worker.plan_sizes import Question, sizes
+from headrace_backend.worker.plan_sizes import Question, answers
 from headrace_model_folder import ModelFolder
 from headrace_supervisor import plan_command
 from headrace_supervisor.capacity import GPUS, PRODUCTS, Demand, RankSizes, exchange_s, predict, step_s
@@ -45,9 +45,8 @@ def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions to the process that knows are answered in this one, which has imported torch; `test_every_number_of_ranks_has_its_row` asks the process."""
 
     def asked(question: dict[str, Any]) -> list[dict[str, Any]]:
-        known = msgspec.convert(question, Question)
-        answers: list[dict[str, Any]] = msgspec.to_builtins([sizes(known, tp) for tp in known.ranks])
-        return answers
+        found: list[dict[str, Any]] = msgspec.to_builtins(answers(msgspec.convert(question, Question)))
+        return found
 
     monkeypatch.setattr(plan_command, "_asked", asked)
 
@@ -114,6 +113,71 @@ def test_a_model_that_does_not_fit_is_said_with_the_arithmetic() -> None:
     ended = run("--shape", "llama-3.1-70b", "--gpu", "h100", "--gpus", "2")
     assert ended.exit_code == 1
     assert "tp 1: weights 134,570.5 MiB" in ended.output and "refused" in ended.output
+
+
+@pytest.mark.usefixtures("answered_here")
+def test_any_says_which_weights_and_caches_hold() -> None:
+    options = (
+        "--shape",
+        "llama-3.1-70b",
+        "--gpus",
+        "2",
+        "--users",
+        "200",
+        "--think-s",
+        "20",
+        "--max-model-len",
+        "8192",
+    )
+    plain = run(*options, "--json", "--target-itl-ms", "26")
+    assert plain.exit_code == 1
+    assert "--quantize any --kv-dtype any" in run(*options, "--target-itl-ms", "26").output
+    asked = (*options, "--target-itl-ms", "26", "--quantize", "any", "--kv-dtype", "any")
+    rows = json.loads(run(*asked, "--json").output)
+    kinds = [(row["quantize"], row["kv_dtype"], row["tp"]) for row in rows]
+    assert len(set(kinds)) == len(rows) == 5 * 3 * 2
+    # Each as if it had been asked for alone.
+    assert [row for row in rows if (row["quantize"], row["kv_dtype"]) == ("off", "auto")] == json.loads(plain.output)
+    alone = run(*options, "--target-itl-ms", "26", "--quantize", "fp8", "--kv-dtype", "int8", "--json")
+    assert json.loads(alone.output) == [row for row in rows if row["quantize"] == "fp8" and row["kv_dtype"] == "int8"]
+    holding = [row for row in rows if row["holds"]]
+    assert 0 < len(holding) < len(rows) and all(row["itl_ms"] <= 26 for row in holding)
+    table = run(*asked)
+    assert table.exit_code == 0
+    assert sum(line.strip().endswith(" holds") for line in table.output.splitlines()) == len(holding)
+    assert "too slow" not in table.output and "users wait" not in table.output
+    quickest = min(holding, key=lambda row: float(row["answer_s"]))
+    named = f"tp {quickest['tp']}, {quickest['quantize']}, KV {quickest['kv_dtype']}"
+    assert f"the quickest is {named} ({quickest['answer_s']} s)" in table.output
+
+
+@pytest.mark.parametrize("option", ["--think-s", "--target-itl-ms"])
+def test_nan_is_no_time(option: str) -> None:
+    ended = run("--shape", "llama-3.1-8b", option, "nan")
+    assert ended.exit_code == 2 and option in ended.output and "nan" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--max-model-len", "131073"), "--max-model-len is 131073; the model's context has 131072 tokens"),
+        (
+            ("--prompt-tokens", "131000", "--output-tokens", "73"),
+            "prompts of 131000 tokens and answers of 73 are 131073, and a request has at most 131072",
+        ),
+        (("--max-model-len", "700"), "prompts of 512 tokens and answers of 256 are 768, and a request has at most 700"),
+    ],
+)
+def test_requests_that_a_server_refuses_are_no_plan(arguments: tuple[str, ...], reason: str) -> None:
+    ended = run("--shape", "llama-3.1-8b", *arguments)
+    assert ended.exit_code == 2 and reason in ended.output
+
+
+@pytest.mark.usefixtures("answered_here")
+def test_a_row_is_one_line_however_large_its_numbers() -> None:
+    ended = run("--shape", "llama-3.1-8b", "--gpus", "8", "--users", "1000000", "--max-model-len", "8192")
+    lines = [line for line in ended.output.splitlines() if line.strip().endswith("users wait")]
+    assert ended.exit_code == 1 and len(lines) == 4 and "1,000,000" in lines[-1]
 
 
 def test_one_of_shape_and_model_is_needed() -> None:

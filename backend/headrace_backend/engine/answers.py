@@ -119,3 +119,5 @@ class LoadSnapshot:
     late_plans: int
     # Most sequences that the batch holds.
     max_running_sequences: int
+    # Requests that have not ended, whether they run, wait for their first step, or were preempted.
+    active_requests: int

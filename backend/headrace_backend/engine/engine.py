@@ -354,7 +354,7 @@ class Engine:
 
     def load(self) -> LoadSnapshot:
         """How busy the engine is. Without a worker there are no blocks."""
-        return self._meter.snapshot(self._scheduler, self._admission, self._clock())
+        return self._meter.snapshot(self._scheduler, self._admission, self._table.num_active, self._clock())
 
     def check_integrity(self) -> None:
         """Asserts the invariants that hold between calls; for tests and idle moments, as it looks at every block."""

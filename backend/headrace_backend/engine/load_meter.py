@@ -58,7 +58,7 @@ class LoadMeter:
             self._step_times.observe(step.load, duration_ns / 1e3)
         self._rates.note_step(now_ns, duration_ns, step.load.num_prefill_tokens, len(step.samples))
 
-    def snapshot(self, scheduler: Scheduler, admission: Admission, now_ns: int) -> LoadSnapshot:
+    def snapshot(self, scheduler: Scheduler, admission: Admission, num_active: int, now_ns: int) -> LoadSnapshot:
         """How busy the engine is. Without a worker there are no blocks."""
         kv = scheduler.kv
         pool = kv.pool if kv is not None else None
@@ -83,4 +83,5 @@ class LoadMeter:
             held_plans=self._timing.num_held,
             late_plans=self._timing.num_late,
             max_running_sequences=scheduler.num_rows,
+            active_requests=num_active,
         )

@@ -147,7 +147,7 @@ async def _run(
     facts = ModelFacts(config.engine, folder, limits, _measured_loss(config.engine, folder))
     teller = None
     if config.telemetry_socket:
-        feed = open_feed(config.telemetry_socket, facts.describe().name, engine.steps)
+        feed = open_feed(config.telemetry_socket, facts.describe().name, config.replica, engine.steps)
         teller = Teller(feed, engine, facts)
     service = EngineService(
         engine_loop,

@@ -191,6 +191,7 @@ def write_load(query_id: int, load: LoadSnapshot) -> engine_pb2.FromEngine:
             held_plans=load.held_plans,
             late_plans=load.late_plans,
             max_running_sequences=load.max_running_sequences,
+            active_requests=load.active_requests,
         )
     )
 

@@ -39,11 +39,11 @@ def new_step_log(clock: Callable[[], int]) -> StepLog:
     return StepLog(secrets.token_hex(8), time.time_ns() - clock())
 
 
-def open_feed(address: str, model_name: str, steps: StepLog) -> Feed:
-    """The way to the telemetry process; not started."""
+def open_feed(address: str, model_name: str, replica: int, steps: StepLog) -> Feed:
+    """The way to the telemetry process; not started. Each of a model's backends has a name of its own, so that one which is gone is missed; no model's name has a slash."""
     hello = facts.Hello(
         kind="backend",
-        name=f"backend-{model_name}",
+        name=f"backend-{model_name}/{replica}" if replica else f"backend-{model_name}",
         instance=steps.engine,
         version=server_version(),
         pid=os.getpid(),

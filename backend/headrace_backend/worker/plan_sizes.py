@@ -36,8 +36,8 @@ class Question(msgspec.Struct):
 
     # config.json.
     model: dict[str, Any]
-    # Fields of EngineConfig.
-    engine: dict[str, Any]
+    # Fields of EngineConfig, of each engine that is asked about.
+    engines: list[dict[str, Any]]
     gpu_bytes: int
     # Numbers of ranks.
     ranks: list[int]
@@ -47,6 +47,8 @@ class Sizes(msgspec.Struct):
     """What one rank would have; `refused` alone where it can't be."""
 
     tp: int
+    quantize: str
+    kv_dtype: str
     refused: str = ""
     weight_bytes: int = 0
     activation_bytes: int = 0
@@ -63,27 +65,36 @@ class Sizes(msgspec.Struct):
     max_num_seqs: int = 0
 
 
-def sizes(question: Question, tp: int) -> Sizes:
-    """The answer for one number of ranks."""
-    config = EngineConfig(**{"model": pathlib.Path(), **question.engine, "device": str(_CARD), "tp": tp})
+def answers(question: Question) -> list[Sizes]:
+    """By engine, and of each by number of ranks."""
     model = parse_config(question.model)
+    engines = ({"model": pathlib.Path(), **engine, "device": str(_CARD)} for engine in question.engines)
+    return [
+        _sizes(EngineConfig(**{**engine, "tp": tp}), model, question.gpu_bytes)
+        for engine in engines
+        for tp in question.ranks
+    ]
+
+
+def _sizes(config: EngineConfig, model: ModelConfig, gpu_bytes: int) -> Sizes:
+    tp, named = config.tp, (config.tp, config.quantize, config.kv_dtype)
     for unsuitable in (unsuitable_quantization, unsuitable_tp):
         if (reason := unsuitable(config, model)) is not None:
-            return Sizes(tp, reason)
+            return Sizes(*named, refused=reason)
     dtype = choose_dtype(config.dtype, model, _CARD)
     schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head)
     weights = weight_memory(model, dtype, schemes.layers, _CARD, Shard(0, tp), head=schemes.head)
     other = _OTHER_BYTES + (_GROUP_BYTES if tp > 1 else 0)
-    room = Room(_CARD, question.gpu_bytes - other, question.gpu_bytes, int(config.memory_budget))
+    room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
     longest = config.max_model_len or model.max_position_embeddings
     try:
         memory, plan = plan_estimate(config, rank_part(model, tp), weights, dtype, longest, room)
     except DoesNotFit as refused:
-        return Sizes(tp, str(refused))
+        return Sizes(*named, refused=str(refused))
     is_read = model.tie_word_embeddings and schemes.head is None
     embedding = 0 if is_read else model.vocab_size * model.hidden_size // tp
     return Sizes(
-        tp,
+        *named,
         weight_bytes=memory.weights,
         activation_bytes=memory.activations,
         graph_bytes=memory.graphs,
@@ -105,9 +116,9 @@ def _matrix_numbers(model: ModelConfig) -> int:
 
 
 def main() -> None:
-    """One question, one answer: a list, by number of ranks."""
+    """One question, one answer."""
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
-    sys.stdout.buffer.write(msgspec.json.encode([sizes(question, tp) for tp in question.ranks]))
+    sys.stdout.buffer.write(msgspec.json.encode(answers(question)))
 
 
 if __name__ == "__main__":

@@ -488,7 +488,8 @@ func (x *DrainRequest) GetResume() bool {
 
 type DrainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Sequences that still run and requests that still wait, over all models.
+	// Sequences that still run and requests that still wait, over all models; those that were preempted, as all are while a worker is
+	// replaced, wait. Both 0: nothing is left.
 	RunningSequences uint32 `protobuf:"varint,1,opt,name=running_sequences,json=runningSequences,proto3" json:"running_sequences,omitempty"`
 	WaitingRequests  uint32 `protobuf:"varint,2,opt,name=waiting_requests,json=waitingRequests,proto3" json:"waiting_requests,omitempty"`
 	unknownFields    protoimpl.UnknownFields

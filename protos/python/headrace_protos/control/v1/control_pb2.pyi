@@ -39,18 +39,20 @@ class ServerState(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelBackend, _Mapping]]] = ..., default_model: _Optional[str] = ..., draining: bool = ...) -> None: ...
 
 class ModelBackend(_message.Message):
-    __slots__ = ("name", "state", "reason", "engine_address", "memory_bytes")
+    __slots__ = ("name", "state", "reason", "engine_address", "memory_bytes", "replica_addresses")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ENGINE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: BackendState
     reason: str
     engine_address: str
     memory_bytes: int
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[BackendState, str]] = ..., reason: _Optional[str] = ..., engine_address: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    replica_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[BackendState, str]] = ..., reason: _Optional[str] = ..., engine_address: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., replica_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LoadModelRequest(_message.Message):
     __slots__ = ("name", "memory_bytes")

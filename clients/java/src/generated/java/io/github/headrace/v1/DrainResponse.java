@@ -47,7 +47,8 @@ private static final long serialVersionUID = 0L;
   private int runningSequences_ = 0;
   /**
    * <pre>
-   * Sequences that still run and requests that still wait, over all models.
+   * Sequences that still run and requests that still wait, over all models; those that were preempted, as all are while a worker is
+   * replaced, wait. Both 0: nothing is left.
    * </pre>
    *
    * <code>uint32 running_sequences = 1;</code>
@@ -388,7 +389,8 @@ private static final long serialVersionUID = 0L;
     private int runningSequences_ ;
     /**
      * <pre>
-     * Sequences that still run and requests that still wait, over all models.
+     * Sequences that still run and requests that still wait, over all models; those that were preempted, as all are while a worker is
+     * replaced, wait. Both 0: nothing is left.
      * </pre>
      *
      * <code>uint32 running_sequences = 1;</code>
@@ -400,7 +402,8 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Sequences that still run and requests that still wait, over all models.
+     * Sequences that still run and requests that still wait, over all models; those that were preempted, as all are while a worker is
+     * replaced, wait. Both 0: nothing is left.
      * </pre>
      *
      * <code>uint32 running_sequences = 1;</code>
@@ -416,7 +419,8 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Sequences that still run and requests that still wait, over all models.
+     * Sequences that still run and requests that still wait, over all models; those that were preempted, as all are while a worker is
+     * replaced, wait. Both 0: nothing is left.
      * </pre>
      *
      * <code>uint32 running_sequences = 1;</code>

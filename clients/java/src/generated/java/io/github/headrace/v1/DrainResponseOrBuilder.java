@@ -12,7 +12,8 @@ public interface DrainResponseOrBuilder extends
 
   /**
    * <pre>
-   * Sequences that still run and requests that still wait, over all models.
+   * Sequences that still run and requests that still wait, over all models; those that were preempted, as all are while a worker is
+   * replaced, wait. Both 0: nothing is left.
    * </pre>
    *
    * <code>uint32 running_sequences = 1;</code>

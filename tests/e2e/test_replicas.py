@@ -1,0 +1,153 @@
+"""A server whose model has two engines: requests of one prefix meet in one cache, and an engine that is killed ends its own streams alone."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import re
+import signal
+import urllib.request
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+from tests.support.processes import wait_until
+from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, generate, greedy, idle_load, read
+from tests.support.running_server import RunningServer, running_server
+
+from headrace.v1 import inference_pb2
+
+OPTIONS = (
+    *("--replicas", "2", "--services", "2", "--dtype", "fp32", "--device", "cpu", "--num-blocks", "640"),
+    *("--metrics-listen", "127.0.0.1:0"),
+)
+PREFIXES = 6
+# Long enough to be there when something happens.
+TOKENS = 400
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RunningServer]:
+    with running_server(*OPTIONS) as running:
+        yield running
+        wait_until(lambda: idle_load(running.address), 60, "no request and no block left")
+
+
+def prompt(index: int, last: int = 3) -> list[int]:
+    """100 tokens that are the index's own, and one more."""
+    return [*((37 * index + 11 * place) % 3900 + 10 for place in range(100)), last]
+
+
+def request_id(transcript: Transcript) -> str:
+    return transcript.events[0].accepted.request_id
+
+
+def engine_of(identifier: str) -> str:
+    """What ids of requests of one engine have in common."""
+    return identifier.rpartition("-")[2]
+
+
+def home(server: RunningServer, index: int) -> str:
+    return engine_of(request_id(generate(server.address, greedy(prompt(index), 1))))
+
+
+def test_requests_of_one_prefix_share_a_cache_whichever_service_they_ask(pair: RunningServer) -> None:
+    found = set()
+    for index in range(PREFIXES):
+        # Each on a connection of its own, that is at either service.
+        answers = [generate(pair.address, greedy(prompt(index, last), 2)) for last in range(3, 9)]
+        assert len({engine_of(request_id(answer)) for answer in answers}) == 1
+        cached = [answer.done.usage.cached_tokens for answer in answers if answer.done is not None]
+        assert cached == [0, *[96] * 5]
+        found.add(engine_of(request_id(answers[0])))
+    assert len(found) == 2
+
+
+def test_two_engines_look_like_one_model(pair: RunningServer, server: RunningServer) -> None:
+    assert len(pair.descendants("headrace_backend")) == 2
+    with connected(pair.address) as stub:
+        [model] = stub.ListModels(inference_pb2.ListModelsRequest(), timeout=CALL_TIMEOUT_S).models
+        load = stub.GetLoad(inference_pb2.GetLoadRequest(), timeout=CALL_TIMEOUT_S)
+        assert (load.kv_blocks, load.model) == (2 * 640, model.name)
+    for index in range(PREFIXES):
+        spec = greedy(prompt(index), 20)
+        assert generate(pair.address, spec).tokens == generate(server.address, spec).tokens
+
+
+def figures(server: RunningServer) -> list[Sample]:
+    """What telemetry serves."""
+    [address] = re.findall(r"metrics are served.*?address\W+(127\.0\.0\.1:\d+)", "".join(server.lines))
+    request = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text"})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        text = reply.read().decode()
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def test_figures_add_engines_up_and_name_each(pair: RunningServer) -> None:
+    def backends() -> dict[str, float]:
+        if not any("metrics are served" in line for line in pair.lines):
+            return {}
+        ups = (sample for sample in figures(pair) if sample.name == "headrace_process_up")
+        named = {sample.labels["headrace_process_name"]: sample.value for sample in ups}
+        return {name: up for name, up in named.items() if name.startswith("backend")}
+
+    # One that is gone is missed by its name, which an alert waits for.
+    wait_until(lambda: backends() == {"backend-demo": 1, "backend-demo/1": 1}, 60, "both backends are connected")
+
+    def blocks() -> float:
+        return sum(sample.value for sample in figures(pair) if sample.name == "headrace_kv_blocks")
+
+    wait_until(lambda: blocks() == 2 * 640, 60, "the blocks of both")
+
+
+def start(server: RunningServer, index: int) -> tuple[str, concurrent.futures.Future[Transcript]]:
+    """A stream that has begun: its request's id, and what becomes of it."""
+    begun: concurrent.futures.Future[str] = concurrent.futures.Future()
+    ended: concurrent.futures.Future[Transcript] = concurrent.futures.Future()
+
+    def follow() -> None:
+        try:
+            with connected(server.address) as stub:
+                spec = greedy(prompt(index), TOKENS)
+                stream = stub.Generate(inference_pb2.GenerateRequest(spec=spec), timeout=CALL_TIMEOUT_S)
+                first = next(stream)
+                begun.set_result(first.event.accepted.request_id)
+                ended.set_result(read(stream))
+        except BaseException as error:
+            ended.set_exception(error)
+            if not begun.done():
+                begun.set_exception(error)
+
+    _POOL.submit(follow)
+    return begun.result(CALL_TIMEOUT_S), ended
+
+
+_POOL = concurrent.futures.ThreadPoolExecutor(2 * PREFIXES)
+
+
+def test_an_engine_that_is_killed_ends_its_own_streams_and_comes_back(pair: RunningServer) -> None:
+    homes = [home(pair, index) for index in range(PREFIXES)]
+    # In the order of their sockets, which is that of their start.
+    first, second = sorted(pair.descendants("headrace_backend"), key=lambda process: process.pid)
+    streams = [start(pair, index) for index in range(PREFIXES)]
+    os.kill(second.pid, signal.SIGKILL)
+    lost = []
+    for (identifier, ended), index in zip(streams, range(PREFIXES), strict=True):
+        error = ended.exception(CALL_TIMEOUT_S)
+        if error is None:
+            assert len(ended.result().tokens[0]) == TOKENS
+        else:
+            assert isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNAVAILABLE
+            lost.append(engine_of(identifier))
+        assert engine_of(identifier) == homes[index]
+    assert len(set(lost)) == 1
+    [gone] = set(lost)
+    assert sorted(lost) == [one for one in homes if one == gone]
+    # What began so is answered meanwhile, by whom there is; then by the one that it belongs to.
+    for index in range(PREFIXES):
+        assert generate(pair.address, greedy(prompt(index), 2)).done is not None
+    assert first.is_running()
+    wait_until(lambda: [home(pair, index) for index in range(PREFIXES)] == homes, 120, "all prefixes back at home")
+    assert any("backend (replica 1) ended and is started again" in line for line in pair.lines)
