@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
-from tests.support import quick_interpreter, toolchains
+from tests.support import file_order, quick_interpreter, toolchains
 
 _HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
 
@@ -45,8 +45,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests for a card are skipped where there is none."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests for a card are skipped where there is none. Where several processes share the suite, they take its files in an order of its own."""
+    if hasattr(config, "workerinput"):
+        items[:] = file_order.spread([(item.location[0], item) for item in items])
     if not _HAS_GPU:
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -7,6 +7,7 @@ Owns the order and what a run that goes on does again: it passes the text throug
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import time
@@ -70,6 +71,10 @@ class Run:
             QuantizeRefused: See `LayerQuantizer.quantize`.
             InvalidModelFolder: A tensor can't be read, or is not finite.
         """
+        with contextlib.closing(self._source):
+            return self._quantized()
+
+    def _quantized(self) -> RunReport:
         tied = self._job.model.config.tie_word_embeddings
         self._copy(0, [_EMBEDDING])
         calibration = self._passes.embed(self._text.calibration, self._source)
@@ -81,7 +86,6 @@ class Run:
         report = self._report(layers, quality)
         config = quantization_config(self._job.config, self._job.kept)
         self.out.finish(self._job.model.path, config, report.as_json())
-        self._source.close()
         return report
 
     def _layer(self, index: int, calibration: Tensor, before: Tensor, after: Tensor) -> LayerReport:

@@ -17,7 +17,7 @@ FIELDS = (
     "e2e_p50 e2e_p95 e2e_p99 goodput peak_memory_gib startup_s load_gb_s floor ceilings"
 ).split()
 # 64 blocks hold one sequence of the demo's 2,048 tokens.
-QUICK = ("--threads", "2", "--device", "cpu", "--git", "abc1234", "--set", "num_blocks=512", "--repeats", "1")
+QUICK = ("--threads", "1", "--device", "cpu", "--git", "abc1234", "--set", "num_blocks=512", "--repeats", "1")
 
 
 def run(name: str, *arguments: str) -> str:

@@ -15,7 +15,7 @@ from tests.support.running_server import running_server
 
 from headrace.v1 import generation_pb2, inference_pb2
 
-STREAMS = 4
+STREAMS = 2
 # Seconds of work, so that a reader that is held up for a second sees what comes before its end.
 TOKENS = 600
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", "512")

@@ -20,7 +20,7 @@ from tests.support.running_server import RunningServer, running_server
 
 from headrace.v1 import inference_pb2, inference_pb2_grpc
 
-STREAMS = 6
+STREAMS = 3
 # Enough to be still running when a reader that was held up for a second strikes.
 TOKENS = 600
 # Long enough to be still running when another process has been killed and replaced.

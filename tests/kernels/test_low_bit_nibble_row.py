@@ -192,10 +192,18 @@ def operands_that_lie_elsewhere(kernel: dict[str, Any]) -> list[str]:
     return [layout for layout in kernel["warp_product_layouts"] if layout != expected]
 
 
-@pytest.mark.parametrize("arch", [80, 90])
-def test_threads_of_a_card_hold_what_the_assembly_expects(arch: int) -> None:
+@pytest.mark.parametrize(
+    ("room", "arch", "count"),
+    [
+        # Whichever two of card, sizes and tile meet.
+        ("nibble_rows", 80, 6),
+        ("nibble_rows", 90, 6),
+        *(pytest.param("nibble_rows_all", arch, 12, marks=pytest.mark.slow) for arch in (80, 86, 90)),
+    ],
+)
+def test_threads_of_a_card_hold_what_the_assembly_expects(room: str, arch: int, count: int) -> None:
     """The compiler chooses which thread holds what, and the assembly works across threads: where it chose another layout, results would be wrong."""
-    kernels = compiled("compiled_kernels", "nibble_rows", arch)
-    assert len(kernels) == 12
+    kernels = compiled("compiled_kernels", room, arch)
+    assert len(kernels) == count
     for kernel in kernels:
         assert kernel["warp_product_layouts"] and not operands_that_lie_elsewhere(kernel), kernel

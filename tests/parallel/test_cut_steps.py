@@ -241,7 +241,8 @@ async def test_two_cards_that_cut_their_steps_draw_the_tokens_of_one(tmp_path: p
     assert tokens[0] == tokens[1]
 
 
-@pytest.mark.parametrize("tp", [2, 4])
+# What four ranks cut is in test_ranks_that_cut_their_steps_draw_the_tokens_of_one, four processes are in test_rank_processes.
+@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
 async def test_processes_that_cut_their_steps_draw_the_tokens_of_one(model: pathlib.Path, tp: int) -> None:
     async with ranks(model, tp, command=CUTTING_WORKER) as group:
         await group.group.wait_ready()

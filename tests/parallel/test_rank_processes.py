@@ -60,7 +60,8 @@ async def stepping(group: Ranks) -> asyncio.Task[None]:
     return asyncio.create_task(run())
 
 
-@pytest.mark.parametrize("tp", [2, 4])
+# Two ranks' tokens are those of one in the test after this one too.
+@pytest.mark.parametrize("tp", [pytest.param(2, marks=pytest.mark.slow), 4])
 async def test_rank_0_answers_with_the_tokens_of_one_and_all_end_when_asked_to(model: pathlib.Path, tp: int) -> None:
     async with ranks(model, tp) as group:
         ready = await group.group.wait_ready()

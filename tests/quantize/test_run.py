@@ -152,6 +152,11 @@ def fingerprints(folder: pathlib.Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "quantization-report.json"}
 
 
+def descriptors_of(folder: pathlib.Path) -> int:
+    """How many files of a folder this process has open."""
+    return sum(link.resolve().is_relative_to(folder) for link in pathlib.Path("/proc/self/fd").iterdir())
+
+
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_a_run_that_failed_goes_on_to_the_same_bytes(
     tmp_path: pathlib.Path, text: str, method: str, monkeypatch: pytest.MonkeyPatch
@@ -165,8 +170,10 @@ def test_a_run_that_failed_goes_on_to_the_same_bytes(
         write(self, index, *arguments)
 
     monkeypatch.setattr(OutputFolder, "write", full_disk)
+    before = descriptors_of(DRAFT)
     with pytest.raises(OSError, match="No space left"):
         quantize(request(DRAFT, tmp_path / "broken", method=method, calibration=(text,)))
+    assert descriptors_of(DRAFT) == before
     monkeypatch.undo()
     with pytest.raises(QuantizeRefused, match="--resume goes on"):
         quantize(request(DRAFT, tmp_path / "broken", method=method, calibration=(text,)))

@@ -1,6 +1,6 @@
-"""Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them.
+"""Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them. `_ROOMS` names the rooms.
 
-    python -m tests.support.compiled_kernels attention|small_linear|low_bits|low_bits_all|few|scaled|nibble_rows|head|arranged|arranged_all|rounded|blocks 90
+    python -m tests.support.compiled_kernels ROOM 80|86|90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
@@ -75,13 +75,8 @@ def compiling_for(arch: int) -> Iterator[list[Any]]:
 
 
 def resources(kernel: Any) -> dict[str, Any]:
-    """Name, bytes of stack that registers were spilled to, shared memory, how many products are done by warp groups, and how often one of those is waited for."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        tool = triton.knobs.nvidia.cuobjdump.path
-        usage = _output([tool, "-res-usage", file.name])
-        code = _output([tool, "-sass", file.name]) if "wgmma" in kernel.asm["ptx"] else ""
+    """Name, bytes of stack that registers were spilled to, shared memory, and how many products are done by warp groups."""
+    usage = _told_of_code(kernel, "-res-usage")
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[-1]
     return {
         "name": kernel.metadata.name,
@@ -90,8 +85,6 @@ def resources(kernel: Any) -> dict[str, Any]:
         "shared_bytes": kernel.metadata.shared,
         "shared_limit": _SHARED_BYTES[kernel.metadata.target.arch],
         "warpgroup_products": kernel.asm["ttgir"].count("warp_group_dot "),
-        "waits_for_products": code.count("WARPGROUP.DEPBAR"),
-        "fp8_products": code.count("QGMMA"),
         "exchanges": kernel.asm["ttgir"].count("convert_layout"),
         "tiles_copied": kernel.asm["ptx"].count("cp.async.bulk.tensor.2d.shared"),
         "num_warps": kernel.metadata.num_warps,
@@ -106,8 +99,28 @@ def _warp_product_layouts(code: str) -> list[str]:
     return sorted({layouts[name] for line in lines for name in re.findall(r"tensor<[^#>]*, (#\w+)>", line)})
 
 
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def code_counts(kernel: Any) -> dict[str, int]:
+    """How often a product of warp groups is waited for, and how many of FP8 there are. Only the assembler's code says so, whose listing takes a sixth of the time that compiling takes."""
+    code = _told_of_code(kernel, "-sass") if "wgmma" in kernel.asm["ptx"] else ""
+    return {"waits_for_products": code.count("WARPGROUP.DEPBAR"), "fp8_products": code.count("QGMMA")}
+
+
+def _told_of_code(kernel: Any, question: str) -> str:
+    """What the card maker's tool says about a kernel's code."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, question, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+# Cards that share their kernels out: each combination is compiled for one of them.
+_CARDS = (80, 90)
+
+
+def _has_turn(arch: int, *places: int, every: bool) -> bool:
+    """Whether a combination, by its values' places, is this card's to compile: any value meets every card, and any two values meet on one. Or all are."""
+    return every or (sum(places) + _CARDS.index(arch)) % len(_CARDS) == 0
 
 
 # An 8B Llama; groups and heads that are no power of two, with a window; many query heads to one key/value head; wide heads.
@@ -266,16 +279,19 @@ def compile_low_bits(arch: int, every: bool = False) -> list[Any]:
     return compiled
 
 
-def compile_nibble_rows(arch: int) -> list[Any]:
+def compile_nibble_rows(arch: int, every: bool = False) -> list[Any]:
     """One row times INT4: groups of every size, and sizes that no tile divides; odd numbers of outputs, so that scales and zero points do not begin at even places."""
     sizes = [(4096, 2048, 128), (1001, 768, 64), (17, 352, 32), (1, 8, 8)]
     tiles = [low_bit_nibble_row_kernels.NibbleRowTile(*cut) for cut in ((16, 4, 4), (32, 2, 2, 168), (16, 8, 1))]
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         compiled = stack.enter_context(compiling_for(arch))
-        for (outputs, inputs, group), dtype in zip(sizes, (torch.bfloat16, torch.float16) * 2, strict=True):
+        for i, (outputs, inputs, group) in enumerate(sizes):
+            dtype = (torch.bfloat16, torch.float16)[i % 2]
             weight = allocate(QuantKind.INT4, 2 * outputs, inputs, group, dtype, torch.device("cpu"))
-            for tile, gated in zip(tiles, (False, False, True), strict=True):
+            for j, (tile, gated) in enumerate(zip(tiles, (False, False, True), strict=True)):
+                if not _has_turn(arch, i, j, every=every):
+                    continue
                 x, out = torch.empty(1, inputs, dtype=dtype), torch.empty(1, 2 * outputs // (1 + gated), dtype=dtype)
                 norm = (torch.empty(inputs, dtype=dtype), 1e-5) if outputs % 2 else None
                 low_bit_nibble_row_kernels.multiply_nibble_row(x, weight, None, out, tile, norm, gated)
@@ -364,9 +380,11 @@ def compile_arranged(arch: int, every: bool = False) -> list[Any]:
             outputs = product.num_outputs * (1 + product.gated)
             sizes = (outputs, product.num_inputs, group or product.num_inputs)
             weight = allocate(kind, *sizes, dtype, torch.device("cpu"), arrangement)
-            for num_rows in _rows(i, j, every):
-                launch_low_bits(num_rows, product, weight)
-            low_bit_wide_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
+            for k, num_rows in enumerate(_rows(i, j, every)):
+                if _has_turn(arch, i // 2, k, every=every):
+                    launch_low_bits(num_rows, product, weight)
+            if _has_turn(arch, i, j, every=every):
+                low_bit_wide_kernels.restore(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
         sizes = (4096, 14_336, 14_336)
         weight = allocate(QuantKind.INT8, *sizes, torch.bfloat16, torch.device("cpu"))
         tokens = RoundedTokens.empty((300, 14_336), torch.int8, torch.device("cpu"))
@@ -393,24 +411,38 @@ def compile_rounded(arch: int) -> list[Any]:
     return compiled
 
 
-def compile_blocks(arch: int) -> list[Any]:
+def _multiply_blocks(weight: block_weight.BlockWeight, num_rows: int) -> None:
+    x = torch.empty(num_rows, weight.num_inputs, dtype=weight.dtype)
+    out = torch.empty(num_rows, weight.num_outputs, dtype=weight.dtype)
+    block_linear_kernels.multiply_small(x, weight, torch.empty(weight.num_outputs, dtype=weight.dtype), out)
+
+
+def _look_up_blocks(weight: block_weight.BlockWeight) -> None:
+    tokens = torch.zeros(3, dtype=torch.int64)
+    block_linear_kernels.gather(weight, tokens, torch.empty(3, weight.num_inputs, dtype=weight.dtype))
+
+
+def compile_blocks(arch: int, every: bool = False) -> list[Any]:
     """The kernels of weights in blocks: every kind at a product of an 8B Llama, few rows of the first and last class; restoring rows, and looking them up."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         compiled = stack.enter_context(compiling_for(arch))
         cpu = torch.device("cpu")
-        for kind in block_weight.BlockKind:
+        for i, kind in enumerate(block_weight.BlockKind):
             # fp16 has a conversion of its own, whatever the planes.
             dtype = (
                 torch.float16 if kind in (block_weight.BlockKind.Q5_0, block_weight.BlockKind.Q5_K) else torch.bfloat16
             )
             weight = block_weight.allocate(kind, 64, 4096, dtype, cpu)
-            for num_rows in (1, 20):
-                x, out = torch.empty(num_rows, 4096, dtype=dtype), torch.empty(num_rows, 64, dtype=dtype)
-                block_linear_kernels.multiply_small(x, weight, torch.empty(64, dtype=dtype), out)
-            block_linear_kernels.restore(weight, range(8), torch.empty(8, 4096, dtype=dtype))
-            tokens = torch.zeros(3, dtype=torch.int64)
-            block_linear_kernels.gather(weight, tokens, torch.empty(3, 4096, dtype=dtype))
+            launches = (
+                functools.partial(_multiply_blocks, weight, 1),
+                functools.partial(_multiply_blocks, weight, 20),
+                functools.partial(block_linear_kernels.restore, weight, range(8), torch.empty(8, 4096, dtype=dtype)),
+                functools.partial(_look_up_blocks, weight),
+            )
+            for j, launch in enumerate(launches):
+                if _has_turn(arch, i, j, every=every):
+                    launch()
     return compiled
 
 
@@ -420,6 +452,7 @@ _ROOMS = {
     "low_bits": compile_low_bits,
     "low_bits_all": functools.partial(compile_low_bits, every=True),
     "nibble_rows": compile_nibble_rows,
+    "nibble_rows_all": functools.partial(compile_nibble_rows, every=True),
     "few": compile_few,
     "scaled": compile_scaled,
     "head": compile_head,
@@ -427,11 +460,16 @@ _ROOMS = {
     "arranged_all": functools.partial(compile_arranged, every=True),
     "rounded": compile_rounded,
     "blocks": compile_blocks,
+    "blocks_all": functools.partial(compile_blocks, every=True),
 }
+# Whose tests ask for `code_counts`.
+_COUNTED = ("low_bits", "low_bits_all", "scaled")
 
 
 if __name__ == "__main__":
     assert not triton.knobs.runtime.interpret, "unset TRITON_INTERPRET"
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-    for each in _ROOMS[sys.argv[1]](int(sys.argv[2])):
-        print(json.dumps(resources(each)))
+    room, for_arch = sys.argv[1], int(sys.argv[2])
+    for each in _ROOMS[room](for_arch):
+        counts = code_counts(each) if room in _COUNTED else {}
+        print(json.dumps(resources(each) | counts))

@@ -7,6 +7,7 @@ starts as processes: that is to be started as it always is.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import pathlib
@@ -93,6 +94,8 @@ def _become(index: int, folder: pathlib.Path, module: str, arguments: list[str])
         os.dup2(file, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = [module, *arguments]
+    # It ends soon, and its memory with it: a fifth of compiling kernels was looking for cycles among what torch and Triton made.
+    gc.disable()
     code: object = 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
