@@ -1,10 +1,10 @@
 """The way of weights to a GPU: several readers fill a few pinned buffers, and copies from them run while others are filled.
 
 Owns the buffers, their turn and the check for values that are not finite. A buffer is allocated once; it is read into again only when the event behind its last copy has come. All copies run
-on one stream beside the device's own, cut to the rank's part there, where it is cheap. The check runs there too and leaves one flag per tensor; the flags are read once, at the end, so
+on one stream beside the device's own. The check runs there too and leaves one flag per tensor; the flags are read once, at the end, so
 that nothing waits in between.
 
-    file -preadv-> pinned buffer -copy-> piece on the device -cut, cast or quantize-> target
+    file -preadv, cut to the rank's part-> pinned buffer -copy-> piece on the device -cast or quantize-> target
 
 The calls into CUDA are those of `CudaTransfer`, and the rest is tested without a card.
 """
