@@ -9,7 +9,6 @@ import asyncio
 import collections
 import os
 import secrets
-import time
 from collections.abc import Callable
 
 from headrace_backend.engine.engine import Engine
@@ -20,6 +19,7 @@ from headrace_backend.engine.step_log import EndedRequest, StepLog
 from headrace_backend.server.model_facts import ModelFacts
 from headrace_backend.worker_messages import WorkerReady
 from headrace_facts import facts
+from headrace_facts.clocks import unix_offset_ns
 from headrace_facts.feed import Feed
 from headrace_facts.version import server_version
 
@@ -36,7 +36,7 @@ _END_REASONS = {
 
 def new_step_log(clock: Callable[[], int]) -> StepLog:
     """The log of this life of the backend. `clock` is the engine's."""
-    return StepLog(secrets.token_hex(8), time.time_ns() - clock())
+    return StepLog(secrets.token_hex(8), unix_offset_ns(clock))
 
 
 def open_feed(address: str, model_name: str, replica: int, steps: StepLog) -> Feed:

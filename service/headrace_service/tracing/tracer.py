@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import time
 from collections.abc import Callable, Mapping
 
 from headrace_facts import facts
+from headrace_facts.clocks import unix_offset_ns
 from headrace_facts.facts import Detail
 from headrace_facts.feed import Feed
 from headrace_facts.version import server_version
@@ -45,7 +45,7 @@ class Tracer:
     def __init__(self, address: str, service_name: str) -> None:
         self.policy = _UNTOLD
         self.open_calls = 0
-        self.unix_offset_ns = time.time_ns() - time.monotonic_ns()
+        self.unix_offset_ns = unix_offset_ns()
         hello = facts.Hello(
             kind="service",
             name=service_name,
