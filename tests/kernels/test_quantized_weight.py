@@ -121,6 +121,24 @@ def test_rows_come_in_pieces() -> None:
         assert torch.equal(part.double(), restored(whole)[3:8])
 
 
+@pytest.mark.parametrize("kind", [QuantKind.INT8, QuantKind.FP8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_of_rows_are_slices_of_the_whole_by_the_whole_rows_magnitudes(
+    kind: QuantKind, dtype: torch.dtype
+) -> None:
+    rows = torch.randn(11, 192, generator=torch.Generator().manual_seed(3)).to(dtype)
+    rows[torch.arange(10), torch.arange(10) * 19] = 7
+    rows[10] = 0
+    whole, magnitudes = quantized(rows, kind), rows.abs().amax(1).float()
+    for columns in (slice(0, 64), slice(64, 192)):
+        kept = rows[:, columns]
+        part = quantized(torch.zeros_like(kept), kind)
+        for first, end in ((4, 11), (0, 4)):
+            quantize_rows(kept[first:end], part, first, magnitudes[first:end])
+        assert torch.equal(part.scales, whole.scales)
+        assert torch.equal(part.packed.float(), whole.packed[:, columns].float())
+
+
 @pytest.mark.parametrize("kind", QuantKind)
 def test_rows_of_zeros_stay_zeros(kind: QuantKind) -> None:
     for dtype in DTYPES:

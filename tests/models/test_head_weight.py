@@ -240,8 +240,8 @@ def test_what_is_not_finite_is_refused(tmp_path: pathlib.Path, name: str, head: 
 def test_one_that_is_packed_wrongly_is_refused_by_name(
     root: pathlib.Path, name: str, head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(rows: torch.Tensor, target: QuantizedWeight, first_row: int) -> None:
-        quantize_rows(rows, target, first_row)
+    def broken(rows: torch.Tensor, target: QuantizedWeight, first_row: int, magnitudes: torch.Tensor | None) -> None:
+        quantize_rows(rows, target, first_row, magnitudes)
         if target.num_outputs == VOCAB_SIZE:
             target.packed[first_row : first_row + len(rows)] = target.packed[first_row : first_row + len(rows)].roll(
                 1, 1

@@ -13,6 +13,7 @@ import sys
 
 import psutil
 import pytest
+import safetensors.torch
 import torch
 from tests.models.checkpoints import write_checkpoint
 from tests.parallel.rank_group import Ranks, ranks
@@ -21,6 +22,7 @@ from tests.worker.driver import Entry, admission, execute, make_runner, step
 from headrace_backend.models.registry import load_model
 from headrace_backend.server.worker_group import WorkersLost
 from headrace_backend.step_plan import StepPlan
+from headrace_backend.weights.scheme import Scheme
 from headrace_backend.worker_messages import WorkerReady
 from headrace_model_folder import ModelFolder
 
@@ -42,9 +44,10 @@ def plans(count: int) -> list[StepPlan]:
     return [first] + [step([Entry(0, len(PROMPT) + i, None, (0,), i + 1)], step_id=i + 2) for i in range(count - 1)]
 
 
-def tokens_of_one(model: pathlib.Path, steps: list[StepPlan]) -> list[list[int]]:
-    folder = ModelFolder.open(model)
-    one = load_model(folder, folder.config, torch.float32, torch.device("cpu"), "folder", 0, lambda *_: None)
+def tokens_of_one(model: pathlib.Path, steps: list[StepPlan], quantize: str = "off") -> list[list[int]]:
+    folder, scheme = ModelFolder.open(model), Scheme.named(quantize, 0)
+    about = (folder, folder.config, torch.float32, torch.device("cpu"), "folder", 0, lambda *_: None)
+    one = load_model(*about, scheme=scheme)  # type: ignore[arg-type]
     runner = make_runner(one, one.num_layers, one.num_kv_heads, one.head_dim)
     return [execute(runner, plan).tokens.tolist() for plan in steps]
 
@@ -72,6 +75,29 @@ async def test_rank_0_answers_with_the_tokens_of_one_and_all_end_when_asked_to(m
         assert await group.end() == [0] * tp
     assert [result.tokens.tolist() for result in found] == tokens_of_one(model, steps)
     assert [result.step_id for result in found] == list(range(1, 7))
+
+
+@pytest.mark.parametrize("quantize", ["int8", "fp8"])
+async def test_ranks_that_quantize_answer_with_the_tokens_of_one(model: pathlib.Path, quantize: str) -> None:
+    async with ranks(model, 2, quantize=quantize) as group:
+        await group.group.wait_ready()
+        steps = plans(12)
+        found = await group.answered(steps)
+    assert [result.tokens.tolist() for result in found] == tokens_of_one(model, steps, quantize)
+
+
+async def test_a_rank_that_refuses_its_part_while_others_wait_for_it_ends_the_start(tmp_path: pathlib.Path) -> None:
+    """In the pass over layers with scales of whole rows, where ranks meet: the one whose columns are sound is a follower."""
+    write_checkpoint(tmp_path, "llama")
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    tensors[name][5, -1] = torch.nan
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    async with ranks(tmp_path, 2, quantize="int8") as group:
+        with pytest.raises(WorkersLost) as lost:
+            await group.group.wait_ready()
+    assert lost.value.invalid_model
+    assert str(lost.value) == f"worker 1: model.safetensors: tensor '{name}' holds a value that is not finite"
 
 
 async def test_ranks_listen_to_this_machine_only_and_strangers_change_nothing(model: pathlib.Path) -> None:

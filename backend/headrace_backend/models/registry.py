@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from headrace_backend.quantization.folder_layers import formats_by_path, stage_l
 from headrace_backend.quantization.head_weight import summarize_head
 from headrace_backend.quantization.nf4_weight import summarize_nf4
 from headrace_backend.quantization.self_check import summarize
+from headrace_backend.quantization.shared_scales import share_scales
 from headrace_backend.weights.block_records import block_kinds, with_rotated_rows
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
@@ -34,6 +36,9 @@ MODEL_CLASSES: dict[str, type[CausalLM]] = {
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
 }
+
+# What ranks do before they load where scales hold for more than a rank's part.
+_FIRST_PHASE = "scales"
 
 
 class WeightMemory(NamedTuple):
@@ -89,15 +94,17 @@ def load_model(
     targets, shapes = model.weight_targets(), expected_tensors(config)
     # Biases that are added once are rank 0's.
     assert targets.keys() == shapes.keys() if shard.rank == 0 else targets.keys() <= shapes.keys()
+    if load == "folder" and folder is None:
+        raise ValueError("load='folder' needs a folder")
+    source = folder if load == "folder" else None
+    share_scales(targets, shapes, shard, functools.partial(_fill_first, source, shapes, seed, progress))
     with torch.inference_mode():
-        if load == "dummy":
+        if source is None:
             fill_with_noise(targets, shapes, seed, progress)
-        elif folder is None:
-            raise ValueError("load='folder' needs a folder")
         elif config.quantization is not None:
-            _load_quantized(model, folder, targets, progress)
+            _load_quantized(model, source, targets, progress)
         else:
-            _load_rows(model, folder, targets, progress)
+            _load_rows(model, source, targets, progress)
         layers = {name: target for name, target in targets.items() if ".layers." in name}
         if scheme is not None and model.low_bit_weights:
             model.quantization = summarize(scheme, layers, model.low_bit_weights)
@@ -106,6 +113,20 @@ def load_model(
         if head is not None and model.head_weight is not None:
             model.head_quantization = summarize_head(head, targets, model.head_weight)
     return model.eval()
+
+
+def _fill_first(
+    folder: ModelFolder | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    seed: int,
+    progress: Progress,
+    targets: Mapping[str, WeightTarget],
+) -> None:
+    """Fills what looks at some tensors before all are loaded: a phase of its own, as they come a second time. Without a folder the weights are made up."""
+    if folder is None:
+        fill_with_noise(targets, shapes, seed, progress, _FIRST_PHASE)
+    else:
+        load_weights(folder, targets, progress, _FIRST_PHASE)
 
 
 def _load_quantized(

@@ -97,6 +97,10 @@ class Collectives(abc.ABC):
         """The ranks' columns side by side: [num_rows, n] -> [num_rows, world_size * n]."""
         return self.all_gather(part.contiguous()).transpose(0, 1).reshape(part.shape[0], -1)
 
+    def maximum(self, part: Tensor) -> Tensor:
+        """The greatest of the ranks' tensors, number by number, exactly alike on all ranks."""
+        return self.all_gather(part).amax(0)
+
     def all_values(self, *values: int) -> list[list[int]]:
         """What each rank gave, by rank. Waits for all of them; for start-up."""
         gathered: list[list[int]] = self.all_gather(

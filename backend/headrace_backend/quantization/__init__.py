@@ -5,6 +5,7 @@
     stored_weight   those whose layers another tool made, in its formats: which of our layouts holds which
     parted_weight   projections of different formats side by side
     block_linear_weight  weights that keep the blocks that a file has, or rows are rounded to: GGUF's types, NF4
+    shared_scales   scales of whole rows where ranks have parts of them
     nf4_weight      those filled by rows that are rounded to NF4 as they come
     head_weight     the output layer's, of 8 bits, and what is checked and said of it
     make_weight     which of them a placement asks for

@@ -108,15 +108,19 @@ class QuantizedRows(Destination):
         self._outputs = outputs
         self.shape, self.dtype, self.device = (len(outputs), weight.num_inputs), weight.dtype, weight.device
         self.error = TensorError(weight.kind, weight.group_size, weight.device)
+        # [num_rows] fp32, the largest magnitudes of whole rows, where these are a rank's parts of them; None: the rows' own. To be set before any row comes.
+        self.magnitudes: Tensor | None = None
 
     def put(self, first: int, rows: Tensor) -> None:
         """See Destination."""
-        begin, step = self._outputs.start + first, max(_BLOCK_NUMBERS // self.weight.num_inputs, 1)
+        step = max(_BLOCK_NUMBERS // self.weight.num_inputs, 1)
         for offset in range(0, len(rows), step):
-            self._quantize(rows[offset : offset + step].to(self.device), begin + offset)
+            self._quantize(rows[offset : offset + step].to(self.device), first + offset)
 
-    def _quantize(self, rows: Tensor, begin: int) -> None:
-        quantize_rows(rows, self.weight, begin)
+    def _quantize(self, rows: Tensor, first: int) -> None:
+        begin = self._outputs.start + first
+        magnitudes = None if self.magnitudes is None else self.magnitudes[first : first + len(rows)]
+        quantize_rows(rows, self.weight, begin, magnitudes)
         found = torch.empty_like(rows, dtype=torch.float32)
         dequantize_rows(self.weight, slice(begin, begin + len(rows)), found)
-        self.error.add(rows, found)
+        self.error.add(rows, found, magnitudes)

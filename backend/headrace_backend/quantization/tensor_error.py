@@ -29,11 +29,18 @@ class TensorError:
         # [3] sums of squares: of the differences, of the largest possible ones, of the original.
         self._sums = torch.zeros(3, dtype=torch.float32, device=device)
 
-    def add(self, original: Tensor, quantized: Tensor) -> None:
-        """Adds rows, [num_rows, num_inputs] each."""
+    def add(self, original: Tensor, quantized: Tensor, magnitudes: Tensor | None = None) -> None:
+        """Adds rows.
+
+        Args:
+            original: [num_rows, num_inputs].
+            quantized: The same.
+            magnitudes: [num_rows] fp32, what rows were scaled by; None: the largest magnitude of each group. Not for INT4.
+        """
         exact = original.float()
         difference = (quantized.float() - exact).square().sum()
-        limit = self._possible_squares(exact.view(len(exact), -1, self._group_size))
+        groups = exact.view(len(exact), -1, self._group_size)
+        limit = self._possible_squares(groups, None if magnitudes is None else magnitudes[:, None])
         self._sums += torch.stack([difference, limit, exact.square().sum()])
 
     def read(self) -> tuple[float, float]:
@@ -43,10 +50,11 @@ class TensorError:
             return (0.0 if difference == 0 else float("inf")), 0.0
         return (difference / square) ** 0.5, (limit / square) ** 0.5
 
-    def _possible_squares(self, groups: Tensor) -> Tensor:
-        """Sum of the squares of half a step, for every weight; groups [num_rows, num_groups, group_size]."""
+    def _possible_squares(self, groups: Tensor, most: Tensor | None) -> Tensor:
+        """Sum of the squares of half a step, for every weight; groups [num_rows, num_groups, group_size], magnitudes [num_rows, num_groups]."""
         sizes = groups.abs()
-        most = sizes.amax(-1)
+        if most is None:
+            most = sizes.amax(-1)
         if self._kind is QuantKind.FP8:
             least = most[..., None] * (_FP8_LEAST / _FP8_MOST / 2)
             return torch.maximum(sizes * _FP8_HALF_STEP, least).square().sum()

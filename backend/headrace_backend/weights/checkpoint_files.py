@@ -193,19 +193,20 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 class ByteCounter:
     """Bytes done so far, reported in MiB whenever another MiB is full."""
 
-    def __init__(self, total: int, progress: Progress) -> None:
+    def __init__(self, total: int, progress: Progress, phase: str = "weights") -> None:
         self._lock = threading.Lock()
         self._done = 0
         self._total = math.ceil(total / _UNIT)
         self._progress = progress
-        progress("weights", 0, self._total, "MiB")
+        self._phase = phase
+        progress(phase, 0, self._total, "MiB")
 
     def add(self, num_bytes: int) -> None:
         """Counts bytes, from any thread."""
         with self._lock:
             before, self._done = math.ceil(self._done / _UNIT), self._done + num_bytes
             if math.ceil(self._done / _UNIT) > before:
-                self._progress("weights", math.ceil(self._done / _UNIT), self._total, "MiB")
+                self._progress(self._phase, math.ceil(self._done / _UNIT), self._total, "MiB")
 
 
 def row_pieces(rows: range, rows_per_piece: int) -> Iterator[tuple[int, int]]:

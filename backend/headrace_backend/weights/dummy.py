@@ -22,7 +22,11 @@ _PIECE_ELEMENTS = 8 << 20
 
 
 def fill_with_noise(
-    targets: Mapping[str, WeightTarget], shapes: Mapping[str, tuple[int, ...]], seed: int, progress: Progress
+    targets: Mapping[str, WeightTarget],
+    shapes: Mapping[str, tuple[int, ...]],
+    seed: int,
+    progress: Progress,
+    phase: str = "dummy weights",
 ) -> None:
     """Fills every target from N(0, 0.02^2); norm weights (one dimension, not a bias) are 1, so that activations keep their size.
 
@@ -31,9 +35,10 @@ def fill_with_noise(
         shapes: Checkpoint tensor name -> its whole shape.
         seed: 0 to 2^63 - 1.
         progress: Called with (phase, done, total, unit).
+        phase: What to call it there.
     """
     for done, (name, target) in enumerate(targets.items()):
-        progress("dummy weights", done, len(targets), "tensors")
+        progress(phase, done, len(targets), "tensors")
         if len(shapes[name]) == 1 and name.endswith("norm.weight"):
             target.tensor.fill_(1.0)
         elif _is_drawn_in_place(target, shapes[name]):
@@ -41,7 +46,7 @@ def fill_with_noise(
         else:
             _fill_part(target, shapes[name], seed, name)
     _wait(targets)
-    progress("dummy weights", len(targets), len(targets), "tensors")
+    progress(phase, len(targets), len(targets), "tensors")
 
 
 def _is_drawn_in_place(target: WeightTarget, shape: tuple[int, ...]) -> bool:

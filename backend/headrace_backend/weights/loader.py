@@ -36,19 +36,22 @@ def pinned_bytes(device: torch.device) -> int:
     return PINNED_BYTES if device.type == "cuda" else 0
 
 
-def load_weights(folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress) -> None:
+def load_weights(
+    folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress, phase: str = "weights"
+) -> None:
     """Fills every target from the folder's tensor of the same name.
 
     Args:
         folder: A folder opened with its weights.
         targets: Checkpoint tensor name -> where it goes. All on one device.
         progress: Called with (phase, done, total, unit), from several threads but one at a time.
+        phase: What to call it there.
 
     Raises:
         InvalidModelFolder: a file is shorter than its header says, unreadable, or a tensor is not finite; file and tensor are named.
     """
     files = CheckpointFiles(folder.weights_folder)
-    counter = ByteCounter(sum(folder.tensors[name].num_bytes for name in targets), progress)
+    counter = ByteCounter(sum(folder.tensors[name].num_bytes for name in targets), progress, phase)
     device = next(iter(targets.values())).device
     try:
         if device.type == "cuda":

@@ -217,7 +217,9 @@ def _check_groups(kind: QuantKind, num_inputs: int, group_size: int) -> None:
         )
 
 
-def quantize_rows(weight_rows: Tensor, target: QuantizedWeight, first_row: int) -> None:
+def quantize_rows(
+    weight_rows: Tensor, target: QuantizedWeight, first_row: int, magnitudes: Tensor | None = None
+) -> None:
     """Rounds rows to the nearest numbers of the target's kind and stores them.
 
     The largest number of an output (INT4: the range of a group, 0 included) sets the scale. A row with NaN or infinity gets a scale that is NaN or infinite, which `dequantize` shows as NaN.
@@ -226,10 +228,12 @@ def quantize_rows(weight_rows: Tensor, target: QuantizedWeight, first_row: int) 
         weight_rows: [num_rows, K] bf16, fp16 or fp32, on the target's device.
         target: Changed in its rows `first_row` and on.
         first_row: Of the target.
+        magnitudes: [num_rows] fp32, largest numbers to scale by, where rows are parts of longer ones; None: the rows' own. Not for INT4.
     """
     num_rows, num_inputs = weight_rows.shape
     assert num_inputs == target.num_inputs and 0 <= first_row <= target.num_outputs - num_rows
     assert target.order is None and (target.kind is QuantKind.INT4 or not target.is_grouped)
+    assert magnitudes is None or (target.kind is not QuantKind.INT4 and magnitudes.shape == (num_rows,))
     step = _block_rows(num_inputs)
     for first in range(0, num_rows, step):
         wide = weight_rows[first : first + step].float()
@@ -237,13 +241,15 @@ def quantize_rows(weight_rows: Tensor, target: QuantizedWeight, first_row: int) 
         if target.kind is QuantKind.INT4:
             _quantize_int4(wide, target, rows)
         else:
-            _quantize_8_bits(wide, target, rows)
+            most = wide.abs().amax(1) if magnitudes is None else magnitudes[first : first + step]
+            _quantize_8_bits(wide, most, target, rows)
 
 
-def _quantize_8_bits(wide: Tensor, target: QuantizedWeight, rows: slice) -> None:
+def _quantize_8_bits(wide: Tensor, most: Tensor, target: QuantizedWeight, rows: slice) -> None:
+    """Rows [num_rows, K] fp32, by scales at which a magnitude of `most` [num_rows] is the greatest number."""
     is_int8 = target.kind is QuantKind.INT8
     largest = 127.0 if is_int8 else torch.finfo(torch.float8_e4m3fn).max
-    scales = (wide.abs().amax(1) / largest).clamp_(min=torch.finfo(torch.float32).tiny)
+    scales = (most / largest).clamp_(min=torch.finfo(torch.float32).tiny)
     numbers = (wide / scales[:, None]).clamp_(-largest, largest)
     target.packed[rows] = (numbers.round_().nan_to_num_(0) if is_int8 else numbers).to(target.packed.dtype)
     target.scales[rows] = scales
