@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from array import array
 
 import grpc
@@ -13,7 +14,7 @@ import pytest
 from headrace_backend.engine.outbox import Outbox, RequestDone
 from headrace_backend.engine.step_log import RECORDS_EVERY_NS, StepLog
 from headrace_backend.server.service_stream import ServiceStream
-from headrace_backend.server.statuses import StreamEnded, status_code
+from headrace_backend.server.statuses import StreamEnded, ended, status_code
 from headrace_protos.engine.v1 import engine_pb2
 
 
@@ -85,11 +86,22 @@ async def test_reader_that_never_reads_is_cut_off_and_memory_given_back() -> Non
         steps += 1
         assert steps < 1000
         await asyncio.sleep(0)
-    with pytest.raises(StreamEnded, match="reads too slowly") as ended:
+    with pytest.raises(StreamEnded, match="reads too slowly") as caught:
         stream.ending.result()
-    assert status_code(ended.value.status) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert status_code(caught.value.status) is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert 90 < steps < 120
     writer.cancel()
+
+
+async def test_the_end_of_a_stream_that_nobody_waits_for_any_more_is_no_error() -> None:
+    told: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+    stream = make_stream()
+    stream.end(ended(grpc.StatusCode.UNAVAILABLE, "the backend is ending"))
+    del stream
+    gc.collect()
+    assert told == []
 
 
 async def test_only_the_newest_state_waits() -> None:

@@ -96,6 +96,8 @@ class ServiceStream:
         """Ends the stream with a status, after what is queued where the service still reads."""
         if not self.ending.done():
             self.ending.set_exception(reason)
+            # A service that is just gone waits for it no more, and what nobody looks at would be written to standard error with a traceback.
+            self.ending.exception()
 
     def _append(self, item: _Item, size: int) -> None:
         self._count(size)
