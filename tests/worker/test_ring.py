@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.descriptors import open_descriptors, settled_descriptors
 
 from headrace_backend.ring import RingCorrupt, RingDescriptors, RingFull, RingReader, RingWriter, create_ring
 
@@ -35,11 +36,11 @@ while True:
 
 
 @pytest.fixture
-def open_descriptors() -> Iterator[None]:
+def nothing_stays_open() -> Iterator[None]:
     """Fails the test that leaves descriptors open."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = settled_descriptors()
     yield
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() <= before
 
 
 def reader_of(ring: RingDescriptors, index: int = 0) -> RingReader:
@@ -63,7 +64,7 @@ def start_echo(plans: RingDescriptors, results: RingDescriptors, index: int = 0)
     return subprocess.Popen([sys.executable, "-c", ECHO, *arguments], pass_fds=passed, env=environment)
 
 
-@pytest.mark.usefixtures("open_descriptors")
+@pytest.mark.usefixtures("nothing_stays_open")
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, PAGE - 8)), max_size=60),
