@@ -70,7 +70,7 @@ async def test_workers_that_can_not_be_started_are_given_up() -> None:
 
 
 async def test_however_many_descriptors_are_short_no_process_is_left() -> None:
-    before = psutil.Process().children(recursive=True)
+    before = set(psutil.Process().children(recursive=True))
     refused, lost, made = 0, 0, 0
     for count in range(0, 48, 3):
         with descriptors_left(count):
@@ -84,5 +84,6 @@ async def test_however_many_descriptors_are_short_no_process_is_left() -> None:
             assert error is None or (isinstance(error, WorkersLost) and "could not be started" in str(error))
             lost, made = lost + (error is not None), made + (error is None)
             await group.close(0)
-        assert psutil.Process().children(recursive=True) == before
+        # Those of earlier tests may end.
+        assert set(psutil.Process().children(recursive=True)) <= before
     assert refused and lost and made
