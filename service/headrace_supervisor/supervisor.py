@@ -1,4 +1,4 @@
-"""`headrace serve`: one backend per model, N services and telemetry, from the first check to the last process ended.
+"""`headrace serve`: one backend for each model and replica, N services and telemetry, from the first check to the last process ended.
 
 Owns the order: model folders, memory and addresses are checked before anything starts; backends and services start together; the ready line is printed
 once, when all models named at start are loaded and every service says SERVING; on SIGTERM or SIGINT services finish their streams first, then the backends
