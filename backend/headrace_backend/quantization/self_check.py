@@ -19,9 +19,9 @@ from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, QuantKind
 
 # A tensor may be this many times as far from its original as rounding can bring it: scales are rounded too.
 _ROUNDING_SLACK = 1.1
-# Rows of the products that are compared: a vector, few rows, more than few. A card multiplies many rows in other ways, a CPU does not.
+# Rows of the products that are compared: a vector, few rows, more than few. A card multiplies some tens and many rows in other ways, a CPU does not.
 _ROW_COUNTS = (1, 8, 32)
-_CARD_ROW_COUNTS = (*_ROW_COUNTS, 96, 300)
+_CARD_ROW_COUNTS = (*_ROW_COUNTS, 64, 96, 300)
 # Relative error of a product, sums in fp32 and the result rounded to its type; on the demo model's weights it is an eighth of that at most.
 _PRODUCT_LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 # Where a card rounds the activations of many rows too: 2.6% of Gaussian ones in e4m3, 1% in 8-bit integers.
