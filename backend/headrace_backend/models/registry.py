@@ -88,15 +88,15 @@ def load_model(
     limit = config.max_position_embeddings
     if max_position is not None and not 1 <= max_position <= limit:
         raise ValueError(f"max_position must be from 1 to {limit} (the model's context), is {max_position}")
-    records = folder.tensors if folder is not None and load == "folder" else {}
+    if load == "folder" and folder is None:
+        raise ValueError("load='folder' needs a folder")
+    source = folder if load == "folder" else None
+    records = source.tensors if source is not None else {}
     placement = _placement(config, dtype, device, Schemes(scheme, head), shard, records)
     model = _model_class(config)(config, placement, max_position or limit)
     targets, shapes = model.weight_targets(), expected_tensors(config)
     # Biases that are added once are rank 0's.
     assert targets.keys() == shapes.keys() if shard.rank == 0 else targets.keys() <= shapes.keys()
-    if load == "folder" and folder is None:
-        raise ValueError("load='folder' needs a folder")
-    source = folder if load == "folder" else None
     share_scales(targets, shapes, shard, functools.partial(_fill_first, source, shapes, seed, progress))
     with torch.inference_mode():
         if source is None:
@@ -105,14 +105,21 @@ def load_model(
             _load_quantized(model, source, targets, progress)
         else:
             _load_rows(model, source, targets, progress)
-        layers = {name: target for name, target in targets.items() if ".layers." in name}
-        if scheme is not None and model.low_bit_weights:
-            model.quantization = summarize(scheme, layers, model.low_bit_weights)
-        elif scheme is not None:
-            model.quantization = summarize_nf4(scheme, layers, model.block_weights)
-        if head is not None and model.head_weight is not None:
-            model.head_quantization = summarize_head(head, targets, model.head_weight)
+        _check_schemes(model, targets, scheme, head)
     return model.eval()
+
+
+def _check_schemes(
+    model: CausalLM, targets: Mapping[str, WeightTarget], scheme: Scheme | None, head: Scheme | None
+) -> None:
+    """Checks what was quantized while it was read, and keeps what there is to say of it. Raises QuantizationRefused."""
+    layers = {name: target for name, target in targets.items() if ".layers." in name}
+    if scheme is not None and model.low_bit_weights:
+        model.quantization = summarize(scheme, layers, model.low_bit_weights)
+    elif scheme is not None:
+        model.quantization = summarize_nf4(scheme, layers, model.block_weights)
+    if head is not None and model.head_weight is not None:
+        model.head_quantization = summarize_head(head, targets, model.head_weight)
 
 
 def _fill_first(
