@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+import torch
+from benchmarks.backend_process import GpuMemory
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from tests.support.processes import wait_until
@@ -168,3 +170,28 @@ def test_an_engine_that_is_killed_ends_its_own_streams_and_comes_back(pair: Runn
     assert first.is_running()
     wait_until(lambda: [home(pair, index) for index in range(PREFIXES)] == homes, 120, "all prefixes back at home")
     assert any("backend (replica 1) ended and is started again" in line for line in pair.lines)
+
+
+def used_bytes() -> list[int]:
+    """Memory in use on the first two cards."""
+    cards = [GpuMemory(index) for index in range(2)]
+    used = [card.used_bytes or 0 for card in cards]
+    for card in cards:
+        card.close()
+    return used
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs several CUDA GPUs")
+def test_each_engine_has_a_card_of_its_own() -> None:
+    options = ("--replicas", "2", "--services", "2", "--device", "cuda", "--dtype", "bf16", "--num-blocks", "640")
+    before = used_bytes()
+    with running_server(*options) as on_cards:
+        homes = settled_homes(on_cards)
+        # The same numbers on the same kind of card: where a prompt is answered does not show in its answer.
+        answers = [generate(on_cards.address, greedy(prompt(index), 20)) for index in range(PREFIXES)]
+        again = [generate(on_cards.address, greedy(prompt(index), 20)) for index in range(PREFIXES)]
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in again]
+        assert [engine_of(request_id(answer)) for answer in answers] == homes
+        # What CUDA itself takes is more than this.
+        assert all(now > past + (256 << 20) for now, past in zip(used_bytes(), before, strict=True))
