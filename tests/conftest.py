@@ -7,7 +7,7 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
@@ -53,6 +53,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Tests for a card share it, but for those that are marked to have it alone."""
+    if not _HAS_GPU or not item.get_closest_marker("gpu"):
+        return (yield)
+    # Which needs torch, that most tests do without.
+    from tests.support import card_turns
+
+    with card_turns.turn(alone=item.get_closest_marker("whole_card") is not None):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

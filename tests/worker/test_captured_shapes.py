@@ -125,12 +125,17 @@ class OneProduct:
         self.weight = torch.zeros(wide, self.hidden_size, dtype=torch.bfloat16, device=device)
 
     def __call__(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, kv_caches: list[torch.Tensor], metadata: StepMetadata
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: list[torch.Tensor],
+        metadata: StepMetadata,
+        wanted: torch.Tensor | None,
     ) -> torch.Tensor:
         hidden = torch.zeros(token_ids.shape[0], self.hidden_size, dtype=torch.bfloat16, device=token_ids.device)
         for _ in range(16):
             torch.nn.functional.linear(hidden, self.weight)
-        return hidden
+        return hidden if wanted is None else hidden.index_select(0, wanted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(hidden, self.weight[: self.vocab_size]).float()
