@@ -46,10 +46,10 @@ class Point:
 
 
 def collected(records: Iterable[dict[str, Any]]) -> dict[Subject, dict[int, Point]]:
-    """By subject and ranks; subjects that were measured with one number of ranks only are left out."""
+    """By subject and ranks; subjects that were measured with one number of ranks only are left out, and what went through services."""
     found: dict[Subject, dict[int, Point]] = {}
     for record in records:
-        if record.get("name") not in _FIGURES or not record.get("gpus") or not record["floor"]:
+        if record.get("name") not in _FIGURES or not record.get("gpus") or not record["floor"] or "through" in record:
             continue
         field, _, _ = _FIGURES[record["name"]]
         points = found.setdefault(Subject(record["gpu"], _model(record), record["name"]), {})

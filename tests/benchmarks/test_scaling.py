@@ -25,6 +25,12 @@ def test_what_was_not_measured_has_a_roofline_alone() -> None:
     assert "| **4.00** of 3.20 (80%) | not measured (roofline 1.60) | **1.60** of 0.80 (50%) |" in shown
 
 
+def test_what_went_through_services_is_no_engines_figure() -> None:
+    records = [record(1, 4.0, 3.2), record(2, 2.0, 1.6), record(1, 5.0, 3.2, date="2026-01-02", through="grpc")]
+    [points] = collected(records).values()
+    assert points[1].measured == 4.0
+
+
 def test_exposed_communication_stands_below() -> None:
     about = {"name": "communication", "gpu": "Card", "shape": "m", "quant": "fp8", "date": "2026-01-01"}
     told = [about | {"ranks": ranks, "cases": [{"step": "1x640", "exposed_us": 100.4 * ranks}]} for ranks in (2, 4)]
