@@ -1,13 +1,16 @@
-"""`python -m headrace_service`: see `main`.
+"""`python -m headrace_service`: has SIGUSR1 write the event loop's stack to stderr, then hands over to `main`.
 
 gRPC's fork handlers are switched off before gRPC is loaded: the one program that this process starts (the chat template's helper) execs at
 once and never uses gRPC, and with handlers each start writes a warning to stderr.
 """
 
+import faulthandler
 import os
+import signal
 import sys
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+faulthandler.register(signal.SIGUSR1, all_threads=False)
 
 from headrace_service.main import main  # noqa: E402  # the variable is read when gRPC is loaded
 

@@ -17,6 +17,7 @@ import pydantic
 import uvloop
 
 from headrace_credentials.files import CredentialError
+from headrace_facts import pulse
 from headrace_model_folder import InvalidModelFolder
 from headrace_service import logs, server
 from headrace_service.config import ServiceConfig
@@ -31,13 +32,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--config-json", required=True, metavar="FILE", help="ServiceConfig as JSON; - reads standard input"
     )
-    path: str = parser.parse_args(arguments).config_json
+    pulse.add_argument(parser)
+    options = parser.parse_args(arguments)
+    path: str = options.config_json
     try:
         config = ServiceConfig.model_validate_json(sys.stdin.read() if path == "-" else pathlib.Path(path).read_text())
         logs.configure(config.log_format, config.log_level)
         if config.exit_with_parent:
             _exit_with_parent()
-        uvloop.run(server.run(config))
+        uvloop.run(_run(config, options.pulse_fd))
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
         return _refuse(f"configuration: {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
@@ -46,6 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         return _refuse(f"{error.filename or path}: {error.strerror}")
     return 0
+
+
+async def _run(config: ServiceConfig, pulse_fd: int | None) -> None:
+    pulse.start(pulse_fd)
+    await server.run(config)
 
 
 def _refuse(why: str) -> int:

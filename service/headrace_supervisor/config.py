@@ -25,6 +25,13 @@ from headrace_supervisor.settings import ConfigError, Group
 from headrace_telemetry.config import TelemetryConfig as TelemetryConfig
 
 
+def _checked_hang_timeout(value: float) -> float:
+    """Raises ValueError for what a sound process on a busy machine would not meet."""
+    if 0 < value < 1:
+        raise ValueError("must be 0 (never) or 1 and more")
+    return value
+
+
 class SupervisorConfig(pydantic.BaseModel):
     """The supervisor itself: where the server listens, how many services, how processes start, restart and end."""
 
@@ -72,6 +79,16 @@ class SupervisorConfig(pydantic.BaseModel):
     start_attempts: Annotated[
         int, Field(ge=1, description="starts of one process before the server gives up, while it never served")
     ] = 5
+    hang_timeout_s: Annotated[
+        float,
+        pydantic.AfterValidator(_checked_hang_timeout),
+        Field(
+            ge=0,
+            le=3600,
+            allow_inf_nan=False,
+            description="seconds after which a process that is stopped is killed and started again, 1 or more; one that is not stopped but whose event loop is silent gets three times as long; 0: never",
+        ),
+    ] = 10.0
     log_format: Annotated[
         Literal["console", "json"], Field(description="log lines on stderr, for people or for machines")
     ] = "console"

@@ -1,6 +1,6 @@
-"""One process that is to run: started, watched, started again when it dies, ended when asked.
+"""One process that is to run: started, watched, started again when it dies or hangs, ended when asked.
 
-Owns the backoff between starts and the verdict when starting is no use. Each process leads a session of its own, so that Ctrl-C at a terminal reaches
+Owns the backoff between starts and the verdict when starting is no use; whether a process hangs says `hang_watch`. Each process leads a session of its own, so that Ctrl-C at a terminal reaches
 the supervisor alone, and so that whatever it started can be ended with it. It dies with the supervisor (`launch.py`).
 """
 
@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
+
+from headrace_supervisor.hang_watch import HangWatch, listening
 
 # A process that lived this long has recovered: its next death starts the backoff anew.
 _STABLE_S = 30.0
@@ -37,10 +39,14 @@ class ProcessSpec(NamedTuple):
 
 
 class RestartRule(NamedTuple):
-    """When to start again: the first pause in seconds, which doubles, and the starts that may fail before the server ever served; None: as many as it takes."""
+    """When to start again: the first pause in seconds, which doubles, and the starts that may fail before the server ever served; None: as many as it takes.
+
+    And when to end what hangs: `hang_watch`'s timeout in seconds; 0: never.
+    """
 
     first_pause_s: float
     start_attempts: int | None
+    hang_timeout_s: float
 
 
 class ProcessGaveUp(Exception):  # an outcome
@@ -95,17 +101,31 @@ class ManagedProcess:
 
     async def _live(self) -> int:
         """One life of the process, from start to exit code."""
-        command = [sys.executable, "-S", "-E", str(_LAUNCHER), str(os.getpid()), *self.spec.command]
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
-        )
-        if self._stopping.is_set():
-            self._signal(signal.SIGTERM)
-        code = await self._process.wait()
+        with listening(self.spec.name, self._rule.hang_timeout_s) as watch:
+            launcher = [sys.executable, "-S", "-E", str(_LAUNCHER), str(os.getpid())]
+            self._process = await asyncio.create_subprocess_exec(
+                *launcher,
+                *self.spec.command,
+                *watch.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=watch.descriptors,
+            )
+            if self._stopping.is_set():
+                self._signal(signal.SIGTERM)
+            hanging = asyncio.create_task(self._end_when_hung(watch, self._process))
+            try:
+                code = await self._process.wait()
+            finally:
+                hanging.cancel()
         # Helpers that it left behind in its session.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         return code
+
+    async def _end_when_hung(self, watch: HangWatch, process: asyncio.subprocess.Process) -> None:
+        await watch.until_hung(process)
+        self._signal(signal.SIGKILL)
 
     def _give_up_if_no_use(self, code: int) -> None:
         if self._rule.start_attempts is None:

@@ -2,7 +2,7 @@
 
 Owns the order: model folders, memory and addresses are checked before anything starts; backends and services start together; the ready line is printed
 once, when all models named at start are loaded and every service says SERVING; on SIGTERM or SIGINT services finish their streams first, then the backends
-end, and telemetry last, which hears of all that. What happens when one process dies is `processes.py`'s, which models run is `backend_table`'s, workers are the backend's. Configurations go to the
+end, and telemetry last, which hears of all that. What happens when one process dies or hangs is `processes.py`'s, which models run is `backend_table`'s, workers are the backend's. Configurations go to the
 processes as JSON files in the private runtime folder.
 """
 
@@ -170,13 +170,13 @@ class Supervisor:
         ready: Callable[[str], Awaitable[None]] = until_serving,
         probe: Probe = Probe(),  # noqa: B008  # immutable
     ) -> None:
-        self._rule = RestartRule(config.restart_backoff_s, config.start_attempts)
+        self._rule = RestartRule(config.restart_backoff_s, config.start_attempts, config.hang_timeout_s)
         self._has_repository = config.model_repository is not None
         self._launches = launches
         self._names = names
         self._services = [ManagedProcess(spec, self._rule, lambda: self._served) for spec in services]
         self._telemetry = telemetry and ManagedProcess(
-            telemetry.spec, RestartRule(config.restart_backoff_s, None), lambda: self._served
+            telemetry.spec, self._rule._replace(start_attempts=None), lambda: self._served
         )
         self._telemetry_runs = False
         self._telemetry_grace_s = telemetry.grace_s if telemetry is not None else 0.0

@@ -14,6 +14,7 @@ from typing import Final
 import pydantic
 import uvloop
 
+from headrace_facts import pulse
 from headrace_telemetry import logs, process
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.metrics import CannotListen
@@ -31,14 +32,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--config-json", required=True, metavar="FILE", help="TelemetryConfig as JSON; - reads standard input"
     )
-    path: str = parser.parse_args(arguments).config_json
+    pulse.add_argument(parser)
+    options = parser.parse_args(arguments)
+    path: str = options.config_json
     try:
         text = sys.stdin.read() if path == "-" else pathlib.Path(path).read_text(encoding="utf-8")
         config = TelemetryConfig.model_validate_json(text)
         logs.configure(config.log_format, config.log_level)
         config.check_files()
         _keep_freed_memory()
-        uvloop.run(process.run(config))
+        uvloop.run(_run(config, options.pulse_fd))
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
         return _refuse(f"configuration: {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
@@ -47,6 +50,11 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         return _refuse(f"{error.filename or path}: {error.strerror}")
     return 0
+
+
+async def _run(config: TelemetryConfig, pulse_fd: int | None) -> None:
+    pulse.start(pulse_fd)
+    await process.run(config)
 
 
 def _keep_freed_memory() -> None:

@@ -1,4 +1,4 @@
-"""A server whose model has two engines: requests of one prefix meet in one cache, and an engine that is killed ends its own streams alone."""
+"""A server whose model has two engines: requests of one prefix meet in one cache, and an engine that is lost ends its own streams alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.v1 import inference_pb2
 
 OPTIONS = (
     *("--replicas", "2", "--services", "2", "--dtype", "fp32", "--device", "cpu", "--num-blocks", "640"),
-    *("--metrics-listen", "127.0.0.1:0"),
+    *("--metrics-listen", "127.0.0.1:0", "--hang-timeout-s", "2"),
 )
 PREFIXES = 6
 # Long enough to be there when something happens.
@@ -146,12 +146,13 @@ def start(server: RunningServer, index: int) -> tuple[str, concurrent.futures.Fu
 _POOL = concurrent.futures.ThreadPoolExecutor(2 * PREFIXES)
 
 
-def test_an_engine_that_is_killed_ends_its_own_streams_and_comes_back(pair: RunningServer) -> None:
+def test_an_engine_that_is_stopped_and_killed_ends_its_own_streams_and_comes_back(pair: RunningServer) -> None:
     homes = settled_homes(pair)
     # In the order of their sockets, which is that of their start.
     first, second = sorted(pair.descendants("headrace_backend"), key=lambda process: process.pid)
     streams = [start(pair, index) for index in range(PREFIXES)]
-    os.kill(second.pid, signal.SIGKILL)
+    # The supervisor makes a SIGKILL of it.
+    os.kill(second.pid, signal.SIGSTOP)
     lost = []
     for (identifier, ended), index in zip(streams, range(PREFIXES), strict=True):
         error = ended.exception(CALL_TIMEOUT_S)
@@ -167,8 +168,8 @@ def test_an_engine_that_is_killed_ends_its_own_streams_and_comes_back(pair: Runn
     # What began so is answered meanwhile, by whom there is; then by the one that it belongs to.
     for index in range(PREFIXES):
         assert generate(pair.address, greedy(prompt(index), 2)).done is not None
-    assert first.is_running()
     wait_until(lambda: [home(pair, index) for index in range(PREFIXES)] == homes, 120, "all prefixes back at home")
+    assert first.is_running() and not second.is_running()
     assert any("backend (replica 1) ended and is started again" in line for line in pair.lines)
 
 

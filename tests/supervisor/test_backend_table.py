@@ -109,7 +109,7 @@ def fakes(tmp_path: pathlib.Path) -> Fakes:
 async def table(fakes: Fakes) -> AsyncIterator[BackendTable]:
     made = BackendTable(
         fakes,
-        RestartRule(0.01, 3),
+        RestartRule(0.01, 3, 0),
         ends_server=lambda name: name == "essential",
         probe=Probe(fakes.until_serving, fakes.until_idle),
         machine_bytes=8 * GIB,

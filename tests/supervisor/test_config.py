@@ -186,6 +186,12 @@ def test_the_place_of_a_bad_value_is_named(tmp_path: pathlib.Path, monkeypatch: 
         configs.load_server(MODEL, None)
 
 
+@pytest.mark.parametrize("seconds", ["0.5", "-1", "3601", "nan", "inf"])
+def test_a_hang_timeout_that_accuses_the_sound_is_refused(seconds: str) -> None:
+    with pytest.raises(ConfigError, match="--hang-timeout-s"):
+        configs.load_server({**MODEL, "hang_timeout_s": seconds}, None)
+
+
 @pytest.mark.parametrize("text", ["model = ", "\xff"])
 def test_a_file_that_is_no_toml_is_refused_by_name(tmp_path: pathlib.Path, text: str) -> None:
     path = tmp_path / "broken.toml"

@@ -41,6 +41,7 @@ from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.server.worker_supervision import ModelRefused
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_credentials.server_tls import ServerTls
+from headrace_facts import pulse
 from headrace_model_folder import InvalidModelFolder, MeasuredLoss, ModelFolder, read_measured_loss
 
 _MAX_CONFIG_BYTES = 1 << 20
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
         "--config-json", required=True, metavar="PATH", help="BackendConfig as JSON; - reads standard input"
     )
     parser.add_argument("--outlive-parent", action="store_true", help="do not die with the parent process")
+    pulse.add_argument(parser)
     options = parser.parse_args(arguments)
     config = None
     try:
@@ -71,7 +73,7 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
         secret = read_secret(config.token_file, address, has_certificates=tls is not None)
         with claimed_socket(address):
             folder = _open_model(config.engine)
-            backend = uvloop.run(_run(config, address, tls, secret, folder, worker_command))
+            backend = uvloop.run(_run(config, address, tls, secret, folder, worker_command, options.pulse_fd))
     except (StartRefused, ModelRefused) as refused:
         print(f"headrace backend: {refused}", file=sys.stderr, flush=True)
         _note_refusal(config, refused)
@@ -138,7 +140,9 @@ async def _run(
     secret: bytes | None,
     folder: ModelFolder,
     worker_command: tuple[str, ...],
+    pulse_fd: int | None,
 ) -> ExitCode:
+    pulse.start(pulse_fd)
     limits = model_limits(config.engine, folder)
     clock = time.monotonic_ns
     engine = Engine(config.engine, limits, text_bytes(folder), clock, steps=new_step_log(clock))
