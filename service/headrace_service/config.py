@@ -13,6 +13,8 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
+_MAX_PORT = 65535
+
 
 def exposed(address: str) -> bool:
     """Whether other machines may reach what listens on this address: on TCP, anything but loopback."""
@@ -23,6 +25,12 @@ def exposed(address: str) -> bool:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host != "localhost"
+
+
+def _is_address(text: str) -> bool:
+    """Whether something may listen there, by the form alone."""
+    host, _, port = text.rpartition(":")
+    return text.startswith("unix:") or bool(host) and port.isascii() and port.isdecimal() and int(port) <= _MAX_PORT
 
 
 class ServiceConfig(pydantic.BaseModel):
@@ -256,6 +264,11 @@ class ServiceConfig(pydantic.BaseModel):
     def _refuse_exposure(self) -> Self:
         lacking = [name for name in ("tls_cert", "keys_file") if getattr(self, name) is None]
         for address in self.listen:
+            # Of what is no address nobody can say whom it reaches.
+            if not _is_address(address):
+                raise ValueError(
+                    f"listen: {address[:64]!r} must be HOST:PORT with a port of 0 to {_MAX_PORT}, or unix:PATH"
+                )
             if exposed(address) and lacking and not self.insecure:
                 raise ValueError(
                     f"listen: {address} is reached by other machines and needs {' and '.join(lacking)} "

@@ -43,14 +43,14 @@ class ServiceError(Exception):
 
     Attributes:
         code: the gRPC status code.
-        message: one line for people.
+        message: one line for people, of printable characters: a name that a caller chose may stand in it, on its way to a terminal or a log.
         details: google.rpc messages for programs.
     """
 
     def __init__(self, code: grpc.StatusCode, text: str, details: Sequence[message.Message] = ()) -> None:
         super().__init__(text)
         self.code = code
-        self.message = text[:_MAX_MESSAGE_CHARS]
+        self.message = _printable(text[:_MAX_MESSAGE_CHARS])[:_MAX_MESSAGE_CHARS]
         self.details = tuple(details)
 
 
@@ -63,7 +63,7 @@ def invalid(violations: Sequence[Violation]) -> ServiceError:
     """Returns INVALID_ARGUMENT for a request that breaks rules."""
     capped = [
         error_details_pb2.BadRequest.FieldViolation(
-            field=violation.field[:_MAX_FIELD_CHARS], description=violation.description[:_MAX_MESSAGE_CHARS]
+            field=_printable(violation.field[:_MAX_FIELD_CHARS]), description=violation.description[:_MAX_MESSAGE_CHARS]
         )
         for violation in violations[:MAX_VIOLATIONS]
     ]
@@ -165,6 +165,13 @@ def _fitting(detail: message.Message, room_bytes: int) -> message.Message:
         while len(detail.field_violations) > 1 and detail.ByteSize() > room_bytes - envelope_bytes:
             del detail.field_violations[-1]
     return detail
+
+
+def _printable(text: str) -> str:
+    """Returns the text with line ends, controls and invisible characters escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _retry_info(retry_after_s: float) -> error_details_pb2.RetryInfo:

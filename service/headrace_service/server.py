@@ -20,6 +20,7 @@ from headrace_service import admin_handlers, inference_service, listening, reade
 from headrace_service.auth.credentials import Credentials
 from headrace_service.config import ServiceConfig
 from headrace_service.descriptor_pools import DescriptorPools
+from headrace_service.foreign_parsing import ForeignParsingInterceptor
 from headrace_service.health import HealthServicer
 from headrace_service.kserve import service as kserve
 from headrace_service.service_core import ServiceCore
@@ -41,14 +42,16 @@ class Service:
             interceptors=self._interceptors(),
             options=listening.channel_options(config),
         )
-        self._probe_server = grpc.aio.server() if config.probe is not None else None
+        self._probe_server = (
+            grpc.aio.server(interceptors=[ForeignParsingInterceptor()]) if config.probe is not None else None
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:  # type: ignore[type-arg]
         """The outermost first."""
         tracer = self._core.tracer
         tracing = [TracingInterceptor(tracer)] if tracer is not None else []
-        return [*tracing, self._credentials.interceptor(listening.MAX_METADATA_BYTES)]
+        return [*tracing, self._credentials.interceptor(listening.MAX_METADATA_BYTES), ForeignParsingInterceptor()]
 
     @property
     def core(self) -> ServiceCore:

@@ -203,6 +203,8 @@ def _with_model_found(engine_values: dict[str, Any], supervisor: SupervisorConfi
         if supervisor.load_models:
             raise ConfigError("load_models needs model_repository, the folder that the names are looked for in")
         return engine_values
+    if not supervisor.model_repository.is_dir():
+        raise ConfigError(f"model_repository: there is no folder {supervisor.model_repository}")
     name = str(engine_values["model"])
     if name not in ModelRepository(supervisor.model_repository):
         return engine_values

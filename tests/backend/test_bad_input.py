@@ -282,6 +282,10 @@ def hello(version: int = 1) -> bytes:
         # A request id that is no UTF-8.
         ([hello(), b"\x12\x03\x1a\x01\xff"], INVALID, "no ToEngine"),
         ([hello(), b"\xba\x3e\x00"], INVALID, "not known"),
+        # Field 999 in questions that have nothing else to check, and beside one.
+        ([hello(), b"\x2a\x03\xb8\x3e\x01"], INVALID, "detach has fields"),
+        ([hello(), b"\x3a\x03\xb8\x3e\x01"], INVALID, "load has fields"),
+        ([hello(), b"\x3a\x00\xb8\x3e\x01"], INVALID, "load stands beside fields"),
     ],
 )
 async def test_broken_conversation_ends_the_stream(

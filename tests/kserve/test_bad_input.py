@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.kserve.wire import Wire, add, raw_strings, request, stream, strings_of, text
+from tests.kserve.wire import Wire, add, numbers_of, raw_strings, request, stream, strings_of, text
 from tests.service.harness import ANSWER, Running, running_service
 
 from headrace_protos.inference import grpc_service_pb2 as pb
@@ -42,6 +42,23 @@ def ensemble(**inputs: Any) -> pb.ModelInferRequest:
 
 def sampling(json: str) -> pb.ModelInferRequest:
     return text(sampling=json)
+
+
+def digits(number: str) -> pb.ModelInferRequest:
+    """A request to add numbers that are given as text."""
+    message = request("simple_string")
+    for name in ("INPUT0", "INPUT1"):
+        add(message, name, "BYTES", [1, 16], raw_strings(*[number.encode()] * 16))
+    return message
+
+
+def ended_sequence(sequence_id: str) -> pb.ModelInferRequest:
+    """A sequence of one request, whose id the model adds."""
+    message = request("simple_dyna_sequence")
+    add(message, "INPUT", "INT32", ONE, np.int32(5).tobytes())
+    message.parameters["sequence_id"].string_param = sequence_id
+    message.parameters["sequence_start"].bool_param = message.parameters["sequence_end"].bool_param = True
+    return message
 
 
 IA, UNIMPL, NF = "INVALID_ARGUMENT", "UNIMPLEMENTED", "NOT_FOUND"
@@ -106,10 +123,16 @@ ROWS: dict[str, tuple[pb.ModelInferRequest, str, str]] = {
     "best_of": (sampling('{"best_of": 4}'), UNIMPL, "best_of other than 1"),
     "guided": (sampling('{"guided_decoding": {"regex": "a"}}'), UNIMPL, "guided_decoding: is not supported"),
     "lora": (sampling('{"lora_name": "x"}'), UNIMPL, "lora_name: is not supported"),
+    "name of several lines": (sampling('{"a\\r\\nb\\u001b[31m": 1}'), IA, r"sampling_parameters.a\r\nb\x1b[31m: is not known"),
+    "id of several lines": (request("vllm_model", id="a\nb"), IA, r"[request id: a\nb] expected at least"),
     "unknown sampling": (sampling('{"colour": 1}'), IA, "sampling_parameters.colour: is not known"),
     "truth as a number": (sampling('{"n": true}'), IA, "sampling_parameters.n: must be an integer"),
     "number as a truth": (sampling('{"ignore_eos": 1}'), IA, "sampling_parameters.ignore_eos: must be true or false"),
     "bias": (sampling('{"logit_bias": {"x": 1}}'), IA, "logit_bias[x]: must be an integer"),
+    "conformance: more digits than are added": (digits("1" * 19), IA, "INPUT0: must be decimal numbers of at most 18 digits"),
+    "conformance: Python's digits": (digits("1_0"), IA, "INPUT0: must be decimal numbers"),
+    "conformance: sequence of another name": (ended_sequence("7x"), IA, "sequence_id: this model wants a decimal number"),
+    "conformance: sequence of too long a name": (ended_sequence("9" * 21), IA, "sequence_id: this model wants a decimal number"),
     "ensemble: no tokens": (ensemble(max_tokens=np.int32(0)), IA, "max_tokens: must be at least 1"),
     "ensemble: negative": (ensemble(max_tokens=np.int32(-1)), IA, "max_tokens: must be at least 0"),
     "ensemble: temperature": (ensemble(temperature=np.float32("nan")), IA, "temperature: must be 0 (greedy)"),
@@ -171,6 +194,13 @@ async def test_bytes_that_are_no_message_are_refused(shared: tuple[Running, Wire
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await wire.ModelInfer(data)
         assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_sequence_may_have_any_number_of_64_bits(shared: tuple[Running, Wire]) -> None:
+    _, wire = shared
+    for sequence_id in ("1", "4294967297", str((1 << 64) - (1 << 32) + 1)):
+        assert numbers_of(await wire.ModelInfer(ended_sequence(sequence_id)), "OUTPUT") == [7]
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -38,6 +38,27 @@ async def test_health_is_checked_by_name(running: Running) -> None:
     assert refused.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("/grpc.health.v1.Health/Check", "unary_unary"),
+        ("/grpc.health.v1.Health/Watch", "unary_stream"),
+        ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "stream_stream"),
+    ],
+)
+@pytest.mark.parametrize("data", [b"\xff", b"\x0a\x02\xff\xfe"], ids=["no message", "no UTF-8"])
+async def test_bytes_that_are_no_message_are_refused_by_services_that_are_not_ours_too(
+    running: Running, method: str, kind: str, data: bytes
+) -> None:
+    sent = iter([data]) if kind == "stream_stream" else data
+    call = getattr(running.channel, kind)(method)(sent)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await (call if kind == "unary_unary" else call.read())
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (refused.value.details() or "").startswith("request: not a valid protobuf message")
+    assert (await health_pb2_grpc.HealthStub(running.channel).Check(health_pb2.HealthCheckRequest())).status
+
+
 async def test_watch_follows_the_engines_word_its_silence_and_its_loss(running: Running) -> None:
     watch = health_pb2_grpc.HealthStub(running.channel).Watch(health_pb2.HealthCheckRequest())
     other = health_pb2_grpc.HealthStub(running.channel).Watch(health_pb2.HealthCheckRequest())

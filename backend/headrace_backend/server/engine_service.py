@@ -252,6 +252,10 @@ class EngineService:
         if handler is None:
             text = "hello came twice" if kind == "hello" else "the message is empty or not known to protocol version 1"
             raise ended(grpc.StatusCode.INVALID_ARGUMENT, text)
+        if incoming.has_unknown_fields_beside(received):
+            raise ended(
+                grpc.StatusCode.INVALID_ARGUMENT, f"{kind} stands beside fields that protocol version 1 does not know"
+            )
         question = getattr(received, kind)
         # What the engine released before this question comes before its answer.
         self._engine_loop.flush()
@@ -261,6 +265,8 @@ class EngineService:
             if self._teller is not None and kind == "add":
                 self._teller.refused(refused.reason)
             self._refuse(stream, question, refusal_status(refused))
+        except StreamEnded:
+            raise
         except Exception:
             error_id = new_error_id()
             request_id = getattr(question, "request_id", None)

@@ -84,6 +84,11 @@ def unknown_field(parent: message.Message, path: str = "") -> str | None:
     return next(_unknown_fields(parent, path), None)
 
 
+def has_unknown_fields_beside(envelope: engine_pb2.ToEngine) -> bool:
+    """Whether the envelope itself has fields that this version does not know; those inside its question are that question's to refuse."""
+    return len(unknown_fields.UnknownFieldSet(envelope)) > 0
+
+
 def _unknown_fields(parent: message.Message, path: str) -> Iterator[str]:
     unknown = unknown_fields.UnknownFieldSet(parent)
     for i in range(len(unknown)):

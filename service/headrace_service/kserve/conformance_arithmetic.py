@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -14,6 +15,9 @@ from headrace_service.kserve.tensors import Array, Tensor
 
 _MAX_BATCH = 8
 _WIDTH = 16
+# Sums of two such numbers fit 64 bits.
+_MAX_DIGITS = 18
+_DECIMAL = re.compile(rb"[+-]?[0-9]{1,%d}" % _MAX_DIGITS)
 
 
 def models() -> list[ConformanceModel]:
@@ -54,11 +58,9 @@ async def _repeat(request: InferRequest) -> AsyncIterator[tuple[Outputs, bool]]:
 
 def _integers(request: InferRequest, name: str) -> Array:
     given = request.inputs[name]
-    try:
-        values = np.array([int(element[:16]) for element in given.elements], np.int64)
-    except ValueError:
-        raise refusals.invalid(f"{name}: must be decimal numbers", name) from None
-    return values.reshape(given.shape)
+    if not all(_DECIMAL.fullmatch(element) for element in given.elements):
+        raise refusals.invalid(f"{name}: must be decimal numbers of at most {_MAX_DIGITS} digits", name)
+    return np.array([int(element) for element in given.elements], np.int64).reshape(given.shape)
 
 
 def _texts(values: Array) -> Tensor:

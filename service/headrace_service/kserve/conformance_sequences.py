@@ -5,6 +5,7 @@ Owns the sequences that are open. They live in the process that a client's conne
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -19,6 +20,10 @@ from headrace_service.kserve.tensors import Array, Tensor
 
 _MAX_SEQUENCES = 1024
 _IDLE_S = 60.0
+# All that 64 bits hold. What is added is an INT32 in the end, as in Triton: the low bits.
+_MAX_DIGITS = 20
+_DECIMAL = re.compile(f"-?[0-9]{{1,{_MAX_DIGITS}}}")
+_LOW_BITS = (1 << 32) - 1
 _SIGNATURE = Signature(
     inputs=(tensor("INPUT", "INT32", 1),),
     outputs=(tensor("OUTPUT", "INT32", 1),),
@@ -113,8 +118,9 @@ def _add_last(value: Array, last: Array | None) -> Array:
 def _add_id(request: InferRequest, value: Array) -> Array:
     if not request.parameters.sequence_end:
         return value
-    try:
-        number = int(str(request.parameters.sequence_id)[:10])
-    except ValueError:
-        raise refusals.invalid("sequence_id: this model wants a decimal number", "sequence_id") from None
-    return value + number
+    sequence_id = str(request.parameters.sequence_id)
+    if not _DECIMAL.fullmatch(sequence_id):
+        raise refusals.invalid(
+            f"sequence_id: this model wants a decimal number of at most {_MAX_DIGITS} digits", "sequence_id"
+        )
+    return value + (int(sequence_id) & _LOW_BITS)

@@ -45,6 +45,13 @@ def test_this_machine_may_do_without() -> None:
         assert not config(listen).is_exposed
 
 
+@pytest.mark.parametrize("listen", ["", "nowhere", "0.0.0.0", "0.0.0.0:", "0.0.0.0:http", ":50051", "0.0.0.0:65536"])
+def test_what_is_no_address_is_named_as_such_and_not_as_exposed(listen: str) -> None:
+    with pytest.raises(pydantic.ValidationError, match="must be HOST:PORT") as refused:
+        config(listen)
+    assert "--insecure" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("listen", "settings", "named"),
     [
