@@ -92,6 +92,8 @@ def _read(
     Raises:
         click.UsageError: It names none, or contradicts itself.
     """
+    if "" in source:
+        raise click.UsageError("an empty name is neither a file nor an id")
     paths = [pathlib.Path(name) for name in source]
     if all(path.exists() or _looks_like_file(name) for path, name in zip(paths, source, strict=True)):
         if jaeger is not None:

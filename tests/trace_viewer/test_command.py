@@ -132,6 +132,7 @@ def test_an_unknown_id_or_file_is_one_line() -> None:
     "words",
     [
         (),
+        ("",),
         ("traces.jsonl",),
         (ONE, TWO),
         (ONE, "--trace", TRACE),
