@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.processes import alive, wait_until
-from tests.support.rpc import CALL_TIMEOUT_S, connected, details, greedy, health, idle_load, read
+from tests.support.rpc import CALL_TIMEOUT_S, connected, details, greedy, idle_load, read, serves
 from tests.support.running_server import RunningServer, running_server
 
 from headrace.v1 import inference_pb2, inference_pb2_grpc
@@ -103,14 +103,6 @@ def watched(address: str) -> Iterator[list[tuple[float, int]]]:
         yield seen
         call.cancel()
         thread.join(10)
-
-
-def serves(address: str) -> bool:
-    """Whether the server can be reached and says SERVING."""
-    try:
-        return health(address) == SERVING
-    except grpc.RpcError:
-        return False
 
 
 @pytest.fixture(scope="module")
