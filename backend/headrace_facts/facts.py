@@ -226,6 +226,12 @@ class Dropped(msgspec.Struct, tag="dropped", frozen=True):
     tokens: int
 
 
+class LinesLost(msgspec.Struct, tag="lines_lost", frozen=True):
+    """Lines of its log that this process could not write since it last said so."""
+
+    lines: int
+
+
 class SetDetail(msgspec.Struct, tag="set_detail", frozen=True):
     """An operator asks for another detail, for all processes from now on."""
 
@@ -249,6 +255,7 @@ Fact = (
     | EngineLoad
     | ServiceLoad
     | Dropped
+    | LinesLost
     | SetDetail
     | TraceQuery
 )

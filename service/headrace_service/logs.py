@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import structlog
 
+from headrace_facts import log_output
+
 _LOOK_EVERY_S = 1.0
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -67,6 +69,7 @@ def switch_by(source: Callable[[], Switches]) -> None:
 
 def configure(log_format: Literal["console", "json"], level: str) -> None:
     """Sets up structlog for the process."""
+    log_output.keep_going()
     _switchboard.switches = Switches.at(level)
     renderer = (
         structlog.processors.JSONRenderer()

@@ -8,9 +8,12 @@ from typing import Literal
 
 import structlog
 
+from headrace_facts import log_output
+
 
 def configure(log_format: Literal["console", "json"], log_level: str) -> None:
     """Sets up structlog for the process. Call once, before anything logs."""
+    log_output.keep_going()
     console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     structlog.configure(
         processors=[

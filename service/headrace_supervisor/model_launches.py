@@ -111,13 +111,16 @@ class ModelLaunches:
         )
 
     def prepare(self, name: str, memory_bytes: int, replica: int) -> Launch:
-        """Checks a model and writes the configuration of one backend for it. Raises Refused, as `check`."""
+        """Checks a model and writes the configuration of one backend for it. Raises Refused, as `check`, and where it can't be written."""
         claim = self.check(name, memory_bytes)[replica]
         index = next(self._indices)
         backend = self._backend(name, memory_bytes, index, replica)
         assert backend.refusal_file is not None
         path = self._runtime_folder / f"backend-{index}.json"
-        path.write_text(backend.model_dump_json(), encoding="utf-8")
+        try:
+            path.write_text(backend.model_dump_json(), encoding="utf-8")
+        except OSError as error:
+            raise refusals.unavailable(f"model {name}: its configuration can't be written: {error.strerror}") from None
         process = "backend" if self._repository is None else f"backend {name}"
         process += f" (replica {replica})" if self._replicas > 1 else ""
         spec = ProcessSpec(process, (sys.executable, "-m", "headrace_backend", "--config-json", str(path)))

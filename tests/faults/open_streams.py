@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import grpc
 from grpc_health.v1 import health_pb2
-from tests.support.rpc import CALL_TIMEOUT_S, details, greedy, health
+from tests.support.rpc import CALL_TIMEOUT_S, details, greedy
 
 from headrace.v1 import inference_pb2, inference_pb2_grpc
 
@@ -71,11 +71,3 @@ class Strike:
     def __call__(self) -> None:
         self.at = time.monotonic()
         os.kill(self._pid, self._kind)
-
-
-def serves(address: str) -> bool:
-    """Whether the server can be reached and says SERVING."""
-    try:
-        return health(address) == SERVING
-    except grpc.RpcError:
-        return False

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.faults.open_streams import NOT_SERVING, SERVING, TOKENS, Strike, prompt, read_all, serves
+from tests.faults.open_streams import NOT_SERVING, SERVING, TOKENS, Strike, prompt, read_all
 from tests.support.processes import alive, wait_until
-from tests.support.rpc import CALL_TIMEOUT_S, connected, greedy, idle_load, read
+from tests.support.rpc import CALL_TIMEOUT_S, connected, greedy, idle_load, read, serves
 from tests.support.running_server import RunningServer, running_server
 
 from headrace.v1 import inference_pb2

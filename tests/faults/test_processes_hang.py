@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import grpc
 import psutil
 import pytest
-from tests.faults.open_streams import Reader, Strike, read_all, serves
+from tests.faults.open_streams import Reader, Strike, read_all
 from tests.support.processes import alive, wait_until
-from tests.support.rpc import idle_load
+from tests.support.rpc import idle_load, serves
 from tests.support.running_server import RunningServer, running_server
 
 OPTIONS = ("--services", "2", "--hang-timeout-s", "2", "--dtype", "fp32", "--device", "cpu", "--num-blocks", "512")

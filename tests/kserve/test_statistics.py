@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import pathlib
+import shutil
+import subprocess
+import sys
 
 import pytest
+from tests.support.running_server import ROOT, environment
 
 from headrace_service.kserve.statistics import MAX_RESPONSES, Durations, ResponseTimes, Statistics
 
@@ -111,3 +115,38 @@ def test_more_models_than_there_is_room_for_are_served_uncounted(tmp_path: pathl
         statistics.of(f"m{index}").succeeded(Durations())
     counts = [statistics.report(f"m{index}", decoupled=False).inference_count for index in range(130)]
     assert counts == [1] * 128 + [0, 0]
+
+
+# Room for nothing, for the names alone, and for the names and one model.
+_ON_FULL_DISKS = """
+for pages in 2 12 40; do mount -t tmpfs -o size=$((4 * pages))k tmpfs "$1" && "$2" -m tests.kserve.test_statistics "$1" && umount "$1" || exit 1; done
+"""
+
+
+def test_a_full_disk_costs_counts_and_no_process(tmp_path: pathlib.Path) -> None:
+    namespace = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*namespace, "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs a mount namespace of its own, for a small tmpfs")
+    command = [*namespace, "sh", "-c", _ON_FULL_DISKS, "sh", str(tmp_path), sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment(), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("counted")] == [
+        "counted [1, 1] [0, 0]",
+        "counted [0, 0] [0, 0]",
+        "counted [1, 0] [1, 0]",
+    ]
+
+
+def _count_where_there_is_no_room(folder: pathlib.Path) -> None:
+    """Counts two models, and prints what the process itself has of each, and another one of the same server."""
+    statistics = Statistics(folder, "service-0")
+    for name in ("m", "n"):
+        statistics.of(name).succeeded(Durations())
+    counted = []
+    for one in (statistics, Statistics(folder, "service-1")):
+        counted.append([one.report(name, decoupled=False).inference_count for name in ("m", "n")])
+    print("counted", *counted)
+
+
+if __name__ == "__main__":
+    _count_where_there_is_no_room(pathlib.Path(sys.argv[1]))

@@ -57,6 +57,20 @@ def test_a_bare_name_is_the_repositorys_and_a_path_is_not(repository: pathlib.Pa
     assert engine_of(named, "mine")["model_name"] == "mine"
 
 
+def test_a_runtime_folder_that_can_not_be_written_refuses_the_load(repository: pathlib.Path) -> None:
+    made = launches(repository)
+    runtime = repository.parent / "runtime"
+    # As full disks do, and unlike missing rights it stops root too.
+    runtime.rmdir()
+    with pytest.raises(
+        Refused, match="^model second: its configuration can't be written: No such file or directory$"
+    ) as refused:
+        made.prepare("second", 0, 0)
+    assert refused.value.code == grpc.StatusCode.UNAVAILABLE
+    runtime.mkdir()
+    assert made.prepare("second", 0, 0).spec.name == "backend second"
+
+
 def test_a_repositorys_model_keeps_its_folders_name(repository: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match="model_name is for a model given as a path"):
         launches(repository, model_name="mine")

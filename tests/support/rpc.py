@@ -107,6 +107,14 @@ def health(address: str) -> int:
         return int(health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60).status)
 
 
+def serves(address: str) -> bool:
+    """Whether the server can be reached and says SERVING."""
+    try:
+        return health(address) == health_pb2.HealthCheckResponse.SERVING
+    except grpc.RpcError:
+        return False
+
+
 def idle_load(address: str) -> inference_pb2.GetLoadResponse | None:
     """The load once nothing runs or waits and no block is held, else None."""
     with connected(address) as stub:

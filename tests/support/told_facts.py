@@ -142,6 +142,7 @@ def everything(first_step: int = 1, number: int = 7) -> Iterator[tuple[facts.Hel
     yield BACKEND, steps(made)
     yield SERVICE, facts.ServiceLoad(5, 4, 4096)
     yield SERVICE, facts.Dropped(3, 0)
+    yield SERVICE, facts.LinesLost(2)
     yield SERVICE, generation(number)
     yield SERVICE, call(number)
     yield SERVICE, call(number, status="INTERNAL")

@@ -137,6 +137,15 @@ def test_refusals_are_counted_by_reason_from_zero() -> None:
     assert by_reason == {"queue_full": 4, "deadline": 0, "quota": 0, "invalid": 0, "other": 0, "new_reason": 1}
 
 
+def test_lost_lines_of_logs_are_told_from_the_beginning() -> None:
+    figures = _Figures()
+    figures.sink.take(told.BACKEND, told.BACKEND)
+    assert figures.values("headrace.log.lost_lines") == [0]
+    figures.sink.take(told.BACKEND, facts.LinesLost(3))
+    figures.sink.take(told.BACKEND, facts.LinesLost(4))
+    assert figures.values("headrace.log.lost_lines") == [7]
+
+
 def test_telemetrys_own_counts_are_told() -> None:
     figures = _Figures()
     figures.counts.exported["traces"], figures.counts.dropped["traces"], figures.counts.failures["metrics"] = 7, 2, 3

@@ -12,11 +12,14 @@ from typing import Literal
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
+from headrace_facts import log_output
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def configure_logs(log_format: Literal["console", "json"], log_level: str) -> None:
     """Sets up structlog for the whole process. Call once."""
+    log_output.keep_going()
     processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

@@ -18,7 +18,7 @@ from headrace_backend.engine.sequence import LiveRequest
 from headrace_backend.engine.step_log import EndedRequest, StepLog
 from headrace_backend.server.model_facts import ModelFacts
 from headrace_backend.worker_messages import WorkerReady
-from headrace_facts import facts
+from headrace_facts import facts, log_output
 from headrace_facts.clocks import unix_offset_ns
 from headrace_facts.feed import Feed
 from headrace_facts.version import server_version
@@ -81,6 +81,7 @@ class Teller:
         self._tasks = [
             loop.create_task(self._repeat(_STEPS_S, self.flush)),
             loop.create_task(self._repeat(_LOAD_S, self._tell_load)),
+            loop.create_task(self._repeat(_LOAD_S, self._tell_lost_lines)),
         ]
 
     async def stop(self) -> None:
@@ -159,6 +160,11 @@ class Teller:
                 refusals=dict(self._refusals),
             )
         )
+
+    def _tell_lost_lines(self) -> None:
+        lost_lines = log_output.take_lost_lines()
+        if lost_lines:
+            self._feed.tell(facts.LinesLost(lost_lines))
 
     def _generation(self, ended: EndedRequest) -> facts.Generation:
         request = ended.request

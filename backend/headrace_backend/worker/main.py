@@ -23,6 +23,7 @@ from headrace_backend.worker.errors import DoesNotFit, StartRefused, StepFailed
 from headrace_backend.worker.lifetime import arrange_signals, die_with_parent
 from headrace_backend.worker.rank_links import RankLinks
 from headrace_backend.worker_messages import WorkerFailed
+from headrace_facts import log_output
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 
 _FAILED = 1
@@ -81,6 +82,7 @@ def main(argv: list[str]) -> int:
     arguments = _parse(argv)
     die_with_parent(arguments.parent_pid)
     arrange_signals()
+    log_output.keep_going()
     channel = _open_channel(arguments)
     try:
         _run(arguments, channel)

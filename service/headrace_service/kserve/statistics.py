@@ -2,17 +2,22 @@
 
 Owns what ModelStatistics answers. Clients' connections are spread over processes, so each process counts into a file of its own in the server's
 private folder, and whoever is asked adds all files up. One writer per file, eight-byte counters, no lock: a reader may see a request's
-counters half written, and right a moment later. A process that is started again goes on with its file; without a folder a process
-counts for itself. Models beyond the first 128 names are not counted, which a warning says.
+counters half written, and right a moment later. A process that is started again goes on with its file; without a folder, or room in it for the
+names, a process counts for itself. Models beyond the first 128 names, or beyond the room, are not counted, which a warning says.
+
+    128 names of 256 bytes | 128 records, each of which takes room once it has a name
+
+Nothing of a file is touched before the file system has promised room for it: on a full one the kernel ends whoever touches mapped memory that has none.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +39,6 @@ _RESPONSE = ("compute_infer", "compute_output", "success", "fail", "empty_respon
 # A model's counters: every duration is a pair (count, nanoseconds).
 _RECORD = np.dtype(
     [
-        ("name", f"S{_NAME_BYTES}"),
         ("last_inference_ms", "<i8"),
         ("inferences", "<i8"),
         ("executions", "<i8"),
@@ -43,8 +47,18 @@ _RECORD = np.dtype(
         ("responses", "<i8", (MAX_RESPONSES, len(_RESPONSE), 2)),
     ]
 )
-_Records = np.ndarray[Any, np.dtype[Any]]
+_NAME = np.dtype(f"S{_NAME_BYTES}")
+_ALL_NAMES_BYTES = _MAX_MODELS * _NAME_BYTES
+_FILE_BYTES = _ALL_NAMES_BYTES + _MAX_MODELS * _RECORD.itemsize
+_Array = np.ndarray[Any, np.dtype[Any]]
 _log = structlog.get_logger("headrace.service")
+
+
+class _Table(NamedTuple):
+    """The names of models, b"" where there is none yet, and the counters of each."""
+
+    names: _Array
+    records: _Array
 
 
 @dataclasses.dataclass(slots=True)
@@ -133,8 +147,8 @@ class Statistics:
 
     def __init__(self, folder: pathlib.Path | None, process_name: str) -> None:
         self._folder = folder
-        self._own = folder / (_file_name(process_name) + _SUFFIX) if folder is not None else None
-        self._records = np.zeros(_MAX_MODELS, _RECORD) if self._own is None else _mapped(self._own)
+        self._own = _with_room(folder / (_file_name(process_name) + _SUFFIX)) if folder is not None else None
+        self._table = _in_memory() if self._own is None else _mapped(self._own, "r+")
         self._counters: dict[str, ModelCounters] = {}
 
     def of(self, name: str) -> ModelCounters:
@@ -148,33 +162,43 @@ class Statistics:
         """Returns a model's statistics over all processes."""
         key = _key(name)
         total = np.zeros(1, _RECORD)[0]
-        for records in self._all_records():
-            for slot in np.flatnonzero(records["name"] == key):
-                _add(total, records[slot])
+        for table in self._all_tables():
+            for slot in np.flatnonzero(table.names == key):
+                _add(total, table.records[slot])
         return _message(name, total, decoupled)
 
     def _record(self, name: str) -> np.void:
         key = _key(name)
-        names = self._records["name"]
+        names, records = self._table
         known, free = np.flatnonzero(names == key), np.flatnonzero(names == b"")
         if not len(known) and not len(free):
             _log.warning("kserve.statistics_full", models=_MAX_MODELS)
-            uncounted: np.void = np.zeros(1, _RECORD)[0]
-            return uncounted
+            return _uncounted()
         slot = int(known[0] if len(known) else free[0])
-        record: np.void = self._records[slot]
-        record["name"] = key
+        if not self._has_room(slot):
+            return _uncounted()
+        names[slot] = key
+        record: np.void = records[slot]
         return record
 
-    def _all_records(self) -> Iterator[_Records]:
-        yield self._records
+    def _has_room(self, slot: int) -> bool:
+        """Whether a record may be touched; asks the file system for its room."""
+        return self._own is None or _reserve(self._own, _ALL_NAMES_BYTES + slot * _RECORD.itemsize, _RECORD.itemsize)
+
+    def _all_tables(self) -> Iterator[_Table]:
+        yield self._table
         if self._folder is None:
             return
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
             if path != self._own:
-                records = _read(path)
-                if records is not None:
-                    yield records
+                table = _read(path)
+                if table is not None:
+                    yield table
+
+
+def _uncounted() -> np.void:
+    record: np.void = np.zeros(1, _RECORD)[0]
+    return record
 
 
 def _key(name: str) -> bytes:
@@ -185,18 +209,42 @@ def _file_name(process_name: str) -> str:
     return "".join(char if char.isalnum() or char in "-_" else "_" for char in process_name)
 
 
-def _mapped(path: pathlib.Path) -> _Records:
-    """Returns a file's records, mapped; a new or foreign file begins empty. Untouched pages take no memory."""
-    size = _MAX_MODELS * _RECORD.itemsize
-    if not path.exists() or path.stat().st_size != size:
-        with path.open("wb") as file:
-            file.truncate(size)
-    return np.memmap(path, _RECORD, "r+", shape=(_MAX_MODELS,))
+def _in_memory() -> _Table:
+    return _Table(np.zeros(_MAX_MODELS, _NAME), np.zeros(_MAX_MODELS, _RECORD))
 
 
-def _read(path: pathlib.Path) -> _Records | None:
+def _with_room(path: pathlib.Path) -> pathlib.Path | None:
+    """Returns the path of a file with room for its names, which is new and empty unless there was one; None if there is no room."""
+    if path.exists() and path.stat().st_size == _FILE_BYTES:
+        return path
+    path.write_bytes(b"")
+    if not _reserve(path, 0, _ALL_NAMES_BYTES):
+        path.unlink()
+        return None
+    # Of this size only now: others read no file that is shorter.
+    os.truncate(path, _FILE_BYTES)
+    return path
+
+
+def _reserve(path: pathlib.Path, offset: int, num_bytes: int) -> bool:
+    """Whether the file system has room for that part of a file, which then is its own; says in the log if not."""
     try:
-        return np.memmap(path, _RECORD, "r", shape=(_MAX_MODELS,))
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), offset, num_bytes)
+    except OSError as error:
+        _log.warning("kserve.statistics_without_room", why=error.strerror)
+        return False
+    return True
+
+
+def _mapped(path: pathlib.Path, mode: Literal["r", "r+"]) -> _Table:
+    names = np.memmap(path, _NAME, mode, shape=(_MAX_MODELS,))
+    return _Table(names, np.memmap(path, _RECORD, mode, offset=_ALL_NAMES_BYTES, shape=(_MAX_MODELS,)))
+
+
+def _read(path: pathlib.Path) -> _Table | None:
+    try:
+        return _mapped(path, "r")
     except (OSError, ValueError) as error:
         _log.warning("kserve.statistics_unreadable", exception_type=type(error).__name__)
         return None

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 
-from headrace_facts import facts
+from headrace_facts import facts, log_output
 from headrace_facts.clocks import unix_offset_ns
 from headrace_facts.facts import Detail
 from headrace_facts.feed import Feed
@@ -73,6 +73,9 @@ class Tracer:
         while True:
             open_generations, pending_bytes = load()
             self.tell(facts.ServiceLoad(self.open_calls, open_generations, pending_bytes))
+            lost_lines = log_output.take_lost_lines()
+            if lost_lines:
+                self.tell(facts.LinesLost(lost_lines))
             await asyncio.sleep(_LOAD_EVERY_S)
 
     async def stop(self) -> None:

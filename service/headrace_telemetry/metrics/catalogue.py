@@ -133,6 +133,12 @@ PENDING_BYTES: Final = Metric(
 
 # Of telemetry itself.
 PROCESS_UP: Final = Metric("headrace.process.up", "gauge", "{process}", "Processes that are connected to telemetry.")
+LOST_LINES: Final = Metric(
+    "headrace.log.lost_lines",
+    "counter",
+    "{line}",
+    "Lines that a service or backend could not write to its log, as on a full disk.",
+)
 DROPPED_FACTS: Final = Metric(
     "headrace.telemetry.dropped_facts", "counter", "{fact}", "Facts that a process dropped, as telemetry was too slow."
 )

@@ -63,7 +63,8 @@ class LoadMetrics:
     def joined(self, source: facts.Hello) -> None:
         """A process has connected."""
         self._connected[source.kind, source.name] += 1
-        self._counter(catalogue.DROPPED_FACTS).add(0, _named(source))
+        for metric in (catalogue.DROPPED_FACTS, catalogue.LOST_LINES):
+            self._counter(metric).add(0, _named(source))
 
     def gone(self, source: facts.Hello) -> None:
         """A connection has ended: its source's figures end with it."""
@@ -76,6 +77,10 @@ class LoadMetrics:
     def dropped(self, source: facts.Hello, dropped: facts.Dropped) -> None:
         """A process could not tell everything."""
         self._counter(catalogue.DROPPED_FACTS).add(dropped.facts, _named(source))
+
+    def lines_lost(self, source: facts.Hello, lost: facts.LinesLost) -> None:
+        """A process could not write all of its log."""
+        self._counter(catalogue.LOST_LINES).add(lost.lines, _named(source))
 
     def service(self, source: facts.Hello, load: facts.ServiceLoad) -> None:
         """How busy a service is."""

@@ -63,6 +63,8 @@ class MetricSink:
                 self._steps.describe(fact)
             case facts.Dropped():
                 self._load.dropped(source, fact)
+            case facts.LinesLost():
+                self._load.lines_lost(source, fact)
             case facts.Hello():
                 self._load.joined(source)
             case _:
