@@ -14,7 +14,7 @@ import pytest
 from google.protobuf import duration_pb2
 from tests.support.processes import alive, wait_until
 from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, details, generate, greedy, health, read
-from tests.support.running_server import DEMO, RunningServer, refused, running_server
+from tests.support.running_server import DEMO, RunningServer, configuration_of, refused, running_server
 
 from headrace.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, inference_pb2
 
@@ -86,7 +86,7 @@ def spec(model: str, max_tokens: int = 16) -> generation_pb2.GenerationSpec:
 def backend_of(server: RunningServer, model: str) -> psutil.Process:
     """The backend process of a model, by the configuration that it was started with."""
     for process in server.descendants("headrace_backend"):
-        config = json.loads(pathlib.Path(process.cmdline()[-1]).read_text())
+        config = json.loads(configuration_of(process).read_text())
         if config["engine"]["model_name"] == model:
             return process
     raise AssertionError(f"{model} has no backend")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pathlib
 import signal
 from collections.abc import Iterator
 
@@ -14,7 +13,7 @@ import pytest
 from tests.faults.open_streams import Reader, Strike, read_all
 from tests.support.processes import alive, wait_until
 from tests.support.rpc import idle_load, serves
-from tests.support.running_server import RunningServer, running_server
+from tests.support.running_server import RunningServer, configuration_of, running_server
 
 OPTIONS = ("--services", "2", "--hang-timeout-s", "2", "--dtype", "fp32", "--device", "cpu", "--num-blocks", "512")
 CANARY_TOKENS = 20
@@ -122,7 +121,7 @@ def test_a_service_that_is_stopped_is_replaced(server: RunningServer, golden: li
 
     def stop() -> None:
         service = busy_service(server)
-        stopped.append((pathlib.Path(service.cmdline()[4]).stem, service))
+        stopped.append((configuration_of(service).stem, service))
         service.suspend()
 
     assert_broken_off(asyncio.run(read_all(server.address, stop)), golden)

@@ -27,6 +27,12 @@ _PYTHONPATH = os.pathsep.join(
 )
 
 
+def configuration_of(process: psutil.Process) -> pathlib.Path:
+    """The file that a process of a server was started with."""
+    command = process.cmdline()
+    return pathlib.Path(command[command.index("--config-json") + 1])
+
+
 class RunningServer:
     """One supervisor and everything below it."""
 
