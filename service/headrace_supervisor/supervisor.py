@@ -115,7 +115,7 @@ def check_models(launches: Launches, names: Sequence[str]) -> None:
 
 
 def service_specs(service: configs.ServiceConfig, folder: pathlib.Path, probes: Sequence[str]) -> list[ProcessSpec]:
-    """The services of a configuration, one for each address of health checks. Their JSON is written to `folder`."""
+    """The services of a configuration, one for each address of health checks. Their JSON is written to `folder`. Raises RuntimeFolderError."""
     specs = []
     for index, probe in enumerate(probes):
         named = service.model_copy(update={"service_name": f"service-{index}", "probe": probe})
@@ -124,7 +124,7 @@ def service_specs(service: configs.ServiceConfig, folder: pathlib.Path, probes: 
 
 
 def telemetry_process(config: ServerConfig, folder: pathlib.Path) -> TelemetryProcess | None:
-    """The telemetry process of a configuration; None: it is off. Its JSON is written to `folder`."""
+    """The telemetry process of a configuration; None: it is off. Its JSON is written to `folder`. Raises RuntimeFolderError."""
     if config.telemetry is None:
         return None
     named = config.telemetry.model_copy(update={"telemetry_socket": folder / TELEMETRY_SOCKET})
@@ -134,7 +134,10 @@ def telemetry_process(config: ServerConfig, folder: pathlib.Path) -> TelemetryPr
 
 def _spec(name: str, module: str, config: pydantic.BaseModel, folder: pathlib.Path) -> ProcessSpec:
     path = folder / f"{name}.json"
-    path.write_text(config.model_dump_json(), encoding="utf-8")
+    try:
+        path.write_text(config.model_dump_json(), encoding="utf-8")
+    except OSError as error:
+        raise RuntimeFolderError(f"runtime folder {folder}: {error.strerror}") from None
     return ProcessSpec(name, (sys.executable, "-m", module, "--config-json", str(path)))
 
 

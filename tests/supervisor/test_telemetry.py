@@ -16,6 +16,7 @@ from tests.support.processes import wait_until
 
 from headrace_supervisor import commands
 from headrace_supervisor import config as configs
+from headrace_supervisor.runtime_folder import RuntimeFolderError
 from headrace_supervisor.settings import ConfigError
 from headrace_supervisor.supervisor import telemetry_process
 
@@ -106,6 +107,14 @@ def test_it_is_on_by_default_and_all_get_its_socket(tmp_path: pathlib.Path) -> N
     assert str(tmp_path / "telemetry.sock") in written
     service = configs.addressed(config, ("127.0.0.1:7",), "unix:/c.sock", str(tmp_path / "telemetry.sock"))
     assert service.telemetry_socket == str(tmp_path / "telemetry.sock")
+
+
+def test_a_runtime_folder_that_takes_no_configuration_is_named(tmp_path: pathlib.Path) -> None:
+    # As on a disk that is full: nothing more can be written there.
+    (tmp_path / "telemetry.json").symlink_to("/dev/full")
+    config = configs.load_server({**MODEL}, None)
+    with pytest.raises(RuntimeFolderError, match=rf"runtime folder {tmp_path}: No space left on device"):
+        telemetry_process(config, tmp_path)
 
 
 def test_it_can_be_off(tmp_path: pathlib.Path) -> None:
