@@ -76,6 +76,11 @@ class BackendProcess:
                 return {str(name): float(seconds) for name, seconds in phases.items()}
         return {}
 
+    def captured_mixed_sizes(self) -> list[int]:
+        """Tokens of the steps with prompts that its workers replay from graphs, if the backend says them."""
+        said = (record["captured_mixed_sizes"] for record in self.records() if "captured_mixed_sizes" in record)
+        return list(next(said, []))
+
     def workers(self) -> list[psutil.Process]:
         """Its worker processes that are alive now."""
         return list(psutil.Process(self._process.pid).children())

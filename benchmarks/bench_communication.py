@@ -4,6 +4,7 @@ Ranks take the same steps twice: as a server's ranks do, then each for itself, w
 and the writing of what is gathered stay, so that the difference is what meeting and moving cost, whatever a kernel does besides. Decode steps are graphs on cards. The slowest rank counts.
 
 Steps whose sums run beside products are cut into pieces for that (`layers.cut_step`). Silent ones are not: what smaller products and a copy cost is exposed, too. `--cut-mib 0` has no step cut, which shows what cutting gains.
+Steps with prompts are launched kernel by kernel, or from graphs with `--chunk-graphs`; a server takes graphs where launching is what takes the time.
 
     python -m benchmarks.bench_communication --shape llama-3.1-8b --ranks 4 --steps 1x640,256x640,chunk8192 --json FILE
 """
@@ -29,7 +30,7 @@ from benchmarks.profile_step import captured_runner, make_caches, make_model, pl
 from benchmarks.shapes import SHAPES
 from headrace_backend.config import QUANTIZE_GROUPS
 from headrace_backend.parallel.collectives import Collectives, PendingSum, PieceRule, slowest_times
-from headrace_backend.parallel.nccl import PIECE_RULE
+from headrace_backend.parallel.nccl import piece_rule
 from headrace_backend.parallel.rendezvous import Seat
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
@@ -43,7 +44,7 @@ _CARD_STEPS, _CPU_STEPS = 40, 5
 # Those with prompts take a hundred times as long.
 _CHUNK_STEPS = 4
 # Options that a record repeats.
-_SAID = ("ranks", "shape", "dtype", "quant", "quant_head", "kv_dtype", "cut_mib")
+_SAID = ("ranks", "shape", "dtype", "quant", "quant_head", "kv_dtype", "cut_mib", "chunk_graphs")
 _CARD_BLOCKS, _CPU_BLOCKS = 16_384, 256
 
 
@@ -93,13 +94,19 @@ def rule_of(group: Collectives, cut_mib: float | None) -> PieceRule | None:
     """The group's own; or as it is for cards, with sums of so many MiB and more; None for 0."""
     if cut_mib is None:
         return group.piece_rule
-    return dataclasses.replace(PIECE_RULE, least_bytes=round(cut_mib * 2**20)) if cut_mib else None
+    rule = piece_rule(group.world_size)
+    return dataclasses.replace(rule, least_bytes=round(cut_mib * 2**20)) if cut_mib else None
 
 
 def graph_sizes(kinds: list[str]) -> str:
     """The setting for these steps."""
     sizes = sorted({int(kind.split("x")[0]) for kind in kinds if not kind.startswith("chunk")})
     return ",".join(map(str, sizes)) or "off"
+
+
+def chunk_sizes(kinds: list[str]) -> list[int]:
+    """Tokens of the steps that are one chunk, ascending."""
+    return sorted({int(kind.removeprefix("chunk")) for kind in kinds if kind.removeprefix("chunk").isdigit()})
 
 
 def step_us(runner: Runner, kind: str, pool: BlockPool, device: torch.device) -> list[float]:
@@ -145,10 +152,11 @@ def measured(options: argparse.Namespace, seat: Seat, device: torch.device) -> I
     model, config = make_model(*about, schemes, Shard(seat.rank, seat.world_size, switch))
     num_blocks = _CARD_BLOCKS if on_card else _CPU_BLOCKS
     caches, pool = make_caches(model, config, num_blocks), BlockPool(num_blocks, config.block_size)
+    long_sizes = chunk_sizes(kinds) if options.chunk_graphs else []
     times: list[list[float]] = []
     for speaks in (True, False):
         switch.speak(speaks)
-        runner = captured_runner(model, config, caches)
+        runner = captured_runner(model, config, caches, long_sizes)
         times.append([statistics.median(step_us(runner, kind, pool, device)) for kind in kinds])
         # Its graphs' memory is the next one's.
         del runner
@@ -190,6 +198,7 @@ def _options() -> argparse.Namespace:
         help="ROWSxCONTEXT or chunkTOKENS, with commas",
     )
     parser.add_argument("--cut-mib", type=float, help="of sums from which on steps are cut; 0: none; the group's rule")
+    parser.add_argument("--chunk-graphs", action="store_true", help="chunks are replayed from graphs")
     parser.add_argument("--git", default="", help="the commit, where the tree has no history")
     parser.add_argument("--json", type=pathlib.Path)
     rank_processes.add_seat(parser)

@@ -41,6 +41,8 @@ class Started:
     # Whether the last round of warm-up compiled and captured nothing.
     warm: bool
     phases_s: dict[str, float]
+    # Tokens of steps with prompts that are replayed from graphs.
+    captured_mixed_sizes: list[int]
 
 
 def load_gb_s(session: EngineSession, plan: Plan) -> float | None:
@@ -59,7 +61,9 @@ async def _start(session: EngineSession, plan: Plan, workloads: list[Workload], 
     rows = plan.engine.max_num_seqs if on_gpu else _CPU_ROWS
     rounds, warm = await warm_up(session, workloads, rows, tokens)
     rate = load_gb_s(session, plan)
-    return Started(round(startup_s, 2), rate, rounds, warm, session.process.phases_s())
+    return Started(
+        round(startup_s, 2), rate, rounds, warm, session.process.phases_s(), session.process.captured_mixed_sizes()
+    )
 
 
 def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, model: engine_pb2.EngineModel) -> dict[str, Any]:
@@ -122,6 +126,7 @@ def record(
             "quant_head": model.quantization.head_scheme,
             "warm": started.warm,
             "phases_s": started.phases_s,
+            "captured_mixed_sizes": started.captured_mixed_sizes,
             "engine": {k: v for k, v in plan.settings.items() if k != "model"},
         }
     )
@@ -153,7 +158,7 @@ async def measured_engine(
         started = await _start(session, plan, workloads, on_gpu)
         warm_s = time.perf_counter() - begin_s
         print(
-            f"start-up {started.startup_s} s, {'warm' if started.warm else 'STILL COMPILING'} after {started.warm_up_rounds} rounds in {warm_s:.1f} s; phases {started.phases_s}; ceilings {ceilings.summary()}",
+            f"start-up {started.startup_s} s, {'warm' if started.warm else 'STILL COMPILING'} after {started.warm_up_rounds} rounds in {warm_s:.1f} s; phases {started.phases_s}; captured {started.captured_mixed_sizes}; ceilings {ceilings.summary()}",
             flush=True,
         )
         yield (

@@ -156,9 +156,11 @@ def make_caches(model: CausalLM, config: EngineConfig, num_blocks: int) -> list[
     return caches
 
 
-def captured_runner(model: CausalLM, config: EngineConfig, caches: list[torch.Tensor]) -> Runner:
-    """What computes steps, with its graphs if it has any."""
-    runner = make_runner(model, config, model.max_position, caches)
+def captured_runner(
+    model: CausalLM, config: EngineConfig, caches: list[torch.Tensor], long_sizes: Sequence[int] = ()
+) -> Runner:
+    """What computes steps, with its graphs if it has any, those of long steps with prompts of so many tokens among them."""
+    runner = make_runner(model, config, model.max_position, caches, long_sizes)
     if isinstance(runner, CapturesGraphs):
         runner.capture(lambda *_: None)
     return runner

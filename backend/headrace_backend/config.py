@@ -12,7 +12,13 @@ from typing import Annotated, Any, Final, Literal, Self
 import pydantic
 from pydantic import Field
 
-from headrace_backend.device_defaults import checked_graph_sizes, expects_gpu, mixed_graph_sizes, step_sizes
+from headrace_backend.device_defaults import (
+    checked_graph_sizes,
+    expects_gpu,
+    long_graph_sizes,
+    mixed_graph_sizes,
+    step_sizes,
+)
 
 # A step of fewer could not hold a block.
 _LEAST_TOKENS = 16
@@ -184,6 +190,10 @@ class EngineConfig(_Frozen):
     def captured_mixed_sizes(self) -> tuple[int, ...]:
         """Tokens of the steps with prompts to capture as CUDA graphs, ascending; none if graphs are off. Which of them are kept says the worker."""
         return mixed_graph_sizes(self.max_num_batched_tokens) if self.captured_batch_sizes() else ()
+
+    def long_graph_sizes(self) -> tuple[int, ...]:
+        """Tokens of longer ones, to capture where the worker finds that it pays."""
+        return long_graph_sizes(self.max_num_batched_tokens) if self.captured_batch_sizes() else ()
 
 
 class BackendConfig(_Frozen):

@@ -17,8 +17,10 @@ _NO_GPU = ("", "-1")
 
 _ON_CPU = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
 _ON_GPU = {"max_num_seqs": 512, "max_num_batched_tokens": 8192}
-# Tokens of the steps with prompts that are captured: longer ones hide the launches of their kernels.
+# Tokens of the steps with prompts that are captured: few longer ones are bound by the launches of their kernels.
 _MIXED_GRAPH_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768)
+# Those that are captured where they are. A seventh of a step is padding at most.
+_LONG_GRAPH_TOKENS = (896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2304, 2560, 2816, 3072, 3584, 4096)
 
 
 def expects_gpu(device: str) -> bool:
@@ -46,6 +48,14 @@ def default_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
 def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
     """Tokens of the steps with prompts that are captured where graphs are on, smallest first. The worker keeps those that pay, and says which."""
     return tuple(size for size in _MIXED_GRAPH_TOKENS if size <= max_num_batched_tokens)
+
+
+def long_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
+    """Tokens of the longer steps with prompts that may be worth a graph, smallest first, the whole budget among them if it is one. The worker finds out which are."""
+    longest = min(max_num_batched_tokens, _LONG_GRAPH_TOKENS[-1])
+    if longest <= _MIXED_GRAPH_TOKENS[-1]:
+        return ()
+    return (*(size for size in _LONG_GRAPH_TOKENS if size < longest), longest)
 
 
 def checked_graph_sizes(sizes: str, max_num_seqs: int) -> tuple[int, ...]:

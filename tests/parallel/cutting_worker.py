@@ -12,9 +12,9 @@ import sys
 
 from torch import Tensor
 
-from headrace_backend.parallel.collectives import Collectives, PendingSum, PieceRule
+from headrace_backend.parallel import nccl
+from headrace_backend.parallel.collectives import PendingSum, PieceRule
 from headrace_backend.parallel.gloo import GlooCollectives
-from headrace_backend.parallel.nccl import NcclCollectives
 from headrace_backend.worker.lifetime import end_process
 from headrace_backend.worker.main import main
 
@@ -39,9 +39,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--ends-in-sum", type=int, nargs=2)
     options, others = parser.parse_known_args()
-    kinds: tuple[type[Collectives], ...] = (GlooCollectives, NcclCollectives)
-    for kind in kinds:
-        kind.piece_rule = PieceRule(least_bytes=1, multiple=MULTIPLE)
+    rule = PieceRule(least_bytes=1, multiple=MULTIPLE)
+    GlooCollectives.piece_rule = rule
+    nccl.piece_rule = lambda world_size: rule
     if options.ends_in_sum:
         end_in_sum(*options.ends_in_sum)
     sys.exit(end_process(main(others)))

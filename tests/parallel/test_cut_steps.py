@@ -21,7 +21,7 @@ from tests.worker.driver import Entry, admission, make_runner, step
 
 from headrace_backend.layers.cut_step import CutStep
 from headrace_backend.parallel.collectives import PendingSum, PieceRule
-from headrace_backend.parallel.nccl import PIECE_RULE
+from headrace_backend.parallel.nccl import piece_rule
 from headrace_backend.parallel.symmetric import CAPACITY_BYTES
 from headrace_backend.quantization.linear_weight import PlainWeight
 from headrace_backend.weights.placement import Shard
@@ -46,10 +46,13 @@ def test_pieces_are_halves_in_whole_tiles(num_tokens: int, multiple: int, least:
 
 def test_only_steps_whose_pieces_nccl_takes_well_are_cut() -> None:
     # The width of a 70B model and of an 8B one, in bf16.
-    assert [PIECE_RULE.first_piece(num_tokens, 2 * 8192) for num_tokens in (4095, 4096, 8192)] == [None, 2048, 4096]
-    assert [PIECE_RULE.first_piece(num_tokens, 2 * 4096) for num_tokens in (8191, 8192, 16384)] == [None, 4096, 8192]
+    of_two, of_four = piece_rule(2), piece_rule(4)
+    assert [of_two.first_piece(num_tokens, 2 * 8192) for num_tokens in (4095, 4096, 8192)] == [None, 2048, 4096]
+    assert [of_two.first_piece(num_tokens, 2 * 4096) for num_tokens in (8191, 8192, 16384)] == [None, 4096, 8192]
+    # Ranks of four have half of the products of ranks of two, and as many launches.
+    assert [of_four.first_piece(num_tokens, 2 * 8192) for num_tokens in (8191, 8192)] == [None, 4096]
     # What our kernels take whole is left to them.
-    assert PIECE_RULE.least_bytes > CAPACITY_BYTES
+    assert of_two.least_bytes > CAPACITY_BYTES
 
 
 class LateSum(PendingSum):
@@ -226,13 +229,14 @@ def test_begun_sums_of_cards_are_whole_whatever_their_memory_is_used_for_next(ro
 @pytest.mark.multi_gpu
 @needs_cards
 @pytest.mark.timeout(560)
-async def test_two_cards_that_cut_their_steps_draw_the_tokens_of_one(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("graph_sizes", ["off", "auto"])
+async def test_two_cards_that_cut_their_steps_draw_the_tokens_of_one(tmp_path: pathlib.Path, graph_sizes: str) -> None:
     write_checkpoint(tmp_path / "llama", "llama-wide")
     steps = [step([Entry(0, 0, PROMPT, (0,))], [admission(0)], {0: list(range(16))})]
     steps += [step([Entry(0, len(PROMPT) + i, None, (0,), i + 1)], step_id=i + 2) for i in range(8)]
     tokens = []
     for tp in (1, 2):
-        settings = {"device": "cuda", "graph_sizes": "off", "num_blocks": 64}
+        settings = {"device": "cuda", "graph_sizes": graph_sizes, "num_blocks": 64}
         async with ranks(tmp_path / "llama", tp, command=CUTTING_WORKER, **settings) as group:
             await group.group.wait_ready()
             found = await group.answered(steps)

@@ -33,6 +33,8 @@ from headrace_kernels.attention.quantized_kv import restored_blocks, scales_of, 
 from headrace_kernels.low_bit.linear import WARM_ROWS
 
 GIB = 1 << 30
+# Of a captured step's activations, for each token of the fake model.
+GRAPH_TOKEN = 4 << 20
 
 
 def config_of(**values: object) -> EngineConfig:
@@ -245,21 +247,27 @@ def start(
     llama: CausalLM,
     graphs: list[int],
     place: RankPlace = RankPlace(),  # noqa: B008  # immutable
+    long_sizes: list[tuple[int, ...]] | None = None,
     **values: object,
 ) -> tuple[Runner, MemoryPlan, FakeMemory, dict[str, float], list[LoadProgress]]:
-    """Fits a cache beside the fake card's tenants. `graphs`: what the captures of each runner in turn take; of the profile's, nothing."""
+    """Fits a cache beside the fake card's tenants. `graphs`: what the captures of each runner in turn take; of the profile's, nothing. `long_sizes`: gets the long steps that each is to capture."""
     memory = FakeMemory(80 * GIB, weights=15 * GIB, other=GIB)
     taken = iter([0, *graphs])
 
-    def sized_runner(model: object, config: EngineConfig, max_model_len: int, kv_caches: object) -> SizedRunner:
+    def sized_runner(
+        model: object, config: object, max_model_len: int, kv_caches: object, long: tuple[int, ...] = ()
+    ) -> SizedRunner:
+        if long_sizes is not None:
+            long_sizes.append(long)
         return SizedRunner(memory, GIB, step=4 * GIB, graphs=next(taken))
 
     monkeypatch.setattr(start_up, "make_runner", sized_runner)
-    config = config_of(max_num_seqs=4, max_num_batched_tokens=32, **values)
+    config = config_of(**{"max_num_seqs": 4, "max_num_batched_tokens": 32, **values})
     model = start_up._Model(llama, config, 64, torch.float32, torch.device("cpu"), place)
     # Caches are not taken from the fake card: their blocks are as large as the arithmetic below wants them.
     monkeypatch.setattr(start_up._Model, "kv_caches", lambda self, num_blocks: [torch.zeros(1, 2, 1, 0, 1)])
-    estimate = ModelMemory(weights=14 * GIB, activations=9 * GIB, kv_block=GIB // 4, graphs=GIB)
+    sizes = {"activations": 9 * GIB, "kv_block": GIB // 4, "graphs": GIB, "graph_token": GRAPH_TOKEN}
+    estimate = ModelMemory(weights=14 * GIB, **sizes)
     room = Room(torch.device("cuda", 0), 79 * GIB, 80 * GIB)
     channel, timer = FakeChannel(), start_up._Phases({})
     runner, plan = start_up._fitted_runner(model, estimate, room, memory, channel, timer)  # type: ignore[arg-type]
@@ -299,6 +307,24 @@ def test_graphs_larger_than_estimated_are_captured_again_beside_a_smaller_cache(
     assert plan.graph_bytes == 3 * GIB and plan.kv_cache_bytes == first.kv_cache_bytes - 2 * GIB
     assert memory.held == 15 * GIB + GIB and memory.other == GIB + 3 * GIB, "the first runner was not dropped"
     assert isinstance(runner, SizedRunner)
+
+
+def test_long_steps_that_are_worth_a_graph_are_in_the_plan_and_captured(
+    monkeypatch: pytest.MonkeyPatch, llama: CausalLM
+) -> None:
+    given: list[tuple[int, ...]] = []
+
+    def shares(longest: int) -> MemoryPlan:
+        monkeypatch.setattr(start_up, "host_share", lambda runner, size, *_: 0.9 if size <= longest else 0.1)
+        about = (monkeypatch, llama, [0], RankPlace(), given)
+        return start(*about, max_num_seqs=16, max_num_batched_tokens=1024)[1]
+
+    none, some = shares(0), shares(896)
+    # The profile's runner captures nothing, the other what was found.
+    assert given == [(), (), (), (896,)]
+    # As the fake estimate has it, for each token beyond the largest that is always captured, and the driver's own.
+    more = (896 - 768) * GRAPH_TOKEN + (10 << 20)
+    assert 0 < more - GIB // 4 < none.kv_cache_bytes - some.kv_cache_bytes < more + GIB // 4
 
 
 def test_ranks_whose_reserves_differ_capture_again_together(monkeypatch: pytest.MonkeyPatch, llama: CausalLM) -> None:

@@ -20,7 +20,7 @@ import pytest
 import torch
 from tests.worker.driver import Entry, admission, execute, make_runner, step
 
-from headrace_backend.device_defaults import mixed_graph_sizes
+from headrace_backend.device_defaults import long_graph_sizes, mixed_graph_sizes
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.ring import RingReader, RingWriter, create_ring
 from headrace_backend.step_plan import StepPlan, StepResult
@@ -206,7 +206,7 @@ def test_a_worker_on_a_gpu_runs_ahead_and_answers_in_order(start: Starter, llama
     assert plan.device == ready.device == "cuda:0"
     assert plan.kv_cache_bytes > plan.total_bytes // 2
     kept = ready.captured_mixed_sizes
-    assert kept and list(kept) == sorted(set(kept) & set(mixed_graph_sizes(kept[-1])))
+    assert kept and list(kept) == sorted(set(kept) & {*mixed_graph_sizes(kept[-1]), *long_graph_sizes(8192)})
     worker.send(first_step([5, 6, 7]))
     for step_id in range(2, 40):
         worker.send(step([Entry(0, step_id + 1, None, (0,), step_id - 1)], step_id=step_id))

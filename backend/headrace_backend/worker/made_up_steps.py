@@ -122,6 +122,11 @@ def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish, draws: bool 
     return StepPlan(0, _NOTHING, admissions, forward, sample, prompt_logprobs)
 
 
+def prompts(num_tokens: int, max_model_len: int) -> list[Chunk]:
+    """Of as few rows as so many tokens fit into."""
+    return [Chunk(0, min(max_model_len, num_tokens - first)) for first in range(0, num_tokens, max_model_len)]
+
+
 def next_step(before: StepPlan, pool: BlockPool) -> StepPlan:
     """Each row of a step computes the token that it drew there, and draws another. The token's block must be in its table already, as it is where the step left one unfilled."""
     rows, starts = before.forward.rows, before.forward.starts + before.forward.counts

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -87,6 +88,8 @@ class ModelMemory:
     graphs: int = 0
     # Of the activations: what is taken together with the weights.
     scratch: int = 0
+    # Of the graphs' activations, for each token of the largest that is captured.
+    graph_token: int = 0
     # The driver's and libraries' own.
     other: int = 0
     is_measured: bool = False
@@ -116,6 +119,7 @@ def model_memory(
         kv_block=config.block_size * kv_token_bytes(model, size, config.kv_dtype),
         graphs=_graphs_estimate(config, per_token, model.vocab_size) if on_gpu else 0,
         scratch=weights.scratch,
+        graph_token=per_token,
     )
 
 
@@ -134,6 +138,16 @@ def _graphs_estimate(config: EngineConfig, bytes_per_token: int, vocab_size: int
     copies = _CAPTURED_LOGIT_COPIES + (config.tp > 1)
     logits = min(num_tokens, config.max_num_seqs) * 4 * copies * vocab_size
     return num_tokens * bytes_per_token + logits + len(captured) * _SHAPE_BYTES
+
+
+def with_long_graphs(memory: ModelMemory, config: EngineConfig, long_sizes: Sequence[int]) -> ModelMemory:
+    """The estimate where steps of so many tokens, ascending, are captured beside those that always are. What is drawn from them is no more."""
+    if not long_sizes:
+        return memory
+    longer = long_sizes[-1] - max(config.captured_batch_sizes() + config.captured_mixed_sizes())
+    return dataclasses.replace(
+        memory, graphs=memory.graphs + max(longer, 0) * memory.graph_token + len(long_sizes) * _SHAPE_BYTES
+    )
 
 
 def measured_memory(estimate: ModelMemory, profile: Profile, room: Room) -> ModelMemory:

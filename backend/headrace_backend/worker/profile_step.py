@@ -66,6 +66,7 @@ def measure_steps(
     make_runner: Callable[[], tuple[Runner, int]],
     plans: Sequence[StepPlan],
     on_step: Callable[[int], None],
+    look: Callable[[Runner], None] = lambda _: None,
 ) -> Profile:
     """Runs the plans with a runner of their own and says what they took.
 
@@ -74,12 +75,14 @@ def measure_steps(
         make_runner: Makes the runner and its cache; gives it with the cache's bytes.
         plans: The steps.
         on_step: As for `run_steps`.
+        look: Called with the runner before it is dropped; may run steps that are no larger.
     """
     memory.release()
     weights = memory.reserved()
     memory.reset_peak()
     runner, cache_bytes = make_runner()
     run_steps(runner, plans, on_step)
+    look(runner)
     del runner
     peak = memory.peak_reserved()
     memory.release()

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import torch
@@ -36,6 +36,7 @@ from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.kernel_cache import use_kernel_cache
 from headrace_backend.worker.kv_caches import allocate_kv_caches, cache_bytes, kv_type
+from headrace_backend.worker.launch_bound import host_share, launch_bound_sizes
 from headrace_backend.worker.made_up_steps import BlockPool
 from headrace_backend.worker.memory_plan import (
     ModelMemory,
@@ -44,6 +45,7 @@ from headrace_backend.worker.memory_plan import (
     measured_memory,
     plan_estimate,
     plan_memory,
+    with_long_graphs,
 )
 from headrace_backend.worker.profile_step import PROFILE_BLOCKS, Profile, largest_steps, measure_steps
 from headrace_backend.worker.quantized import checked_schemes, quantization_report
@@ -87,6 +89,7 @@ def make_runner(
     config: EngineConfig,
     max_model_len: int,
     kv_caches: list[torch.Tensor],
+    long_sizes: Sequence[int] = (),
 ) -> Runner:
     """What computes steps over a cache. Must hold its tensors by itself: a runner that is dropped gives all of them back.
 
@@ -95,6 +98,7 @@ def make_runner(
         config: The engine's configuration.
         max_model_len: Longest sequence, in tokens.
         kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
+        long_sizes: Tokens of steps with prompts to capture beside those that always are.
     """
     num_blocks, device = kv_caches[0].shape[0], kv_caches[0].device
     sampler = Sampler(config.max_num_seqs, model.vocab_size, device)
@@ -103,7 +107,8 @@ def make_runner(
         return CpuRunner(model, batch, sampler, kv_caches)
     limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
     sizes = AttentionSizes.of(model.num_heads, kv_caches[0], model.dtype)
-    shapes = captured_shapes(config.captured_batch_sizes(), config.captured_mixed_sizes(), limits.max_num_seqs, sizes)
+    mixed_sizes = (*config.captured_mixed_sizes(), *long_sizes)
+    shapes = captured_shapes(config.captured_batch_sizes(), mixed_sizes, limits.max_num_seqs, sizes)
     agreed_times = functools.partial(slowest_times, model.shard.collectives)
     return GpuRunner(model, sampler, kv_caches, limits, sizes, shapes, agreed_times)
 
@@ -276,12 +281,14 @@ def _prepared_device(config: EngineConfig, folder: ModelFolder, rank: int, chann
     return device
 
 
-def _ready_runner(model: _Model, num_blocks: int, channel: Channel, timer: _Phases) -> Runner:
+def _ready_runner(
+    model: _Model, num_blocks: int, channel: Channel, timer: _Phases, long_sizes: Sequence[int] = ()
+) -> Runner:
     """A runner over a cache of that many blocks, warm."""
     with timer.timed("cache"):
         channel.send_progress("cache", 0, num_blocks, "blocks")
         kv_caches = model.kv_caches(num_blocks)
-        runner = make_runner(model.causal_lm, model.config, model.max_model_len, kv_caches)
+        runner = make_runner(model.causal_lm, model.config, model.max_model_len, kv_caches, long_sizes)
         channel.send_progress("cache", num_blocks, num_blocks, "blocks")
     with timer.timed("warm_up"):
         warm_up(runner, kv_caches, model.config, model.max_model_len, channel.send_progress)
@@ -297,13 +304,14 @@ def _fitted_runner(
         DoesNotFit: What was measured leaves too little.
     """
     with timer.timed("profile"):
-        needed = measured_memory(estimate, _profiled(model, memory, channel), room)
+        profile, long_sizes = _profiled(model, memory, channel)
+        needed = with_long_graphs(measured_memory(estimate, profile, room), model.config, long_sizes)
     collectives = model.place.collectives
     # Cards of one kind may differ in memory by less than their kind tells; all ranks capture again, or none.
     tolerance = agreed_least(collectives, room.reserve_bytes) // 2
     for attempt in range(1, _CAPTURE_ATTEMPTS + 1):
         plan = _agreed(plan_memory(model.config, needed, model.max_model_len, room), model.place)
-        runner = _ready_runner(model, plan.num_blocks, channel, timer)
+        runner = _ready_runner(model, plan.num_blocks, channel, timer, long_sizes)
         with timer.timed("graphs"):
             graph_bytes = agreed_most(collectives, _capture(runner, memory, channel))
         if graph_bytes <= needed.graphs + tolerance:
@@ -316,8 +324,9 @@ def _fitted_runner(
     raise DoesNotFit(f"graphs take {graph_bytes} bytes, and took less before; graph_sizes off works")
 
 
-def _profiled(model: _Model, memory: DeviceMemory, channel: Channel) -> Profile:
-    """What the largest steps need."""
+def _profiled(model: _Model, memory: DeviceMemory, channel: Channel) -> tuple[Profile, tuple[int, ...]]:
+    """What the largest steps need, and which of the long ones are worth a graph."""
+    long_sizes: list[int] = []
 
     def small_runner() -> tuple[Runner, int]:
         kv_caches = model.kv_caches(PROFILE_BLOCKS)
@@ -326,9 +335,26 @@ def _profiled(model: _Model, memory: DeviceMemory, channel: Channel) -> Profile:
 
     pool = BlockPool(PROFILE_BLOCKS, model.config.block_size)
     steps = list(largest_steps(model.config, model.max_model_len, pool))
-    return measure_steps(
-        memory, small_runner, steps, lambda done: channel.send_progress("profile", done, len(steps), "steps")
-    )
+
+    def look(runner: Runner) -> None:
+        long_sizes.extend(_launch_bound(model, runner, pool))
+
+    def on_step(done: int) -> None:
+        channel.send_progress("profile", done, len(steps), "steps")
+
+    return measure_steps(memory, small_runner, steps, on_step, look), tuple(long_sizes)
+
+
+def _launch_bound(model: _Model, runner: Runner, pool: BlockPool) -> tuple[int, ...]:
+    """Tokens of the long steps that are worth a graph, by the rank whose host is the slowest."""
+    config, most = model.config, model.config.max_num_seqs * model.max_model_len
+    wait = functools.partial(torch.cuda.synchronize, model.device)
+
+    def share(num_tokens: int) -> float:
+        own = host_share(runner, num_tokens, model.max_model_len, pool, wait)
+        return slowest_times(model.place.collectives, [own])[0]
+
+    return launch_bound_sizes([size for size in config.long_graph_sizes() if size <= most], share)
 
 
 def _capture(runner: Runner, memory: DeviceMemory, channel: Channel) -> int:

@@ -28,6 +28,8 @@ DECODE_QUERY_LEN = 1
 # Keys that a prompt's token sees on average from which gathering them is worth leaving the graphs, where nothing is gathered: at 8,192, 512 tokens win 3.3 of about 20 ms in 32 layers.
 # Derived, not measured.
 _GATHER_FROM_KEYS = 8192
+# The same of steps of so many tokens and more, of whose time attention is a larger part: a prompt of 2,048 tokens takes 68 ms from a graph and 66 gathered on one of four ranks of a 70B Llama in FP8, one of 4,096 takes 144 and 126 (H200, 2026-11-22).
+_LONG_STEP_TOKENS, _GATHER_LONG_FROM_KEYS = 1024, 1536
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class StepShape:
         needed = cls._sized(int(counts.sum()), counts.size, plan.sample.rows.size, decodes, num_tiles, sizes)
         group = sizes.num_heads // sizes.num_kv_heads
         fits = 0 < gathered_tokens(seq_lens) <= gather_capacity
-        gathers = fits and gathering_pays(chunks, seq_lens, group, _GATHER_FROM_KEYS)
+        from_keys = _GATHER_FROM_KEYS if needed.num_tokens < _LONG_STEP_TOKENS else _GATHER_LONG_FROM_KEYS
+        gathers = fits and gathering_pays(chunks, seq_lens, group, from_keys)
         return dataclasses.replace(needed, gathers=gathers)
 
     @classmethod

@@ -21,6 +21,7 @@ from headrace_backend.worker.made_up_steps import (
     copying_step,
     make_step,
     next_step,
+    prompts,
     release_step,
 )
 from headrace_backend.worker.profile_step import run_steps
@@ -90,11 +91,11 @@ def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iter
     # Products know a step's tokens alone: short sequences make up those numbers together.
     for count in _sizes(min(config.max_num_batched_tokens, most_rows * max_model_len, max(WARM_ROWS))):
         if count > max_model_len:
-            yield from _taken(_prompts(count, max_model_len), pool, Wish.GREEDY)
+            yield from _taken(prompts(count, max_model_len), pool, Wish.GREEDY)
     # An output layer of few bits knows how many rows tell of prompts, which may be more than ever draw.
     for count in WARM_ROWS:
         if most_rows < count <= config.max_num_batched_tokens:
-            yield from _taken(_prompts(count, max_model_len)[:most_rows], pool, Wish.EVERYTHING)
+            yield from _taken(prompts(count, max_model_len)[:most_rows], pool, Wish.EVERYTHING)
     # Contexts are gathered for some of these, by the query heads of a group.
     for count in _GATHERED_CHUNKS:
         if count <= min(config.max_num_batched_tokens, max_model_len):
@@ -111,11 +112,6 @@ def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iter
 def _decodes(rows: int, max_model_len: int) -> list[Chunk]:
     """Rows with one token each behind a context."""
     return [Chunk(min(max_model_len - 1, _CONTEXT_TOKENS // rows), 1)] * rows if rows else []
-
-
-def _prompts(num_tokens: int, max_model_len: int) -> list[Chunk]:
-    """As few rows as so many tokens fit into."""
-    return [Chunk(0, min(max_model_len, num_tokens - first)) for first in range(0, num_tokens, max_model_len)]
 
 
 def _taken(chunks: list[Chunk], pool: BlockPool, wish: Wish) -> Iterator[StepPlan]:
