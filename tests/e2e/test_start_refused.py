@@ -41,11 +41,17 @@ def unknown_architecture(path: pathlib.Path) -> None:
     (path / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["MambaForCausalLM"]}))
 
 
+def own_code(path: pathlib.Path) -> None:
+    code = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    (path / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["OwnForCausalLM"], "auto_map": code}))
+
+
 BROKEN: dict[str, tuple[Callable[[pathlib.Path], None], list[str]]] = {
     "missing folder": (without_folder, ["no such model folder"]),
     "missing weights": (lambda path: (path / WEIGHTS).unlink(), [WEIGHTS]),
     "truncated weights": (truncated, [WEIGHTS]),
     "unknown architecture": (unknown_architecture, ["config.json", "MambaForCausalLM"]),
+    "code of its own": (own_code, ["config.json", "OwnForCausalLM", "(auto_map) is never run"]),
     "missing tensor": (lambda path: rewritten(path, lambda shapes: shapes.pop(NORM) and None), [NORM]),
     "surplus tensor": (lambda path: rewritten(path, lambda s: s.update({"model.extra": (3,)})), [WEIGHTS, "model.extra"]),
     "misshapen tensor": (lambda path: rewritten(path, lambda s: s.update({NORM: (17,)})), [WEIGHTS, NORM, "17"]),
