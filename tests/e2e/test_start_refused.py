@@ -70,6 +70,29 @@ def test_a_broken_model_folder_is_refused_in_one_line(tmp_path: pathlib.Path, fa
     assert all(name in ended.stderr for name in named), ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--model-name", "../x"),
+            "headrace: model_name: '../x' is no name of a model: 1 to 128 of A-Z a-z 0-9 . _ + -",
+        ),
+        (
+            ("--listen", "unix:/nonexistent/x"),
+            "headrace: unix:/nonexistent/x: No such file or directory; the folder of a",
+        ),
+        (("--listen", "unix:"), "headrace: listen: 'unix:' must be HOST:PORT with a port of 0 to 65535, or unix:PATH"),
+    ],
+)
+def test_a_name_or_address_that_can_not_be_is_refused_before_anything_starts(
+    options: tuple[str, ...], said: str
+) -> None:
+    ended, _ = refused(*options)
+    assert ended.returncode == 2
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(said) and ended.stdout == ""
+
+
 def test_a_second_server_on_the_same_port_is_refused(server: RunningServer) -> None:
     ended, seconds = refused(listen=server.address)
     assert ended.returncode == 2
