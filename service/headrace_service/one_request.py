@@ -1,7 +1,7 @@
 """Calls that must hold one request: a caller that ends its sending without any is told so.
 
 grpc reads the request of such a call itself, and leaves a call without one unanswered until its deadline, which may be never. So grpc is given a handler of a stream in its place, which reads the one
-request and hands it on. What comes behind the first request is not read: the first is answered.
+request, or finds that there is none, and hands that on. What comes behind the first request is not read: the first is answered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 import grpc
 
-from headrace_service import errors
+from headrace_service import parsing
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -39,10 +39,8 @@ def _reading(handler: _Handler) -> _Handler:
 
     async def answer(_: AsyncIterator[Any], context: _Context) -> Any:
         request = await context.read()
-        if request is grpc.aio.EOF:  # type: ignore[attr-defined]
-            error = errors.no_request()
-            await context.abort(error.code, error.message, trailing_metadata=errors.trailing_metadata(error))
-        return await inner(request, context)
+        is_missing = request is grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
+        return await inner(parsing.MISSING if is_missing else request, context)
 
     return remade(
         answer,
