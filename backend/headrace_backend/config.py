@@ -42,7 +42,9 @@ class EngineConfig(_Frozen):
     """What the engine and its workers must agree on. What was left to the device (0) is decided when it is made (`device_defaults`)."""
 
     model: Annotated[pathlib.Path, Field(description="Hugging Face model folder, or a GGUF file")]
-    model_name: Annotated[str, Field(description="name in requests; the folder's name if empty")] = ""
+    model_name: Annotated[
+        str, Field(description="name in requests: letters, digits and . _ + -; the folder's name if empty")
+    ] = ""
     device: Annotated[str, Field(description="auto, cpu, or cuda[:index]")] = "auto"
     tp: Annotated[
         int,

@@ -1,7 +1,7 @@
 """config.json as a frozen dataclass: the architecture's sizes and switches, with the family's own defaults and bounds that keep absurd values out.
 
 Owns which architectures and variants exist here. Does not know tensors (`expected_tensors`) nor how anything is computed (the worker's models).
-Remote code (`auto_map`) is never looked at; what the fields mean is decided by the architecture's name alone.
+Code of the folder's own (`auto_map`) is never run, only mentioned; what the fields mean is decided by the architecture's name alone.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class ModelConfig:
     is_bitsandbytes: bool = False
     # Inputs of attention's output and of the down projection that lie in one block, of bitsandbytes or of a GGUF file's types; 1: they are in none.
     shared_blocks: tuple[int, int] = (1, 1)
+    # Whether config.json names code of the folder's own, which is never run.
+    names_own_code: bool = False
 
     @property
     def quantized_by(self) -> str | None:
@@ -140,6 +142,7 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
         quantization=None if is_bitsandbytes else read_quantization(fields.get("quantization_config"), num_layers),
         is_bitsandbytes=is_bitsandbytes,
         shared_blocks=(GROUP, GROUP) if is_bitsandbytes else (1, 1),
+        names_own_code=_names_own_code(values),
     )
 
 
@@ -148,8 +151,13 @@ def _architecture(values: dict[str, Any]) -> str:
     if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
         found = names[0] if isinstance(names, list) and names else names
         known = ", ".join(ARCHITECTURES)
-        raise InvalidModelFolder(f"{CONFIG_FILE}: architectures must name one of {known}, is {shown(found)}")
+        advice = "; code of the folder's own (auto_map) is never run" if _names_own_code(values) else ""
+        raise InvalidModelFolder(f"{CONFIG_FILE}: architectures must name one of {known}, is {shown(found)}{advice}")
     return str(names[0])
+
+
+def _names_own_code(values: dict[str, Any]) -> bool:
+    return bool(values.get("auto_map"))
 
 
 def _refuse_unsupported(fields: Fields) -> None:

@@ -30,7 +30,9 @@ def exposed(address: str) -> bool:
 def _is_address(text: str) -> bool:
     """Whether something may listen there, by the form alone."""
     host, _, port = text.rpartition(":")
-    return text.startswith("unix:") or bool(host) and port.isascii() and port.isdecimal() and int(port) <= _MAX_PORT
+    if text.startswith("unix:"):
+        return text != "unix:"
+    return bool(host) and port.isascii() and port.isdecimal() and int(port) <= _MAX_PORT
 
 
 class ServiceConfig(pydantic.BaseModel):

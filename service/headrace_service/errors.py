@@ -86,6 +86,14 @@ def malformed() -> ServiceError:
     )
 
 
+def no_request() -> ServiceError:
+    """Returns INVALID_ARGUMENT for a call that ended its sending before any message."""
+    return ServiceError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "request: is missing; the call must send one message before it ends its sending",
+    )
+
+
 def not_found(text: str) -> ServiceError:
     """Returns NOT_FOUND."""
     return ServiceError(grpc.StatusCode.NOT_FOUND, text)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf import message
 
-from headrace_service import errors
+from headrace_service import errors, parsing
 
 _FOREIGN_PREFIXES = ("/grpc.health.", "/grpc.reflection.")
 _MALFORMED = object()
@@ -58,7 +58,7 @@ def _lenient(handler: _Handler) -> Callable[[bytes], Any]:
 
 def _of_one(inner: Any) -> Any:
     async def answer(request: Any, context: _Context) -> Any:
-        await _refuse_malformed(request, context)
+        await _refuse_unreadable(request, context)
         return await inner(request, context)
 
     return answer
@@ -67,7 +67,7 @@ def _of_one(inner: Any) -> Any:
 def _of_stream(inner: Any) -> Any:
     async def checked(requests: AsyncIterator[Any], context: _Context) -> AsyncIterator[Any]:
         async for request in requests:
-            await _refuse_malformed(request, context)
+            await _refuse_unreadable(request, context)
             yield request
 
     async def answer(requests: AsyncIterator[Any], context: _Context) -> AsyncIterator[Any]:
@@ -77,7 +77,7 @@ def _of_stream(inner: Any) -> Any:
     return answer
 
 
-async def _refuse_malformed(request: Any, context: _Context) -> None:
-    if request is _MALFORMED:
-        error = errors.malformed()
+async def _refuse_unreadable(request: Any, context: _Context) -> None:
+    if request is _MALFORMED or request is parsing.MISSING:
+        error = errors.malformed() if request is _MALFORMED else errors.no_request()
         await context.abort(error.code, error.message, trailing_metadata=errors.trailing_metadata(error))

@@ -66,7 +66,8 @@ def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> str:
     except RuntimeError:
         port = 0
     if port == 0:
-        raise CannotListen(f"cannot listen on {address}: the address is taken or not this machine's")
+        why = "its folder is missing or not this user's" if address.startswith("unix:") else "it is not this machine's"
+        raise CannotListen(f"cannot listen on {address}: the address is taken, or {why}")
     if address.startswith("unix:"):
         return address
     return f"{address.rpartition(':')[0]}:{port}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from google.protobuf import message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -65,6 +65,25 @@ class Unparsed(Generic[Request]):
             raise errors.invalid_field(
                 "request", f"has {num_bytes} bytes of fields that are not known to this server; must have none"
             )
+
+
+class _Missing(Unparsed[message.Message]):
+    """In the place of a request that never came."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(message.Message, b"")
+
+    def parse(self) -> message.Message:
+        """Raises ServiceError: INVALID_ARGUMENT."""
+        raise errors.no_request()
+
+    def peek(self) -> None:
+        """Returns None."""
+
+
+MISSING: Final = _Missing()
 
 
 def deserializer(message_type: type[Request]) -> Callable[[bytes], Unparsed[Request]]:

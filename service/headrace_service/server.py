@@ -23,6 +23,7 @@ from headrace_service.descriptor_pools import DescriptorPools
 from headrace_service.foreign_parsing import ForeignParsingInterceptor
 from headrace_service.health import HealthServicer
 from headrace_service.kserve import service as kserve
+from headrace_service.one_request import OneRequestInterceptor
 from headrace_service.service_core import ServiceCore
 from headrace_service.tracing.interceptor import TracingInterceptor
 
@@ -51,7 +52,8 @@ class Service:
         """The outermost first."""
         tracer = self._core.tracer
         tracing = [TracingInterceptor(tracer)] if tracer is not None else []
-        return [*tracing, self._credentials.interceptor(listening.MAX_METADATA_BYTES), ForeignParsingInterceptor()]
+        auth = self._credentials.interceptor(listening.MAX_METADATA_BYTES)
+        return [*tracing, OneRequestInterceptor(), auth, ForeignParsingInterceptor()]
 
     @property
     def core(self) -> ServiceCore:

@@ -51,8 +51,9 @@ def check_free(address: str) -> None:
 
 
 def _claimed_one(address: str) -> contextlib.AbstractContextManager[str]:
-    if address.startswith("unix:"):
-        return _unix(address, pathlib.Path(address.removeprefix("unix:")))
+    path = address.removeprefix("unix:")
+    if path and path != address:
+        return _unix(address, pathlib.Path(path))
     return _tcp(address, *_split(address))
 
 
@@ -101,22 +102,34 @@ def _unix(address: str, path: pathlib.Path) -> Iterator[str]:
             _remove_stale(path)
         except OSError as error:
             raise AddressError(_reason(address, error)) from None
+        _try_path(address, path)
         yield f"unix:{path}"
         path.unlink(missing_ok=True)
 
 
+def _try_path(address: str, path: pathlib.Path) -> None:
+    """Makes a socket there and removes it: the services, which come later, will be able to. Raises AddressError."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.bind(str(path))
+        path.unlink()
+    except OSError as error:
+        raise AddressError(
+            f"{address}: {error.strerror}; the folder of a --listen unix:PATH must exist, and this user must be able to make files in it"
+        ) from None
+
+
 def _remove_stale(path: pathlib.Path) -> None:
-    """Removes a socket that nobody answers at. Raises OSError (EADDRINUSE) if somebody does, or if it is no socket."""
+    """Removes a socket that nobody answers at. Raises OSError: somebody does (EADDRINUSE), or it is no socket (EEXIST)."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
-    if is_socket:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(ConnectionRefusedError):
-            probe.settimeout(1.0)
-            probe.connect(str(path))
-            is_socket = False
     if not is_socket:
+        raise OSError(errno.EEXIST, "is a file or folder, and no socket; choose another --listen")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(ConnectionRefusedError):
+        probe.settimeout(1.0)
+        probe.connect(str(path))
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     path.unlink()
 
@@ -148,4 +161,4 @@ def _all_resolved(address: str, host: str, port: int) -> list[tuple[socket.Addre
 def _reason(address: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"{address} is in use by another server; choose another --listen, or port 0 for any free one"
-    return f"{address}: {error.strerror}"
+    return f"{address}: {error.strerror or error}"

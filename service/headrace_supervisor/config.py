@@ -19,7 +19,7 @@ from headrace_backend.config import BackendConfig as BackendConfig
 from headrace_backend.config import EngineConfig as EngineConfig
 from headrace_service.config import ServiceConfig as ServiceConfig
 from headrace_supervisor import settings
-from headrace_supervisor.repository import ModelRepository
+from headrace_supervisor.repository import NAME_RULE, ModelRepository, is_name, shown
 from headrace_supervisor.runtime_folder import MAX_BASE_BYTES
 from headrace_supervisor.settings import ConfigError, Group
 from headrace_telemetry.config import TelemetryConfig as TelemetryConfig
@@ -281,7 +281,12 @@ def runtime_base(config: SupervisorConfig) -> pathlib.Path:
 
 
 def _engine(values: Mapping[str, Any]) -> EngineConfig:
-    """The engine's part. Raises ConfigError where its settings do not go together."""
+    """The engine's part. Raises ConfigError where its settings do not go together, or name a model as none may be named."""
+    name = values["model_name"]
+    if name and not is_name(name):
+        raise ConfigError(
+            f"model_name: {shown(name)} is no name of a model: {NAME_RULE}, or nothing for the folder's own"
+        )
     try:
         return EngineConfig(**values)
     except pydantic.ValidationError as error:

@@ -229,9 +229,9 @@ def _model(folder: pathlib.Path) -> Finding:
         return Finding("model", Verdict.MISSING, f"{folder}: {error}")
     except (ConfigError, Refused) as error:
         return Finding("model", Verdict.MISSING, str(error))
-    return Finding(
-        "model", Verdict.OK, f"{model.revision}, {model.config.architecture}, {model.parameter_count:,} parameters"
-    )
+    found = f"{model.revision}, {model.config.architecture}, {model.parameter_count:,} parameters"
+    advice = "; code of its own (auto_map) is not run" if model.config.names_own_code else ""
+    return Finding("model", Verdict.OK, found + advice)
 
 
 def _repository(folder: pathlib.Path) -> Iterator[Finding]:

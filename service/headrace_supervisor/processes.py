@@ -18,11 +18,14 @@ from typing import NamedTuple
 
 import structlog
 
+from headrace_facts.oom_kills import RecentOomKills
 from headrace_supervisor.hang_watch import HangWatch, listening
 
 # A process that lived this long has recovered: its next death starts the backoff anew.
 _STABLE_S = 30.0
 _LONGEST_PAUSE_S = 30.0
+# How often the kernel's count of OOM kills is looked at.
+_LOOK_S = 2.0
 # What a process gets after a second SIGTERM.
 _HURRIED_GRACE_S = 1.0
 _REFUSED = 2
@@ -55,6 +58,13 @@ class ProcessGaveUp(Exception):  # an outcome
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class _Ending(NamedTuple):
+    """How one life ended: exit code, and the same for people."""
+
+    code: int
+    manner: str
 
 
 class ManagedProcess:
@@ -91,16 +101,17 @@ class ManagedProcess:
     async def _run(self) -> None:
         while not self._stopping.is_set():
             started = time.monotonic()
-            code = await self._live()
+            ending = await self._live()
             if self._stopping.is_set():
                 return
             stable = time.monotonic() - started >= _STABLE_S
             self._deaths = 1 if stable else self._deaths + 1
-            self._give_up_if_no_use(code)
-            await self._pause(code)
+            self._give_up_if_no_use(ending)
+            await self._pause(ending)
 
-    async def _live(self) -> int:
-        """One life of the process, from start to exit code."""
+    async def _live(self) -> _Ending:
+        """One life of the process, from start to end."""
+        oom_kills = RecentOomKills()
         with listening(self.spec.name, self._rule.hang_timeout_s) as watch:
             launcher = [sys.executable, "-S", "-E", str(_LAUNCHER), str(os.getpid())]
             self._process = await asyncio.create_subprocess_exec(
@@ -115,32 +126,33 @@ class ManagedProcess:
                 self._signal(signal.SIGTERM)
             hanging = asyncio.create_task(self._end_when_hung(watch, self._process))
             try:
-                code = await self._process.wait()
+                code = await _exit_code(self._process, oom_kills)
             finally:
+                was_hung = hanging.done()
                 hanging.cancel()
         # Helpers that it left behind in its session.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        return code
+        return _Ending(code, _manner(code, "" if was_hung else oom_kills.after_sigkill()))
 
     async def _end_when_hung(self, watch: HangWatch, process: asyncio.subprocess.Process) -> None:
         await watch.until_hung(process)
         self._signal(signal.SIGKILL)
 
-    def _give_up_if_no_use(self, code: int) -> None:
+    def _give_up_if_no_use(self, ending: _Ending) -> None:
         if self._rule.start_attempts is None:
             return
-        if code == _REFUSED:
+        if ending.code == _REFUSED:
             raise ProcessGaveUp(f"{self.spec.name} refused to start; see the lines above", _REFUSED)
         if self._deaths >= self._rule.start_attempts and not self._has_served():
             raise ProcessGaveUp(
-                f"{self.spec.name} ended {self._deaths} times before the server was ready ({_manner(code)})", 1
+                f"{self.spec.name} ended {self._deaths} times before the server was ready ({ending.manner})", 1
             )
 
-    async def _pause(self, code: int) -> None:
+    async def _pause(self, ending: _Ending) -> None:
         """Waits before the next start, or until `stop`."""
         pause_s = min(self._rule.first_pause_s * 2 ** (self._deaths - 1), _LONGEST_PAUSE_S)
-        _log.warning(f"{self.spec.name} ended and is started again", how=_manner(code), pause_s=round(pause_s, 2))
+        _log.warning(f"{self.spec.name} ended and is started again", how=ending.manner, pause_s=round(pause_s, 2))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), pause_s)
 
@@ -150,6 +162,16 @@ class ManagedProcess:
                 self._process.send_signal(number)
 
 
-def _manner(code: int) -> str:
-    """How a process ended, for people."""
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+async def _exit_code(process: asyncio.subprocess.Process, oom_kills: RecentOomKills) -> int:
+    """Waits for the end of a process."""
+    while True:
+        oom_kills.look()
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(process.wait(), _LOOK_S)
+
+
+def _manner(code: int, after_sigkill: str) -> str:
+    """How a process ended, for people; with what is known of a SIGKILL."""
+    if code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name + (after_sigkill if code == -signal.SIGKILL else "")

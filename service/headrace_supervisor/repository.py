@@ -14,6 +14,7 @@ from headrace_supervisor import refusals
 _CONFIG_FILE = "config.json"
 _MAX_NAME_CHARACTERS = 128
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
+NAME_RULE = f"1 to {_MAX_NAME_CHARACTERS} of A-Z a-z 0-9 . _ + -, none of . + - first"
 
 
 class ModelRepository:
@@ -47,7 +48,7 @@ class ModelRepository:
 
     def _model_at(self, name: str) -> pathlib.Path | None:
         """The folder of that name if it is a model of ours: with a config.json or a GGUF file, and really below the repository."""
-        if not _is_name(name):
+        if not is_name(name):
             return None
         folder = self.folder / name
         if not is_inside(folder, self.folder):
@@ -59,11 +60,9 @@ class ModelRepository:
 
 def check_name(name: str) -> None:
     """Refuses what can't be the name of a model folder. Raises Refused: INVALID_ARGUMENT."""
-    if not _is_name(name):
-        shown = name[:64] + ("..." if len(name) > 64 else "")
+    if not is_name(name):
         raise refusals.invalid(
-            f"model: {shown!r} is no name of a model: 1 to {_MAX_NAME_CHARACTERS} of A-Z a-z 0-9 . _ + -, none of . + - first;"
-            " separators and path traversal are refused"
+            f"model: {shown(name)} is no name of a model: {NAME_RULE}; separators and path traversal are refused"
         )
 
 
@@ -75,5 +74,11 @@ def is_inside(path: pathlib.Path, folder: pathlib.Path) -> bool:
         return False
 
 
-def _is_name(name: str) -> bool:
+def is_name(name: str) -> bool:
+    """Whether a model may have this name."""
     return len(name) <= _MAX_NAME_CHARACTERS and _NAME.fullmatch(name) is not None
+
+
+def shown(name: str) -> str:
+    """A name that is none, for a message."""
+    return repr(name[:64] + ("..." if len(name) > 64 else ""))

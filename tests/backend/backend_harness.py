@@ -12,7 +12,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -98,9 +98,10 @@ def start_backend(
     *worker_arguments: str,
     name: str = "engine.sock",
     backend: dict[str, Any] | None = None,
+    inside: Sequence[str] = (),
     **engine: Any,
 ) -> BackendProcess:
-    """Starts one. `engine` are fields of EngineConfig, `backend` of BackendConfig."""
+    """Starts one. `engine` are fields of EngineConfig, `backend` of BackendConfig, `inside` the beginning of its command line."""
     private = folder / "private"
     socket = private / name
     listen = f"unix:{socket}"
@@ -112,7 +113,7 @@ def start_backend(
     log_path = config_path.with_suffix(".log")
     with log_path.open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, str(script), str(config_path), str(folder), *worker_arguments],
+            [*inside, sys.executable, str(script), str(config_path), str(folder), *worker_arguments],
             env=ENVIRONMENT,
             stderr=log,
             text=True,

@@ -12,6 +12,7 @@ import pathlib
 import random
 import signal
 import time
+from typing import NoReturn
 
 import numpy as np
 
@@ -115,6 +116,12 @@ class FakeModel:
         result.prompt_top_logprobs = np.full(len(tops), -0.5, np.float32)
 
 
+def take_all_memory() -> NoReturn:
+    taken = []
+    while True:
+        taken.append(bytearray(b"x") * (16 << 20))
+
+
 def descriptors(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -135,6 +142,8 @@ def main() -> int:
     parser.add_argument("--no-memory-file", type=pathlib.Path)
     # Where a file of this name exists, a step that reads it fails as a forward pass that raises would.
     parser.add_argument("--fail-file", type=pathlib.Path)
+    # Where a file of this name exists, a step takes memory until the process is ended, and the file is gone then.
+    parser.add_argument("--hungry-file", type=pathlib.Path)
     # A step that computes this token of a prompt fails, every time.
     parser.add_argument("--poison-token", type=int, default=-1)
     parser.add_argument("--config-json", required=True)
@@ -194,6 +203,9 @@ def main() -> int:
                 options.fail_file.unlink(missing_ok=True)
             send(WorkerFailed("forward pass failed", invalid_model=False, step_id=plan.step_id))
             return 1
+        if options.hungry_file is not None and options.hungry_file.exists():
+            options.hungry_file.unlink()
+            take_all_memory()
         time.sleep(options.step_ms / 1000)
         if options.random_sleeps is not None:
             time.sleep(random.uniform(0, 0.02))

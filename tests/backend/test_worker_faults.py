@@ -21,6 +21,7 @@ from tests.backend.backend_harness import (
     until,
 )
 from tests.backend.fake_worker import expected_tokens, prompt_entry
+from tests.support.memory_group import memory_group
 from tests.support.processes import alive
 
 from headrace_protos.engine.v1 import engine_pb2
@@ -161,6 +162,24 @@ async def test_failing_step_restarts_the_worker(model: pathlib.Path, tmp_path: p
         assert "forward pass failed" in backend.log_lines("worker lost")[0]["reason"]
 
 
+async def test_a_worker_that_takes_all_memory_is_replaced_and_the_log_says_why(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    hungry = tmp_path / "hungry"
+    arguments = ("--step-ms", "10", "--hungry-file", str(hungry))
+    with memory_group(1 << 30) as inside:
+        async with (
+            running_backend(tmp_path, model, *arguments, inside=inside) as backend,
+            connected(backend.address) as client,
+        ):
+            await client.wait_serving()
+            requests = await start_requests(client, 400)
+            hungry.touch()
+            await check_continued(requests, 400, resumed=1)
+            [lost] = backend.log_lines("worker lost")
+            assert lost["reason"] == "worker 0 ended with signal 9, the kernel's for want of memory (OOM kill)"
+
+
 async def test_memory_that_is_not_free_again_yet_is_waited_for(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     no_memory = tmp_path / "no-memory"
     arguments = ("--step-ms", "10", "--no-memory-file", str(no_memory))
@@ -172,7 +191,7 @@ async def test_memory_that_is_not_free_again_yet_is_waited_for(model: pathlib.Pa
         # The second life is refused its memory, the third has it.
         await check_continued(requests, 400, resumed=1)
         killed, refused = backend.log_lines("worker lost")
-        assert "ended with signal 9" in killed["reason"]
+        assert "ended with signal 9, " in killed["reason"]
         assert refused["reason"] == "worker 0: weights 2.0 MiB; 1.0 MiB are free"
 
 

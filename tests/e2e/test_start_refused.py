@@ -41,11 +41,17 @@ def unknown_architecture(path: pathlib.Path) -> None:
     (path / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["MambaForCausalLM"]}))
 
 
+def own_code(path: pathlib.Path) -> None:
+    code = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    (path / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["OwnForCausalLM"], "auto_map": code}))
+
+
 BROKEN: dict[str, tuple[Callable[[pathlib.Path], None], list[str]]] = {
     "missing folder": (without_folder, ["no such model folder"]),
     "missing weights": (lambda path: (path / WEIGHTS).unlink(), [WEIGHTS]),
     "truncated weights": (truncated, [WEIGHTS]),
     "unknown architecture": (unknown_architecture, ["config.json", "MambaForCausalLM"]),
+    "code of its own": (own_code, ["config.json", "OwnForCausalLM", "(auto_map) is never run"]),
     "missing tensor": (lambda path: rewritten(path, lambda shapes: shapes.pop(NORM) and None), [NORM]),
     "surplus tensor": (lambda path: rewritten(path, lambda s: s.update({"model.extra": (3,)})), [WEIGHTS, "model.extra"]),
     "misshapen tensor": (lambda path: rewritten(path, lambda s: s.update({NORM: (17,)})), [WEIGHTS, NORM, "17"]),
@@ -62,6 +68,29 @@ def test_a_broken_model_folder_is_refused_in_one_line(tmp_path: pathlib.Path, fa
     assert seconds < LIMIT_S
     assert len(ended.stderr.splitlines()) == 1 and ended.stdout == ""
     assert all(name in ended.stderr for name in named), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--model-name", "../x"),
+            "headrace: model_name: '../x' is no name of a model: 1 to 128 of A-Z a-z 0-9 . _ + -",
+        ),
+        (
+            ("--listen", "unix:/nonexistent/x"),
+            "headrace: unix:/nonexistent/x: No such file or directory; the folder of a",
+        ),
+        (("--listen", "unix:"), "headrace: listen: 'unix:' must be HOST:PORT with a port of 0 to 65535, or unix:PATH"),
+    ],
+)
+def test_a_name_or_address_that_can_not_be_is_refused_before_anything_starts(
+    options: tuple[str, ...], said: str
+) -> None:
+    ended, _ = refused(*options)
+    assert ended.returncode == 2
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(said) and ended.stdout == ""
 
 
 def test_a_second_server_on_the_same_port_is_refused(server: RunningServer) -> None:

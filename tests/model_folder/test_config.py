@@ -1,5 +1,6 @@
 """config.json: families' defaults, both spellings of the rotary embedding, and values that must be refused by name."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -114,11 +115,22 @@ def test_qwen_windows_follow_use_sliding_window_and_layer_types() -> None:
         parse_config({**qwen, "use_sliding_window": True, "layer_types": ["chunked_attention", "full_attention"]})
 
 
-def test_remote_code_is_ignored_for_a_known_architecture_and_refused_for_an_unknown_one() -> None:
-    code = {"AutoModelForCausalLM": "modeling_evil.Evil"}
-    assert parse_config(config(auto_map=code)) == parse_config(config())
-    with pytest.raises(InvalidModelFolder, match="EvilForCausalLM"):
+@pytest.mark.parametrize("code", [{"AutoModelForCausalLM": "modeling_evil.Evil"}, "modeling_evil.Evil", [1]])
+def test_code_of_the_folders_own_changes_nothing_but_is_mentioned(code: Any) -> None:
+    parsed = parse_config(config(auto_map=code))
+    assert parsed.names_own_code
+    assert dataclasses.replace(parsed, names_own_code=False) == parse_config(config())
+    with pytest.raises(
+        InvalidModelFolder, match=r"'EvilForCausalLM'; code of the folder's own \(auto_map\) is never run"
+    ):
         parse_config(config(auto_map=code, architectures=["EvilForCausalLM"]))
+
+
+@pytest.mark.parametrize("code", [{}, None, "absent"])
+def test_a_folder_without_code_of_its_own_is_not_said_to_have_some(code: Any) -> None:
+    assert not parse_config(config(auto_map=code)).names_own_code
+    with pytest.raises(InvalidModelFolder, match="'OtherForCausalLM'$"):
+        parse_config(config(auto_map=code, architectures=["OtherForCausalLM"]))
 
 
 @pytest.mark.parametrize(

@@ -261,4 +261,4 @@ async def test_a_rank_killed_in_a_begun_sum_is_named(model: pathlib.Path) -> Non
     async with ranks(model, 2, command=(*CUTTING_WORKER, "--ends-in-sum", "1", "16")) as group:
         await group.group.wait_ready()
         assert group.group.send_plan(plans(1)[0].encode())
-        assert str(await group.loss()) == "worker 1 ended with signal 9"
+        assert str(await group.loss()).startswith("worker 1 ended with signal 9, ")

@@ -126,7 +126,7 @@ async def test_a_killed_rank_is_named_and_takes_the_others_along(model: pathlib.
         load = await stepping(group)
         os.kill(group.processes[victim], signal.SIGKILL)
         lost = await group.loss()
-        assert str(lost) == f"worker {victim} ended with signal 9"
+        assert str(lost).startswith(f"worker {victim} ended with signal 9, ")
         assert lost.failed_step_id == 0
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)

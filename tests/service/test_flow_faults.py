@@ -14,43 +14,30 @@ import grpc
 import psutil
 import pytest
 from tests.service.harness import ANSWER, Running, events_of, running_service, text_of
+from tests.support.http2 import (
+    CANCEL,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    frame,
+    headers,
+    message,
+)
 
 from headrace.v1 import generation_pb2, inference_pb2
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS = 0, 1, 3, 4
-_END_STREAM, _END_HEADERS = 1, 4
-_CANCEL = 8
 _REQUEST = inference_pb2.GenerateRequest(spec=generation_pb2.GenerationSpec(text="hi"))
-
-
-def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """An HTTP/2 frame."""
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream_id) + payload
-
-
-def headers(path: str) -> bytes:
-    """A header block of literals without indexing, none longer than 126 bytes."""
-    fields = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": path,
-        ":authority": "localhost",
-        "content-type": "application/grpc",
-        "te": "trailers",
-    }
-    return b"".join(
-        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-        for name, value in fields.items()
-    )
 
 
 def opened_call(stream_id: int) -> bytes:
     """The frames of a whole Generate request."""
-    message = _REQUEST.SerializeToString()
-    body = b"\0" + struct.pack(">I", len(message)) + message
+    body = message(_REQUEST.SerializeToString())
     block = headers("/headrace.v1.InferenceService/Generate")
-    return frame(_HEADERS, _END_HEADERS, stream_id, block) + frame(_DATA, _END_STREAM, stream_id, body)
+    return frame(HEADERS, END_HEADERS, stream_id, block) + frame(DATA, END_STREAM, stream_id, body)
 
 
 async def connect(running: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -117,14 +104,33 @@ async def test_connections_that_say_nothing_are_closed(model_path: pathlib.Path,
         await check_canary(running)
 
 
+async def test_a_connection_that_begins_a_byte_at_a_time_is_closed(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    async with running_service(model_path, sockets, handshake_timeout_s=1.0) as running:
+        reader, writer = await connect(running)
+        closed = asyncio.create_task(closed_by_server(reader, 60))
+        # Never the last one: what ends it is the timeout.
+        for place in range(len(PREFACE) - 1):
+            with contextlib.suppress(ConnectionError):
+                writer.write(PREFACE[place : place + 1])
+                await writer.drain()
+            await asyncio.wait([closed], timeout=0.5)
+            if closed.done():
+                break
+        assert await closed
+        writer.close()
+        await check_canary(running)
+
+
 async def test_streams_reset_as_soon_as_they_are_opened_leave_nothing(running: Running) -> None:
     reader, writer = await connect(running)
-    writer.write(_PREFACE + frame(_SETTINGS, 0, 0))
+    writer.write(PREFACE + frame(SETTINGS, 0, 0))
     rss = psutil.Process().memory_info().rss
     for burst in range(100):
         ids = range(1 + burst * 400, 1 + (burst + 1) * 400, 2)
-        reset = struct.pack(">I", _CANCEL)
-        writer.write(b"".join(opened_call(number) + frame(_RST_STREAM, 0, number, reset) for number in ids))
+        reset = struct.pack(">I", CANCEL)
+        writer.write(b"".join(opened_call(number) + frame(RST_STREAM, 0, number, reset) for number in ids))
         with contextlib.suppress(ConnectionError):
             await writer.drain()
         if reader.at_eof():
@@ -144,7 +150,7 @@ async def test_a_caller_that_vanished_frees_its_generation(model_path: pathlib.P
     async with running_service(model_path, sockets, keepalive_s=1.0, keepalive_timeout_s=5.0) as running:
         running.engine.running.clear()
         _, writer = await connect(running)
-        writer.write(_PREFACE + frame(_SETTINGS, 0, 0) + opened_call(1))
+        writer.write(PREFACE + frame(SETTINGS, 0, 0) + opened_call(1))
         await running.until(lambda: running.engine.requests)
         # From here on it answers no ping, as a machine that lost its power.
         began = time.monotonic()
@@ -157,7 +163,7 @@ async def test_a_caller_that_vanished_frees_its_generation(model_path: pathlib.P
 
 async def test_a_caller_that_sends_a_byte_at_a_time_holds_nobody_up(running: Running) -> None:
     _, writer = await connect(running)
-    slow = _PREFACE + frame(_SETTINGS, 0, 0) + opened_call(1)
+    slow = PREFACE + frame(SETTINGS, 0, 0) + opened_call(1)
     for place in range(len(slow)):
         writer.write(slow[place : place + 1])
         await writer.drain()
@@ -168,7 +174,7 @@ async def test_a_caller_that_sends_a_byte_at_a_time_holds_nobody_up(running: Run
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\0" * 4096, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500, _PREFACE + b"\xff" * 4096]
+    "garbage", [b"\0" * 4096, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500, PREFACE + b"\xff" * 4096]
 )
 async def test_garbage_ends_its_own_connection_alone(running: Running, garbage: bytes) -> None:
     reader, writer = await connect(running)

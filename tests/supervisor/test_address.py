@@ -108,9 +108,27 @@ def test_a_unix_socket_that_answers_is_left_alone(tmp_path: pathlib.Path) -> Non
 def test_a_file_in_place_of_a_socket_is_left_alone(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-    with pytest.raises(AddressError), claimed((f"unix:{path}",)):
+    with pytest.raises(AddressError, match="no socket"), claimed((f"unix:{path}",)):
         pass
     assert path.read_text() == "data"
+
+
+@pytest.mark.parametrize("below", ["missing/s", "file/s", "missing/../s"])
+def test_a_unix_path_without_a_folder_is_refused_with_the_rule(tmp_path: pathlib.Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    address = f"unix:{tmp_path}/{below}"
+    with (
+        pytest.raises(AddressError, match=re.escape(address) + ": .* directory; the folder .* must exist"),
+        claimed((address,)),
+    ):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_unix_path_in_a_folder_that_takes_no_file_is_refused_with_the_rule() -> None:
+    # Not even the superuser makes files there.
+    with pytest.raises(AddressError, match="must be able to make files"), claimed(("unix:/proc/s",)):
+        pass
 
 
 def test_two_claims_of_one_unix_path_collide_before_anything_listens(tmp_path: pathlib.Path) -> None:
@@ -121,8 +139,13 @@ def test_two_claims_of_one_unix_path_collide_before_anything_listens(tmp_path: p
 
 
 @pytest.mark.parametrize(
-    "address", ["", "50051", "localhost", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", ":50051", "unix:" + "x" * 200]
+    "address", ["", "50051", "localhost", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", ":50051", "unix:"]
 )
 def test_a_malformed_address_is_refused(address: str) -> None:
-    with pytest.raises(AddressError), claimed((address,)):
+    with pytest.raises(AddressError, match="must be HOST:PORT"), claimed((address,)):
+        pass
+
+
+def test_a_unix_path_that_is_too_long_is_refused() -> None:
+    with pytest.raises(AddressError, match="at most 107 bytes"), claimed(("unix:" + "x" * 200,)):
         pass

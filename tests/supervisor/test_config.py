@@ -195,6 +195,23 @@ def test_a_hang_timeout_that_accuses_the_sound_is_refused(seconds: str) -> None:
         configs.load_server({**MODEL, "hang_timeout_s": seconds}, None)
 
 
+@pytest.mark.parametrize("name", ["../x", "a/b", "/etc", ".hidden", "a b", "x\n", "ü", "x" * 129])
+def test_what_a_model_may_not_be_called_is_refused_with_the_rule(name: str) -> None:
+    for load in (configs.load_server, configs.load_backend):
+        with pytest.raises(
+            ConfigError, match=r"^model_name: .* is no name of a model: 1 to 128 of A-Z a-z 0-9 \. _ \+ -"
+        ) as refused:
+            load(
+                {
+                    **MODEL,
+                    "listen": ("unix:/tmp/x",) if load is configs.load_server else "unix:/tmp/x",
+                    "model_name": name,
+                },
+                None,
+            )
+        assert len(str(refused.value)) < 250 and "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("text", ["model = ", "\xff"])
 def test_a_file_that_is_no_toml_is_refused_by_name(tmp_path: pathlib.Path, text: str) -> None:
     path = tmp_path / "broken.toml"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import shutil
 
 import pytest
 from tests.service.model_folder import write_model_folder
@@ -67,6 +69,16 @@ def test_a_model_is_judged_with_the_settings_of_the_environment(
     monkeypatch.setenv(f"HEADRACE_{name}", value)
     finding = doctor._model(DEMO)
     assert finding.verdict is Verdict.MISSING and said in finding.detail
+
+
+def test_code_of_a_models_own_is_mentioned(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("draft", "scripts"))
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "auto_map": {"AutoConfig": "own.OwnConfig"}}))
+    finding = doctor._model(folder)
+    assert finding.verdict is Verdict.OK and finding.detail.endswith("; code of its own (auto_map) is not run")
+    assert "auto_map" not in doctor._model(DEMO).detail
 
 
 def test_each_model_of_a_repository_is_judged_alone(tmp_path: pathlib.Path) -> None:

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from tests.support.memory_group import TAKES_MEMORY, memory_group
 from tests.support.processes import alive, wait_until
 
 DRIVER = pathlib.Path(__file__).with_name("driver.py")
@@ -27,11 +28,13 @@ DEAF = "signal.signal(signal.SIGTERM, lambda *_: open('asked', 'a').write(f'{NAM
 class Run:
     """One driver process in its own folder."""
 
-    def __init__(self, folder: pathlib.Path, backend: str, service: str, grace_s: float) -> None:
+    def __init__(
+        self, folder: pathlib.Path, backend: str, service: str, grace_s: float, inside: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         self.process = subprocess.Popen(
-            [sys.executable, str(DRIVER), str(folder), backend, service, str(grace_s)],
+            [*inside, sys.executable, str(DRIVER), str(folder), backend, service, str(grace_s)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
         )  # fmt: skip
 
@@ -56,8 +59,8 @@ class Run:
 def run(tmp_path: pathlib.Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def start(backend: str = RUN_ON, service: str = RUN_ON, grace_s: float = 1.0) -> Run:
-        runs.append(Run(tmp_path, backend, service, grace_s))
+    def start(backend: str = RUN_ON, service: str = RUN_ON, grace_s: float = 1.0, inside: Sequence[str] = ()) -> Run:
+        runs.append(Run(tmp_path, backend, service, grace_s, inside))
         return runs[-1]
 
     yield start
@@ -94,6 +97,31 @@ def test_a_process_that_dies_is_started_again_and_the_others_run_on(run: Callabl
     os.kill(server.starts("backend")[0], signal.SIGKILL)
     wait_until(lambda: len(server.starts("backend")) == 2)
     assert len(server.starts("service-0")) == 2
+
+
+def test_an_end_for_want_of_memory_is_told_from_another(run: Callable[..., Run]) -> None:
+    # Its first life takes all memory once the server has started.
+    hungry = (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nup()\n"
+        "if len(open('starts').read().split('backend')) == 2:\n"
+        "    while not os.path.exists('hungry'): time.sleep(0.05)\n"
+        f"    {TAKES_MEMORY.replace(chr(10), chr(10) + '    ')}\n"
+        "while True: time.sleep(0.05)"
+    )
+    with memory_group(512 << 20) as inside:
+        server = run(backend=hungry, inside=inside)
+        server.started()
+        os.kill(server.starts("service-0")[0], signal.SIGKILL)
+        wait_until(lambda: len(server.starts("service-0")) == 2)
+        (server.folder / "hungry").touch()
+        wait_until(lambda: len(server.starts("backend")) == 2)
+        server.process.terminate()
+        code, out, err = server.end()
+    assert code == 0
+    [by_hand] = [line for line in (out + err).splitlines() if "service-0 ended" in line]
+    assert "SIGKILL, which was no OOM kill of the kernel's" in by_hand
+    [for_memory] = [line for line in (out + err).splitlines() if "backend ended" in line]
+    assert "SIGKILL, the kernel's for want of memory (OOM kill)" in for_memory
 
 
 def test_pauses_between_restarts_double(run: Callable[..., Run]) -> None:

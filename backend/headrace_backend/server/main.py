@@ -119,6 +119,11 @@ def _open_model(config: EngineConfig) -> ModelFolder:
     )
     for reason in filter(None, reasons):
         raise StartRefused(reason)
+    if folder.config.names_own_code:
+        get_logger().warning(
+            "config.json names code of the model folder's own (auto_map): it is not run, the model is served as its architecture",
+            architecture=folder.config.architecture,
+        )
     return folder
 
 

@@ -31,6 +31,7 @@ from headrace_backend.worker_messages import (
     WorkerReady,
     decode_message,
 )
+from headrace_facts.oom_kills import RecentOomKills
 
 _MIB = 1 << 20
 _MAX_RING_BYTES = 64 * _MIB
@@ -124,6 +125,7 @@ class WorkerGroup:
         # Ranks that ended, or will, because another one is lost.
         self._followers: set[int] = set()
         self._late_ranks = LateRanks(launch.world_size)
+        self._oom_kills = RecentOomKills()
         self._workers: list[WorkerProcess] = []
         plan_ring = create_ring(plan_ring_bytes(launch), num_readers=launch.world_size)
         try:
@@ -164,7 +166,17 @@ class WorkerGroup:
 
     def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
         if rank not in self._followers:
-            self._lose(WorkersLost(f"worker {rank} ended with {_ending(exited.result())}"))
+            self._lose(WorkersLost(f"worker {rank} ended with {self._ending(exited.result())}"))
+
+    def _ending(self, exit_code: int) -> str:
+        """How a process ended, in words."""
+        if exit_code >= 0:
+            return f"exit code {exit_code}"
+        return f"signal {-exit_code}" + (self._oom_kills.after_sigkill() if exit_code == -signal.SIGKILL else "")
+
+    def look_for_oom_kills(self) -> None:
+        """To be called every few seconds, so that a rank's end is not taken for a kill of long ago."""
+        self._oom_kills.look()
 
     def _on_peer_lost(self, rank: int, lost: WorkersLost) -> None:
         """A rank noticed that another is gone. That one's end tells more, and is awaited; the noticing rank's tells nothing."""
@@ -324,8 +336,3 @@ class WorkerGroup:
         """Until all have ended, or the time is over."""
         if self._workers:
             await asyncio.wait([worker.exited for worker in self._workers], timeout=timeout_s)
-
-
-def _ending(exit_code: int) -> str:
-    """How a process ended, in words."""
-    return f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"

@@ -174,6 +174,7 @@ class WorkerSupervision:
             await asyncio.wait([group.lost], timeout=period_s)
             if group.lost.done():
                 group.lost.result()
+            group.look_for_oom_kills()
             if watchdog.check() < watchdog_s:
                 continue
             if self._engine_loop.num_in_flight == 0:

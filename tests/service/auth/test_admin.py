@@ -81,11 +81,14 @@ async def test_each_admin_call_leaves_a_line_however_it_ends(
             assert await outcome(admin.GetMemoryPlan(plan, metadata=bearer(USER))) is grpc.StatusCode.PERMISSION_DENIED
             broken = running.channel.unary_unary("/headrace.v1.AdminService/GetMemoryPlan")
             assert await outcome(broken(b"\xff", metadata=bearer(ADMIN))) is grpc.StatusCode.INVALID_ARGUMENT
+            without = running.channel.stream_unary("/headrace.v1.AdminService/GetMemoryPlan")
+            assert await outcome(without(iter([]), metadata=bearer(ADMIN))) is grpc.StatusCode.INVALID_ARGUMENT
     written = [line for line in lines if line["event"] == "admin.call"]
     method = "headrace.v1.AdminService/GetMemoryPlan"
     assert [(line["key_id"], line["method"], line["model"], line["outcome"]) for line in written] == [
         ("operator", method, "'tiny'", "OK"),
         ("operator", method, "'nothing'", "NOT_FOUND"),
+        ("operator", method, "", "INVALID_ARGUMENT"),
         ("operator", method, "", "INVALID_ARGUMENT"),
     ]
     assert all(line["peer"].startswith("ipv4:127.0.0.1:") for line in written)

@@ -45,7 +45,9 @@ def test_this_machine_may_do_without() -> None:
         assert not config(listen).is_exposed
 
 
-@pytest.mark.parametrize("listen", ["", "nowhere", "0.0.0.0", "0.0.0.0:", "0.0.0.0:http", ":50051", "0.0.0.0:65536"])
+@pytest.mark.parametrize(
+    "listen", ["", "nowhere", "0.0.0.0", "0.0.0.0:", "0.0.0.0:http", ":50051", "0.0.0.0:65536", "unix:"]
+)
 def test_what_is_no_address_is_named_as_such_and_not_as_exposed(listen: str) -> None:
     with pytest.raises(pydantic.ValidationError, match="must be HOST:PORT") as refused:
         config(listen)

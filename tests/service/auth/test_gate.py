@@ -90,6 +90,22 @@ async def test_no_method_of_any_service_answers_without_a_key(
         assert (await status(running, "any.Service/Method"))[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
+async def test_without_a_key_it_is_not_said_that_a_request_is_missing(
+    model_path: pathlib.Path, sockets: pathlib.Path, keys_file: pathlib.Path
+) -> None:
+    async with guarded(model_path, sockets, keys_file) as running:
+        call = running.channel.stream_unary("/headrace.v1.InferenceService/GetModel")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(iter([]))
+        assert (refused.value.code(), refused.value.details()) == (
+            grpc.StatusCode.UNAUTHENTICATED,
+            UNAUTHENTICATED_TEXT,
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(iter([]), metadata=bearer(READER))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_no_service_that_the_server_reflects_is_open(
     model_path: pathlib.Path, sockets: pathlib.Path, keys_file: pathlib.Path
 ) -> None:
