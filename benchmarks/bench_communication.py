@@ -94,8 +94,10 @@ def rule_of(group: Collectives, cut_mib: float | None) -> PieceRule | None:
     """The group's own; or as it is for cards, with sums of so many MiB and more; None for 0."""
     if cut_mib is None:
         return group.piece_rule
-    rule = piece_rule(group.world_size)
-    return dataclasses.replace(rule, least_bytes=round(cut_mib * 2**20)) if cut_mib else None
+    if not cut_mib:
+        return None
+    least_bytes = round(cut_mib * 2**20)
+    return dataclasses.replace(piece_rule(group.world_size), least_bytes=least_bytes, least_captured_bytes=least_bytes)
 
 
 def graph_sizes(kinds: list[str]) -> str:

@@ -39,7 +39,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--ends-in-sum", type=int, nargs=2)
     options, others = parser.parse_known_args()
-    rule = PieceRule(least_bytes=1, multiple=MULTIPLE)
+    rule = PieceRule(1, 1, MULTIPLE)
     GlooCollectives.piece_rule = rule
     nccl.piece_rule = lambda world_size: rule
     if options.ends_in_sum:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,7 +23,9 @@ from tests.worker.driver import (
 )
 
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.parallel.collectives import Collectives, PendingSum, PieceRule
 from headrace_backend.step_plan import StepPlan
+from headrace_backend.weights.placement import Shard
 from headrace_backend.worker.cpu_runner import CpuRunner
 from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type
@@ -60,13 +63,15 @@ def gpu_runner(model: CausalLM, device: str, batch_sizes: tuple[int, ...], kv_dt
     where = torch.device(device)
     caches = allocate_kv_caches(model.num_layers, shape, kv_type(kv_dtype, torch.float32), where)
     sizes = AttentionSizes.of(model.num_heads, caches[0], model.dtype)
+    mixed = (16, 32, 64, 96, 128) if batch_sizes else ()
+    first_piece = functools.partial(model.first_piece, is_captured=True)
     runner = GpuRunner(
         model,
         Sampler(NUM_ROWS, model.vocab_size, where),
         caches,
         StepLimits(NUM_ROWS, NUM_TOKENS, MAX_MODEL_LEN),
         sizes,
-        captured_shapes(batch_sizes, (16, 32, 64, 96, 128) if batch_sizes else (), NUM_ROWS, sizes),
+        captured_shapes(batch_sizes, mixed, NUM_ROWS, sizes, first_piece),
     )
     runner.capture(lambda *_: None)
     return runner
@@ -106,6 +111,54 @@ def test_tokens_are_those_of_the_cpu(
     runner = gpu_runner(model, device, batch_sizes)
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
     assert (runner.num_captured > 0) == bool(batch_sizes and device != "cpu")
+
+
+class LoneRank(Collectives):
+    """Of a rank that has nobody to add up with, and cuts its steps all the same."""
+
+    rank, world_size, device = 0, 1, torch.device("cpu")
+
+    def __init__(self, rule: PieceRule) -> None:
+        self.piece_rule = rule
+        # Of all sums that were begun.
+        self.begun_rows: list[int] = []
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        return partial
+
+    def begin_all_reduce(self, partial: torch.Tensor) -> PendingSum:
+        self.begun_rows.append(len(partial))
+        return super().begin_all_reduce(partial)
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        return part[None]
+
+
+@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+@pytest.mark.parametrize("multiple", [2, pytest.param(16, marks=pytest.mark.slow)])
+def test_steps_in_two_pieces_draw_the_same(
+    model: CausalLM,
+    device: str,
+    batch_sizes: tuple[int, ...],
+    multiple: int,
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pieces of decodes alone, of prompts, and of both; rows that are cut in the middle of a prompt and before its last token; padding that is all there is of a second piece."""
+    together = LoneRank(PieceRule(1, 1, multiple))
+    monkeypatch.setattr(model, "shard", Shard(collectives=together))
+    monkeypatch.setattr(model.model, "_together", together)
+    runner = gpu_runner(model, device, batch_sizes)
+    together.begun_rows.clear()
+    assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
+    sizes = [plan.num_tokens for plan in mixed_plans()]
+    cut = [size for size in sizes if together.piece_rule.first_piece(size, 1)]
+    if not batch_sizes:
+        # Two sums of each piece in all layers but the last, which has none of them.
+        num_sums = 2 * (model.num_layers - 1)
+        assert sum(together.begun_rows) == num_sums * sum(cut)
+    elif device == "cpu":
+        assert sum(together.begun_rows) > 0, "no captured shape is in pieces"
 
 
 def test_a_last_layer_of_sampled_tokens_alone_draws_the_same(

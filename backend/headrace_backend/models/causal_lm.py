@@ -19,7 +19,7 @@ from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
 from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.layers.sharded_module import ShardedModule
-from headrace_backend.layers.step_metadata import StepMetadata
+from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
@@ -58,13 +58,13 @@ class Decoder(nn.Module):
         token_ids: Tensor,
         positions: Tensor,
         kv_caches: list[Tensor],
-        metadata: StepMetadata,
+        metadata: StepMetadata | StepPieces,
         wanted: Tensor | None = None,
     ) -> Tensor:
         """See `CausalLM.forward`."""
         residual: Tensor = self.embed_tokens(token_ids)
         rotations = self.rotary(positions)
-        if self.fuses(len(token_ids)):
+        if not isinstance(metadata, StepPieces) and self.fuses(len(token_ids)):
             hidden = self._forward_fused(residual, rotations, kv_caches, metadata)
             return hidden if wanted is None else hidden.index_select(0, wanted)
         heads = self._last_heads(residual, rotations, kv_caches, metadata)
@@ -75,15 +75,16 @@ class Decoder(nn.Module):
         return self.norm.add(last.after_heads(heads, residual), residual)
 
     def _last_heads(
-        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata
+        self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata | StepPieces
     ) -> Tensor:
         """All layers but the half of the last one in which each token is by itself: the heads' outputs that it takes."""
         *layers, last = zip(self._layers, kv_caches, strict=True)
-        cut = CutStep.of(residual, self._together)
-        if cut is not None:
+        if isinstance(metadata, StepPieces):
+            assert self._together is not None, "a step of one rank is whole"
+            cut = CutStep(residual, rotations, metadata, self._together)
             for layer, kv_cache in layers:
-                cut.forward(layer, rotations, kv_cache, metadata)
-            return cut.heads(last[0], rotations, last[1], metadata)
+                cut.forward(layer, kv_cache)
+            return cut.heads(*last)
         pending: Tensor | None = None
         for layer, kv_cache in layers:
             pending = layer(pending, residual, rotations, kv_cache, metadata)
@@ -166,7 +167,7 @@ class CausalLM(nn.Module, abc.ABC):
         token_ids: Tensor,
         positions: Tensor,
         kv_caches: list[Tensor],
-        metadata: StepMetadata,
+        metadata: StepMetadata | StepPieces,
         wanted: Tensor | None = None,
     ) -> Tensor:
         """One pass over a step's tokens. Their keys and values are written to the caches.
@@ -175,7 +176,7 @@ class CausalLM(nn.Module, abc.ABC):
             token_ids: [num_tokens] int64.
             positions: [num_tokens] int64, below max_position.
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
-            metadata: Rows, lengths, block tables and slots of the step.
+            metadata: Rows, lengths, block tables and slots of the step; of one with a `first_piece`, of its pieces.
             wanted: int32 or int64, tokens whose hidden states are wanted: for others the last layer does no more than keys and values; None: all.
 
         Returns:
@@ -183,6 +184,13 @@ class CausalLM(nn.Module, abc.ABC):
         """
         hidden: Tensor = self.model(token_ids, positions, kv_caches, metadata, wanted)
         return hidden
+
+    def first_piece(self, num_tokens: int, is_captured: bool) -> int | None:
+        """Tokens of the first of two pieces in which a step should be computed, whether it is replayed from a graph or launched kernel by kernel; None: it stays whole. Decided by sizes alone, so alike on all ranks."""
+        together = self.shard.collectives
+        if together is None or together.piece_rule is None:
+            return None
+        return together.piece_rule.first_piece(num_tokens, self.hidden_size * self.dtype.itemsize, is_captured)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] hidden states of the rows that sample -> [n, vocab_size] fp32."""

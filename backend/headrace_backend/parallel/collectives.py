@@ -27,15 +27,18 @@ _TIME_UNITS = 1_000_000
 class PieceRule:
     """Which steps are cut into two pieces of their tokens, so that one's sums run beside the other's products. By sizes alone, so alike on all ranks."""
 
-    # Of a sum of the whole step.
+    # Of a sum of the whole step, where it is launched kernel by kernel, of which pieces have twice as many.
     least_bytes: int
+    # The same where it is replayed from a graph.
+    least_captured_bytes: int
     # Tokens that the first piece is a multiple of.
     multiple: int
 
-    def first_piece(self, num_tokens: int, token_bytes: int) -> int | None:
+    def first_piece(self, num_tokens: int, token_bytes: int, is_captured: bool = False) -> int | None:
         """Tokens of the first of two pieces, as near to half as the multiple allows; None: the step stays whole."""
         first = (num_tokens + self.multiple) // (2 * self.multiple) * self.multiple
-        is_cut = num_tokens * token_bytes >= self.least_bytes and 0 < first < num_tokens
+        least_bytes = self.least_captured_bytes if is_captured else self.least_bytes
+        is_cut = num_tokens * token_bytes >= least_bytes and 0 < first < num_tokens
         return first if is_cut else None
 
 

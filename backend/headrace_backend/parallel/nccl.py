@@ -39,11 +39,14 @@ _ENVIRONMENT = {
 # 2,048 tokens of 70B, whose sums have 32 MiB, took 177 instead of 150. With more ranks products are shorter, and their launches, of which a cut step has twice as many, no longer hide behind them: on four, 4,096 tokens of 70B took 235 ms instead
 # of 181, and 8,192 353 instead of 374.
 _LEAST_BYTES_A_RANK = 32 << 20
+# The same where launches take no time.
+_LEAST_CAPTURED_BYTES = 32 << 20
 
 
 def piece_rule(world_size: int) -> PieceRule:
     """Which steps are cut. The first piece is whole tiles of any product's."""
-    return PieceRule(least_bytes=_LEAST_BYTES_A_RANK * world_size, multiple=256)
+    least_bytes = _LEAST_BYTES_A_RANK * world_size
+    return PieceRule(least_bytes, min(least_bytes, _LEAST_CAPTURED_BYTES), multiple=256)
 
 
 class NcclCollectives(Collectives):

@@ -11,8 +11,10 @@ import dataclasses
 import numpy as np
 import torch
 
+from headrace_backend.layers.step_metadata import StepPieces
 from headrace_backend.step_plan import ForwardPlan, Int32Column
 from headrace_backend.worker.flattening import LAST_SAMPLED, Int64Column, flat_token_ids, ranges, table_places
+from headrace_backend.worker.step_entries import Entries
 from headrace_kernels.attention.paged import AttentionMetadata
 
 
@@ -24,7 +26,7 @@ class ModelInput:
     token_ids: torch.Tensor
     # int64 [num_tokens]
     positions: torch.Tensor
-    metadata: AttentionMetadata
+    metadata: AttentionMetadata | StepPieces
 
 
 class CpuBatch:
@@ -44,14 +46,13 @@ class CpuBatch:
             places = table_places(plan, self._block_tables.shape[1], self._num_blocks)
             self._block_tables.reshape(-1)[places] = plan.table_blocks
 
-    def build(self, plan: ForwardPlan) -> ModelInput:
-        """The inputs of a plan with at least one row."""
+    def build(self, plan: ForwardPlan, first_piece: int | None = None) -> ModelInput:
+        """The inputs of a plan with at least one row; of the step in two pieces, if the first is to have so many tokens."""
         ends = np.cumsum(plan.counts, dtype=np.int64)
-        positions = ranges(plan.starts, plan.counts)
         return ModelInput(
             token_ids=torch.from_numpy(self._token_ids(plan, ends)),
-            positions=torch.from_numpy(positions),
-            metadata=self._metadata(plan, ends, positions),
+            positions=torch.from_numpy(ranges(plan.starts, plan.counts)),
+            metadata=self._metadata(Entries.of(plan)) if first_piece is None else self._pieces(plan, first_piece),
         )
 
     def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
@@ -64,22 +65,27 @@ class CpuBatch:
         ids[ids == LAST_SAMPLED] = self._last_tokens[plan.rows[plan.known_counts < plan.counts]]
         return ids
 
-    def _metadata(self, plan: ForwardPlan, ends: Int64Column, positions: Int64Column) -> AttentionMetadata:
+    def _pieces(self, plan: ForwardPlan, first: int) -> StepPieces:
+        one, other = Entries.of(plan).cut(first)
+        return StepPieces(first, (self._metadata(one), self._metadata(other)))
+
+    def _metadata(self, entries: Entries) -> AttentionMetadata:
         block_size = self._block_size
-        query_start_loc = np.zeros(ends.size + 1, np.int32)
-        query_start_loc[1:] = ends
-        seq_lens = plan.starts + plan.counts
+        query_start_loc = np.zeros(entries.counts.size + 1, np.int32)
+        np.cumsum(entries.counts, out=query_start_loc[1:])
+        positions = ranges(entries.starts, entries.counts)
+        seq_lens = entries.seq_lens
         max_seq_len = int(seq_lens.max())
-        token_rows = np.repeat(plan.rows, plan.counts)
+        token_rows = np.repeat(entries.rows, entries.counts)
         blocks = self._block_tables[token_rows, positions // block_size].astype(np.int64)
         return AttentionMetadata(
             query_start_loc=torch.from_numpy(query_start_loc),
             seq_lens=torch.from_numpy(seq_lens),
-            block_tables=torch.from_numpy(self._block_tables[plan.rows, : -(-max_seq_len // block_size)]),
+            block_tables=torch.from_numpy(self._block_tables[entries.rows, : -(-max_seq_len // block_size)]),
             slot_mapping=torch.from_numpy(blocks * block_size + positions % block_size),
             block_size=block_size,
-            max_query_len=int(plan.counts.max()),
+            max_query_len=int(entries.counts.max()),
             max_seq_len=max_seq_len,
-            query_lens_cpu=plan.counts,
+            query_lens_cpu=entries.counts,
             seq_lens_cpu=seq_lens,
         )

@@ -52,7 +52,8 @@ class CpuRunner:
             assert not plan.sample.rows.size, "samples without a forward pass"
             self.launched = NOTHING_LAUNCHED
             return torch.empty(0, 0)
-        inputs = self._batch.build(plan.forward)
+        first_piece = self._model.first_piece(plan.num_tokens, is_captured=False)
+        inputs = self._batch.build(plan.forward, first_piece)
         self.launched = Launched(plan.num_tokens, captured=False)
         hidden = self._model(inputs.token_ids, inputs.positions, self._kv_caches, inputs.metadata)
         indices = plan.sample.token_indices.astype(np.int64)

@@ -24,10 +24,9 @@ from headrace_backend.worker.kv_caches import copy_planned_blocks
 from headrace_backend.worker.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.runner import NOTHING_LAUNCHED, CausalModel, Launched
 from headrace_backend.worker.sampler import SampledTokens, Sampler
-from headrace_backend.worker.step_buffers import StepBuffers, StepLimits
+from headrace_backend.worker.step_buffers import Gathers, StepBuffers, StepLimits
 from headrace_backend.worker.step_graphs import StepGraphs
 from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smallest_holding, undominated
-from headrace_kernels.attention.plan import GatherColumns
 from headrace_kernels.step_inputs import store_last_tokens
 
 # Shapes of up to this many tokens are kept untimed: theirs is the reading of the weights, whatever is padded.
@@ -82,7 +81,7 @@ class GpuRunner:
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
         # Of the step launched last, between `forward` and `sample`.
         self._shape: StepShape | None = None
-        self._gather: GatherColumns | None = None
+        self._gathers: Gathers = ()
         self.launched = NOTHING_LAUNCHED
 
     @property
@@ -113,9 +112,9 @@ class GpuRunner:
         needed = StepShape.of(plan, self._sizes, self._buffers.gather_capacity)
         tells_of_prompts = plan.prompt_logprobs.counts.size > 0
         held = None if tells_of_prompts else smallest_holding(self._shapes, needed)
-        self._shape = shape = held or needed
+        self._shape = shape = held or self._cut(needed, plan)
         self.launched = Launched(shape.num_tokens, captured=self._is_captured(_Piece.FORWARD, shape))
-        self._gather = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=held is not None)
+        self._gathers = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=held is not None)
         if tells_of_prompts:
             # No graph keeps the hidden states that are not sampled.
             hidden = self._forward(shape, wants_all=True)
@@ -153,11 +152,16 @@ class GpuRunner:
         for done, shape in enumerate(reversed(self._shapes)):
             progress("graphs", done, len(self._shapes), "shapes")
             self._buffers.upload_padding(shape, self._rows.scratch_row)
-            self._gather = None
+            self._gathers = ()
             for piece in _Piece:
                 self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
         progress("graphs", len(self._shapes), len(self._shapes), "shapes")
         self._keep_undominated(self._graphs)
+
+    def _cut(self, needed: StepShape, plan: StepPlan) -> StepShape:
+        """What a step needs that is launched kernel by kernel."""
+        first_piece = self._model.first_piece(needed.num_tokens, is_captured=False)
+        return needed if first_piece is None else needed.cut(plan, first_piece, self._sizes)
 
     def _keep_undominated(self, graphs: StepGraphs) -> None:
         # Padding gives attention nothing to do: what is timed depends on these sizes alone, and shapes that share them are timed once.
@@ -193,7 +197,7 @@ class GpuRunner:
 
     def _forward(self, shape: StepShape, wants_all: bool = False) -> torch.Tensor:
         """Inputs from the columns, the model, and the hidden states that are sampled. Gives those of all tokens, [num_tokens, hidden_size], if they are wanted."""
-        inputs = self._buffers.inputs(shape, self._rows, self._gather)
+        inputs = self._buffers.inputs(shape, self._rows, self._gathers)
         wanted = None if wants_all else self._wanted(shape)
         hidden = self._model(inputs.token_ids, inputs.positions, self.kv_caches, inputs.attention, wanted)
         sampled = self._buffers.columns(shape).sample_tokens

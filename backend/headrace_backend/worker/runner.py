@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from headrace_backend.layers.step_metadata import StepMetadata
+from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.step_plan import StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.sampler import SampledTokens
@@ -28,10 +28,13 @@ class CausalModel(Protocol):
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         kv_caches: list[torch.Tensor],
-        metadata: StepMetadata,
+        metadata: StepMetadata | StepPieces,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size] of tokens int64 [num_tokens] at positions int64 [num_tokens]; of those alone whose indices are `wanted`."""
+
+    def first_piece(self, num_tokens: int, is_captured: bool) -> int | None:
+        """Tokens of the first of two pieces in which it takes a step; None: whole."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_samples, vocab_size] from [num_samples, hidden_size]: float32, on a GPU also the model's type."""

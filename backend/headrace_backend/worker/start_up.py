@@ -108,7 +108,8 @@ def make_runner(
     limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
     sizes = AttentionSizes.of(model.num_heads, kv_caches[0], model.dtype)
     mixed_sizes = (*config.captured_mixed_sizes(), *long_sizes)
-    shapes = captured_shapes(config.captured_batch_sizes(), mixed_sizes, limits.max_num_seqs, sizes)
+    first_piece = functools.partial(model.first_piece, is_captured=True)
+    shapes = captured_shapes(config.captured_batch_sizes(), mixed_sizes, limits.max_num_seqs, sizes, first_piece)
     agreed_times = functools.partial(slowest_times, model.shard.collectives)
     return GpuRunner(model, sampler, kv_caches, limits, sizes, shapes, agreed_times)
 

@@ -7,13 +7,16 @@ Owns the piece of columns and its upload, and what kernels make of it: token ids
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeAlias
 
 import torch
 
+from headrace_backend.layers.step_metadata import StepPieces
 from headrace_backend.step_plan import StepPlan
 from headrace_backend.worker.device_copies import copy_to_device, staging_memory
 from headrace_backend.worker.device_rows import DeviceRows
 from headrace_backend.worker.step_columns import (
+    AttentionColumns,
     StepColumns,
     columns_size,
     fill_columns,
@@ -31,6 +34,9 @@ from headrace_kernels.attention.step import (
     PrefillWork,
 )
 from headrace_kernels.step_inputs import build_step_inputs
+
+# Of each part of a step; nothing: no part gathers.
+Gathers: TypeAlias = tuple[GatherColumns | None, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class StepInputs:
     token_ids: torch.Tensor
     # int64 [num_tokens]
     positions: torch.Tensor
-    attention: PagedAttentionStep
+    attention: PagedAttentionStep | StepPieces
 
 
 class StepBuffers:
@@ -79,7 +85,9 @@ class StepBuffers:
         self._sizes = sizes
         _, _, num_kv_heads, self._block_size, head_dim = kv_cache.shape
         largest = StepShape.mixed(limits.max_num_batched_tokens, limits.max_num_seqs, sizes)
-        self._piece = torch.zeros(columns_size(largest), dtype=torch.int32, device=device)
+        # Wherever a step is cut, a piece has no more entries and tiles than it all.
+        largest_cut = dataclasses.replace(largest, pieces=(largest, largest))
+        self._piece = torch.zeros(columns_size(largest_cut), dtype=torch.int32, device=device)
         self._token_ids, self._positions, self._slots = torch.zeros(
             3, largest.num_tokens, dtype=torch.int64, device=device
         )
@@ -95,18 +103,18 @@ class StepBuffers:
         """Tokens of context that a step outside of graphs can gather."""
         return 0 if self._gather_scratch is None else self._gather_scratch.capacity
 
-    def upload(self, plan: StepPlan, shape: StepShape, scratch_row: int, is_captured: bool) -> GatherColumns | None:
+    def upload(self, plan: StepPlan, shape: StepShape, scratch_row: int, is_captured: bool) -> Gathers:
         """Fills the columns of a shape that holds the plan and sends them, behind what has been launched so far.
 
         Returns:
-            Contexts that are to be gathered, for `inputs`.
+            Contexts that are to be gathered by each part, for `inputs`.
         """
         host = self._host_piece(shape)
         capacity = 0 if is_captured else self.gather_capacity
         columns = split_columns(host.numpy(), shape)
-        gather = fill_columns(columns, plan, shape, self._sizes, scratch_row, capacity)
+        gathers = fill_columns(columns, plan, shape, self._sizes, scratch_row, capacity)
         self._send(host)
-        return gather
+        return gathers
 
     def upload_padding(self, shape: StepShape, scratch_row: int) -> None:
         """Columns of a step in which nothing takes part."""
@@ -118,8 +126,8 @@ class StepBuffers:
         """The columns on the card, as they were uploaded last with this shape."""
         return split_columns(self._piece, shape)
 
-    def inputs(self, shape: StepShape, rows: DeviceRows, gather: GatherColumns | None) -> StepInputs:
-        """Launches the making of the model's inputs from the columns and the rows' state."""
+    def inputs(self, shape: StepShape, rows: DeviceRows, gathers: Gathers) -> StepInputs:
+        """Launches the making of the model's inputs from the columns and the rows' state. No gathers: as in graphs."""
         columns = self.columns(shape)
         token_ids, positions, slots = (
             column[: shape.num_tokens] for column in (self._token_ids, self._positions, self._slots)
@@ -136,19 +144,39 @@ class StepBuffers:
             positions,
             slots,
         )
-        attention = PagedAttentionStep(
+        parts = zip(
+            columns.attention,
+            shape.parts,
+            slots.split([part.num_tokens for part in shape.parts]),
+            gathers or (None,) * len(shape.parts),
+            strict=True,
+        )
+        attention = [self._attention_step(*part, rows) for part in parts]
+        if not shape.pieces:
+            return StepInputs(token_ids, positions, attention[0])
+        first, second = attention
+        return StepInputs(token_ids, positions, StepPieces(shape.pieces[0].num_tokens, (first, second)))
+
+    def _attention_step(
+        self,
+        columns: AttentionColumns[torch.Tensor],
+        part: StepShape,
+        slots: torch.Tensor,
+        gather: GatherColumns | None,
+        rows: DeviceRows,
+    ) -> PagedAttentionStep:
+        return PagedAttentionStep(
             query_start_loc=columns.query_start_loc,
             seq_lens=columns.seq_lens,
             rows=columns.rows,
             block_tables=rows.block_tables,
             slot_mapping=slots,
             block_size=self._block_size,
-            decode=self._decode_work(columns) if shape.num_splits else None,
-            prefill=PrefillWork(columns.tiles.view(-1, 2), self._gathered(gather)) if shape.num_tiles else None,
+            decode=self._decode_work(columns) if part.num_splits else None,
+            prefill=PrefillWork(columns.tiles.view(-1, 2), self._gathered(gather)) if part.num_tiles else None,
         )
-        return StepInputs(token_ids, positions, attention)
 
-    def _decode_work(self, columns: StepColumns[torch.Tensor]) -> DecodeWork:
+    def _decode_work(self, columns: AttentionColumns[torch.Tensor]) -> DecodeWork:
         return DecodeWork(columns.splits.view(-1, 4), DECODE_QUERY_LEN, self._decode_scratch)
 
     def _gathered(self, gather: GatherColumns | None) -> GatheredContext | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import torch
 
 from headrace_backend.step_plan import ForwardPlan, Int32Column, StepPlan
 from headrace_backend.worker.flattening import flat_token_ids, ranges
+from headrace_backend.worker.step_entries import Entries
 from headrace_backend.worker.step_shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
 from headrace_kernels.attention.plan import GatherColumns, plan_decode, plan_prefill
 
@@ -23,6 +24,22 @@ from headrace_kernels.attention.plan import GatherColumns, plan_decode, plan_pre
 _ALIGNMENT = 4
 
 Column = TypeVar("Column", Int32Column, torch.Tensor)
+
+
+@dataclasses.dataclass(slots=True)
+class AttentionColumns(Generic[Column]):
+    """What attention reads of a step, or of a piece of one: its entries, and the work that they are divided into."""
+
+    # [num_entries] the row of each entry.
+    rows: Column
+    # [num_entries] tokens of context, this step's included; 0: padding.
+    seq_lens: Column
+    # [num_entries + 1]
+    query_start_loc: Column
+    # See `attention.plan.DecodeColumns`: [num_splits * 4].
+    splits: Column
+    # See `attention.plan.PrefillColumns`: [num_tiles * 2].
+    tiles: Column
 
 
 @dataclasses.dataclass(slots=True)
@@ -35,26 +52,23 @@ class StepColumns(Generic[Column]):
     token_entries: Column
     # [num_tokens]
     positions: Column
-    # [num_entries] the row of each entry.
+    # [num_entries] the row of each entry of the whole step.
     rows: Column
-    # [num_entries] tokens of context, this step's included; 0: padding.
-    seq_lens: Column
-    # [num_entries + 1]
-    query_start_loc: Column
-    # See `attention.plan.DecodeColumns`: [num_splits * 4].
-    splits: Column
-    # See `attention.plan.PrefillColumns`: [num_tiles * 2].
-    tiles: Column
     # [num_samples] the row that receives the token, the index of its hidden state, and the token's position in the output.
     sample_rows: Column
     sample_tokens: Column
     output_positions: Column
+    # Of the whole step, or of its two pieces.
+    attention: tuple[AttentionColumns[Column], ...]
 
 
-def _lengths(shape: StepShape) -> tuple[int, ...]:
+def _lengths(shape: StepShape) -> list[int]:
     tokens, entries, samples = shape.num_tokens, shape.num_entries, shape.num_samples
-    attention = (4 * shape.num_splits, 2 * shape.num_tiles)
-    return (*(tokens,) * 3, *(entries,) * 2, entries + 1, *attention, *(samples,) * 3)
+    lengths = [tokens, tokens, tokens, entries, samples, samples, samples]
+    for part in shape.parts:
+        entries = part.num_entries
+        lengths += (entries, entries, entries + 1, 4 * part.num_splits, 2 * part.num_tiles)
+    return lengths
 
 
 def _starts(shape: StepShape) -> list[int]:
@@ -63,14 +77,19 @@ def _starts(shape: StepShape) -> list[int]:
 
 
 def columns_size(shape: StepShape) -> int:
-    """Entries of the whole piece."""
+    """Entries of the whole piece of memory."""
     return _starts(shape)[-1]
 
 
 def split_columns(piece: Column, shape: StepShape) -> StepColumns[Column]:
-    """The columns of a shape in a piece, as views."""
-    places = zip(_starts(shape), _lengths(shape), strict=False)
-    return StepColumns(*(piece[start : start + length] for start, length in places))
+    """The columns of a shape in a piece of memory, as views."""
+    views = (piece[start : start + length] for start, length in zip(_starts(shape), _lengths(shape), strict=False))
+    *names, last = (field.name for field in dataclasses.fields(StepColumns))
+    assert last == "attention", "what parts have comes behind what the step has"
+    of_step: dict[str, Any] = {name: next(views) for name in names}
+    size = len(dataclasses.fields(AttentionColumns))
+    of_parts = (AttentionColumns(*itertools.islice(views, size)) for _ in shape.parts)
+    return StepColumns(attention=tuple(of_parts), **of_step)
 
 
 def fill_columns(
@@ -80,7 +99,7 @@ def fill_columns(
     sizes: AttentionSizes,
     scratch_row: int,
     gather_capacity: int,
-) -> GatherColumns | None:
+) -> tuple[GatherColumns | None, ...]:
     """Writes a plan into the columns of a shape that holds it.
 
     Args:
@@ -92,30 +111,36 @@ def fill_columns(
         gather_capacity: Tokens of context that may be gathered, 0 for none.
 
     Returns:
-        Contexts that are to be copied side by side before attention, which the host decides from a step's lengths; None: none.
+        For each of the shape's parts contexts that are to be copied side by side before attention, which the host decides from lengths; None: none.
     """
     forward = plan.forward
-    ends = np.cumsum(forward.counts, dtype=np.int64)
-    seq_lens = forward.starts + forward.counts
-    _fill_tokens(columns, forward, ends)
+    _fill_tokens(columns, forward)
     _fill(columns.rows, forward.rows, scratch_row)
-    _fill(columns.seq_lens, seq_lens, 0)
-    columns.query_start_loc[0] = 0
-    _fill(columns.query_start_loc[1:], ends, int(ends[-1]))
     _fill(columns.sample_rows, plan.sample.rows, scratch_row)
     _fill(columns.sample_tokens, plan.sample.token_indices, 0)
     _fill(columns.output_positions, plan.sample.output_positions, 0)
-    return _fill_attention(columns, forward.counts, seq_lens, shape, sizes, gather_capacity)
+    whole = Entries.of(forward)
+    # A step that is padded may end within the first piece.
+    parts = whole.cut(shape.pieces[0].num_tokens) if shape.pieces else (whole,)
+    return tuple(
+        _fill_attention(each, entries, part, sizes, scratch_row, gather_capacity)
+        for each, entries, part in zip(columns.attention, parts, shape.parts, strict=True)
+    )
 
 
 def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
     """Writes columns in which nothing takes part."""
-    for field in dataclasses.fields(columns):
-        getattr(columns, field.name)[:] = 0
-    for column in (columns.token_entries, columns.splits, columns.tiles):
-        column[:] = -1
+    for column in (columns.token_ids, columns.positions, columns.sample_tokens, columns.output_positions):
+        column[:] = 0
+    columns.token_entries[:] = -1
     for column in (columns.rows, columns.sample_rows):
         column[:] = scratch_row
+    for attention in columns.attention:
+        for column in (attention.seq_lens, attention.query_start_loc):
+            column[:] = 0
+        for column in (attention.splits, attention.tiles):
+            column[:] = -1
+        attention.rows[:] = scratch_row
 
 
 def _fill(column: Int32Column, values: npt.NDArray[np.integer], padding: int) -> None:
@@ -123,21 +148,27 @@ def _fill(column: Int32Column, values: npt.NDArray[np.integer], padding: int) ->
     column[values.size :] = padding
 
 
-def _fill_tokens(columns: StepColumns[Int32Column], plan: ForwardPlan, ends: npt.NDArray[np.int64]) -> None:
+def _fill_tokens(columns: StepColumns[Int32Column], plan: ForwardPlan) -> None:
     counts = plan.counts
+    ends = np.cumsum(counts, dtype=np.int64)
     _fill(columns.token_entries, np.repeat(np.arange(counts.size, dtype=np.int32), counts), -1)
     _fill(columns.positions, ranges(plan.starts, counts), 0)
     _fill(columns.token_ids, flat_token_ids(plan, ends), 0)
 
 
 def _fill_attention(
-    columns: StepColumns[Int32Column],
-    query_lens: Int32Column,
-    seq_lens: Int32Column,
+    columns: AttentionColumns[Int32Column],
+    entries: Entries,
     shape: StepShape,
     sizes: AttentionSizes,
+    scratch_row: int,
     gather_capacity: int,
 ) -> GatherColumns | None:
+    query_lens, seq_lens = entries.counts, entries.seq_lens
+    _fill(columns.rows, entries.rows, scratch_row)
+    _fill(columns.seq_lens, seq_lens, 0)
+    columns.query_start_loc[0] = 0
+    _fill(columns.query_start_loc[1:], np.cumsum(query_lens), entries.num_tokens)
     if shape.num_splits:
         decode = plan_decode(
             query_lens,

@@ -6,12 +6,13 @@ Owns the sizes, nothing else; the columns are `step_columns`. A plan *fits* a la
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 import torch
 
 from headrace_backend.step_plan import StepPlan
+from headrace_backend.worker.step_entries import Entries
 from headrace_kernels.attention.plan import (
     TARGET_PROGRAMS,
     decode_programs,
@@ -68,16 +69,21 @@ class StepShape:
     num_tiles: int
     # Whether its contexts are to be gathered, which no graph does.
     gathers: bool = False
+    # Of a step that is computed in two pieces of its tokens, what attention needs of each.
+    pieces: tuple[StepShape, ...] = ()
+
+    @property
+    def parts(self) -> tuple[StepShape, ...]:
+        """What attention takes one after the other."""
+        return self.pieces or (self,)
 
     @classmethod
     def of(cls, plan: StepPlan, sizes: AttentionSizes, gather_capacity: int = 0) -> Self:
         """The sizes that a plan needs; `gather_capacity`: tokens of context that may be gathered."""
-        counts = plan.forward.counts
-        is_chunk = counts > DECODE_QUERY_LEN
-        chunks, seq_lens = counts[is_chunk], (plan.forward.starts + counts)[is_chunk]
-        num_tiles = int((-(-chunks // sizes.tile_tokens)).sum())
-        decodes = chunks.size < counts.size
-        needed = cls._sized(int(counts.sum()), counts.size, plan.sample.rows.size, decodes, num_tiles, sizes)
+        entries = Entries.of(plan.forward)
+        needed = cls._of_entries(entries, plan.sample.rows.size, sizes)
+        is_chunk = entries.counts > DECODE_QUERY_LEN
+        chunks, seq_lens = entries.counts[is_chunk], entries.seq_lens[is_chunk]
         group = sizes.num_heads // sizes.num_kv_heads
         fits = 0 < gathered_tokens(seq_lens) <= gather_capacity
         from_keys = _GATHER_FROM_KEYS if needed.num_tokens < _LONG_STEP_TOKENS else _GATHER_LONG_FROM_KEYS
@@ -90,11 +96,27 @@ class StepShape:
         return cls._sized(num_rows, num_rows, num_rows, True, 0, sizes)
 
     @classmethod
-    def mixed(cls, num_tokens: int, max_rows: int, sizes: AttentionSizes) -> Self:
-        """A step of up to `num_tokens` tokens of any rows."""
+    def mixed(cls, num_tokens: int, max_rows: int, sizes: AttentionSizes, first_piece: int | None = None) -> Self:
+        """A step of up to `num_tokens` tokens of any rows; in two pieces, if the first is to have so many tokens."""
         rows = min(num_tokens, max_rows)
         num_tiles = max_prefill_tiles(num_tokens, rows, sizes.tile_tokens)
-        return cls._sized(num_tokens, rows, rows, True, num_tiles, sizes)
+        whole = cls._sized(num_tokens, rows, rows, True, num_tiles, sizes)
+        if first_piece is None:
+            return whole
+        pieces = tuple(cls.mixed(count, max_rows, sizes) for count in (first_piece, num_tokens - first_piece))
+        return dataclasses.replace(whole, pieces=pieces)
+
+    def cut(self, plan: StepPlan, first_piece: int, sizes: AttentionSizes) -> Self:
+        """The shape that a plan needs in two pieces, the first of so many tokens."""
+        pieces = Entries.of(plan.forward).cut(first_piece)
+        return dataclasses.replace(self, pieces=tuple(self._of_entries(piece, 0, sizes) for piece in pieces))
+
+    @classmethod
+    def _of_entries(cls, entries: Entries, num_samples: int, sizes: AttentionSizes) -> Self:
+        chunks = entries.counts[entries.counts > DECODE_QUERY_LEN]
+        num_tiles = int((-(-chunks // sizes.tile_tokens)).sum())
+        decodes = chunks.size < entries.counts.size
+        return cls._sized(entries.num_tokens, entries.counts.size, num_samples, decodes, num_tiles, sizes)
 
     @classmethod
     def _sized(
@@ -127,7 +149,11 @@ def smallest_holding(shapes: Iterable[StepShape], needed: StepShape) -> StepShap
 
 
 def captured_shapes(
-    batch_sizes: Iterable[int], mixed_sizes: Iterable[int], max_num_seqs: int, sizes: AttentionSizes
+    batch_sizes: Iterable[int],
+    mixed_sizes: Iterable[int],
+    max_num_seqs: int,
+    sizes: AttentionSizes,
+    first_piece: Callable[[int], int | None] = lambda _: None,
 ) -> list[StepShape]:
     """What graphs are captured for, smallest first: decode steps, and mixed steps too short to hide the launches of their kernels.
 
@@ -136,9 +162,10 @@ def captured_shapes(
         mixed_sizes: Tokens of mixed steps.
         max_num_seqs: Of a step.
         sizes: Of a layer's attention.
+        first_piece: Tokens of the first of two pieces of a mixed step of so many; None: it is whole.
     """
     decode = [StepShape.decode(size, sizes) for size in batch_sizes]
-    mixed = [StepShape.mixed(size, max_num_seqs, sizes) for size in mixed_sizes]
+    mixed = [StepShape.mixed(size, max_num_seqs, sizes, first_piece(size)) for size in mixed_sizes]
     return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.num_tiles))
 
 
