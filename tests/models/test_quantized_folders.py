@@ -22,7 +22,8 @@ from headrace_backend.quantization.parted_weight import PartedWeight
 from headrace_backend.quantization.source_numbers import zeros_of
 from headrace_backend.quantization.stored_weight import StoredWeight
 from headrace_backend.weights.placement import Placement, Shard
-from headrace_kernels.low_bit.quantized_weight import dequantize
+from headrace_kernels.low_bit import linear as low_bit_linear
+from headrace_kernels.low_bit.quantized_weight import QuantKind, dequantize
 from headrace_model_folder import InvalidModelFolder, LayerFormat, Layout, ModelFolder, expected_tensors
 
 CPU = torch.device("cpu")
@@ -246,6 +247,19 @@ def test_steps_are_fused_only_where_all_layers_fuse(source: pathlib.Path, tmp_pa
             weight.data = weight.data.contiguous()
     with kernels_on("cpu"):
         assert [model.model.fuses(rows) for rows in (1, 8, 9, 16)] == [True, True, False, False]
+
+
+def test_a_layer_of_other_bits_is_asked_whether_it_fuses(
+    source: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some steps fuse for weights of 8 bits and not for those of 4: that both are quantized says nothing."""
+    forms = mixed(dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), Recipe("gptq", bits=8)))
+    forms.update((name, Recipe("gptq")) for name in forms if name.startswith("model.layers.1."))
+    config = Recipe("gptq", bits=8).config() | {"dynamic": {r"+:model\.layers\.1\.": {"bits": 4}}}
+    model = load(quantize_folder(source, tmp_path, forms, config).path)
+    monkeypatch.setattr(low_bit_linear, "fuses", lambda num_rows, weight: weight.kind is QuantKind.INT8)
+    assert [layer.fuses(32) for layer in model.model.layers] == [True, False, True]
+    assert not model.model.fuses(32)
 
 
 def test_gptq_may_differ_by_layer(source: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -126,7 +126,7 @@ def test_a_runner_takes_them_all_and_is_as_new_afterwards(llama: CausalLM) -> No
     assert seen == list(range(len(plans) + 1))
     assert all(cache.isfinite().all() for cache in kv_caches) and any(cache.any() for cache in kv_caches)
     progress: list[tuple[object, ...]] = []
-    warm_up(runner, kv_caches, config, 256, lambda *report: progress.append(report))
+    warm_up(runner, llama, kv_caches, config, 256, lambda *report: progress.append(report))
     assert not any(cache.any() for cache in kv_caches)
     assert progress[0][:2] == ("warm_up", 0) and progress[-1][1] == progress[-1][2]
 
@@ -137,7 +137,7 @@ def test_what_warm_up_wrote_to_a_quantized_cache_is_gone_scales_included(llama: 
     runner, kv_caches = runner_of(llama, config, 12)
     run_steps(runner, list(gpu_steps(config, 256, BlockPool(12, config.block_size))), lambda done: None)
     assert all(tiles_of(cache).any() and scales_of(cache).isfinite().all() for cache in kv_caches)
-    warm_up(runner, kv_caches, config, 256, lambda *report: None)
+    warm_up(runner, llama, kv_caches, config, 256, lambda *report: None)
     assert not any(tiles_of(cache).any() for cache in kv_caches)
     # What a profile counts as the cache, and a plan plans.
     block = 2 * llama.num_kv_heads * config.block_size * (llama.head_dim + 4)

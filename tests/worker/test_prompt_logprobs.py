@@ -189,7 +189,7 @@ def test_nothing_compiles_after_the_warm_up(llama_on_gpu: CausalLM) -> None:
     shape = (NUM_BLOCKS, 2, llama_on_gpu.num_kv_heads, BLOCK_SIZE, llama_on_gpu.head_dim)
     caches = allocate_kv_caches(llama_on_gpu.num_layers, shape, torch.float32, torch.device("cuda:0"))
     runner = start_up.make_runner(llama_on_gpu, config, MAX_MODEL_LEN, caches)
-    warm_up(runner, caches, config, MAX_MODEL_LEN, lambda *_: None)
+    warm_up(runner, llama_on_gpu, caches, config, MAX_MODEL_LEN, lambda *_: None)
     assert isinstance(runner, GpuRunner)
     runner.capture(lambda *_: None)
     compiled, captured = compilation_count(), runner.num_captured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +90,10 @@ class Attention(nn.Module):
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         raw = RawHeads(qkv, rotations, self.num_heads, *self._head_norms)
         return rotate_write_attend(raw, kv_cache, metadata, self.scale, self.sliding_window).flatten(1)
+
+    def launch_kind(self) -> Hashable:
+        """All that decides which kernels `attended` launches, beside the step, the cache and the norms' weights."""
+        return self.num_heads, self.num_kv_heads, self.head_dim, self.sliding_window
 
     @property
     def _head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from torch import Tensor, nn
 
@@ -12,6 +12,7 @@ from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement
+from headrace_kernels.launch_kind import launch_kind
 
 
 class DecoderLayer(nn.Module):
@@ -81,9 +82,15 @@ class DecoderLayer(nn.Module):
         self.self_attn.add_to(residual, self.input_layernorm, rotations, kv_cache, metadata)
         self.mlp.add_to(residual, self.post_attention_layernorm)
 
-    def weight_types(self) -> tuple[type[LinearWeight], ...]:
-        """Layers with the same fuse for the same steps."""
-        return tuple(type(weight) for weight in self._weights())
+    def launch_kind(self) -> Hashable:
+        """Layers with the same launch the same kernels for the same steps, and fuse for the same: all that rules, libraries and compilers may look at.
+
+        A rank's own: only one of several has the bias of an output or down projection.
+        """
+        # Norms and biases, by their names, are among them.
+        parameters = tuple((name, launch_kind(parameter)) for name, parameter in self.named_parameters())
+        weights = tuple(weight.launch_kind() for weight in self._weights())
+        return self._is_whole, self.self_attn.launch_kind(), weights, parameters
 
     def _weights(self) -> Iterator[LinearWeight]:
         attention, mlp = self.self_attn, self.mlp

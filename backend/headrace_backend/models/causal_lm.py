@@ -7,7 +7,8 @@ Hugging Face's, so that a module's path is its tensors' name.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.layers.sharded_module import ShardedModule
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
+from headrace_backend.models.unlike_layers import unlike_places
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
@@ -46,10 +48,11 @@ class Decoder(nn.Module):
         )
         self.rotary = RotaryTable(config.rope, config.head_dim, max_position, placement.device)
         self.layers = nn.ModuleList(layers)
-        # The same, with their type.
+        # The same, with their type; inside `unlike_layers` some of them, by their places.
         self._layers = tuple(layers)
+        self._places: list[int] | None = None
         # One layer of each kind: those of a folder that another tool quantized may differ.
-        self._unlike = tuple({layer.weight_types(): layer for layer in layers}.values())
+        self._unlike = tuple({layer.launch_kind(): layer for layer in layers}.values())
         self.norm = residual_norm(config.hidden_size, config.rms_norm_eps, placement)
         self._together = placement.shard.collectives
 
@@ -62,6 +65,8 @@ class Decoder(nn.Module):
         wanted: Tensor | None = None,
     ) -> Tensor:
         """See `CausalLM.forward`."""
+        if self._places is not None:
+            kv_caches = [kv_caches[place] for place in self._places]
         residual: Tensor = self.embed_tokens(token_ids)
         rotations = self.rotary(positions)
         if not isinstance(metadata, StepPieces) and self.fuses(len(token_ids)):
@@ -101,6 +106,17 @@ class Decoder(nn.Module):
             layer.forward_fused(residual, rotations, kv_cache, metadata)
         hidden: Tensor = self.norm(residual)
         return hidden
+
+    @contextlib.contextmanager
+    def unlike_layers(self) -> Iterator[None]:
+        """See `CausalLM.unlike_layers`."""
+        whole = self._layers
+        self._places = unlike_places([layer.launch_kind() for layer in whole], self._together)
+        self._layers = tuple(whole[place] for place in self._places)
+        try:
+            yield
+        finally:
+            self._layers, self._places = whole, None
 
 
 class CausalLM(nn.Module, abc.ABC):
@@ -191,6 +207,13 @@ class CausalLM(nn.Module, abc.ABC):
         if together is None or together.piece_rule is None:
             return None
         return together.piece_rule.first_piece(num_tokens, self.hidden_size * self.dtype.itemsize, is_captured)
+
+    def unlike_layers(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, steps go through the first layer, the last and one of each other kind: every kernel that whole steps launch, in a fraction of the launches. What comes out is of no use, and other layers' caches are not written.
+
+        Of several ranks all enter together.
+        """
+        return self.model.unlike_layers()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] hidden states of the rows that sample -> [n, vocab_size] fp32."""

@@ -122,6 +122,13 @@ def agreed_most(collectives: Collectives | None, value: int) -> int:
     return value if collectives is None else max(_only(collectives.all_values(value)))
 
 
+def agreed_any(collectives: Collectives | None, flags: Sequence[bool]) -> list[bool]:
+    """Which of some flags any rank has set; the flags themselves where there is one rank."""
+    if collectives is None:
+        return list(flags)
+    return [any(column) for column in zip(*collectives.all_values(*map(int, flags)), strict=True)]
+
+
 def slowest_times(collectives: Collectives | None, times: list[float]) -> list[float]:
     """For each of some times the longest that any rank took, exactly alike on all ranks; the times themselves where there is one rank."""
     if collectives is None or not times:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
+from headrace_kernels.launch_kind import launch_kind
 from headrace_kernels.linear import linear
 from headrace_kernels.low_bit import block_linear
 from headrace_kernels.low_bit.block_weight import NF4_KINDS, BlockKind, BlockWeight, allocate, store_numbers
@@ -138,6 +139,10 @@ class BlockLinearWeight(LinearWeight):
     def fuses(self, num_tokens: int) -> bool:
         """See LinearWeight. Norm, SwiGLU and addition are operations of their own around these products."""
         return False
+
+    def launch_kind(self) -> Hashable:
+        """See LinearWeight."""
+        return type(self), tuple(map(launch_kind, self.parts))
 
     def rows(self, indices: Tensor) -> Tensor:
         """[n] int64 -> [n, num_inputs] the outputs' weights, for an embedding table, which has one part."""

@@ -6,12 +6,14 @@ Owns the interface. A plain weight gives the operations that `headrace_kernels.l
 from __future__ import annotations
 
 import abc
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor, nn
 
 from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_kernels import small_linear
+from headrace_kernels.launch_kind import launch_kind
 from headrace_kernels.linear import linear
 from headrace_kernels.rounded_tokens import Activations, RoundedTokens
 
@@ -41,6 +43,10 @@ class LinearWeight(nn.Module, abc.ABC):
     @abc.abstractmethod
     def fuses(self, num_tokens: int) -> bool:
         """Whether products of so many tokens are faster with norm, SwiGLU and addition inside."""
+
+    @abc.abstractmethod
+    def launch_kind(self) -> Hashable:
+        """All that decides which kernels its products launch, and which versions of them, beside tokens and bias. Weights with the same fuse and round alike, too."""
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """The 8-bit type to which a product of so many tokens rounds them first, so that the operation before may; None: it takes them as they are."""
@@ -91,6 +97,10 @@ class PlainWeight(LinearWeight):
     def fuses(self, num_tokens: int) -> bool:
         """See LinearWeight."""
         return small_linear.fuses(num_tokens, self.tensor)
+
+    def launch_kind(self) -> Hashable:
+        """See LinearWeight."""
+        return type(self), launch_kind(self.tensor)
 
     def destination(self, outputs: range) -> Destination:
         """See LinearWeight."""

@@ -7,6 +7,8 @@ Owns what a loader sees of such a weight. The original is never held beyond its 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from headrace_backend.quantization.tensor_error import TensorError
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import Scheme
+from headrace_kernels.launch_kind import launch_kind
 from headrace_kernels.low_bit import linear as low_bit_linear
 from headrace_kernels.low_bit.quantized_weight import (
     PLAIN,
@@ -64,6 +67,10 @@ class LowBitWeight(LinearWeight):
     def fuses(self, num_tokens: int) -> bool:
         """See LinearWeight."""
         return low_bit_linear.fuses(num_tokens, self.quantized)
+
+    def launch_kind(self) -> Hashable:
+        """See LinearWeight."""
+        return type(self), launch_kind(self.quantized)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """See LinearWeight."""

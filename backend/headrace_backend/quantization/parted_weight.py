@@ -5,7 +5,7 @@ Owns that and no arithmetic. It costs a launch per part, and nothing is fused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,10 @@ class PartedWeight(LinearWeight):
     def fuses(self, num_tokens: int) -> bool:
         """See LinearWeight."""
         return False
+
+    def launch_kind(self) -> Hashable:
+        """See LinearWeight."""
+        return type(self), tuple(part.launch_kind() for part in self._parts)
 
     def destination(self, outputs: range) -> Destination:
         """See LinearWeight. The outputs are those of one part."""

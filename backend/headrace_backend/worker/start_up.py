@@ -292,7 +292,7 @@ def _ready_runner(
         runner = make_runner(model.causal_lm, model.config, model.max_model_len, kv_caches, long_sizes)
         channel.send_progress("cache", num_blocks, num_blocks, "blocks")
     with timer.timed("warm_up"):
-        warm_up(runner, kv_caches, model.config, model.max_model_len, channel.send_progress)
+        warm_up(runner, model.causal_lm, kv_caches, model.config, model.max_model_len, channel.send_progress)
     return runner
 
 

@@ -1,7 +1,8 @@
 """One pass through everything before the first request: libraries choose and compile on first use.
 
 Owns which made-up steps those are. On a CPU a short prompt and one more token. On a GPU every size of step at which another kernel, or another version of one, may be chosen, with every kind of
-draw, so that no request waits for a compiler. The blocks that they write are as new afterwards.
+draw, so that no request waits for a compiler. Those many steps go through unlike layers alone: layers of one kind launch the same kernels, and each launch of a deep model's some hundred steps takes the host's time. A few whole steps
+follow, so that what sets layers apart after all is met before the first request. The blocks that they write are as new afterwards.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step_plan import StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.kv_caches import clear_blocks
@@ -27,6 +29,7 @@ from headrace_backend.worker.made_up_steps import (
 from headrace_backend.worker.profile_step import run_steps
 from headrace_backend.worker.runner import Runner
 from headrace_kernels.low_bit.linear import WARM_ROWS
+from headrace_kernels.triton_runtime import uses_triton
 
 # Blocks that warm-up may write to.
 _WARM_UP_BLOCKS = 64
@@ -42,6 +45,7 @@ _DEEP_CONTEXT_TOKENS = 16_384
 
 def warm_up(
     runner: Runner,
+    model: CausalLM,
     kv_caches: list[torch.Tensor],
     config: EngineConfig,
     max_model_len: int,
@@ -51,15 +55,25 @@ def warm_up(
 
     Args:
         runner: Takes the steps.
+        model: The runner's.
         kv_caches: Of the runner: per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
         config: The engine's configuration.
         max_model_len: Longest sequence, in tokens.
         progress: Called with (phase, done, total, unit).
     """
     pool = BlockPool(min(kv_caches[0].shape[0], _WARM_UP_BLOCKS), config.block_size)
-    is_gpu = kv_caches[0].device.type == "cuda"
-    steps = list(gpu_steps(config, max_model_len, pool) if is_gpu else short_steps(config, max_model_len, pool))
-    run_steps(runner, steps, lambda done: progress("warm_up", done, len(steps), "steps"))
+    limits = (config, max_model_len, pool)
+    compiles = uses_triton(kv_caches[0])
+    shallow = list(gpu_steps(*limits)) if compiles else []
+    whole = list(whole_steps(*limits) if compiles else short_steps(*limits))
+
+    def on_step(done: int) -> None:
+        progress("warm_up", done, len(shallow) + len(whole), "steps")
+
+    if shallow:
+        with model.unlike_layers():
+            run_steps(runner, shallow, on_step)
+    run_steps(runner, whole, lambda done: on_step(len(shallow) + done))
     clear_blocks(kv_caches, pool.num_blocks)
 
 
@@ -107,6 +121,17 @@ def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iter
             yield from _taken([Chunk(0, 1)] * rows, pool, wish)
     if pool.num_blocks > 1:
         yield copying_step()
+
+
+def whole_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
+    """A few of them: one decode and as many as there may be, a short prompt, a chunk behind a context, and one beside decodes."""
+    yield from short_steps(config, max_model_len, pool)
+    most_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    yield from _taken(_decodes(most_rows, max_model_len), pool, Wish.GREEDY)
+    count = min(config.max_num_batched_tokens, max_model_len, max(WARM_ROWS))
+    yield from _taken([Chunk(min(max_model_len - count, _CHUNK_CONTEXT_TOKENS), count)], pool, Wish.RANDOM)
+    beside = min(count, config.max_num_batched_tokens - (most_rows - 1))
+    yield from _taken([Chunk(0, beside), *_decodes(most_rows - 1, max_model_len)], pool, Wish.GREEDY)
 
 
 def _decodes(rows: int, max_model_len: int) -> list[Chunk]:

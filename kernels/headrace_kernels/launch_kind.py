@@ -1,0 +1,26 @@
+"""What of an operand a launch depends on: which way a rule takes, which kernel a library chooses, which version Triton compiles.
+
+Owns that list. Numbers in a tensor are not on it, nor is where it lies but for how that address is aligned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable
+
+from torch import Tensor
+
+# Bytes up to which alignments differ. Triton looks at 16, and any tensor with an allocation of its own has 64 or more, on whatever device.
+_ALIGNMENT = 64
+
+
+def launch_kind(operand: object) -> Hashable:
+    """Operands with the same are launched alike: of a tensor type, sizes, strides and alignment, of a dataclass, which a weight of few bits is, that of each field. Other values stand for themselves."""
+    if isinstance(operand, Tensor):
+        alignment = math.gcd(operand.data_ptr(), _ALIGNMENT)
+        return operand.dtype, tuple(operand.shape), operand.stride(), alignment
+    if dataclasses.is_dataclass(operand):
+        return tuple(launch_kind(getattr(operand, field.name)) for field in dataclasses.fields(operand))
+    assert isinstance(operand, Hashable)
+    return operand

@@ -1,0 +1,40 @@
+"""What tells operands apart that are not launched alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from headrace_kernels.launch_kind import launch_kind
+from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantKind, allocate
+
+
+def test_operands_of_other_types_sizes_strides_or_alignments_are_of_another_kind() -> None:
+    numbers = torch.zeros(8, 64)
+    assert launch_kind(numbers) == launch_kind(torch.ones(8, 64))
+    # One that begins four bytes behind an allocation.
+    shifted = torch.zeros(8 * 64 + 1)[1:].view(8, 64)
+    others = (numbers.half(), numbers.view(4, 128), numbers.view(64, 8).t(), shifted)
+    assert len({launch_kind(each) for each in (numbers, *others)}) == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": QuantKind.FP8},
+        {"group_size": 64},
+        {"is_ordered": True},
+        {"has_zeros": True},
+        {"rounds_activations": True},
+        {"dtype": torch.float16},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_weights_of_few_bits_that_differ_in_anything_are_of_another_kind(change: dict[str, Any]) -> None:
+    def made(kind: QuantKind = QuantKind.INT8, group_size: int = 128, dtype: torch.dtype = torch.bfloat16, **arranged: bool) -> Any:  # fmt: skip
+        return allocate(kind, 32, 128, group_size, dtype, torch.device("cpu"), Arrangement(**arranged))
+
+    assert launch_kind(made()) == launch_kind(made())
+    assert launch_kind(made()) != launch_kind(made(**change))
