@@ -28,11 +28,11 @@ class Exchange(NamedTuple):
 
 
 # Latencies: steps of one row of 8B in bf16 less those of one card, by two sums a layer (two ranks 2026-11-22, four 272dfcd). Bytes: of two ranks what steps of 8,192 tokens of 8B took beyond their products, part of whose sums run beside
-# products; of four NCCL's sums of 16 MiB and more, before that was so. Eight ranks were not measured: latency a fifth above four's, bytes as a ring sends them.
+# products; of four what steps of 256 rows of 70B took beyond the same kernels without a word (2026-11-22), which is what NCCL's sums of 64 MiB take for each byte. Eight ranks were not measured: latency a fifth above four's, bytes as a ring sends them.
 _EXCHANGE = {
     1: Exchange(0.0, 0.0),
     2: Exchange(2.8e-6, 2.5e-12),
-    4: Exchange(3.6e-6, 5.8e-12),
+    4: Exchange(3.6e-6, 4.8e-12),
     8: Exchange(4.4e-6, 6.8e-12),
 }
 
