@@ -45,10 +45,16 @@ def test_sizes_are_captured_up_to_the_first_that_hides_its_launches() -> None:
     def share(num_tokens: int) -> float:
         return min(1.0, 50_000 / (48 * num_tokens))
 
-    assert launch_bound_sizes(SIZES, share) == tuple(size for size in SIZES if size <= 1792)
-    assert launch_bound_sizes(SIZES, lambda _: 0.4) == ()
-    assert launch_bound_sizes(SIZES, lambda _: 0.9) == SIZES
-    assert launch_bound_sizes((), lambda _: 0.9) == ()
+    assert launch_bound_sizes(SIZES, 4, share) == tuple(size for size in SIZES if size <= 1792)
+    assert launch_bound_sizes(SIZES, 2, lambda _: 0.4) == ()
+    assert launch_bound_sizes(SIZES, 2, lambda _: 0.9) == SIZES
+    assert launch_bound_sizes((), 2, lambda _: 0.9) == ()
+
+
+def test_one_rank_captures_what_its_launches_bind_and_no_more() -> None:
+    # Padding then costs nothing: the host would have taken as long.
+    assert launch_bound_sizes(SIZES, 1, lambda num_tokens: min(1.0, 1200 / num_tokens)) == SIZES[:4]
+    assert launch_bound_sizes(SIZES, 1, lambda _: 0.8) == ()
 
 
 def test_there_is_no_gap_below_a_long_step_that_is_cut_and_has_twice_the_launches() -> None:
@@ -59,7 +65,7 @@ def test_there_is_no_gap_below_a_long_step_that_is_cut_and_has_twice_the_launche
         asked.append(num_tokens)
         return 1.0 if num_tokens < 1000 or num_tokens > 2000 else 0.3
 
-    assert launch_bound_sizes(SIZES, share) == (896,)
+    assert launch_bound_sizes(SIZES, 4, share) == (896,)
     assert max(asked) < 1500, "a step was tried that could not be taken"
 
 

@@ -3,8 +3,8 @@
 Owns the steps that are tried, how the host's part is measured, and the rule. Which sizes there are to choose from says the configuration; graphs are the runner's.
 
 A step of a few hundred tokens is always captured. The launches of longer ones are hidden behind the products, unless products are short beside their number: a rank of four has a fourth of each product of a 70B model, and launches as many as one that
-has all. What the host takes depends on the machine and on its neighbours: it took 0.52 ms for a layer of 70B on one core of an H200's host, and 0.97 on another in the same minute (2026-11-22), and the slowest of all ranks' cores is the one that counts.
-So steps are captured up to the length at which the host has as much time again as it needs.
+has all. Where the host is busy until nearly the end of a step, padding it to a captured one costs nothing. What the host takes depends on the machine and on its neighbours, too: it took 0.52 ms for a layer of 70B on one core of an H200's host, and 0.97
+on another in the same minute (2026-11-22), and of several ranks the slowest counts. So theirs are captured up to the length at which the host has as much time again as it needs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from headrace_backend.worker.made_up_steps import BlockPool, Wish, make_step, prompts, release_step
 from headrace_backend.worker.runner import Runner
 
-# The host's part of a step's time from which on it is captured.
-_BOUND_SHARE = 0.5
+# The host's part of a step's time from which on it is captured: of one rank, and of several.
+_BOUND_ALONE, _BOUND_TOGETHER = 0.9, 0.5
 # The first round compiles what a size may need.
 _ROUNDS = 2
 
@@ -30,16 +30,17 @@ def tried_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(tried)
 
 
-def launch_bound_sizes(sizes: Sequence[int], share_of: Callable[[int], float]) -> tuple[int, ...]:
+def launch_bound_sizes(sizes: Sequence[int], world_size: int, share_of: Callable[[int], float]) -> tuple[int, ...]:
     """Those of the sizes to capture: from the first on without a gap, as a step is padded to the next of them.
 
     Args:
         sizes: Tokens of steps, ascending.
-        share_of: Measures one size: the host's part of the step's time.
+        world_size: Number of ranks.
+        share_of: Measures one size: the host's part of the step's time, on the rank where that is the most.
     """
-    longest = 0
+    longest, bound = 0, _BOUND_ALONE if world_size == 1 else _BOUND_TOGETHER
     for size in tried_sizes(sizes):
-        if share_of(size) < _BOUND_SHARE:
+        if share_of(size) < bound:
             break
         longest = size
     return tuple(size for size in sizes if size <= longest)

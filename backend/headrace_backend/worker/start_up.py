@@ -355,7 +355,8 @@ def _launch_bound(model: _Model, runner: Runner, pool: BlockPool) -> tuple[int, 
         own = host_share(runner, num_tokens, model.max_model_len, pool, wait)
         return slowest_times(model.place.collectives, [own])[0]
 
-    return launch_bound_sizes([size for size in config.long_graph_sizes() if size <= most], share)
+    sizes = [size for size in config.long_graph_sizes() if size <= most]
+    return launch_bound_sizes(sizes, config.tp, share)
 
 
 def _capture(runner: Runner, memory: DeviceMemory, channel: Channel) -> int:
