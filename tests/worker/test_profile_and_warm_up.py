@@ -13,17 +13,18 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepPlan
 from headrace_backend.weights.placement import Shard
-from headrace_backend.worker import start_up
+from headrace_backend.worker import fitted_runner
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
+from headrace_backend.worker.fitted_runner import make_runner
 from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.kv_caches import allocate_kv_caches, cache_bytes, kv_type
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, next_step
 from headrace_backend.worker.memory_plan import ModelMemory, Room
+from headrace_backend.worker.phases import Phases
 from headrace_backend.worker.profile_step import largest_steps, measure_steps, run_steps
 from headrace_backend.worker.ranks import RankPlace
 from headrace_backend.worker.runner import Runner
 from headrace_backend.worker.sampler import Sampler
-from headrace_backend.worker.start_up import make_runner
 from headrace_backend.worker.step_buffers import StepLimits
 from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
 from headrace_backend.worker.warm_up import gpu_steps, short_steps, warm_up
@@ -261,16 +262,16 @@ def start(
             long_sizes.append(long)
         return SizedRunner(memory, GIB, step=4 * GIB, graphs=next(taken))
 
-    monkeypatch.setattr(start_up, "make_runner", sized_runner)
+    monkeypatch.setattr(fitted_runner, "make_runner", sized_runner)
     config = config_of(**{"max_num_seqs": 4, "max_num_batched_tokens": 32, **values})
-    model = start_up._Model(llama, config, 64, torch.float32, torch.device("cpu"), place)
+    model = fitted_runner.LoadedModel(llama, config, 64, torch.float32, torch.device("cpu"), place)
     # Caches are not taken from the fake card: their blocks are as large as the arithmetic below wants them.
-    monkeypatch.setattr(start_up._Model, "kv_caches", lambda self, num_blocks: [torch.zeros(1, 2, 1, 0, 1)])
+    monkeypatch.setattr(fitted_runner.LoadedModel, "kv_caches", lambda self, num_blocks: [torch.zeros(1, 2, 1, 0, 1)])
     sizes = {"activations": 9 * GIB, "kv_block": GIB // 4, "graphs": GIB, "graph_token": GRAPH_TOKEN}
     estimate = ModelMemory(weights=14 * GIB, **sizes)
     room = Room(torch.device("cuda", 0), 79 * GIB, 80 * GIB)
-    channel, timer = FakeChannel(), start_up._Phases({})
-    runner, plan = start_up._fitted_runner(model, estimate, room, memory, channel, timer)  # type: ignore[arg-type]
+    channel, timer = FakeChannel(), Phases({})
+    runner, plan = fitted_runner.fitted_runner(model, estimate, room, memory, channel, timer)  # type: ignore[arg-type]
     return runner, plan, memory, timer.seconds, channel.progress
 
 
@@ -315,7 +316,7 @@ def test_long_steps_that_are_worth_a_graph_are_in_the_plan_and_captured(
     given: list[tuple[int, ...]] = []
 
     def shares(longest: int) -> MemoryPlan:
-        monkeypatch.setattr(start_up, "host_share", lambda runner, size, *_: 0.9 if size <= longest else 0.1)
+        monkeypatch.setattr(fitted_runner, "host_share", lambda runner, size, *_: 0.9 if size <= longest else 0.1)
         about = (monkeypatch, llama, [0], RankPlace(), given)
         return start(*about, max_num_seqs=16, max_num_batched_tokens=1024)[1]
 

@@ -27,7 +27,7 @@ from tests.worker.driver import (
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step_plan import StepPlan, StepResult
-from headrace_backend.worker import prompt_logprobs, start_up
+from headrace_backend.worker import fitted_runner, prompt_logprobs
 from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.kv_caches import allocate_kv_caches
 from headrace_backend.worker.runner import Runner
@@ -188,7 +188,7 @@ def test_nothing_compiles_after_the_warm_up(llama_on_gpu: CausalLM) -> None:
     config = EngineConfig.model_validate({"model": "model", "device": "cuda:0", **sizes})
     shape = (NUM_BLOCKS, 2, llama_on_gpu.num_kv_heads, BLOCK_SIZE, llama_on_gpu.head_dim)
     caches = allocate_kv_caches(llama_on_gpu.num_layers, shape, torch.float32, torch.device("cuda:0"))
-    runner = start_up.make_runner(llama_on_gpu, config, MAX_MODEL_LEN, caches)
+    runner = fitted_runner.make_runner(llama_on_gpu, config, MAX_MODEL_LEN, caches)
     warm_up(runner, llama_on_gpu, caches, config, MAX_MODEL_LEN, lambda *_: None)
     assert isinstance(runner, GpuRunner)
     runner.capture(lambda *_: None)

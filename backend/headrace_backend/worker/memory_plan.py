@@ -1,7 +1,7 @@
 """How the device's memory is divided between weights, graphs, activations and cache, and when that can't work.
 
 Owns the arithmetic: pure functions on numbers, and `free_memory_bytes`, where a number comes from. It is done twice on a GPU: with estimates before anything is allocated, so that what can't
-work is refused within a second; and with what was measured (`profile_step`, `start_up`), so that the cache gets all that is left. A plan that does not fit is refused with its numbers and
+work is refused within a second; and with what was measured (`profile_step`, `fitted_runner`), so that the cache gets all that is left. A plan that does not fit is refused with its numbers and
 with the nearest values that do.
 """
 
