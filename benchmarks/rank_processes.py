@@ -62,6 +62,8 @@ def results(module: str, world_size: int, arguments: Sequence[str]) -> Iterator[
         _kill(ranks)
         for watch in watches:
             watch.join()
+        if ranks[0].stdout is not None:
+            ranks[0].stdout.close()
         os.close(store)
 
 

@@ -229,6 +229,9 @@ def card_holder(index: int) -> Iterator[subprocess.Popen[str]]:
     finally:
         holder.kill()
         holder.wait()
+        for pipe in (holder.stdin, holder.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def hold(holder: subprocess.Popen[str], server: RunningServer) -> None:

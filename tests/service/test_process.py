@@ -47,6 +47,9 @@ def service_process(config: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.wait()
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 @asynccontextmanager
