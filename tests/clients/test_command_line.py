@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import io
 import json
 import os
 import pathlib
@@ -15,9 +17,12 @@ from typing import Any
 import grpc
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 from tests.clients.canned_service import REQUEST_ID, CannedServer, answer
 
-from headrace.cli import group, main, output
+from headrace.answers import RequestState, RequestSummary
+from headrace.cli import group, listing, main, output
+from headrace.events import FinishReason
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "headrace"]
@@ -212,6 +217,22 @@ def test_requests_models_and_load_as_tables_and_json(server: CannedServer) -> No
     run(server, "requests", "--model", "canned")
     assert server.seen.requests[-1].model == "canned"
     assert json_lines(run(server, "load", "--json"))[0]["running_sequences"] == 4
+
+
+def test_ids_in_the_table_are_whole_whatever_else_is_in_it() -> None:
+    begun = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=50)
+    ids = [f"01m8150x66bf8q8mbjxbw9pht{i}-n5th" for i in range(3)]
+    reasons = [(FinishReason.LENGTH, FinishReason.CANCELLED), (FinishReason.STOP,), ()]
+    rows = [
+        RequestSummary(request_id, RequestState.FINISHED, begun, 2000, 500, of_row, True, "demo")
+        for request_id, of_row in zip(ids, reasons, strict=True)
+    ]
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(listing._request_table(rows))
+    lines = shown.getvalue().splitlines()
+    assert [word for line in lines for word in line.split() if word in ids] == ids
+    assert all(word in shown.getvalue() for word in ("length", "cancelled", "stop", "50 min", "submit"))
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("prompt", ["invalid", "overloaded", "broken", "failing", "no-done"])

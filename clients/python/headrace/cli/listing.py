@@ -66,10 +66,15 @@ def load(connection: Connection, model: str | None) -> None:
 
 
 def _request_table(rows: list[RequestSummary]) -> Table:
-    """One row a request, narrow enough for 80 columns."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for column in ("request", "state", "age", "prompt", "output", "ended", "made by"):
-        table.add_column(column, no_wrap=True, justify="right" if column in ("age", "prompt", "output") else "left")
+    """One row a request, narrow enough for 80 columns. Ids are whole however narrow a terminal is: they are there to be copied."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("request", no_wrap=True, min_width=max((len(row.request_id) for row in rows), default=0))
+    for column in ("state", "age", "prompt", "output"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "state" else "right")
+    # Several sequences may have ended in several ways, which go on below each other.
+    words = [word for row in rows for word in _endings(row).split()]
+    table.add_column("ended", min_width=max(map(len, words), default=0))
+    table.add_column("made by", min_width=len("stream"))
     now = datetime.datetime.now(datetime.UTC)
     for row in rows:
         table.add_row(
@@ -78,10 +83,14 @@ def _request_table(rows: list[RequestSummary]) -> Table:
             _age((now - row.create_time).total_seconds()),
             str(row.prompt_tokens),
             str(row.output_tokens),
-            ", ".join(sorted(set(row.finish_reasons))),
+            _endings(row),
             "submit" if row.detached else "stream",
         )
     return table
+
+
+def _endings(row: RequestSummary) -> str:
+    return ", ".join(sorted(set(row.finish_reasons)))
 
 
 def _age(seconds: float) -> str:
