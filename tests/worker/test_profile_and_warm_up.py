@@ -313,19 +313,36 @@ def test_graphs_larger_than_estimated_are_captured_again_beside_a_smaller_cache(
 def test_long_steps_that_are_worth_a_graph_are_in_the_plan_and_captured(
     monkeypatch: pytest.MonkeyPatch, llama: CausalLM
 ) -> None:
-    given: list[tuple[int, ...]] = []
+    long_sizes: list[tuple[int, ...]] = []
 
     def shares(longest: int) -> MemoryPlan:
         monkeypatch.setattr(fitted_runner, "host_share", lambda runner, size, *_: 0.9 if size <= longest else 0.1)
-        about = (monkeypatch, llama, [0], RankPlace(), given)
+        about = (monkeypatch, llama, [0], RankPlace(), long_sizes)
         return start(*about, max_num_seqs=16, max_num_batched_tokens=1024)[1]
 
     none, some = shares(0), shares(896)
     # The profile's runner captures nothing, the other what was found.
-    assert given == [(), (), (), (896,)]
+    assert long_sizes == [(), (), (), (896,)]
     # As the fake estimate has it, for each token beyond the largest that is always captured, and the driver's own.
     more = (896 - 768) * GRAPH_TOKEN + (10 << 20)
     assert 0 < more - GIB // 4 < none.kv_cache_bytes - some.kv_cache_bytes < more + GIB // 4
+
+
+def test_long_steps_are_not_captured_where_that_would_refuse_the_start(
+    monkeypatch: pytest.MonkeyPatch, llama: CausalLM
+) -> None:
+    long_sizes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(fitted_runner, "host_share", lambda *_: 0.9)
+
+    def plan(kv_memory: str) -> MemoryPlan:
+        about = (monkeypatch, llama, [0], RankPlace(), long_sizes)
+        return start(*about, max_num_seqs=16, max_num_batched_tokens=1024, kv_memory=kv_memory)[1]
+
+    assert plan("50GiB").kv_cache_bytes == 50 * GIB and long_sizes.pop() == (896, 1024)
+    # 15 of weights, 5 of a step, 1 of graphs, 0.6 of reserve, of 79 that are free: the long graphs' one is too much.
+    assert plan("57GiB").kv_cache_bytes == 57 * GIB and long_sizes.pop() == ()
+    with pytest.raises(StartRefused):
+        plan("58GiB")
 
 
 def test_ranks_whose_reserves_differ_capture_again_together(monkeypatch: pytest.MonkeyPatch, llama: CausalLM) -> None:

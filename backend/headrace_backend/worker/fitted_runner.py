@@ -83,7 +83,7 @@ def make_runner(
         return CpuRunner(model, batch, sampler, kv_caches)
     limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
     sizes = AttentionSizes.of(model.num_heads, kv_caches[0], model.dtype)
-    mixed_sizes = (*config.captured_mixed_sizes(), *long_sizes)
+    mixed_sizes = sorted({*config.captured_mixed_sizes(), *long_sizes})
     first_piece = functools.partial(model.first_piece, is_captured=True)
     shapes = captured_shapes(config.captured_batch_sizes(), mixed_sizes, limits.max_num_seqs, sizes, first_piece)
     agreed_times = functools.partial(slowest_times, model.shard.collectives)
@@ -119,8 +119,8 @@ def fitted_runner(
         DoesNotFit: What was measured leaves too little.
     """
     with timer.timed("profile"):
-        profile, long_sizes = _profiled(model, memory, channel)
-        needed = with_long_graphs(measured_memory(estimate, profile, room), model.config, long_sizes)
+        profile, worthwhile = _profiled(model, memory, channel)
+        needed, long_sizes = _with_room(model, measured_memory(estimate, profile, room), worthwhile, room)
     collectives = model.place.collectives
     # Cards of one kind may differ in memory by less than their kind tells; all ranks capture again, or none.
     tolerance = agreed_least(collectives, room.reserve_bytes) // 2
@@ -137,6 +137,24 @@ def fitted_runner(
             memory.release()
             needed = dataclasses.replace(needed, graphs=graph_bytes)
     raise DoesNotFit(f"graphs take {graph_bytes} bytes, and took less before; graph_sizes off works")
+
+
+def _with_room(
+    model: LoadedModel, memory: ModelMemory, long_sizes: tuple[int, ...], room: Room
+) -> tuple[ModelMemory, tuple[int, ...]]:
+    """What is needed with graphs of the long steps, and these; without them where any rank has no room for them, as nobody should be refused for what only makes steps shorter."""
+    larger = with_long_graphs(memory, model.config, long_sizes)
+    if long_sizes and not agreed_least(model.place.collectives, _fits(model, larger, room)):
+        return memory, ()
+    return larger, long_sizes
+
+
+def _fits(model: LoadedModel, memory: ModelMemory, room: Room) -> bool:
+    try:
+        plan_memory(model.config, memory, model.max_model_len, room)
+    except DoesNotFit:
+        return False
+    return True
 
 
 def _profiled(model: LoadedModel, memory: DeviceMemory, channel: Channel) -> tuple[Profile, tuple[int, ...]]:
