@@ -204,7 +204,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--git", default="", help="the commit, where the tree has no history")
     parser.add_argument("--json", type=pathlib.Path)
     rank_processes.add_seat(parser)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.chunk_graphs and options.device == "cpu":
+        parser.error("--chunk-graphs is for cards: a CPU has no graphs")
+    return options
 
 
 def main() -> None:

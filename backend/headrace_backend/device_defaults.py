@@ -19,7 +19,7 @@ _ON_CPU = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
 _ON_GPU = {"max_num_seqs": 512, "max_num_batched_tokens": 8192}
 # Tokens of the steps with prompts that are captured: few longer ones are bound by the launches of their kernels.
 _MIXED_GRAPH_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768)
-# Those that are captured where they are. A fifth of a step is padding at most. They are few because each that holds sums of NCCL takes up to a second to capture, of 80 layers (four H200s, 2026-11-22).
+# Those that are captured where they are. A fifth of a step is padding at most. They are few because one that holds sums of NCCL takes up to a second to capture, by what starts of 80 layers took with and without (four H200s, 2026-11-22).
 _LONG_GRAPH_TOKENS = (896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2560, 3072)
 
 

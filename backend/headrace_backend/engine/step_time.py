@@ -6,7 +6,7 @@ reads no clock (the engine gives it durations). Settled steps go in, predictions
 A step costs, in microseconds, the sum of these features, each times a coefficient that is never negative:
 
     1                     weights are read once, kernels are launched
-    1 if it has prompts   and again if such a step has more than 256 tokens, and than 512: it may run outside of a captured graph
+    1 if it has prompts   and again if such a step has more than 256 tokens, and than 768: it may run outside of a captured graph
     decodes               rows
     tokens                by segments, each with a coefficient of its own: the first ones share the reading of the weights, those of a step that is launched
                           kernel by kernel may hide behind the launching, the last ones cost their arithmetic
@@ -32,7 +32,7 @@ import numpy.typing as npt
 # Where segments of tokens begin; the last one has no end.
 _SEGMENTS: Final = (0, 128, 256, 384, 512, 768, 1024)
 _SEGMENT_ENDS: Final = (*_SEGMENTS[1:], 1 << 30)
-# Tokens beyond which a step with prompts may cost more at once: another kernel for the products, and the end of what is captured in graphs.
+# Tokens beyond which a step with prompts may cost more at once: another kernel for the products, and the end of what is always captured in graphs. (Longer ones are captured where launching takes as long as they do, so that nothing jumps at their end.)
 _JUMPS: Final = (256, 768)
 _FIRST_SEGMENT = 3
 _FIRST_JUMP = _FIRST_SEGMENT + len(_SEGMENTS)

@@ -36,7 +36,7 @@ _ENVIRONMENT = {
 }
 
 # Of a sum, for each rank, from which on steps are cut: with two ranks 64 MiB, 8,192 tokens of an 8B Llama in bf16 or 4,096 of a 70B one. On two H200s (2026-11-22) 70B FP8 takes 555 ms instead of 592 for 8,192 tokens, 8B bf16 102.9 instead of 104.3;
-# 2,048 tokens of 70B, whose sums have 32 MiB, took 177 instead of 150. With more ranks products are shorter, and their launches, of which a cut step has twice as many, no longer hide behind them: on four, 4,096 tokens of 70B took 235 ms instead
+# 2,048 tokens of 70B, whose sums have 32 MiB, took 177 instead of 150. With more ranks products are shorter, and their launches, of which a cut step has twice as many, no longer hide behind them: on four, with attention of whole steps as it was then, 4,096 tokens of 70B took 235 ms instead
 # of 181, and 8,192 353 instead of 374.
 _LEAST_BYTES_A_RANK = 32 << 20
 # Of a sum, where steps are replayed from graphs and launches take no time: 1,792 tokens of 70B, in pieces of 1,024 and 768. On four H200s 2,048 tokens in pieces took less time than 1,792 that were whole.

@@ -29,7 +29,7 @@ DECODE_QUERY_LEN = 1
 # Keys that a prompt's token sees on average from which gathering them is worth leaving the graphs, where nothing is gathered: at 8,192, 512 tokens win 3.3 of about 20 ms in 32 layers.
 # Derived, not measured.
 _GATHER_FROM_KEYS = 8192
-# The same of steps of so many tokens and more, of whose time attention is a larger part: a prompt of 2,048 tokens takes 68 ms from a graph and 66 gathered on one of four ranks of a 70B Llama in FP8, one of 4,096 takes 144 and 126 (H200, 2026-11-22).
+# The same of steps of so many tokens and more, of whose time attention is a larger part: a prompt of 2,048 tokens takes 68 ms either way on one of four ranks of a 70B Llama in FP8, one of 4,096 takes 144 from a graph and 126 gathered (H200, 2026-11-22).
 _LONG_STEP_TOKENS, _GATHER_LONG_FROM_KEYS = 1024, 1536
 
 
