@@ -9,6 +9,11 @@ Prompts and answers of all lengths, every kind of sampling, shared beginnings, s
 - a greedy request on the idle engine has the same tokens before and after.
 
     python -m benchmarks.bench_soak --shape llama-3.1-8b --dtype bf16 --load dummy --seed 0 --json FILE
+
+With `--through server` the same is asked of a whole server as users run it (`soak_server`): every kind of call over gRPC, and each of its
+processes flat within a few MiB, which takes half an hour to tell.
+
+    python -m benchmarks.bench_soak --through server --seconds 1800 --json FILE
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks import soak_checks
+from benchmarks import soak_checks, soak_server
 from benchmarks.backend_process import GpuMemory
 from benchmarks.engine_options import START_TIMEOUT_S, checked_config, engine_settings, model_folder, which_engine
 from benchmarks.engine_session import EngineSession, Prompt, engine_session
@@ -268,8 +273,17 @@ async def run(options: argparse.Namespace, settings: dict[str, Any], sizes: Size
 
 def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:
     which_engine(parser)
+    parser.add_argument(
+        "--through",
+        choices=("engine", "server"),
+        default="engine",
+        help="engine: a backend alone, requests as token ids; server: all processes, the calls of the public client "
+        "(takes --model, --device, --threads, --seed, --concurrency, --seconds)",
+    )
     parser.add_argument("--requests", type=int, default=0, help="0: 10,000, on a CPU 200")
-    parser.add_argument("--concurrency", type=int, default=0, help="requests open at once; 0: 300, on a CPU 24")
+    parser.add_argument(
+        "--concurrency", type=int, default=0, help="requests open at once; 0: 300, on a CPU 24; of a server 16"
+    )
     parser.add_argument(
         "--seconds",
         type=float,
@@ -277,6 +291,8 @@ def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:
         help=f"send nothing more after so long, and be content with that; 0: {_SECONDS:.0f}, and all must be sent",
     )
     options = parser.parse_args()
+    if options.through == "server" and not options.seconds:
+        options.seconds = _SECONDS
     for name in ("requests", "concurrency", "seconds", "seed"):
         if getattr(options, name) < 0:
             parser.error(f"--{name}: should be 0 or more, is {getattr(options, name)}")
@@ -293,6 +309,16 @@ def main() -> int:
     """Command line; 1 if something did not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options = _options(parser)
+    result = uvloop.run(soak_server.run(options)) if options.through == "server" else _engine_soak(parser, options)
+    if result is None:
+        return 1
+    print(json.dumps(result), flush=True)
+    write_json(result, options.json)
+    return 0 if result["ok"] else 1
+
+
+def _engine_soak(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Any] | None:
+    """The soak of a backend alone, printed; None: it could not be made."""
     on_gpu = expects_gpu(options.device)
     with tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
         folder = model_folder(options, pathlib.Path(parent)).resolve()
@@ -302,11 +328,9 @@ def main() -> int:
             result = uvloop.run(run(options, settings, _sizes(options, on_gpu)))
         except RuntimeError as error:
             print(f"soak: FAILED: {error}", flush=True)
-            return 1
+            return None
     print("\n".join(_lines(result)), flush=True)
-    print(json.dumps(result), flush=True)
-    write_json(result, options.json)
-    return 0 if result["ok"] else 1
+    return result
 
 
 if __name__ == "__main__":

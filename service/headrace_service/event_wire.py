@@ -2,8 +2,10 @@
 
 Owns the encoding of every `GenerationEvent`. The answers of Generate, Chat and Subscribe hold their event in field 1, so that one encoding
 serves all three, and streams are registered without a serializer. The message of one token is joined from parts that protobuf encoded before
-(fields may follow each other in pieces, so that position and token can be kept apart): 0.5 us against 1.4 us for filling one reused Delta and
-3.4 us for building it from scratch.
+(fields may follow each other in pieces, so that position and token can be kept apart): 0.5 us against 3.4 us for building it from scratch.
+
+No message is kept and filled again: protobuf frees what a message ever held only together with the message, so that one which lives as long
+as the process grows with everything that passes through it.
 """
 
 from __future__ import annotations
@@ -32,9 +34,6 @@ _MAX_KEPT_PARTS = 1 << 14
 # Field number and wire type of a field that begins with its length.
 _EVENT_TAG = bytes([inference_pb2.GenerateResponse.EVENT_FIELD_NUMBER << 3 | 2])
 _DELTA_TAG = bytes([generation_pb2.GenerationEvent.DELTA_FIELD_NUMBER << 3 | 2])
-
-_delta_response = inference_pb2.GenerateResponse()
-_delta = _delta_response.event.delta
 
 
 def finish_reason(reason: engine_pb2.OutputEndReason) -> generation_pb2.FinishReason:
@@ -94,15 +93,12 @@ def delta(
     """
     if logprobs is None and len(token_ids) == 1:
         return _framed(_position(output_index, first_token_index) + _token(token_ids[0], text))
-    _delta.Clear()
-    _delta.output_index = output_index
-    _delta.first_token_index = first_token_index
-    _delta.token_ids.extend(token_ids)
+    message = generation_pb2.Delta(output_index=output_index, first_token_index=first_token_index, token_ids=token_ids)
     if text:
-        _delta.content.add().text = text
+        message.content.add().text = text
     if logprobs is not None:
-        _fill_logprobs(_delta.logprobs, logprobs)
-    return _delta_response.SerializeToString()
+        _fill_logprobs(message.logprobs, logprobs)
+    return _framed(message.SerializeToString())
 
 
 def output_finished(end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> bytes:

@@ -20,7 +20,8 @@ from headrace_telemetry.otlp_bytes import link, text_element
 from headrace_telemetry.span_frame import check_time
 
 NUM_STEPS: Final = 65_536
-NUM_REQUESTS: Final = 131_072
+# About 500 bytes each. Steps name their requests when they are exported, seconds after they were computed, so that the newest are enough.
+NUM_REQUESTS: Final = 32_768
 
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]

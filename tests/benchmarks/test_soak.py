@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from benchmarks import figures, soak_checks
+from benchmarks import figures, soak_callers, soak_checks, soak_server
 from benchmarks.backend_process import BackendProcess
 from benchmarks.engine_session import Answer, EngineSession, Prompt
 from benchmarks.soak_checks import Sent
@@ -186,3 +186,40 @@ def test_memory_that_grows_is_found() -> None:
     assert not soak_checks.memory_check("worker", filled[:-1] + [965 * mib]).ok
     assert not soak_checks.memory_check("worker", filled[:3]).ok
     assert not soak_checks.descriptors_check(30, 60).ok
+
+
+def test_a_whole_server_is_soaked_with_every_kind_of_call(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "soak.json"
+    seconds = 12
+    kinds: dict[str, int] = {}
+    while set(kinds) != set(soak_callers.KINDS):
+        done = soak("--through", "server", "--seconds", str(seconds), "--threads", "1", "--json", str(path))
+        record = json.loads(path.read_text())
+        kinds = record["calls"]
+        seconds *= 2
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = {check["name"] for check in record["checks"]}
+    assert record["ok"] and {"calls", "canary", "processes", "headrace_service memory"} <= checks
+
+
+@pytest.mark.parametrize(
+    "samples, ok",
+    [
+        ([100 << 20] * 40, True),
+        ([(100 << 20) + index * (1 << 18) for index in range(40)], True),
+        ([(100 << 20) + index * (1 << 19) for index in range(40)], False),
+        ([1, 2, 3], False),
+    ],
+    ids=["flat", "5 MiB", "10 MiB", "too few"],
+)
+def test_growth_of_a_process_between_quarters_is_judged(samples: list[int], ok: bool) -> None:
+    assert soak_server.flat_check("headrace_service", samples).ok is ok
+
+
+def test_a_call_that_ends_as_it_must_not_fails_the_soak() -> None:
+    outcomes = soak_callers.Outcomes()
+    assert not soak_server.outcomes_check(outcomes).ok, "nothing was called"
+    outcomes.calls["chat"] += 1
+    assert soak_server.outcomes_check(outcomes).ok
+    outcomes.wrong.append("chat of caller 3: Internal: ...")
+    assert "caller 3" in soak_server.outcomes_check(outcomes).message

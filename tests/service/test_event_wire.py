@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import psutil
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_service import event_wire
+from headrace_service.wires import TokenLogprobs
 
 _UINT32 = st.integers(0, (1 << 32) - 1)
 
@@ -36,3 +38,19 @@ def test_one_answer_serves_generate_chat_and_subscribe() -> None:
     assert generated.delta.token_ids == [3]
     assert inference_pb2.ChatResponse.FromString(encoded).event == generated
     assert inference_pb2.SubscribeResponse.FromString(encoded).event == generated
+
+
+def test_deltas_leave_no_memory_behind() -> None:
+    """A message that is filled again and again keeps all that it ever held: 20,000 answers kept 30 MiB."""
+    logprobs = [TokenLogprobs(-0.5, 1, list(range(20)), [-1.0] * 20)] * 8
+    process = psutil.Process()
+
+    def grown_mib(deltas: int) -> float:
+        before = process.memory_info().rss
+        for first in range(deltas):
+            event_wire.delta(0, first, range(8), "some text", logprobs)
+        return (process.memory_info().rss - before) / 2**20
+
+    grown_mib(1_000)
+
+    assert grown_mib(20_000) < 8
