@@ -12,6 +12,8 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 
+import grpc
+
 from headrace.v1 import generation_pb2
 from headrace_facts.facts import SpanContext
 from headrace_protos.engine.v1 import engine_pb2
@@ -178,6 +180,11 @@ class GenerationStream:
         self._wake()
         if self.writer is not None:
             self.writer.cancel()
+
+    def note_failure(self, failure: errors.ServiceError) -> None:
+        """Notes what the call ended with, for what is told of the generation. A caller who left is no failure."""
+        if self.trace is not None and failure.code is not grpc.StatusCode.CANCELLED:
+            self.trace.failure = failure
 
     # -- the reader's side
 

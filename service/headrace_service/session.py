@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from headrace.v1 import inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
@@ -90,6 +90,10 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
     def is_full(self) -> bool:
         """See SharedCall."""
         return self._batch.num_events > _MAX_WAITING_EVENTS
+
+    def streams(self) -> Iterable[GenerationStream]:
+        """See SharedCall."""
+        return self._by_stream
 
     def give_up(self) -> list[asyncio.Task[None]]:
         """See SharedCall."""

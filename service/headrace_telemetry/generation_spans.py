@@ -15,9 +15,9 @@ import numpy as np
 
 from headrace_facts import facts
 from headrace_telemetry import otlp_bytes, token_columns
-from headrace_telemetry.call_spans import SERVER_FAULTS
 from headrace_telemetry.engine_book import U64, EngineBook
 from headrace_telemetry.otlp_bytes import Key, SpanHead
+from headrace_telemetry.outcome import FAILURES
 from headrace_telemetry.span_frame import Frame, frame_of
 from headrace_telemetry.token_columns import OwnColumns
 
@@ -228,7 +228,7 @@ def _inference(kept: Kept, arrays: bytes, incomplete: bool, limits: Limits) -> S
     )
     parts = [_often(generation, kept.why, limits.text_bytes), _numbers(generation)]
     parts += [_INCOMPLETE.flag(True) if incomplete else b"", arrays]
-    return SpanBlock(otlp_bytes.span(head, b"".join(parts), failed=generation.error_type in SERVER_FAULTS), 1)
+    return SpanBlock(otlp_bytes.span(head, b"".join(parts), failed=generation.error_type in FAILURES), 1)
 
 
 def _often(generation: facts.Generation, why: str, text_bytes: int) -> bytes:

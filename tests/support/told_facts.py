@@ -144,5 +144,6 @@ def everything(first_step: int = 1, number: int = 7) -> Iterator[tuple[facts.Hel
     yield SERVICE, facts.Dropped(3, 0)
     yield SERVICE, facts.LinesLost(2)
     yield SERVICE, generation(number)
+    yield SERVICE, generation(number + 1000, finish_reasons=["error"], error_type="INTERNAL")
     yield SERVICE, call(number)
     yield SERVICE, call(number, status="INTERNAL")

@@ -12,7 +12,7 @@ import asyncio
 import collections
 import dataclasses
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors, rpc_boundary
@@ -140,6 +140,10 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
     def is_full(self) -> bool:
         """See SharedCall."""
         return len(self._out) > _MAX_WAITING or len(self._tasks) >= _MAX_REQUESTS
+
+    def streams(self) -> Iterable[GenerationStream]:
+        """See SharedCall."""
+        return [followed.stream for followed in self._followed]
 
     def give_up(self) -> list[asyncio.Task[None]]:
         """See SharedCall."""

@@ -72,11 +72,11 @@ def _reason(end: engine_pb2.OutputEnd | None) -> str:
 
 
 def _error_type(stream: GenerationStream, trace: GenerationTrace) -> str:
+    if any(end.reason == engine_pb2.OUTPUT_END_REASON_ERROR for end in stream.ends.values()):
+        return "engine_error"
     failure = stream.failure or trace.failure
     if failure is not None:
         return failure.code.name
-    if any(end.reason == engine_pb2.OUTPUT_END_REASON_ERROR for end in stream.ends.values()):
-        return "engine_error"
     return "DEADLINE_EXCEEDED" if stream.hit_deadline and stream.deadline_is_status else ""
 
 

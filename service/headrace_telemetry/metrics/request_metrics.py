@@ -15,6 +15,7 @@ from headrace_facts import facts
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.metrics import catalogue
 from headrace_telemetry.metrics.aggregates import Aggregates, Counter, Histogram
+from headrace_telemetry.outcome import finish_reason
 
 _PROVIDER_NAME: Final = "headrace"
 _OTHER: Final = "_OTHER"
@@ -25,8 +26,6 @@ _MOST_METHODS: Final = 128
 _MOST_MODELS: Final = 256
 # Kinds of errors told apart.
 _MOST_ERRORS: Final = 64
-# The gravest of several outputs' ends stands for the request.
-_GRAVITY: Final = ("error", "deadline", "cancelled", "length", "stop")
 # OpenTelemetry's advice for RPCs.
 _CALL_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
@@ -149,13 +148,6 @@ def time_per_output_token_s(generation: facts.Generation) -> float | None:
     if after_first <= 0 or generation.ttft_ns <= 0:
         return None
     return _seconds(generation.end_ns - generation.arrival_ns - generation.ttft_ns) / after_first
-
-
-def finish_reason(generation: facts.Generation) -> str:
-    """The gravest reason for which an output of it ended."""
-    if generation.error_type:
-        return "error"
-    return next((reason for reason in _GRAVITY if reason in generation.finish_reasons), _OTHER)
 
 
 class _Few:
