@@ -38,6 +38,7 @@ _RESPONSE_MODEL: Final = Key("gen_ai.response.model")
 _REVISION: Final = Key("headrace.model.revision")
 _FINISH_REASONS: Final = Key("gen_ai.response.finish_reasons")
 _FIRST_CHUNK: Final = Key("gen_ai.response.time_to_first_chunk")
+_ENGINE_FIRST_TOKEN: Final = Key("headrace.engine.time_to_first_token")
 _INPUT: Final = Key("gen_ai.usage.input_tokens")
 _OUTPUT: Final = Key("gen_ai.usage.output_tokens")
 _CACHED: Final = Key("gen_ai.usage.cache_read.input_tokens")
@@ -277,8 +278,10 @@ def _numbers(generation: facts.Generation) -> bytes:
             parts.append(_NUMBERS[name].number(float(value)))
         elif name == "stop_sequences":
             parts.append(_STOP_SEQUENCES.integer(int(value)))
+    if generation.first_chunk_ns:
+        parts.append(_FIRST_CHUNK.number(generation.first_chunk_ns / 1e9))
     if generation.ttft_ns:
-        parts.append(_FIRST_CHUNK.number(generation.ttft_ns / 1e9))
+        parts.append(_ENGINE_FIRST_TOKEN.number(generation.ttft_ns / 1e9))
     if generation.error_type:
         parts.append(_ERROR.text(generation.error_type, 64))
     return b"".join(parts)

@@ -247,6 +247,8 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
                     await write(message)
                     self.writing_since_ns = 0
                     followed.account.responded(ready_ns)
+                    if followed.stream.at_edge:
+                        followed.stream.tokens_left(time.monotonic_ns())
                     if followed.stream.recording is not None:
                         followed.stream.recording.wrote_all(ready_ns, time.monotonic_ns())
                 followed.sent()

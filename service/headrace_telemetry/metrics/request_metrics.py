@@ -35,6 +35,7 @@ class _Series(NamedTuple):
 
     duration: Histogram
     first_token: Histogram
+    engine_first_token: Histogram
     per_token: Histogram
     queue: Histogram
     input: Counter
@@ -54,6 +55,7 @@ class RequestMetrics:
             {
                 catalogue.REQUEST_DURATION: config.metrics_duration_buckets,
                 catalogue.TIME_TO_FIRST_TOKEN: config.metrics_ttft_buckets,
+                catalogue.ENGINE_TIME_TO_FIRST_TOKEN: config.metrics_ttft_buckets,
                 catalogue.TIME_PER_OUTPUT_TOKEN: config.metrics_tpot_buckets,
                 catalogue.QUEUE_DURATION: config.metrics_queue_buckets,
                 catalogue.CALL_DURATION: _CALL_BOUNDS,
@@ -72,8 +74,10 @@ class RequestMetrics:
         model = self._models.of(generation.model)
         series = self._series_of(generation.operation, model, self._errors.of(generation.error_type))
         series.duration.observe(_seconds(generation.end_ns - generation.arrival_ns), exported)
+        if generation.first_chunk_ns > 0:
+            series.first_token.observe(_seconds(generation.first_chunk_ns), exported)
         if generation.ttft_ns > 0:
-            series.first_token.observe(_seconds(generation.ttft_ns), exported)
+            series.engine_first_token.observe(_seconds(generation.ttft_ns), exported)
         per_token_s = time_per_output_token_s(generation)
         if per_token_s is not None:
             series.per_token.observe(per_token_s, exported)
@@ -121,6 +125,7 @@ class RequestMetrics:
         return _Series(
             self._aggregates.histogram(catalogue.REQUEST_DURATION, attributes),
             self._aggregates.histogram(catalogue.TIME_TO_FIRST_TOKEN, attributes),
+            self._aggregates.histogram(catalogue.ENGINE_TIME_TO_FIRST_TOKEN, attributes),
             self._aggregates.histogram(catalogue.TIME_PER_OUTPUT_TOKEN, attributes),
             self._aggregates.histogram(catalogue.QUEUE_DURATION, {catalogue.MODEL: model}),
             *tokens,
@@ -145,9 +150,10 @@ def time_per_output_token_s(generation: facts.Generation) -> float | None:
     """Seconds per token after the first, as OpenTelemetry defines it; outputs are computed side by side, so the tokens are those of one. None: there was none."""
     outputs = max(len(generation.finish_reasons), 1)
     after_first = generation.output_tokens / outputs - 1
-    if after_first <= 0 or generation.ttft_ns <= 0:
+    first_ns = generation.first_chunk_ns or generation.ttft_ns
+    if after_first <= 0 or first_ns <= 0:
         return None
-    return _seconds(generation.end_ns - generation.arrival_ns - generation.ttft_ns) / after_first
+    return _seconds(generation.end_ns - generation.arrival_ns - first_ns) / after_first
 
 
 class _Few:
