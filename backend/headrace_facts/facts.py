@@ -146,7 +146,7 @@ class Generation(msgspec.Struct, tag="generation", frozen=True):
     # From the arrival of the call (Submit and dropped readers: in the engine) to the moment that its last message was taken.
     arrival_ns: int
     end_ns: int
-    # Time to the first token as the ledger has it; 0: there was none.
+    # From the same moment to the first token in the engine, as the ledger has it; 0: there was none.
     ttft_ns: int
     prompt_tokens: int
     output_tokens: int
@@ -164,6 +164,8 @@ class Generation(msgspec.Struct, tag="generation", frozen=True):
     # gen_ai.request.*: max_tokens, temperature, top_p, top_k, seed, choice.count, frequency_penalty, presence_penalty, stop_sequences (their number only); what the caller left out is not there.
     parameters: dict[str, int | float] = {}
     streamed: bool = True
+    # From the same moment until the first message with a token had left the service; 0: none did, as the answer was one message, or nobody who tells this saw it.
+    first_chunk_ns: int = 0
     span: SpanContext | None = None
     detail: Detail = Detail.DEFAULT
     trace: EngineTrace | None = None

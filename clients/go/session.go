@@ -86,6 +86,11 @@ func (s *Session) SubmitChat(messages []Message, options ...SessionOption) (uint
 
 func (s *Session) submit(wish *headracev1.SessionSubmit, options []SessionOption) (uint32, error) {
 	for _, option := range options {
+		if traceparent, is := option.(traceparentOption); is {
+			if err := checkTraceparent(string(traceparent)); err != nil {
+				return 0, err
+			}
+		}
 		option.applyToSession(wish)
 	}
 	return s.begin(&headracev1.SessionRequest{Action: &headracev1.SessionRequest_Submit{Submit: wish}}, 0)

@@ -60,8 +60,8 @@ async def _write_until_ended(stream: GenerationStream, write: Write) -> None:
                         recorded_ns.append(WAITING_CHANGED)
                     recorded_ns.append(began_ns)
                     waited = False
-                if stream.done is not None:
-                    stream.clock.wrote(began_ns, clock_ns())
+                if stream.at_edge:
+                    stream.wrote(began_ns, clock_ns())
         elif stream.done is None and stream.failure is None:
             await stream.news()
             waited = True

@@ -12,6 +12,8 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 
+import grpc
+
 from headrace.v1 import generation_pb2
 from headrace_facts.facts import SpanContext
 from headrace_protos.engine.v1 import engine_pb2
@@ -40,6 +42,7 @@ class GenerationStream:
         failure: set when the subscription ended without the request's end.
         hit_deadline: whether the engine ended an output for its time.
         deadline_is_status: whether that time was the call's own deadline, so that the call must end with it.
+        at_edge: whether no token has left yet, or the request has ended: the writes whose times count.
         has_news: whether something came since the last `take`.
         pending_bytes: memory that undelivered tokens take.
         writing_since_ns: when the write that the reader has not taken yet began; 0: none.
@@ -51,7 +54,7 @@ class GenerationStream:
     """
 
     __slots__ = (
-        "_accepted", "_noted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started", "_table", "_waiter", "_whole", "_wire", "cap_factor", "clock", "deadline_is_status", "done", "ends", "failure", "from_token", "handle", "has_news",
+        "_accepted", "_noted", "_outputs", "_pauses_ns", "_prompt_parts", "_render", "_started", "_table", "_unwritten_beginnings", "_waiter", "_whole", "_wire", "at_edge", "cap_factor", "clock", "deadline_is_status", "done", "ends", "failure", "from_token", "handle", "has_news",
         "hit_deadline", "ledger", "listener", "over_cap_since_ns", "pending_bytes", "recording", "request_id", "trace", "writer", "writing_since_ns",
     )  # fmt: skip
 
@@ -73,6 +76,7 @@ class GenerationStream:
         self.done: engine_pb2.RequestDone | None = None
         self.failure: errors.ServiceError | None = None
         self.has_news = False
+        self.at_edge = True
         self.pending_bytes = 0
         self.cap_factor = 1
         self.over_cap_since_ns = 0
@@ -93,6 +97,8 @@ class GenerationStream:
         self._render = render
         self._outputs: dict[int, OutputText] = {}
         self._started: int | None = None
+        # Messages taken last that come before all tokens.
+        self._unwritten_beginnings = 0
         self._prompt_parts: list[engine_pb2.PromptLogprobColumns] = []
         self._pauses_ns: list[int] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -179,6 +185,11 @@ class GenerationStream:
         if self.writer is not None:
             self.writer.cancel()
 
+    def note_failure(self, failure: errors.ServiceError) -> None:
+        """Notes what the call ended with, for what is told of the generation. A caller who left is no failure."""
+        if self.trace is not None and failure.code is not grpc.StatusCode.CANCELLED:
+            self.trace.failure = failure
+
     # -- the reader's side
 
     def take(self) -> list[bytes]:
@@ -189,6 +200,7 @@ class GenerationStream:
         self.over_cap_since_ns = 0
         if self._accepted is not None or self._started is not None or self._prompt_parts or self._pauses_ns:
             messages.extend(message for message in self._take_beginnings() if message is not None)
+            self._unwritten_beginnings = len(messages)
             if self.recording is not None:
                 self.recording.skip(len(messages))
         for output in self._outputs.values():
@@ -198,6 +210,21 @@ class GenerationStream:
                     self._take_end(output.end, messages)
                     output.end = None
         return messages
+
+    def wrote(self, began_ns: int, left_ns: int) -> None:
+        """Notes the write of one message that was taken; to be called while `at_edge`."""
+        if self.done is not None:
+            self.clock.wrote(began_ns, left_ns)
+        if self._unwritten_beginnings:
+            self._unwritten_beginnings -= 1
+        else:
+            self.tokens_left(left_ns)
+
+    def tokens_left(self, now_ns: int) -> None:
+        """Notes when tokens left, if the first ones are among what was taken; to be called while `at_edge`."""
+        if not self.clock.first_left_ns and any(output.num_taken for output in self._outputs.values()):
+            self.clock.first_left_ns = now_ns
+            self.at_edge = self.done is not None
 
     def take_done(self) -> bytes | None:
         """Returns the message of the request's end as of this moment. The request must have ended."""
@@ -263,6 +290,7 @@ class GenerationStream:
 
     def _note_done(self, done: engine_pb2.RequestDone) -> None:
         self.done = done
+        self.at_edge = True
         self.clock.generation_ended(time.monotonic_ns(), done.ended_ago_ns)
 
     def _replay(self, log: engine_pb2.OutputLog) -> None:

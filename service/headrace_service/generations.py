@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import structlog
 
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import engine_request, errors, replicas, validation
+from headrace_service import engine_request, errors, replicas, rpc_boundary, validation
 from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
 from headrace_service.conversation import Conversation
@@ -122,10 +122,8 @@ class Generations:
         """`start` on the engine for the prompt; the stream is given up at the end of the block, however that comes."""
         model = self.placed(spec, prompt, model)
         stream = await self.start(spec, prompt, model, call, wire)
-        try:
+        with given_up(stream, model, call):
             yield stream
-        finally:
-            model.engine.abandon(stream, call)
 
     async def start_detached(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, idempotency_key: str
@@ -227,6 +225,19 @@ class Generations:
         if spec.time_limit_ns is not None or deadline_ns is not None:
             return spec.time_limit_ns
         return int(self._config.default_time_limit_s * 1e9)
+
+
+@contextlib.contextmanager
+def given_up(stream: GenerationStream, model: ServedModel, call: Call) -> Iterator[None]:
+    """Gives a stream up at the end of the block, however that comes, and notes what its call ended with."""
+    try:
+        yield
+    except Exception as error:
+        failure = rpc_boundary.failure_of(call.context, error)
+        stream.note_failure(failure)
+        raise failure from None
+    finally:
+        model.engine.abandon(stream, call)
 
 
 def _name(call: Call, request_id: str) -> None:

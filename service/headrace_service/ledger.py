@@ -20,12 +20,14 @@ class DeliveryClock:
     Attributes:
         arrival_ns: when the call arrived.
         subscribed: whether the call reads a generation that an earlier one started.
+        first_left_ns: when the first message with a token had left; 0: none has.
         ended_ns: when the generation ended in the engine; 0 while it runs.
         blocked_ns: time spent waiting for the reader since then.
     """
 
     arrival_ns: int
     subscribed: bool
+    first_left_ns: int = 0
     ended_ns: int = 0
     blocked_ns: int = 0
 

@@ -26,6 +26,7 @@ class OutputText:
         logprobs: their log probabilities, one per token; None if the request asked for none.
         end: set once the output has ended.
         num_tokens: how many tokens were delivered, or wait.
+        num_taken: how many were taken to be delivered.
     """
 
     __slots__ = (
@@ -68,6 +69,11 @@ class OutputText:
     def num_tokens(self) -> int:
         """See the class."""
         return self._next_token + len(self.tokens)
+
+    @property
+    def num_taken(self) -> int:
+        """See the class."""
+        return self._next_token
 
     def take(self, messages: list[bytes]) -> None:
         """Appends the messages of all that is pending, as the wire writes them."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from headrace.v1 import inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
@@ -75,6 +75,8 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         # Generations with news, in the order in which it came.
         self._with_news: dict[GenerationStream, None] = {}
         self._woken = asyncio.Event()
+        # Generations whose first tokens may be in what is being written.
+        self._first_leaving: list[GenerationStream] = []
         # What is to be done when what is being written has left.
         self._when_written: list[Callable[[], None]] = []
 
@@ -90,6 +92,10 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
     def is_full(self) -> bool:
         """See SharedCall."""
         return self._batch.num_events > _MAX_WAITING_EVENTS
+
+    def streams(self) -> Iterable[GenerationStream]:
+        """See SharedCall."""
+        return self._by_stream
 
     def give_up(self) -> list[asyncio.Task[None]]:
         """See SharedCall."""
@@ -114,7 +120,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             self._refuse(0, errors.invalid_field("stream_id", f"{stream_id} names a generation that has not ended"))
         else:
             entry = self._entries[stream_id] = _Entry(stream_id, contextlib.ExitStack())
-            entry.task = asyncio.create_task(self._begin(entry, request))
+            entry.task = asyncio.create_task(self._begin(entry, request, time.monotonic_ns()))
 
     def _refuse(self, stream_id: int, error: errors.ServiceError) -> None:
         """Answers a wish that fails; one about a generation that has not ended must not look like that one's end."""
@@ -122,12 +128,12 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         self._batch.add_error(shown, errors.to_status(error))
         self.wake()
 
-    async def _begin(self, entry: _Entry, request: inference_pb2.SessionRequest) -> None:
-        """Starts or joins the generation of one wish."""
+    async def _begin(self, entry: _Entry, request: inference_pb2.SessionRequest, arrival_ns: int) -> None:
+        """Starts or joins the generation of one wish that arrived at `arrival_ns`."""
         try:
             entry.resources.enter_context(self._core.open_generation())
             submit = request.submit
-            call = self.call.of_request(time.monotonic_ns(), submit.traceparent, submit.tracestate)
+            call = self.call.of_request(arrival_ns, submit.traceparent, submit.tracestate)
             if request.HasField("submit"):
                 await self._submit(entry, submit, call)
             else:
@@ -216,6 +222,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
                 self.writing_since_ns = 0
             if recorded is not None:
                 recorded.written_ns = time.monotonic_ns()
+            self._note_first_left()
             self._finish_written()
             self.has_room.set()
             if self.failure is not None:
@@ -236,10 +243,20 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             if stream.failure is not None:
                 self._give_up_when_written(entry)
                 self._end(entry, stream.failure)
-            elif stream.done is not None:
-                stream.take_done()
-                self._give_up_when_written(entry)
-                self._forget(entry)
+            elif stream.at_edge:
+                self._first_leaving.append(stream)
+                if stream.done is not None:
+                    stream.take_done()
+                    self._give_up_when_written(entry)
+                    self._forget(entry)
+
+    def _note_first_left(self) -> None:
+        """Notes of generations at their edges that what was taken has left."""
+        if self._first_leaving:
+            streams, self._first_leaving = self._first_leaving, []
+            now_ns = time.monotonic_ns()
+            for stream in streams:
+                stream.tokens_left(now_ns)
 
     def _give_up_when_written(self, entry: _Entry) -> None:
         """Keeps an ended generation's stream until its last message has left, which its trace tells of."""

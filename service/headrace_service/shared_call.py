@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Generic
 
-from headrace_service import errors
+from headrace_service import errors, rpc_boundary
+from headrace_service.generation_stream import GenerationStream
 from headrace_service.parsing import Request, Unparsed
 from headrace_service.rpc_boundary import Call
 
@@ -57,6 +58,10 @@ class SharedCall(abc.ABC, Generic[Request]):
         """Has the writer look again."""
 
     @abc.abstractmethod
+    def streams(self) -> Iterable[GenerationStream]:
+        """Generations that have not ended."""
+
+    @abc.abstractmethod
     def give_up(self) -> list[asyncio.Task[None]]:
         """Gives up what still runs, at the end of the call; returns tasks that are then waited for."""
 
@@ -79,11 +84,15 @@ class SharedCall(abc.ABC, Generic[Request]):
             await self.write_until_over()
             # Tells of a mistake of ours in the reader.
             await reading
-        except BaseException:
+        except BaseException as error:
             # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason is the call's.
-            if self.failure is not None:
-                raise self.failure from None
-            raise
+            if self.failure is None and isinstance(error, Exception):
+                self.failure = rpc_boundary.failure_of(self.call.context, error)
+            if self.failure is None:
+                raise
+            for stream in self.streams():
+                stream.note_failure(self.failure)
+            raise self.failure from None
         finally:
             self.writer = None
             reading.cancel()

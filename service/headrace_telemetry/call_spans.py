@@ -1,6 +1,6 @@
 """An RPC as a server span, as the RPC conventions have it.
 
-Owns its attributes and what counts as a fault of the server.
+Owns its attributes. Which statuses make it a failed one says `outcome`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from typing import Final
 from headrace_facts import facts
 from headrace_telemetry import otlp_bytes
 from headrace_telemetry.otlp_bytes import FLAG_REMOTE_PARENT, FLAG_SAMPLED, SERVER, Key, SpanHead
+from headrace_telemetry.outcome import FAILURES
 
-# Statuses that a server span is an error for; the others are the caller's business. "engine_error" is a generation's.
-SERVER_FAULTS: Final = frozenset(
-    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "engine_error"}
-)
 _SYSTEM: Final = Key("rpc.system.name")
 _METHOD: Final = Key("rpc.method")
 _STATUS: Final = Key("rpc.response.status_code")
@@ -50,7 +47,7 @@ def encode(call: facts.CallEnded, start_ns: int, end_ns: int, links: Iterable[fa
         attributes.append(_ERROR.text(call.status, 64))
     if call.request_id:
         attributes.append(_REQUEST_ID.text(call.request_id, 256))
-    return otlp_bytes.span(head, b"".join(attributes), _links(links), failed=call.status in SERVER_FAULTS)
+    return otlp_bytes.span(head, b"".join(attributes), _links(links), failed=call.status in FAILURES)
 
 
 def _links(contexts: Iterable[facts.SpanContext]) -> bytes:

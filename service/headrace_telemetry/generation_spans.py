@@ -15,9 +15,9 @@ import numpy as np
 
 from headrace_facts import facts
 from headrace_telemetry import otlp_bytes, token_columns
-from headrace_telemetry.call_spans import SERVER_FAULTS
 from headrace_telemetry.engine_book import U64, EngineBook
 from headrace_telemetry.otlp_bytes import Key, SpanHead
+from headrace_telemetry.outcome import FAILURES
 from headrace_telemetry.span_frame import Frame, frame_of
 from headrace_telemetry.token_columns import OwnColumns
 
@@ -38,6 +38,7 @@ _RESPONSE_MODEL: Final = Key("gen_ai.response.model")
 _REVISION: Final = Key("headrace.model.revision")
 _FINISH_REASONS: Final = Key("gen_ai.response.finish_reasons")
 _FIRST_CHUNK: Final = Key("gen_ai.response.time_to_first_chunk")
+_ENGINE_FIRST_TOKEN: Final = Key("headrace.engine.time_to_first_token")
 _INPUT: Final = Key("gen_ai.usage.input_tokens")
 _OUTPUT: Final = Key("gen_ai.usage.output_tokens")
 _CACHED: Final = Key("gen_ai.usage.cache_read.input_tokens")
@@ -228,7 +229,7 @@ def _inference(kept: Kept, arrays: bytes, incomplete: bool, limits: Limits) -> S
     )
     parts = [_often(generation, kept.why, limits.text_bytes), _numbers(generation)]
     parts += [_INCOMPLETE.flag(True) if incomplete else b"", arrays]
-    return SpanBlock(otlp_bytes.span(head, b"".join(parts), failed=generation.error_type in SERVER_FAULTS), 1)
+    return SpanBlock(otlp_bytes.span(head, b"".join(parts), failed=generation.error_type in FAILURES), 1)
 
 
 def _often(generation: facts.Generation, why: str, text_bytes: int) -> bytes:
@@ -277,8 +278,10 @@ def _numbers(generation: facts.Generation) -> bytes:
             parts.append(_NUMBERS[name].number(float(value)))
         elif name == "stop_sequences":
             parts.append(_STOP_SEQUENCES.integer(int(value)))
+    if generation.first_chunk_ns:
+        parts.append(_FIRST_CHUNK.number(generation.first_chunk_ns / 1e9))
     if generation.ttft_ns:
-        parts.append(_FIRST_CHUNK.number(generation.ttft_ns / 1e9))
+        parts.append(_ENGINE_FIRST_TOKEN.number(generation.ttft_ns / 1e9))
     if generation.error_type:
         parts.append(_ERROR.text(generation.error_type, 64))
     return b"".join(parts)

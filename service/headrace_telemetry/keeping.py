@@ -40,7 +40,8 @@ def _failed(generation: facts.Generation) -> bool:
 
 def _late(generation: facts.Generation, limit_ns: float) -> bool:
     """Whether the first token came late; without one, whether the caller waited that long for nothing."""
-    return (generation.ttft_ns or generation.end_ns - generation.arrival_ns) > limit_ns
+    first_ns = generation.first_chunk_ns or generation.ttft_ns
+    return (first_ns or generation.end_ns - generation.arrival_ns) > limit_ns
 
 
 def _longest_gap_ns(generation: facts.Generation) -> int:

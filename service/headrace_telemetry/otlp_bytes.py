@@ -219,9 +219,10 @@ def _key_value(name: str, value: AttributeValue) -> bytes:
 
 def resource_spans(resource_bytes: bytes, scope: bytes, spans: Iterable[bytes]) -> bytes:
     """Spans of one resource as a field of ExportTraceServiceRequest, and of TracesData, which has the same form."""
-    joined = b"".join([field(b"\x0a", scope), *spans])
-    content = field(b"\x0a", resource_bytes) + field(b"\x12", joined) + field(b"\x1a", SCHEMA_URL.encode())
-    return field(b"\x0a", content)
+    # The resource's schema does not hold for what is under it.
+    schema = field(b"\x1a", SCHEMA_URL.encode())
+    joined = b"".join([field(b"\x0a", scope), *spans, schema])
+    return field(b"\x0a", field(b"\x0a", resource_bytes) + field(b"\x12", joined) + schema)
 
 
 def scope(version: str) -> bytes:

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from headrace_trace.endings import ending_of
 from headrace_trace.explanation import Cause, Explanation, Gap, Kind
 from headrace_trace.trace_model import Prefill, Step, Token, Trace
 from headrace_trace.windows import Part, Where, parts_between
@@ -52,13 +53,16 @@ def explain(trace: Trace) -> Explanation:
     judge = _Judge(trace, usual)
     between = sorted(wait.ns / _MS for wait in waits if not wait.first and wait.ns > 0)
     first = min((wait.ns for wait in waits if wait.first), default=None)
-    ttft = trace.ttft_ns if trace.ttft_ns is not None else first
+    # A server that tells neither, as those of others, leaves what the trace shows.
+    ttft = first if trace.ttft_ns is None and trace.engine_ttft_ns is None else trace.ttft_ns
     return Explanation(
         request_id=trace.request_id,
         trace_id=trace.trace_id,
         model=trace.model,
         duration_ms=(trace.end_ns - trace.start_ns) / _MS,
-        ttft_ms=None if ttft is None else ttft / _MS,
+        ending=ending_of(trace),
+        ttft_ms=_milliseconds(ttft),
+        engine_ttft_ms=_milliseconds(trace.engine_ttft_ns),
         itl_p50_ms=_percentile(between, 0.5),
         itl_p99_ms=_percentile(between, 0.99),
         usual_step_ms=usual.step_ns / _MS,
@@ -68,6 +72,10 @@ def explain(trace: Trace) -> Explanation:
         ledger_ms={part: ns / _MS for part, ns in trace.ledger.items()} or _ledger_of_phases(trace),
         gaps=tuple(judge.gap(wait) for wait in waits),
     )
+
+
+def _milliseconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / _MS
 
 
 def _waits(trace: Trace) -> Iterator[_Wait]:

@@ -18,7 +18,7 @@ from typing import Any
 from headrace_trace.explanation import Explanation
 from headrace_trace.page_data import page_data
 from headrace_trace.trace_model import Trace
-from headrace_trace.words import LEDGER_WORDS, cause_words, lines_of, milliseconds, plain, wait_words
+from headrace_trace.words import LEDGER_WORDS, cause_words, ending_words, lines_of, milliseconds, plain, wait_words
 
 _FOLDER = importlib.resources.files("headrace_trace") / "page"
 _SCRIPTS = ("data.js", "view.js", "lanes.js", "pointer.js", "detail.js", "table.js", "main.js")
@@ -41,7 +41,7 @@ def render(trace: Trace, explanation: Explanation) -> str:
             "title": _text(f"Trace of {trace.request_id}"),
             "request_id": _text(trace.request_id),
             "trace_id": _text(trace.trace_id),
-            "facts": _facts(trace),
+            "facts": _facts(trace, explanation),
             "tiles": _tiles(trace, explanation),
             "ledger": _ledger(explanation),
             "slowest": "".join(_slowest(explanation)),
@@ -80,10 +80,9 @@ def plain_lines(text: str) -> str:
     return "\n".join(map(plain, text.split("\n")))
 
 
-def _facts(trace: Trace) -> str:
+def _facts(trace: Trace, explanation: Explanation) -> str:
     facts = [trace.model, trace.operation, trace.wire and f"by {trace.wire}", trace.engine and f"engine {trace.engine}"]
-    facts += [", ".join(trace.finish_reasons) and f"ended: {', '.join(trace.finish_reasons)}"]
-    facts += [trace.error_type and f"error: {trace.error_type}", trace.kept and f"kept: {trace.kept}"]
+    facts += [f"ended: {ending_words(explanation)}", trace.kept and f"kept: {trace.kept}"]
     return "".join(f"<li>{_text(fact)}</li>" for fact in facts if fact)
 
 
@@ -91,7 +90,7 @@ def _tiles(trace: Trace, explanation: Explanation) -> str:
     cached = f", {trace.cached_tokens:,} cached" if trace.cached_tokens else ""
     prompt = "unknown" if trace.prompt_tokens is None else f"{trace.prompt_tokens:,}"
     tiles = (
-        ("time to first token", milliseconds(explanation.ttft_ms), ""),
+        _first_token_tile(explanation),
         ("between tokens, median", milliseconds(explanation.itl_p50_ms), ""),
         ("between tokens, p99", milliseconds(explanation.itl_p99_ms), ""),
         ("in all", milliseconds(explanation.duration_ms), ""),
@@ -103,6 +102,14 @@ def _tiles(trace: Trace, explanation: Explanation) -> str:
         f"<div class='tile'><dt>{_text(name)}</dt><dd>{_text(value)}{f' <small>{_text(note)}</small>' if note else ''}</dd></div>"
         for name, value, note in tiles
     )
+
+
+def _first_token_tile(explanation: Explanation) -> tuple[str, str, str]:
+    """When the first token left, and beside it when the engine had it; of an answer in one message only that."""
+    left, had = explanation.ttft_ms, explanation.engine_ttft_ms
+    if left is None and had is not None:
+        return ("first token in the engine", milliseconds(had), "")
+    return ("time to first token", milliseconds(left), f"{milliseconds(had)} in the engine" if had is not None else "")
 
 
 def _ledger(explanation: Explanation) -> str:

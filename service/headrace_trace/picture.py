@@ -16,7 +16,7 @@ from typing import Any
 from headrace_trace.explanation import Explanation, Gap, Kind
 from headrace_trace.spans import TraceError
 from headrace_trace.trace_model import Step, Token, Trace
-from headrace_trace.words import LEDGER_WORDS, cause_words, milliseconds, plain, wait_words
+from headrace_trace.words import LEDGER_WORDS, cause_words, first_token_words, milliseconds, plain, wait_words
 
 _DOTS_PER_INCH = 110
 _SIZE = (13.0, 10.4)
@@ -109,7 +109,7 @@ def draw(trace: Trace, explanation: Explanation) -> bytes:
 
 def _title(explanation: Explanation) -> str:
     e = explanation
-    figures = f"TTFT {milliseconds(e.ttft_ms)}, ITL p50 {milliseconds(e.itl_p50_ms)}, p99 {milliseconds(e.itl_p99_ms)}"
+    figures = f"{first_token_words(e)}, ITL p50 {milliseconds(e.itl_p50_ms)}, p99 {milliseconds(e.itl_p99_ms)}"
     return _drawable(f"{e.request_id} on {e.model}: {e.tokens:,} tokens in {milliseconds(e.duration_ms)}; {figures}")
 
 

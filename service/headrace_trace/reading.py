@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ TOKEN = "token"
 CHUNK = "prefill.chunk"
 REQUEST_ID = "headrace.request.id"
 _OPERATION = "gen_ai.operation.name"
+_STATUS, _METHOD = "rpc.response.status_code", "rpc.method"
+# Calls that carry many requests, whose status is none of theirs.
+_SHARED = ("/Session", "/ModelStreamInfer")
 _LEDGER, _NS = "headrace.ledger.", "_ns"
 _WHOLE = "end_to_end"
 # Steps per trace of steps.
@@ -44,7 +48,7 @@ def read_trace(spans: Sequence[Span], *, request_id: str | None = None, trace_id
     """
     requests = inference_spans(spans)
     if not requests:
-        raise TraceError(f"holds {len(spans):,} spans, but none of a Headrace request")
+        raise TraceError(_no_request(spans, trace_id))
     chosen = [
         span
         for span in requests
@@ -56,6 +60,17 @@ def read_trace(spans: Sequence[Span], *, request_id: str | None = None, trace_id
     if len({span.attributes[REQUEST_ID] for span in chosen}) > 1:
         raise SeveralRequests(_several([str(span.attributes[REQUEST_ID]) for span in chosen]))
     return _trace(chosen[0], spans, requests)
+
+
+def _no_request(spans: Sequence[Span], trace_id: str | None) -> str:
+    """Why there is nothing to show: most calls without a request were refused."""
+    calls = [
+        f"{span.attributes[_METHOD]} ended {span.attributes[_STATUS]}"
+        for span in spans
+        if _STATUS in span.attributes and _METHOD in span.attributes and trace_id in (None, span.trace_id)
+    ]
+    refused = f": {', '.join(calls[:_NAMED])}" if calls else ""
+    return f"holds {len(spans):,} spans, but none of a Headrace request{refused}"
 
 
 class SeveralRequests(TraceError):
@@ -86,7 +101,6 @@ def _trace(root: Span, spans: Sequence[Span], requests: Sequence[Span]) -> Trace
     attributes = root.attributes
     engine = str(attributes.get("headrace.engine", ""))
     family = _descendants(root, spans)
-    ttft = attributes.get("gen_ai.response.time_to_first_chunk")
     ledger = {
         key.removeprefix(_LEDGER).removesuffix(_NS): int(value)
         for key, value in attributes.items()
@@ -104,9 +118,12 @@ def _trace(root: Span, spans: Sequence[Span], requests: Sequence[Span]) -> Trace
         end_ns=max(root.end_ns, root.start_ns),
         prompt_tokens=_integer(attributes, "gen_ai.usage.input_tokens"),
         cached_tokens=_integer(attributes, "gen_ai.usage.cache_read.input_tokens"),
-        ttft_ns=round(ttft * 1e9) if isinstance(ttft, int | float) and ttft > 0 else None,
+        ttft_ns=_seconds_ns(attributes, "gen_ai.response.time_to_first_chunk"),
+        engine_ttft_ns=_seconds_ns(attributes, "headrace.engine.time_to_first_token"),
         finish_reasons=_strings(attributes, "gen_ai.response.finish_reasons"),
         error_type=str(attributes.get("error.type", "")),
+        call_status=_call_status(root, spans),
+        failed=root.failed,
         kept=str(attributes.get("headrace.trace.kept", "")),
         preemptions=_integer(attributes, "headrace.preemptions") or 0,
         step_count=_integer(attributes, "headrace.step_count") or 0,
@@ -120,6 +137,21 @@ def _trace(root: Span, spans: Sequence[Span], requests: Sequence[Span]) -> Trace
             (span.trace_id, span.span_id): str(span.attributes[REQUEST_ID]) for span in requests if span is not root
         },
     )
+
+
+def _call_status(root: Span, spans: Sequence[Span]) -> str:
+    """What the call of a request ended with; empty if its span did not come, or is of many requests."""
+    for span in spans:
+        if (span.trace_id, span.span_id) == (root.trace_id, root.parent_id):
+            shared = str(span.attributes.get(_METHOD, "")).endswith(_SHARED)
+            return "" if shared else str(span.attributes.get(_STATUS, ""))
+    return ""
+
+
+def _seconds_ns(attributes: dict[str, Any], name: str) -> int | None:
+    """An attribute in seconds, as ns; None if it is not there or none."""
+    value = _number(attributes, name)
+    return round(value * 1e9) if value is not None and 0 < value < math.inf else None
 
 
 def _descendants(root: Span, spans: Sequence[Span]) -> list[Span]:

@@ -122,6 +122,10 @@ class Trace:
     """One request.
 
     Attributes:
+        ttft_ns: From the arrival until the first message with a token had left; None where nothing was streamed.
+        engine_ttft_ns: From the arrival until the engine had the first token.
+        call_status: What its call ended with, a gRPC status; empty where the trace lacks the call, or the call carried many requests.
+        failed: Whether its span says that it failed.
         left_out_tokens: Tokens that it generated besides, too many for the trace.
         ledger: Where its time went, in ns by part, as the server's ledger has it; without end_to_end.
         steps: By id; those of the request's engine that the trace holds, not only the request's own.
@@ -140,8 +144,11 @@ class Trace:
     prompt_tokens: int | None
     cached_tokens: int | None
     ttft_ns: int | None
+    engine_ttft_ns: int | None
     finish_reasons: tuple[str, ...]
     error_type: str
+    call_status: str
+    failed: bool
     kept: str
     preemptions: int
     step_count: int

@@ -16,6 +16,14 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 _NAMED = 3
 # A step that uses less than this share of bandwidth and of FLOP/s is held up by something else.
 _FAR = 0.2
+_WHERE = {
+    "queue": "while it waited in the queue",
+    "prefill": "while its prompt was computed",
+    "decode": "while it decoded",
+    "preempted": "while it was preempted",
+    "engine_restart": "while the engine was restarted",
+    "delivery": "on the way to its reader",
+}
 LEDGER_WORDS = {
     "queued": "queue",
     "queue": "queue",
@@ -51,6 +59,26 @@ def wait_words(gap: Gap, explanation: Explanation) -> str:
     return f"token {gap.index}{output}: {milliseconds(gap.ms)} after the one before{beyond}"
 
 
+def first_token_words(explanation: Explanation) -> str:
+    """When the first token left, and when the engine had it."""
+    left, had = explanation.ttft_ms, explanation.engine_ttft_ms
+    if left is None and had is not None:
+        return f"first token in the engine after {milliseconds(had)}"
+    return f"TTFT {milliseconds(left)}" + (f" ({milliseconds(had)} in the engine)" if had is not None else "")
+
+
+def ending_words(explanation: Explanation) -> str:
+    """What its caller got, why, and where the request was then."""
+    e = explanation.ending
+    why = ", ".join(dict.fromkeys((*e.reasons, *([e.error_type] if e.error_type not in ("", e.status) else []))))
+    text = f"{e.status or 'unknown'}" + (f" ({why})" if why else "")
+    if not e.failed and e.where == "delivery" and e.status in ("", "OK"):
+        return text
+    tokens = f"after {explanation.tokens:,} tokens" if explanation.tokens else "before its first token"
+    where = f" {_WHERE.get(e.where, f'in {e.where}')}," if e.where else ""
+    return f"{text}{where} {tokens}, {milliseconds(explanation.duration_ms)} after its arrival"
+
+
 def plain(text: str) -> str:
     """Text without characters that steer a terminal."""
     return _CONTROL.sub("\ufffd", text)
@@ -60,11 +88,12 @@ def _header(explanation: Explanation) -> Iterator[str]:
     e = explanation
     yield plain(f"request {e.request_id} on {e.model or 'an unnamed model'}")
     yield f"trace   {e.trace_id}"
-    figures = [f"{e.tokens:,} tokens in {milliseconds(e.duration_ms)}", f"TTFT {milliseconds(e.ttft_ms)}"]
+    figures = [f"{e.tokens:,} tokens in {milliseconds(e.duration_ms)}", first_token_words(e)]
     figures += [f"ITL p50 {milliseconds(e.itl_p50_ms)}, p99 {milliseconds(e.itl_p99_ms)}"]
     if e.usual_steps:
         figures.append(f"a step of decodes only takes {milliseconds(e.usual_step_ms)} (median of {e.usual_steps:,})")
     yield "; ".join(figures)
+    yield plain(f"ended   {ending_words(e)}")
     if e.left_out_tokens:
         yield f"{e.left_out_tokens:,} more tokens are not in the trace: they were more than it may hold (trace_max_array_tokens)"
     whole = sum(e.ledger_ms.values()) or 1.0

@@ -12,7 +12,8 @@ import pathlib
 import random
 import signal
 import time
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from headrace_backend.worker.lifetime import die_with_parent
 from headrace_backend.worker_messages import (
     LoadProgress,
     MemoryPlan,
+    Notice,
+    QuantizationReport,
     RecordKind,
     WorkerFailed,
     WorkerReady,
@@ -116,6 +119,73 @@ class FakeModel:
         result.prompt_top_logprobs = np.full(len(tops), -0.5, np.float32)
 
 
+def gpu_plan(rank: int, num_blocks: int, block_size: int, is_measured: bool) -> MemoryPlan:
+    """A plan with a value in every field, as only a GPU's has."""
+    return MemoryPlan(
+        device=f"cuda:{rank}",
+        total_bytes=79 << 30,
+        weight_bytes=15 << 30,
+        activation_bytes=3 << 30,
+        graph_bytes=700 << 20,
+        kv_cache_bytes=60 << 30,
+        kv_block_bytes=2 << 20,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        is_measured=is_measured,
+        device_bytes=80 << 30,
+        other_bytes=500 << 20,
+        reserve_bytes=615 << 20,
+        pinned_host_bytes=1 << 30,
+    )
+
+
+def gpu_start(rank: int, num_blocks: int, block_size: int) -> list[object]:
+    """What a worker with a GPU sends from its first message to its last one before steps, with a value in every field."""
+    quantization = QuantizationReport(
+        "int4", 128, 4.25, 0.03, 0.09, "model.layers.0.mlp.down_proj", "int8", 8.03, 0.004
+    )
+    progress = [
+        LoadProgress(phase, done, total, unit)
+        for phase, total, unit in (("ranks", 2, "ranks"), ("weights", 15360, "MiB"), ("graphs", 28, "shapes"))
+        for done in (0, total)
+    ]
+    return [
+        Notice("NVIDIA X: its launch rules were not measured"),
+        gpu_plan(rank, num_blocks, block_size, is_measured=False),
+        *progress,
+        gpu_plan(rank, num_blocks, block_size, is_measured=True),
+        WorkerReady(
+            device=f"cuda:{rank}",
+            num_blocks=num_blocks,
+            block_size=block_size,
+            parameter_count=8_030_261_248,
+            phases_s={"ranks": 1.5, "ceilings": 0.3, "weights": 12.25, "profile": 0.8, "graphs": 6.5},
+            load_gb_s=1.31,
+            memory=gpu_plan(rank, num_blocks, block_size, is_measured=True),
+            captured_mixed_sizes=(64, 128, 256),
+            copy_bytes_per_s=4.1e12,
+            matmul_flops_per_s=7.2e14,
+            quantization=quantization,
+        ),
+    ]
+
+
+def start_on_cpu(options: argparse.Namespace, config: dict[str, Any], send: Callable[[object], None]) -> None:
+    block_size = config["block_size"]
+    send(MemoryPlan("cpu", 1 << 30, 1 << 20, 1 << 16, 0, 1 << 20, 4096, options.blocks, block_size))
+    if options.rank == options.silent_rank:
+        send(LoadProgress("weights", 3, 40, "MiB"))
+        signal.pause()
+    send(LoadProgress("weights", 1, 1, "tensors"))
+    if options.silent_rank >= 0:
+        send(LoadProgress("ranks", 1, config["tp"], "ranks"))
+        signal.pause()
+    time.sleep(options.start_s)
+    captured = tuple(options.captured)
+    phases_s = {"weights": options.start_s}
+    send(WorkerReady("cpu", options.blocks, block_size, 1000, phases_s, captured_mixed_sizes=captured))
+
+
 def take_all_memory() -> NoReturn:
     taken = []
     while True:
@@ -153,6 +223,8 @@ def main() -> int:
     parser.add_argument("--parent-pid", type=int, required=True)
     # What several ranks share; there is nothing to share here.
     parser.add_argument("--ranks")
+    # It starts as a worker with a GPU does: every field of what it sends has a value.
+    parser.add_argument("--gpu", action="store_true")
     # This rank says how far it is and then nothing more, while the others wait for it.
     parser.add_argument("--silent-rank", type=int, default=-1)
     options = parser.parse_args()
@@ -174,19 +246,11 @@ def main() -> int:
         options.no_memory_file.unlink()
         send(WorkerFailed("weights 2.0 MiB; 1.0 MiB are free", invalid_model=True, does_not_fit=True))
         return 2
-    block_size = config["block_size"]
-    send(MemoryPlan("cpu", 1 << 30, 1 << 20, 1 << 16, 0, 1 << 20, 4096, options.blocks, block_size))
-    if options.rank == options.silent_rank:
-        send(LoadProgress("weights", 3, 40, "MiB"))
-        signal.pause()
-    send(LoadProgress("weights", 1, 1, "tensors"))
-    if options.silent_rank >= 0:
-        send(LoadProgress("ranks", 1, config["tp"], "ranks"))
-        signal.pause()
-    time.sleep(options.start_s)
-    captured = tuple(options.captured)
-    phases_s = {"weights": options.start_s}
-    send(WorkerReady("cpu", options.blocks, block_size, 1000, phases_s, captured_mixed_sizes=captured))
+    if options.gpu:
+        for message in gpu_start(options.rank, options.blocks, config["block_size"]):
+            send(message)
+    else:
+        start_on_cpu(options, config, send)
     model = FakeModel(config["max_num_seqs"])
     while True:
         record = plans.read(timeout_s=1.0)

@@ -8,15 +8,17 @@ import json
 import sys
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import structlog
+from tests.backend.fake_worker import gpu_plan
 
 from headrace_backend.server import start_report
-from headrace_backend.server.logs import configure_logs, get_logger
+from headrace_backend.server.logs import configure_logs, format_bytes, get_logger
 from headrace_backend.server.start_report import StartReport
 from headrace_backend.worker_messages import LoadProgress, MemoryPlan
 
-PLAN = MemoryPlan("cuda:0", 100 << 30, 15 << 30, 3 << 30, 0, 80 << 30, 2 << 20, 40960, 16)
+PLAN = gpu_plan(0, 40960, 16, is_measured=False)
 
 
 class Terminal(io.StringIO):
@@ -42,16 +44,29 @@ def lines_of(stderr: Terminal) -> list[dict[str, object]]:
     return [json.loads(line) for line in stderr.getvalue().splitlines()]
 
 
-def test_a_plan_is_one_line_with_what_there_is_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_plan_is_one_line_with_all_of_its_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = terminal(monkeypatch)
     configure_logs("json", "info")
     report = StartReport(0, shows_bars=False)
     report.on_memory_plan(PLAN)
-    report.on_memory_plan(MemoryPlan(**{**{f: getattr(PLAN, f) for f in PLAN.__struct_fields__}, "is_measured": True}))
+    report.on_memory_plan(msgspec.structs.replace(PLAN, is_measured=True))
     first, second = lines_of(stderr)
     assert (first["event"], second["event"]) == ("memory plan", "memory plan, measured")
-    assert (first["weight"], first["kv_cache"], first["kv_tokens"]) == ("15.0 GiB", "80.0 GiB", 40960 * 16)
-    assert "graph" not in first and "other" not in first
+    assert (first["device"], first["device_memory"]) == ("cuda:0", "80.0 GiB")
+    assert (first["weight"], first["kv_cache"], first["kv_tokens"]) == ("15.0 GiB", "60.0 GiB", 40960 * 16)
+    sizes = [value for name, value in msgspec.structs.asdict(PLAN).items() if name.endswith("_bytes")]
+    assert len(sizes) == 10 and all(sizes), "a GPU's plan has a value in every field"
+    assert sorted(map(format_bytes, sizes)) == sorted(text for text in first.values() if str(text).endswith("iB"))
+
+
+def test_a_cpu_plan_leaves_out_what_a_cpu_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
+    configure_logs("json", "info")
+    StartReport(0, shows_bars=False).on_memory_plan(
+        MemoryPlan("cpu", 1 << 30, 1 << 20, 1 << 16, 0, 1 << 20, 4096, 256, 16)
+    )
+    [line] = lines_of(stderr)
+    assert line["device"] == "cpu" and not line.keys() & {"graph", "other", "device_memory", "reserve", "pinned_host"}
 
 
 def test_a_phase_has_a_line_at_its_ends_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,13 @@ import os
 import pathlib
 import signal
 import time
+import types
 from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest_asyncio
+import structlog
 from tests.backend.backend_harness import (
     BackendProcess,
     EngineClient,
@@ -24,6 +26,7 @@ from tests.backend.backend_harness import (
 )
 from tests.support.telemetry_peer import Peer
 
+from headrace_backend.server.telemetry import Teller
 from headrace_facts import facts, step_records, token_steps
 from headrace_protos.engine.v1 import engine_pb2
 
@@ -225,3 +228,30 @@ async def test_a_recording_that_breaks_rules_is_refused_by_field(client: EngineC
     assert request.refused is not None
     fields = {violation.field for violation in details(request.refused)["BadRequest"].field_violations}
     assert fields == {f"recording.{name}" for name in ("parent_span_id", "tracestate", "detail", "operation", "wire")}
+
+
+async def test_a_telling_that_fails_is_logged_once_and_the_next_one_is_made() -> None:
+    told: list[object] = []
+    outcomes = iter([RuntimeError("planted"), RuntimeError("planted"), None, RuntimeError("planted"), "steps"])
+
+    def take_steps() -> object:
+        outcome = next(outcomes, None)
+        if isinstance(outcome, RuntimeError):
+            raise outcome
+        return outcome
+
+    async def stop() -> None:
+        return None
+
+    steps = types.SimpleNamespace(take_steps=take_steps, take_ended=list, engine="ab" * 8)
+    model = types.SimpleNamespace(describe=lambda: types.SimpleNamespace(name="m", revision="r"))
+    engine = types.SimpleNamespace(steps=steps)
+    feed = types.SimpleNamespace(tell=told.append, start=lambda: None, stop=stop)
+    with structlog.testing.capture_logs() as lines:
+        teller = Teller(feed, engine, model)  # type: ignore[arg-type]  # what it asks of them
+        teller._tell_load = lambda: None  # type: ignore[method-assign]
+        teller.start()
+        await until(lambda: "steps" in told)
+        await teller.stop()
+    failed = [line for line in lines if line["event"] == "telemetry not told"]
+    assert [(line["what"], line["log_level"]) for line in failed] == [("flush", "error")] * 2

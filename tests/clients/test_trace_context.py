@@ -6,7 +6,8 @@ import pytest
 from tests.clients.canned_service import CannedServer
 
 from headrace import AsyncClient, Client, InvalidRequest
-from headrace.trace_context import new_traceparent, trace_id_of
+from headrace.trace_context import checked, new_traceparent, trace_id_of
+from headrace_service.tracing import context as server_context
 
 CONTEXT = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 
@@ -40,7 +41,42 @@ def test_a_generation_of_a_session_has_its_own(server: CannedServer) -> None:
     assert [submit.traceparent for submit in submits] == [CONTEXT]
 
 
-@pytest.mark.parametrize("malformed", ["", "nonsense", CONTEXT + "\n", "ff" + CONTEXT[2:], CONTEXT.replace("a", "0")])
+# What callers may send, and whether it is a context: of the server and of each client alike.
+LATER = "cc" + CONTEXT[2:]
+RULES = {
+    CONTEXT: True,
+    CONTEXT[:-2] + "00": True,
+    LATER: True,
+    LATER + "-what-comes-later": True,
+    LATER + "-": True,
+    LATER + "-" + "x" * 200: True,
+    LATER + "-" + "x" * 201: False,
+    LATER + "x": False,
+    LATER + "-\x7f": False,
+    LATER + "-x\n": False,
+    CONTEXT + "-more": False,
+    CONTEXT + "\n": False,
+    "ff" + CONTEXT[2:]: False,
+    CONTEXT.replace("a", "0"): False,
+    CONTEXT.replace("b", "0"): False,
+    CONTEXT.upper(): False,
+    CONTEXT[1:]: False,
+    "nonsense": False,
+    "": False,
+}
+
+
+@pytest.mark.parametrize(("context", "is_one"), RULES.items())
+def test_client_and_server_have_one_rule(context: str, is_one: bool) -> None:
+    assert (server_context.parse(context) is not None) is is_one
+    if is_one:
+        assert checked(context) == context and trace_id_of(context) == "a" * 32
+        return
+    with pytest.raises(InvalidRequest, match="traceparent"):
+        checked(context)
+
+
+@pytest.mark.parametrize("malformed", [context for context, is_one in RULES.items() if not is_one])
 def test_a_malformed_context_is_refused_before_it_is_sent(server: CannedServer, malformed: str) -> None:
     with Client(server.address) as client, pytest.raises(InvalidRequest, match="traceparent"):
         client.generate("hello", traceparent=malformed)

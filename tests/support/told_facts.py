@@ -18,7 +18,7 @@ SECOND_NS = 1_000_000_000
 
 
 def generation(number: int = 1, **changed: Any) -> facts.Generation:
-    """A generation of 2 s: first token after 50 ms, 100 prompt tokens of which 20 were cached, 41 output tokens."""
+    """A generation of 2 s: first token after 50 ms, which left after 70, 100 prompt tokens of which 20 were cached, 41 output tokens."""
     told = facts.Generation(
         request_id=f"request-{number}",
         model=MODEL,
@@ -34,6 +34,7 @@ def generation(number: int = 1, **changed: Any) -> facts.Generation:
         cached_tokens=20,
         finish_reasons=["stop"],
         ledger={"queued": 4_000_000},
+        first_chunk_ns=70_000_000,
         span=span(number),
     )
     return msgspec.structs.replace(told, **changed)
@@ -144,5 +145,6 @@ def everything(first_step: int = 1, number: int = 7) -> Iterator[tuple[facts.Hel
     yield SERVICE, facts.Dropped(3, 0)
     yield SERVICE, facts.LinesLost(2)
     yield SERVICE, generation(number)
+    yield SERVICE, generation(number + 1000, finish_reasons=["error"], error_type="INTERNAL")
     yield SERVICE, call(number)
     yield SERVICE, call(number, status="INTERNAL")

@@ -212,7 +212,7 @@ def _flat(columns: _Columns) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
 
 
 def _generation(chance: random.Random, each: Asked, detail: facts.Detail, read: bool) -> facts.Generation:
-    emissions, last = [], each.end_ns
+    emissions, first_written, last = [], [], each.end_ns
     # Readers that keep up get a token a message, taken at once.
     keeps_up = chance.random() < 0.3
     for settled in each.settled:
@@ -232,6 +232,7 @@ def _generation(chance: random.Random, each: Asked, detail: facts.Detail, read: 
             emission = facts.Emission(b"", emission.made_at_ns, b"")
         emissions.append(emission)
         last = max([last, *written])
+        first_written.append(written[0])
     end_ns = last + chance.randrange(100_000) if read else each.end_ns
     trace = facts.EngineTrace(
         ENGINE,
@@ -262,6 +263,7 @@ def _generation(chance: random.Random, each: Asked, detail: facts.Detail, read: 
         detail=detail,
         trace=trace if each.traced else None,
         emissions=emissions if read and each.traced else [],
+        first_chunk_ns=min(first_written) - each.arrival_ns if read else 0,
     )
 
 

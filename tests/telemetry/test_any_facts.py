@@ -73,6 +73,7 @@ def _changed(draw: st.DrawFn, fact: facts.Fact) -> facts.Fact:
             "arrival_ns": _TIMES.filter(lambda value: value < 1 << 63),
             "end_ns": _TIMES.filter(lambda value: value < 1 << 63),
             "ttft_ns": _INT64,
+            "first_chunk_ns": _INT64,
             "unix_offset_ns": _OFFSETS,
             "detail": st.sampled_from(facts.Detail),
             "ledger": st.dictionaries(st.sampled_from(("queued", "decode", "other")), _INT64),

@@ -208,7 +208,7 @@ def test_every_alert_fires_when_it_must_and_only_then(tmp_path: pathlib.Path) ->
     for path in (cases, _ALERTS):
         shutil.copy(path, tmp_path)
     # A new alert has a case.
-    assert all(cases.read_text().count(rule["alert"]) == 2 for rule in _alerts())
+    assert all(cases.read_text().count(rule["alert"]) >= 2 for rule in _alerts())
     done = subprocess.run(
         [tool, "test", "rules", cases.name], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )

@@ -18,9 +18,11 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2
 from tests.support import told_facts as told
 from tests.support.ports import free_port
 
+from headrace_facts.version import server_version
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.counts import ExportCounts
 from headrace_telemetry.metrics import Metrics
+from headrace_telemetry.otlp_bytes import SCHEMA_URL
 from headrace_telemetry.otlp_channel import OtlpChannel
 
 
@@ -105,7 +107,11 @@ async def test_a_collector_receives_figures_bounds_headers_and_exemplars(tmp_pat
         assert exemplar.trace_id.hex() == f"{7:032x}" and exemplar.span_id.hex() == f"{7:016x}"
         (steps,) = collector.metric("headrace.step.duration", 0).histogram.data_points
         assert steps.count == 10
-        resource = collector.requests[0].resource_metrics[0].resource
+        (told_by,) = collector.requests[0].resource_metrics
+        (scope,) = told_by.scope_metrics
+        assert (told_by.schema_url, scope.schema_url) == (SCHEMA_URL, SCHEMA_URL)
+        assert (scope.scope.name, scope.scope.version) == ("headrace", server_version())
+        resource = told_by.resource
         attributes = {pair.key: pair.value.string_value for pair in resource.attributes}
         assert attributes["service.name"] == "headrace"
         assert attributes["service.namespace"] == "there"

@@ -72,19 +72,29 @@ async def test_counts_equal_what_was_told() -> None:
             metrics.sink.take(told.SERVICE, told.call(number))
         metrics.sink.generation(told.SERVICE, told.generation(6, finish_reasons=["stop", "length"]), None)
         metrics.sink.generation(
-            told.SERVICE, told.generation(7, finish_reasons=["error"], error_type="engine_error", ttft_ns=0), None
+            told.SERVICE,
+            told.generation(7, finish_reasons=["error"], error_type="engine_error", ttft_ns=0, first_chunk_ns=0),
+            None,
         )
+        # An answer in one message has no first chunk.
+        metrics.sink.generation(told.SERVICE, told.generation(8, streamed=False, first_chunk_ns=0, model="whole"), None)
         samples = await _samples(port)
     assert _value(samples, "gen_ai_server_request_duration_seconds_count", error_type="engine_error") == 1
     fine = [sample for sample in samples if "error_type" not in sample.labels]
+    whole = [sample for sample in fine if sample.labels.get("gen_ai_request_model") == "whole"]
+    fine = [sample for sample in fine if sample not in whole]
     assert _value(fine, "gen_ai_server_request_duration_seconds_count") == 6
     assert _value(fine, "gen_ai_server_request_duration_seconds_sum") == pytest.approx(12.0)
+    # Until it had left, and until the engine had it.
     assert _value(samples, "gen_ai_server_time_to_first_token_seconds_count") == 6
-    assert _value(samples, "gen_ai_server_time_to_first_token_seconds_sum") == pytest.approx(6 * 0.05)
-    # (2 - 0.05) / 40 for one output; two outputs had 20.5 tokens each.
-    assert _value(samples, "gen_ai_server_time_per_output_token_seconds_sum") == pytest.approx(
-        5 * 1.95 / 40 + 1.95 / 19.5
-    )
+    assert _value(samples, "gen_ai_server_time_to_first_token_seconds_sum") == pytest.approx(6 * 0.07)
+    assert _value(fine, "headrace_engine_time_to_first_token_seconds_count") == 6
+    assert _value(fine, "headrace_engine_time_to_first_token_seconds_sum") == pytest.approx(6 * 0.05)
+    assert _value(whole, "headrace_engine_time_to_first_token_seconds_count") == 1
+    # (2 - 0.07) / 40 for one output; two outputs had 20.5 tokens each.
+    assert _value(fine, "gen_ai_server_time_per_output_token_seconds_sum") == pytest.approx(5 * 1.93 / 40 + 1.93 / 19.5)
+    assert _value(whole, "gen_ai_server_time_per_output_token_seconds_sum") == pytest.approx(1.95 / 40)
+    samples = [sample for sample in samples if sample not in whole]
     assert _value(samples, "headrace_queue_duration_seconds_sum") == pytest.approx(7 * 0.004)
     assert _value(samples, "headrace_requests_total", headrace_finish_reason="stop") == 5
     assert _value(samples, "headrace_requests_total", headrace_finish_reason="length") == 1
@@ -109,6 +119,7 @@ async def test_exemplars_lead_to_exported_traces_only() -> None:
         assert set(exemplars) == {
             "gen_ai_server_request_duration_seconds_bucket",
             "gen_ai_server_time_to_first_token_seconds_bucket",
+            "headrace_engine_time_to_first_token_seconds_bucket",
             "gen_ai_server_time_per_output_token_seconds_bucket",
             "headrace_queue_duration_seconds_bucket",
             "rpc_server_call_duration_seconds_bucket",

@@ -170,7 +170,8 @@ def test_the_inference_span_follows_the_conventions() -> None:
     assert said["gen_ai.provider.name"] == "headrace"
     assert said["gen_ai.request.max_tokens"] == story.requests[0].max_tokens
     assert said["gen_ai.request.temperature"] == 0.5
-    assert said["gen_ai.response.time_to_first_chunk"] == pytest.approx(generation.ttft_ns / 1e9)
+    assert said["gen_ai.response.time_to_first_chunk"] == pytest.approx(generation.first_chunk_ns / 1e9)
+    assert said["headrace.engine.time_to_first_token"] == pytest.approx(generation.ttft_ns / 1e9)
     assert said["gen_ai.usage.output_tokens"] == generation.output_tokens
     assert said["headrace.trace.kept"] == "head"
     assert said["headrace.engine"] == ENGINE

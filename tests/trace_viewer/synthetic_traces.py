@@ -294,7 +294,10 @@ class _Teller:
 
     def tell(self) -> None:
         """Appends all of them."""
-        self._span("headrace.v1.InferenceService/Generate", "server", "", self._life.arrival, self._end)
+        method = "headrace.v1.InferenceService/Generate"
+        call = self._span(method, "server", "", self._life.arrival, self._end)
+        put(call, "rpc.method", method)
+        put(call, "rpc.response.status_code", "OK")
         self._inference()
         for place, (name, begin, end) in enumerate(self._life.phases):
             phase = f"{name}{place}"
@@ -330,6 +333,7 @@ class _Teller:
             "gen_ai.response.model": MODEL,
             "gen_ai.response.finish_reasons": ["length"] * self._request.n,
             "gen_ai.response.time_to_first_chunk": (self._rows[0][4] - self._life.arrival) / 1e9,
+            "headrace.engine.time_to_first_token": (self._rows[0][2] - self._life.arrival) / 1e9,
             "gen_ai.usage.input_tokens": self._request.prompt,
             "gen_ai.usage.output_tokens": self._request.tokens * self._request.n,
             "gen_ai.usage.cache_read.input_tokens": self._request.cached,

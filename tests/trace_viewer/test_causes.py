@@ -243,7 +243,7 @@ def test_outputs_that_waited_for_one_step_are_told_once() -> None:
 
 def test_the_way_to_the_engine_is_told_apart_from_its_queue() -> None:
     trace = read_trace(parse(World(beside_a_long_prefill()).traces().SerializeToString()), request_id=ONE)
-    earlier = dataclasses.replace(trace, start_ns=trace.start_ns - 90_000_000, ttft_ns=None)
+    earlier = dataclasses.replace(trace, start_ns=trace.start_ns - 90_000_000, ttft_ns=None, engine_ttft_ns=None)
     gap = explain(earlier).gaps[0]
     assert gap.cause.kind is Kind.ARRIVAL
     assert gap.cause.excess_ms == pytest.approx(90, abs=TOLERANCE_MS)

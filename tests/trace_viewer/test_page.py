@@ -114,7 +114,7 @@ def test_a_hostile_request_id_is_text_everywhere() -> None:
     assert Reader(page).whole("h1")[0].startswith("</script><script>document.title=")
 
 
-@pytest.mark.parametrize("field", ["model", "wire", "operation", "engine", "error_type", "kept"])
+@pytest.mark.parametrize("field", ["model", "wire", "operation", "engine", "error_type", "call_status", "kept"])
 def test_every_other_word_of_a_trace_is_text_too(field: str) -> None:
     trace = read_trace(parse(World(beside_a_long_prefill()).traces().SerializeToString()), request_id=ONE)
     page = render(changed := dataclasses.replace(trace, **{field: HOSTILE}), explain(changed))

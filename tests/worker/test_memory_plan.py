@@ -6,13 +6,16 @@ import dataclasses
 import pathlib
 import re
 
+import msgspec
 import pytest
+import structlog
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.registry import WeightMemory
+from headrace_backend.server.start_report import StartReport
 from headrace_backend.worker.device import choose_device, choose_dtype
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.kv_caches import allocate_kv_caches, cache_bytes, kv_type
@@ -220,6 +223,21 @@ def test_what_was_measured_takes_the_place_of_estimates() -> None:
     assert (measured.weights, measured.activations, measured.graphs) == (15 * GIB, 2 * GIB, GIB)
     # 79 GiB were free; 60 are left beside the weights' 15.
     assert measured.other == 4 * GIB and measured.is_measured
+
+
+def test_a_gpus_plans_have_every_field_and_are_reported(llama_path: pathlib.Path) -> None:
+    folder, room = ModelFolder.open(llama_path), Room(GPU, 79 * GIB, 80 * GIB)
+    estimate, estimated = plan_estimate(config_of(), folder.config, WeightMemory(GIB), torch.bfloat16, 256, room)
+    profile = Profile(weights=GIB, activations=2 * GIB, free=70 * GIB)
+    measured = plan_memory(config_of(), measured_memory(estimate, profile, room), 256, room)
+    for plan, missing in ((estimated, {"other_bytes", "pinned_host_bytes"}), (measured, {"pinned_host_bytes"})):
+        sizes = {name: size for name, size in msgspec.structs.asdict(plan).items() if name.endswith("_bytes")}
+        assert {name for name, size in sizes.items() if not size} == missing
+        with structlog.testing.capture_logs() as lines:
+            StartReport(0, shows_bars=False).on_memory_plan(msgspec.structs.replace(plan, pinned_host_bytes=MIB))
+        [line] = lines
+        assert (line["device"], line["device_memory"], line["pinned_host"]) == ("cuda:0", "80.0 GiB", "1.0 MiB")
+        assert {name.removesuffix("_bytes") for name, size in sizes.items() if size} - {"device"} <= line.keys()
 
 
 def test_a_buffer_that_was_taken_with_the_weights_counts_as_activations_once(llama_path: pathlib.Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 
-import msgspec
 import rich.console
 import rich.progress
 
@@ -16,6 +15,19 @@ from headrace_backend.server.logs import format_bytes, get_logger
 from headrace_backend.worker_messages import LoadProgress, MemoryPlan
 
 _LINE_INTERVAL_S = 2.0
+# Sizes of a plan, by the names that its line has for them.
+_SIZES = {
+    "device_memory": "device_bytes",
+    "total": "total_bytes",
+    "weight": "weight_bytes",
+    "activation": "activation_bytes",
+    "graph": "graph_bytes",
+    "other": "other_bytes",
+    "reserve": "reserve_bytes",
+    "kv_cache": "kv_cache_bytes",
+    "kv_block": "kv_block_bytes",
+    "pinned_host": "pinned_host_bytes",
+}
 
 
 class StartReport:
@@ -39,12 +51,8 @@ class StartReport:
         self.position = "has said nothing"
 
     def on_memory_plan(self, plan: MemoryPlan) -> None:
-        """Writes the plan as one line."""
-        sizes = {
-            name.removesuffix("_bytes"): format_bytes(value)
-            for name, value in msgspec.structs.asdict(plan).items()
-            if name.endswith("_bytes") and value
-        }
+        """Writes the plan as one line, without the sizes that are 0."""
+        sizes = {name: format_bytes(size) for name, field in _SIZES.items() if (size := getattr(plan, field))}
         event = "memory plan, measured" if plan.is_measured else "memory plan"
         kv_tokens = plan.num_blocks * plan.block_size
         self._log.info(event, device=plan.device, **sizes, num_blocks=plan.num_blocks, kv_tokens=kv_tokens)

@@ -16,6 +16,7 @@ from headrace_backend.engine.errors import RefusalReason
 from headrace_backend.engine.requests import EndReason, Recording
 from headrace_backend.engine.sequence import LiveRequest
 from headrace_backend.engine.step_log import EndedRequest, StepLog
+from headrace_backend.server.logs import get_logger
 from headrace_backend.server.model_facts import ModelFacts
 from headrace_backend.worker_messages import WorkerReady
 from headrace_facts import facts, log_output
@@ -71,6 +72,7 @@ class Teller:
         self._num_ready = 0
         self._refusals: collections.Counter[str] = collections.Counter()
         self._tasks: list[asyncio.Task[None]] = []
+        self._log = get_logger()
         engine.steps.tells = True
         feed.on_connect = self._tell_active
 
@@ -128,9 +130,17 @@ class Teller:
             self._feed.tell(self._generation(ended))
 
     async def _repeat(self, period_s: float, tell: Callable[[], None]) -> None:
+        """Tells again and again. A mistake of ours costs what was to be told then, and is logged once until telling works again."""
+        failing = False
         while True:
             await asyncio.sleep(period_s)
-            tell()
+            try:
+                tell()
+                failing = False
+            except Exception:
+                if not failing:
+                    self._log.exception("telemetry not told", what=tell.__name__)
+                failing = True
 
     def _tell_active(self) -> None:
         """A telemetry process that is new knows no request."""

@@ -192,6 +192,14 @@ class WorkerGroup:
         if self.lost.done() or self._closing:
             return
         self.num_records += len(records)
+        try:
+            self._take(rank, records)
+        except Exception as error:
+            # A mistake of ours, in a callback of the event loop: the records are lost, and with them what the engine knows of the workers.
+            self._log.exception("records of a worker could not be taken", rank=rank)
+            self._lose(WorkersLost(f"worker {rank}: its records could not be taken: {type(error).__name__}"))
+
+    def _take(self, rank: int, records: list[Record]) -> None:
         results: list[bytes] = []
         for kind, payload in records:
             if kind == RecordKind.STEP_RESULT:
@@ -212,10 +220,8 @@ class WorkerGroup:
         except msgspec.MsgspecError:
             self._lose(WorkersLost(f"worker {rank} sent a message that can't be read"))
             return
-        if isinstance(message, MemoryPlan):
-            self._reports[rank].on_memory_plan(message)
-        elif isinstance(message, LoadProgress):
-            self._reports[rank].on_progress(message)
+        if isinstance(message, MemoryPlan | LoadProgress):
+            self._report(rank, message)
         elif isinstance(message, WorkerReady):
             self._on_ready(rank, message)
         elif isinstance(message, Notice):
@@ -233,6 +239,16 @@ class WorkerGroup:
                 self._on_peer_lost(rank, lost)
             else:
                 self._lose(lost)
+
+    def _report(self, rank: int, message: MemoryPlan | LoadProgress) -> None:
+        """Shows how a start goes. A report that fails loses its form only: the message is logged as it came."""
+        try:
+            if isinstance(message, MemoryPlan):
+                self._reports[rank].on_memory_plan(message)
+            else:
+                self._reports[rank].on_progress(message)
+        except Exception:
+            self._log.exception("start report failed", rank=rank, message=str(message))
 
     def _on_ready(self, rank: int, message: WorkerReady) -> None:
         if message.block_size != self._launch.config.block_size or message.num_blocks < 1:

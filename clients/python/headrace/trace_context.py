@@ -10,7 +10,11 @@ import secrets
 
 from headrace.errors import invalid
 
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+# Version ff and ids of zeros only are invalid; versions to come may add parts, as the server takes them.
+_TRACEPARENT = re.compile(
+    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x20-\x7e]*)?"
+)
+_MOST_CHARS = 256
 
 
 def new_traceparent() -> str:
@@ -20,7 +24,7 @@ def new_traceparent() -> str:
 
 def trace_id_of(traceparent: str) -> str:
     """The trace of a context: 32 hex digits. Raises InvalidRequest."""
-    return _match(traceparent)[1]
+    return _match(traceparent)[2]
 
 
 def checked(traceparent: str) -> str:
@@ -34,8 +38,8 @@ def metadata_of(traceparent: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def _match(traceparent: str) -> re.Match[str]:
-    match = _TRACEPARENT.fullmatch(traceparent)
-    if match is None:
+    match = _TRACEPARENT.fullmatch(traceparent) if len(traceparent) <= _MOST_CHARS else None
+    if match is None or (match[1] == "00" and match[3] is not None):
         raise invalid(
             "traceparent", f"must be a W3C trace context, as 00-<32 hex digits>-<16>-<2> (given: {traceparent!r:.80})"
         )

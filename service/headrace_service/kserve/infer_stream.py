@@ -12,7 +12,7 @@ import asyncio
 import collections
 import dataclasses
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors, rpc_boundary
@@ -141,6 +141,10 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
         """See SharedCall."""
         return len(self._out) > _MAX_WAITING or len(self._tasks) >= _MAX_REQUESTS
 
+    def streams(self) -> Iterable[GenerationStream]:
+        """See SharedCall."""
+        return [followed.stream for followed in self._followed]
+
     def give_up(self) -> list[asyncio.Task[None]]:
         """See SharedCall."""
         tasks = list(self._tasks)
@@ -243,6 +247,8 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
                     await write(message)
                     self.writing_since_ns = 0
                     followed.account.responded(ready_ns)
+                    if followed.stream.at_edge:
+                        followed.stream.tokens_left(time.monotonic_ns())
                     if followed.stream.recording is not None:
                         followed.stream.recording.wrote_all(ready_ns, time.monotonic_ns())
                 followed.sent()

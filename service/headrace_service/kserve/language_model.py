@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from headrace_service import errors, validation
 from headrace_service.auth.caller import EVERYBODY, Caller
 from headrace_service.generation_stream import GenerationStream
-from headrace_service.generations import Prompt
+from headrace_service.generations import Prompt, given_up
 from headrace_service.kserve import refusals
 from headrace_service.kserve.accounting import Account
 from headrace_service.kserve.asked import Asked, Convention
@@ -139,10 +139,8 @@ class LanguageModel:
             stream = await self._core.generations.start(spec, prompt, model, call, wire)
         except errors.ServiceError as error:
             raise refusals.renamed(error, self._convention.names) from None
-        try:
+        with given_up(stream, model, call):
             yield stream, wire
-        finally:
-            model.engine.abandon(stream, call)
 
     async def _resolve(self, asked: Asked, model: ServedModel) -> tuple[ResolvedSpec, Prompt]:
         spec = validation.resolve(asked.spec, model.text.facts)

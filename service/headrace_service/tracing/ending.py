@@ -61,7 +61,7 @@ class Endings:
         if stream.trace is None or len(self._kept) >= _MAX_KEPT:
             return False
         # The caller's failure is not the subscription's.
-        stream.trace.failure, stream.failure = stream.failure, None
+        stream.trace.failure, stream.failure = stream.failure or stream.trace.failure, None
         self._kept[stream] = asyncio.get_running_loop().call_later(_KEEP_S, self._give_up, stream)
         self._none_kept.clear()
         stream.listener = self._look

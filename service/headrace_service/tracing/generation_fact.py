@@ -60,6 +60,7 @@ def of(stream: GenerationStream, trace: GenerationTrace, now_ns: int, unix_offse
         accepted_tokens=done.accepted_tokens,
         parameters=dict(trace.parameters),
         streamed=not stream.is_whole,
+        first_chunk_ns=_first_chunk_ns(stream),
         span=trace.span,
         detail=trace.detail,
         trace=_engine_trace(done),
@@ -72,12 +73,17 @@ def _reason(end: engine_pb2.OutputEnd | None) -> str:
 
 
 def _error_type(stream: GenerationStream, trace: GenerationTrace) -> str:
+    if any(end.reason == engine_pb2.OUTPUT_END_REASON_ERROR for end in stream.ends.values()):
+        return "engine_error"
     failure = stream.failure or trace.failure
     if failure is not None:
         return failure.code.name
-    if any(end.reason == engine_pb2.OUTPUT_END_REASON_ERROR for end in stream.ends.values()):
-        return "engine_error"
     return "DEADLINE_EXCEEDED" if stream.hit_deadline and stream.deadline_is_status else ""
+
+
+def _first_chunk_ns(stream: GenerationStream) -> int:
+    """Returns how long after its arrival the first message with a token had left; 0: none did."""
+    return max(stream.clock.first_left_ns - stream.clock.arrival_ns, 1) if stream.clock.first_left_ns else 0
 
 
 def _parts(closed: generation_pb2.Ledger) -> dict[str, int]:

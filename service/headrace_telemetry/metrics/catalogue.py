@@ -44,13 +44,22 @@ REQUEST_DURATION: Final = Metric(
     "Time from a generation's arrival until its last message was taken.",
 )
 TIME_TO_FIRST_TOKEN: Final = Metric(
-    "gen_ai.server.time_to_first_token", "histogram", "s", "Time from a generation's arrival to its first token."
+    "gen_ai.server.time_to_first_token",
+    "histogram",
+    "s",
+    "Time from a generation's arrival until the first message with a token had left the service; of answers that are streamed.",
+)
+ENGINE_TIME_TO_FIRST_TOKEN: Final = Metric(
+    "headrace.engine.time_to_first_token",
+    "histogram",
+    "s",
+    "Time from a generation's arrival until the engine had its first token, without the way out of the service.",
 )
 TIME_PER_OUTPUT_TOKEN: Final = Metric(
     "gen_ai.server.time_per_output_token",
     "histogram",
     "s",
-    "Time per token after the first: (duration - time to first token) / (tokens of one output - 1).",
+    "Time per token after the first: (duration - time to first token, in the engine if nothing is streamed) / (tokens of one output - 1).",
 )
 CALL_DURATION: Final = Metric(
     "rpc.server.call.duration", "histogram", "s", "Duration of calls, streams over their whole life."

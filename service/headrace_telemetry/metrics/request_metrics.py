@@ -15,6 +15,7 @@ from headrace_facts import facts
 from headrace_telemetry.config import TelemetryConfig
 from headrace_telemetry.metrics import catalogue
 from headrace_telemetry.metrics.aggregates import Aggregates, Counter, Histogram
+from headrace_telemetry.outcome import finish_reason
 
 _PROVIDER_NAME: Final = "headrace"
 _OTHER: Final = "_OTHER"
@@ -25,8 +26,6 @@ _MOST_METHODS: Final = 128
 _MOST_MODELS: Final = 256
 # Kinds of errors told apart.
 _MOST_ERRORS: Final = 64
-# The gravest of several outputs' ends stands for the request.
-_GRAVITY: Final = ("error", "deadline", "cancelled", "length", "stop")
 # OpenTelemetry's advice for RPCs.
 _CALL_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
@@ -36,6 +35,7 @@ class _Series(NamedTuple):
 
     duration: Histogram
     first_token: Histogram
+    engine_first_token: Histogram
     per_token: Histogram
     queue: Histogram
     input: Counter
@@ -55,6 +55,7 @@ class RequestMetrics:
             {
                 catalogue.REQUEST_DURATION: config.metrics_duration_buckets,
                 catalogue.TIME_TO_FIRST_TOKEN: config.metrics_ttft_buckets,
+                catalogue.ENGINE_TIME_TO_FIRST_TOKEN: config.metrics_ttft_buckets,
                 catalogue.TIME_PER_OUTPUT_TOKEN: config.metrics_tpot_buckets,
                 catalogue.QUEUE_DURATION: config.metrics_queue_buckets,
                 catalogue.CALL_DURATION: _CALL_BOUNDS,
@@ -73,8 +74,10 @@ class RequestMetrics:
         model = self._models.of(generation.model)
         series = self._series_of(generation.operation, model, self._errors.of(generation.error_type))
         series.duration.observe(_seconds(generation.end_ns - generation.arrival_ns), exported)
+        if generation.first_chunk_ns > 0:
+            series.first_token.observe(_seconds(generation.first_chunk_ns), exported)
         if generation.ttft_ns > 0:
-            series.first_token.observe(_seconds(generation.ttft_ns), exported)
+            series.engine_first_token.observe(_seconds(generation.ttft_ns), exported)
         per_token_s = time_per_output_token_s(generation)
         if per_token_s is not None:
             series.per_token.observe(per_token_s, exported)
@@ -122,6 +125,7 @@ class RequestMetrics:
         return _Series(
             self._aggregates.histogram(catalogue.REQUEST_DURATION, attributes),
             self._aggregates.histogram(catalogue.TIME_TO_FIRST_TOKEN, attributes),
+            self._aggregates.histogram(catalogue.ENGINE_TIME_TO_FIRST_TOKEN, attributes),
             self._aggregates.histogram(catalogue.TIME_PER_OUTPUT_TOKEN, attributes),
             self._aggregates.histogram(catalogue.QUEUE_DURATION, {catalogue.MODEL: model}),
             *tokens,
@@ -146,16 +150,10 @@ def time_per_output_token_s(generation: facts.Generation) -> float | None:
     """Seconds per token after the first, as OpenTelemetry defines it; outputs are computed side by side, so the tokens are those of one. None: there was none."""
     outputs = max(len(generation.finish_reasons), 1)
     after_first = generation.output_tokens / outputs - 1
-    if after_first <= 0 or generation.ttft_ns <= 0:
+    first_ns = generation.first_chunk_ns or generation.ttft_ns
+    if after_first <= 0 or first_ns <= 0:
         return None
-    return _seconds(generation.end_ns - generation.arrival_ns - generation.ttft_ns) / after_first
-
-
-def finish_reason(generation: facts.Generation) -> str:
-    """The gravest reason for which an output of it ended."""
-    if generation.error_type:
-        return "error"
-    return next((reason for reason in _GRAVITY if reason in generation.finish_reasons), _OTHER)
+    return _seconds(generation.end_ns - generation.arrival_ns - first_ns) / after_first
 
 
 class _Few:

@@ -24,6 +24,9 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from headrace_facts.version import server_version
+from headrace_telemetry.otlp_bytes import SCHEMA_URL
+
 _SCOPE: Final = "headrace"
 
 
@@ -35,7 +38,8 @@ class Snapshots:
     """
 
     def __init__(self, resource: Mapping[str, str | int]) -> None:
-        self._resource = Resource(dict(resource))
+        self._resource = Resource(dict(resource), SCHEMA_URL)
+        self._scope = InstrumentationScope(_SCOPE, server_version(), SCHEMA_URL)
         self._reader = InMemoryMetricReader()
         self._provider = MeterProvider(
             metric_readers=[self._reader],
@@ -54,8 +58,8 @@ class Snapshots:
         scopes = [scope for part in measured.resource_metrics for scope in part.scope_metrics] if measured else []
         metrics = [metric for scope in scopes for metric in scope.metrics]
         metrics += others(time.time_ns())
-        scope = ScopeMetrics(InstrumentationScope(_SCOPE), metrics, schema_url="")
-        return MetricsData([ResourceMetrics(self._resource, [scope], schema_url="")])
+        scope = ScopeMetrics(self._scope, metrics, schema_url=SCHEMA_URL)
+        return MetricsData([ResourceMetrics(self._resource, [scope], schema_url=SCHEMA_URL)])
 
     def close(self) -> None:
         """Ends the SDK's provider."""

@@ -1,0 +1,280 @@
+"""Every way a call can end: what its caller gets, what metrics count and what spans say is one thing, and what docs/operations.md tells operators."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+import pytest_asyncio
+import yaml
+from opentelemetry.proto.trace.v1 import trace_pb2
+from tests.service.auth.credentials_case import bearer, entry, write_keys
+from tests.service.fake_engine import queue_full
+from tests.service.harness import events_of, running_service
+from tests.service.test_session import Collected, read_until, submit
+from tests.service.tracing.conftest import SAMPLED, Told
+from tests.service.tracing.fake_telemetry import FakeTelemetry
+from tests.support import told_facts
+from tests.telemetry.told import Listener, attributes
+
+from headrace.v1 import generation_pb2, inference_pb2
+from headrace_facts.facts import CallEnded, Generation
+from headrace_service import errors
+from headrace_service.auth import api_keys
+from headrace_service.generation_stream import GenerationStream
+from headrace_telemetry.config import TelemetryConfig
+from headrace_telemetry.counts import ExportCounts
+from headrace_telemetry.metrics import Metrics, catalogue
+
+Spec = generation_pb2.GenerationSpec
+KEY = api_keys.new_key()
+_ROOT = pathlib.Path(__file__).parents[3]
+
+
+class Ending(NamedTuple):
+    """One row of the guide's table."""
+
+    what: str
+    status: str
+    # None of them: no generation is counted.
+    reasons: tuple[str, ...]
+    # Of the generation's span.
+    error_type: str
+    failed: bool
+    alerts: bool
+
+
+def guides_endings() -> list[Ending]:
+    """The rows of the guide's table of endings."""
+    section = (_ROOT / "docs/operations.md").read_text().split("## How calls end\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
+    return [
+        Ending(
+            what,
+            status.strip("`"),
+            tuple(re.findall(r"`(\w+)`", reasons)),
+            error.strip("`"),
+            failed == "yes",
+            alerts == "yes",
+        )
+        for what, status, reasons, error, failed, alerts in rows[2:]
+    ]
+
+
+def alerts_on(status: str, reason: str) -> bool:
+    """Whether HeadraceFails counts a call or a generation that ended so."""
+    groups = yaml.safe_load((_ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"]
+    (rule,) = [rule["expr"] for group in groups for rule in group["rules"] if rule["alert"] == "HeadraceFails"]
+    (statuses,) = re.findall(r'rpc_response_status_code=~"([^"]*)"', rule)
+    (reasons,) = re.findall(r'headrace_finish_reason="([^"]*)"', rule)
+    return bool(re.fullmatch(statuses, status) or re.fullmatch(reasons, reason))
+
+
+def generate(told: Told, **options: Any) -> Any:
+    spec = Spec(text="hello", **options.pop("spec", {}))
+    options.setdefault("metadata", (*SAMPLED, *bearer(KEY)))
+    return told.stub.Generate(inference_pb2.GenerateRequest(spec=spec), **options)
+
+
+async def begun(told: Told, **options: Any) -> Any:
+    """A call whose first token came, and to which no other comes."""
+    told.engine.running.clear()
+    call = generate(told, **options)
+    await call.read()
+    told.engine.step()
+    await call.read()
+    return call
+
+
+def request_of(told: Told) -> str:
+    (request_id,) = told.engine.requests
+    return str(request_id)
+
+
+async def whole(told: Told) -> None:
+    await events_of(generate(told))
+
+
+async def time_limit(told: Told) -> None:
+    call = await begun(told, spec={"time_limit": {"seconds": 100}})
+    told.engine.expire(request_of(told))
+    await events_of(call)
+
+
+async def call_deadline(told: Told) -> None:
+    call = await begun(told, timeout=100.0)
+    told.engine.expire(request_of(told))
+    await events_of(call)
+
+
+async def caller_leaves(told: Told) -> None:
+    (await begun(told)).cancel()
+
+
+async def cancel_rpc(told: Told) -> None:
+    call = await begun(told)
+    await told.stub.Cancel(inference_pb2.CancelRequest(request_id=request_of(told)), metadata=bearer(KEY))
+    await events_of(call)
+
+
+async def key_withdrawn(told: Told) -> None:
+    call = await begun(told)
+    write_keys(told.running.service.core.config.keys_file)
+    await events_of(call)
+
+
+async def slow_reader(told: Told) -> None:
+    await begun(told)
+    for reader in told.running.service.core.delivering:
+        reader.interrupt(errors.exhausted("client too slow"))
+
+
+async def queue_is_full(told: Told) -> None:
+    told.engine.refusal = queue_full(1)
+    await events_of(generate(told))
+
+
+async def invalid_field(told: Told) -> None:
+    await events_of(generate(told, spec={"n": 10_000}))
+
+
+async def no_key(told: Told) -> None:
+    await events_of(generate(told, metadata=(*SAMPLED, *bearer(api_keys.new_key()))))
+
+
+async def out_of_reach(told: Told) -> None:
+    await told.engine.stop()
+    (model,) = told.running.service.core.models
+    await told.running.until(lambda: not model.engine.is_reachable)
+    await events_of(generate(told))
+
+
+async def engine_lost(told: Told) -> None:
+    await begun(told)
+    await told.engine.stop()
+
+
+async def shut_down(told: Told) -> None:
+    call = await begun(told)
+    await told.running.service.stop(0)
+    await events_of(call)
+
+
+async def engine_fails(told: Told) -> None:
+    call = await begun(told)
+    told.engine.end_with_error(request_of(told), "innards")
+    await events_of(call)
+
+
+async def service_fails(told: Told) -> None:
+    call = await begun(told)
+
+    def fail(stream: GenerationStream) -> list[bytes]:
+        raise ZeroDivisionError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GenerationStream, "take", fail)
+        told.engine.step()
+        await events_of(call)
+
+
+WAYS: dict[str, Callable[[Told], Awaitable[None]]] = {
+    "the answer is whole": whole,
+    "the request's `time_limit` was over": time_limit,
+    "the call's deadline passed": call_deadline,
+    "the caller left": caller_leaves,
+    "Cancel ended it": cancel_rpc,
+    "its key was withdrawn": key_withdrawn,
+    "its reader was too slow": slow_reader,
+    "the queue was full, or a quota used up": queue_is_full,
+    "a field was invalid": invalid_field,
+    "there was no valid key": no_key,
+    "the engine was out of reach": out_of_reach,
+    "the engine was lost": engine_lost,
+    "the server shut down": shut_down,
+    "the engine failed at this request": engine_fails,
+    "the service failed": service_fails,
+}
+
+
+@pytest_asyncio.fixture
+async def guarded(model_path: pathlib.Path, sockets: pathlib.Path, tmp_path: pathlib.Path) -> AsyncIterator[Told]:
+    """A service that asks for keys."""
+    keys_file = write_keys(tmp_path / "keys.json", entry(KEY, "team"))
+    telemetry = FakeTelemetry(sockets / "telemetry.sock")
+    await telemetry.start()
+    asks = {"keys_file": keys_file, "credentials_reload_s": 0.05}
+    async with running_service(model_path, sockets, telemetry_socket=str(telemetry.path), **asks) as running:
+        tracer = running.service.core.tracer
+        assert tracer is not None
+        await running.until(lambda: tracer.connected)
+        yield Told(running, telemetry)
+    await telemetry.stop()
+
+
+def counted(generations: list[Generation], calls: list[CallEnded], metric: catalogue.Metric, label: str) -> list[str]:
+    """The values of a metric's attribute that were counted."""
+    metrics = Metrics(TelemetryConfig(telemetry_socket=pathlib.Path("unused")), ExportCounts())
+    for generation in generations:
+        metrics.sink.generation(told_facts.SERVICE, generation, None)
+    for call in calls:
+        metrics.sink.take(told_facts.SERVICE, call)
+    told = [each for scope in metrics.snapshot().resource_metrics[0].scope_metrics for each in scope.metrics]
+    points = [point for each in told if each.name == metric.name for point in each.data.data_points]
+    return [str((point.attributes or {})[label]) for point in points]
+
+
+def spans_of(generations: list[Generation], calls: list[CallEnded]) -> tuple[list[trace_pb2.Span], trace_pb2.Span]:
+    """The spans of generations, and of the call."""
+    listener = Listener().hear([(told_facts.SERVICE, fact) for fact in (*generations, *calls)])
+    listener.sink.finish()
+    (server,) = [span for span in listener.spans if span.kind == trace_pb2.Span.SPAN_KIND_SERVER]
+    return listener.named("text_completion " + generations[0].model) if generations else [], server
+
+
+def test_the_guide_names_every_way_that_is_tried() -> None:
+    assert [ending.what for ending in guides_endings()] == list(WAYS)
+
+
+@pytest.mark.parametrize("ending", guides_endings(), ids=lambda ending: ending.what.replace("`", ""))
+async def test_an_end_is_the_same_to_callers_metrics_spans_and_the_guide(guarded: Told, ending: Ending) -> None:
+    try:
+        await WAYS[ending.what](guarded)
+    except grpc.aio.AioRpcError as refused:
+        assert refused.code().name == ending.status
+    else:
+        assert ending.status in ("OK", "CANCELLED", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
+    await guarded.telemetry.until(CallEnded)
+    if ending.reasons:
+        await guarded.telemetry.until(Generation)
+    calls = [call for call in guarded.telemetry.of(CallEnded) if call.method.endswith("/Generate")]
+    generations = guarded.telemetry.of(Generation)
+    assert counted(generations, calls, catalogue.CALL_DURATION, catalogue.RPC_STATUS) == [ending.status]
+    reasons = counted(generations, calls, catalogue.REQUESTS, catalogue.FINISH_REASON)
+    assert len(reasons) == bool(ending.reasons) and set(reasons) <= set(ending.reasons)
+    inferences, server = spans_of(generations, calls)
+    assert attributes(server)["rpc.response.status_code"] == ending.status
+    assert attributes(server).get("error.type", "OK") == ending.status
+    assert [attributes(span).get("error.type", "") for span in inferences] == [ending.error_type] * len(reasons)
+    failed = inferences[0] if inferences else server
+    assert (failed.status.code == trace_pb2.Status.STATUS_CODE_ERROR) is ending.failed
+    assert alerts_on(ending.status, "".join(reasons)) is ending.alerts
+    if reasons and reasons != ["error"]:
+        assert attributes(inferences[0])["gen_ai.response.finish_reasons"] == reasons
+
+
+async def test_generations_of_a_session_that_the_server_ends_have_its_reason(told: Told) -> None:
+    told.engine.running.clear()
+    call, collected = told.stub.Session(metadata=SAMPLED), Collected()
+    for stream_id in (1, 2):
+        await call.write(submit(stream_id))
+    await read_until(call, collected, lambda: len(collected.kinds) == 2)
+    for session in told.running.service.core.delivering:
+        session.interrupt(errors.unavailable("the server is shutting down"))
+    generations = await told.telemetry.until(Generation, 2)
+    assert [generation.error_type for generation in generations] == ["UNAVAILABLE"] * 2
+    assert counted(generations, [], catalogue.REQUESTS, catalogue.FINISH_REASON) == ["error"]

@@ -1,0 +1,164 @@
+"""How a request ended is said: the status of its call, the reason, and where it was then."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from opentelemetry.proto.trace.v1 import trace_pb2
+from tests.trace_viewer.synthetic_traces import Plan, Request, World, put
+
+from headrace_trace.causes import explain
+from headrace_trace.command import trace as command
+from headrace_trace.explanation import Ending
+from headrace_trace.page import render
+from headrace_trace.reading import read_trace
+from headrace_trace.spans import TraceError, parse
+from headrace_trace.trace_model import Trace
+from headrace_trace.words import ending_words, first_token_words, lines_of
+
+NAME = "01JONE-7qm2"
+WORLD = World(Plan((Request(NAME, 0, 40, 30),)))
+
+
+def traces(**changed: Any) -> trace_pb2.TracesData:
+    """The trace of one request, with other attributes where they are there, and a failed span on request."""
+    told = WORLD.traces()
+    for span in told.resource_spans[0].scope_spans[0].spans:
+        if span.name.startswith("text_completion") and changed.get("failed"):
+            span.status.code = trace_pb2.Status.STATUS_CODE_ERROR
+        if span.name.startswith("text_completion") and "error_type" in changed:
+            put(span, "error.type", changed["error_type"])
+        for attribute in span.attributes:
+            if attribute.key == "rpc.response.status_code" and "status" in changed:
+                attribute.value.string_value = changed["status"]
+            if attribute.key == "rpc.method" and "method" in changed:
+                attribute.value.string_value = changed["method"]
+            if attribute.key == "gen_ai.response.finish_reasons" and "reason" in changed:
+                attribute.value.array_value.values[0].string_value = changed["reason"]
+    return told
+
+
+def read(**changed: Any) -> Trace:
+    return read_trace(parse(traces(**changed).SerializeToString()))
+
+
+@pytest.mark.parametrize(
+    ("changed", "ending", "words"),
+    [
+        ({}, Ending("OK", False, ("length",), "", "delivery"), "OK (length)"),
+        (
+            {"status": "DEADLINE_EXCEEDED", "error_type": "DEADLINE_EXCEEDED", "reason": "deadline", "failed": True},
+            Ending("DEADLINE_EXCEEDED", True, ("deadline",), "DEADLINE_EXCEEDED", "decode"),
+            "DEADLINE_EXCEEDED (deadline) while it decoded, after 30 tokens, ",
+        ),
+        (
+            {"status": "CANCELLED", "reason": "cancelled"},
+            Ending("CANCELLED", False, ("cancelled",), "", "decode"),
+            "CANCELLED (cancelled) while it decoded, after 30 tokens, ",
+        ),
+        (
+            {"error_type": "engine_error", "reason": "error", "failed": True},
+            Ending("OK", True, ("error",), "engine_error", "decode"),
+            "OK (error, engine_error) while it decoded, after 30 tokens, ",
+        ),
+        (
+            {"status": "RESOURCE_EXHAUSTED", "error_type": "RESOURCE_EXHAUSTED", "reason": "stop", "failed": False},
+            Ending("RESOURCE_EXHAUSTED", False, ("stop",), "RESOURCE_EXHAUSTED", "delivery"),
+            "RESOURCE_EXHAUSTED (stop) on the way to its reader, after 30 tokens, ",
+        ),
+        # A session's call has a status of its own.
+        (
+            {
+                "method": "headrace.v1.InferenceService/Session",
+                "error_type": "UNAVAILABLE",
+                "reason": "error",
+                "failed": True,
+            },
+            Ending("UNAVAILABLE", True, ("error",), "UNAVAILABLE", "decode"),
+            "UNAVAILABLE (error) while it decoded, after 30 tokens, ",
+        ),
+        (
+            {"method": "inference.GRPCInferenceService/ModelStreamInfer", "reason": "cancelled"},
+            Ending("", False, ("cancelled",), "", "decode"),
+            "unknown (cancelled) while it decoded, after 30 tokens, ",
+        ),
+    ],
+)
+def test_an_end_is_told_with_status_reason_and_place(changed: dict[str, Any], ending: Ending, words: str) -> None:
+    explanation = explain(read(**changed))
+    assert explanation.ending == ending
+    assert ending_words(explanation).startswith(words)
+    assert f"ended   {ending_words(explanation)}" in lines_of(explanation)
+    page = render(read(**changed), explanation)
+    assert f"ended: {ending_words(explanation)}" in page
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        ("queue", "while it waited in the queue, before its first token"),
+        ("prefill", "while its prompt was computed, before its first token"),
+        ("preempted", "while it was preempted, before its first token"),
+        ("engine_restart", "while the engine was restarted, before its first token"),
+    ],
+)
+def test_a_request_that_ended_before_its_first_token_is_said_to_have(phase: str, words: str) -> None:
+    trace = read(status="DEADLINE_EXCEEDED", error_type="DEADLINE_EXCEEDED", reason="deadline", failed=True)
+    ended = dataclasses.replace(trace, tokens=(), phases=(dataclasses.replace(trace.phases[0], name=phase),))
+    assert f"DEADLINE_EXCEEDED (deadline) {words}, " in ending_words(explain(ended))
+    nowhere = explain(dataclasses.replace(ended, phases=()))
+    assert nowhere.ending.where == "" and "(deadline) before its first token, " in ending_words(nowhere)
+
+
+def test_the_command_line_says_it_in_words_and_as_json(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "failed.pb"
+    changes = {"status": "UNAVAILABLE", "error_type": "UNAVAILABLE", "reason": "error", "failed": True}
+    file.write_bytes(traces(**changes).SerializeToString())
+    words = CliRunner().invoke(command, [str(file), "--explain"]).output
+    assert "ended   UNAVAILABLE (error) while it decoded, after 30 tokens, " in words
+    told = json.loads(CliRunner().invoke(command, [str(file), "--json"]).output)
+    assert told["ending"] == {
+        "status": "UNAVAILABLE",
+        "failed": True,
+        "reasons": ["error"],
+        "error_type": "UNAVAILABLE",
+        "where": "decode",
+    }
+    assert 0 < told["engine_ttft_ms"] < told["ttft_ms"]
+
+
+def test_a_call_that_was_refused_is_said_to_have_been() -> None:
+    told = traces(status="RESOURCE_EXHAUSTED")
+    spans = told.resource_spans[0].scope_spans[0].spans
+    kept = [span for span in spans if not span.name.startswith("text_completion")]
+    del spans[:]
+    spans.extend(kept)
+    reason = r"none of a Headrace request: headrace\.v1\.InferenceService/Generate ended RESOURCE_EXHAUSTED"
+    with pytest.raises(TraceError, match=reason):
+        read_trace(parse(told.SerializeToString()))
+
+
+def test_a_first_token_is_told_when_it_left_and_when_the_engine_had_it() -> None:
+    trace = dataclasses.replace(read(), ttft_ns=53_100_000, engine_ttft_ns=22_200_000)
+    assert first_token_words(explain(trace)) == "TTFT 53.10 ms (22.20 ms in the engine)"
+    page = render(trace, explain(trace))
+    assert "<dt>time to first token</dt><dd>53.10 ms <small>22.20 ms in the engine</small></dd>" in page
+
+
+def test_an_answer_in_one_message_has_the_engines_first_token_alone() -> None:
+    trace = dataclasses.replace(read(), ttft_ns=None, engine_ttft_ns=22_200_000)
+    explanation = explain(trace)
+    assert explanation.ttft_ms is None
+    assert first_token_words(explanation) == "first token in the engine after 22.20 ms"
+    assert "<dt>first token in the engine</dt><dd>22.20 ms</dd>" in render(trace, explanation)
+
+
+def test_a_trace_that_tells_no_first_token_shows_its_own() -> None:
+    trace = dataclasses.replace(read(), ttft_ns=None, engine_ttft_ns=None)
+    explanation = explain(trace)
+    assert explanation.ttft_ms == explanation.gaps[0].ms
