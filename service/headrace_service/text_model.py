@@ -66,7 +66,7 @@ class TextModel:
         table = folder.token_table
         if table is None:
             raise InvalidModelFolder(f"{folder.path}: has no {folder.tokenizer_name}, which a service needs")
-        pieces = _piece_table(table, engine.vocabulary_size)
+        pieces = piece_table(table, engine.vocabulary_size)
         return cls(
             engine=engine,
             facts=_facts(engine, pieces, folder.generation_defaults, max_text_bytes),
@@ -156,8 +156,16 @@ def _memory_plan(memory: engine_pb2.EngineMemory) -> inference_pb2.MemoryPlan:
     )
 
 
-def _piece_table(table: FolderTokenTable, vocabulary_size: int) -> PieceTable:
-    return PieceTable(table.token_bytes, table.special_ids, table.strips_leading_space, vocabulary_size)
+def piece_table(table: FolderTokenTable, vocabulary_size: int) -> PieceTable:
+    """Returns a folder's tokens as the detokenizer has them."""
+    return PieceTable(
+        table.token_bytes,
+        table.special_ids,
+        table.strips_leading_space,
+        vocabulary_size,
+        fallback_ids=table.fallback_ids,
+        beginnings=table.beginnings,
+    )
 
 
 def _facts(
