@@ -10,10 +10,14 @@ import asyncio
 import concurrent.futures
 import gc
 
+import structlog
+
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
 from headrace_service.text_model import TextModel
+
+_log = structlog.get_logger("headrace.service")
 
 
 class TextLoader:
@@ -36,6 +40,8 @@ class TextLoader:
         text = await asyncio.get_running_loop().run_in_executor(
             self._threads, TextModel.load, engine, config.model_folder, config.max_text_bytes, self._threads
         )
+        for line in text.not_followed:
+            _log.warning("model.recommendation_not_followed", model=engine.name, generation_config=line)
         if text.chat_template is not None:
             await self._templates.warm_up()
         _leave_out_of_collections()

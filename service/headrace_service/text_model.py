@@ -15,8 +15,9 @@ from headrace_model_folder import GenerationDefaults, InvalidModelFolder, ModelF
 from headrace_model_folder import TokenTable as FolderTokenTable
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import validation
+from headrace_service.default_sampling import default_sampling, not_followed
 from headrace_service.detokenizer import PieceTable
-from headrace_service.resolved_spec import ModelFacts, Sampling
+from headrace_service.resolved_spec import ModelFacts
 from headrace_service.tokenization import Tokenizer
 
 # Normalizers may shrink a text a little before it is cut into tokens; no text beyond this many times the plain bound can fit.
@@ -34,6 +35,7 @@ class TextModel:
         pieces: ids to text.
         chat_template: Jinja source; None if the folder has none.
         template_tokens: special tokens that the template may name, such as bos_token.
+        not_followed: a line for each recommendation of generation_config.json that requests get otherwise, or not at all.
     """
 
     engine: engine_pb2.EngineModel
@@ -42,6 +44,7 @@ class TextModel:
     pieces: PieceTable
     chat_template: str | None
     template_tokens: dict[str, str]
+    not_followed: tuple[str, ...]
 
     @classmethod
     def load(
@@ -74,6 +77,7 @@ class TextModel:
             pieces=pieces,
             chat_template=folder.chat_template,
             template_tokens=dict(folder.template.special_tokens),
+            not_followed=not_followed(folder.generation_defaults),
         )
 
     def described_anew(self, engine: engine_pb2.EngineModel) -> TextModel | None:
@@ -113,6 +117,7 @@ class TextModel:
             quantization=_quantization(engine.quantization) if engine.HasField("quantization") else None,
             kv_dtype=engine.kv_dtype,
             kv_bytes_per_token=engine.kv_bytes_per_token,
+            not_followed=self.not_followed,
         )
 
 
@@ -177,22 +182,5 @@ def _facts(
         max_context_tokens=engine.max_context_tokens,
         max_outputs=engine.max_outputs,
         max_text_bytes=min(max_text_bytes, engine.max_context_tokens * pieces.max_piece_bytes * _NORMALIZER_SLACK),
-        defaults=_default_sampling(folder_defaults),
-    )
-
-
-def _default_sampling(folder: GenerationDefaults) -> Sampling:
-    """Returns the folder's recommendations, brought into the ranges of the API, where it has some."""
-    temperature = 1.0 if folder.temperature is None else folder.temperature
-    repetition = 1.0 if folder.repetition_penalty is None else folder.repetition_penalty
-    return Sampling(
-        temperature=temperature if temperature == 0 else min(max(temperature, 0.01), 100.0),
-        top_p=1.0 if folder.top_p is None else folder.top_p,
-        top_k=folder.top_k or 0,
-        min_p=folder.min_p or 0.0,
-        repetition_penalty=min(max(repetition, 0.01), 10.0),
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        seed=None,
-        logit_bias=(),
+        defaults=default_sampling(folder_defaults),
     )
