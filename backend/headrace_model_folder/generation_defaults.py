@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-
 from typing import Any
 
 from headrace_model_folder.bounded_files import MIB, exists_inside, read_json_object

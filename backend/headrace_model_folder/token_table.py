@@ -7,7 +7,6 @@ byte tokens that are no UTF-8 together (`TokenTable.fallback_ids`). Encoding tex
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,7 +49,7 @@ class _AddedToken(msgspec.Struct):
 class _Tokenizer(msgspec.Struct):
     model: msgspec.Raw
     decoder: dict[str, Any] | None = None
-    normalizer: dict[str, Any] | None = None
+    normalizer: msgspec.Raw = msgspec.Raw(b"null")
     added_tokens: list[_AddedToken] = []
 
 
@@ -110,11 +109,11 @@ def _table(texts: dict[int, str], decoder: TokenDecoder, special: frozenset[int]
     )
 
 
-def _added_texts(added: Sequence[_AddedToken], normalizer: dict[str, Any] | None) -> dict[int, str]:
+def _added_texts(added: Sequence[_AddedToken], normalizer: msgspec.Raw) -> dict[int, str]:
     """What each added token is to the decoder: its content, or what the normalizer makes of it where it is looked for in normalized text."""
     texts = {token.id: token.content for token in added}
     normalized = [token for token in added if token.normalized]
-    if normalizer is None or not normalized:
+    if bytes(normalizer) == b"null" or not normalized:
         return texts
     library = _library_of(normalized, normalizer)
     for token in normalized:
@@ -124,7 +123,7 @@ def _added_texts(added: Sequence[_AddedToken], normalizer: dict[str, Any] | None
     return texts
 
 
-def _library_of(added: Sequence[_AddedToken], normalizer: dict[str, Any]) -> tokenizers.Tokenizer:
+def _library_of(added: Sequence[_AddedToken], normalizer: msgspec.Raw) -> tokenizers.Tokenizer:
     """A tokenizer of nothing but a normalizer and added tokens: the library says what they become. Raises InvalidModelFolder."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False}
     source = {
@@ -136,7 +135,22 @@ def _library_of(added: Sequence[_AddedToken], normalizer: dict[str, Any]) -> tok
         "normalizer": normalizer,
         "model": {"type": "BPE", "vocab": {}, "merges": []},
     }
+    return library_tokenizer(msgspec.json.encode(source), "normalizer")
+
+
+def library_tokenizer(data: bytes, what: str = "tokenizer") -> tokenizers.Tokenizer:
+    """Returns what the tokenizers library makes of a tokenizer.json's bytes.
+
+    Args:
+        data: The bytes.
+        what: The part of the file that they come from, for the error.
+
+    Raises:
+        InvalidModelFolder: the library can't use them.
+    """
     try:
-        return tokenizers.Tokenizer.from_str(json.dumps(source))
-    except Exception as error:  # the library raises nothing more particular
-        raise InvalidModelFolder(f"{TOKENIZER_FILE}: normalizer can't be used: {str(error)[:120]}") from None
+        return tokenizers.Tokenizer.from_buffer(data)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics are no Exceptions, and its errors nothing more particular
+        raise InvalidModelFolder(f"{TOKENIZER_FILE}: {what} can't be used: {str(error)[:120]}") from None

@@ -116,6 +116,13 @@ class IncrementalDetokenizer:
             text = self._texts[token_ids[0]]
             if text is not None:
                 return token_ids, text
+        return self._feed_any(token_ids)
+
+    def _feed_any(self, token_ids: list[int]) -> tuple[list[int], str]:
+        if self._is_whole:
+            texts = [self._texts[token] for token in token_ids]
+            if None not in texts:
+                return token_ids, "".join(texts)  # type: ignore[arg-type]
         rows = self._held + token_ids if self._held else token_ids
         boundary, text = self._decide(rows) if self._run is None else self._decide_runs(rows, self._run)
         self._held = rows[boundary:]

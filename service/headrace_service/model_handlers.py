@@ -15,7 +15,7 @@ from headrace_service.service_core import ServiceCore
 from headrace_service.tokenization import SLICE_TOKENS
 
 # Looked up between two turns of the event loop: some milliseconds' worth.
-_SLICE_IDS = 1 << 14
+_SLICE_IDS = 1 << 12
 # Of a load, what engines have together.
 _SUMMED = (
     "running_sequences",

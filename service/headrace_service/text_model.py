@@ -13,6 +13,7 @@ import pathlib
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_model_folder import GenerationDefaults, InvalidModelFolder, ModelFolder
 from headrace_model_folder import TokenTable as FolderTokenTable
+from headrace_model_folder.token_table import library_tokenizer
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import validation
 from headrace_service.default_sampling import default_sampling, not_followed
@@ -73,7 +74,7 @@ class TextModel:
         return cls(
             engine=engine,
             facts=_facts(engine, pieces, folder.generation_defaults, max_text_bytes),
-            tokenizer=Tokenizer(folder.tokenizer_json(), threads),
+            tokenizer=Tokenizer(library_tokenizer(folder.tokenizer_json()), threads),
             pieces=pieces,
             chat_template=folder.chat_template,
             template_tokens=dict(folder.template.special_tokens),
