@@ -21,6 +21,7 @@ from headrace_service.ledger import DeliveryClock
 from headrace_service.render_state import RenderState
 from headrace_service.session_batch import SessionBatch, SessionWire
 from headrace_service.step_dealing import deal
+from headrace_service.text_model import piece_table
 from headrace_service.wires import EventWire
 
 _STEPS = 400
@@ -46,9 +47,7 @@ def _steps(folder: ModelFolder, num_streams: int) -> list[bytes]:
 def _pieces(folder: ModelFolder) -> PieceTable:
     table = folder.token_table
     assert table is not None
-    return PieceTable(
-        table.token_bytes, table.special_ids, table.strips_leading_space, max(folder.config.vocab_size, 1)
-    )
+    return piece_table(table, max(folder.config.vocab_size, 1))
 
 
 def _streams(pieces: PieceTable, wires: list[EventWire], ids_only: bool) -> dict[int, GenerationStream]:

@@ -65,7 +65,9 @@ class ModelFolder:
             return cls._open_gguf(*gguf, require_weights)
         folder = _existing_folder(path)
         config = read_config(folder)
-        defaults = read_generation_defaults(folder, config.vocab_size, config.eos_token_ids)
+        defaults = read_generation_defaults(
+            folder, config.vocab_size, config.max_position_embeddings, config.eos_token_ids
+        )
         index = read_tensor_index(folder) if require_weights else TensorIndex({}, {})
         tensors: Mapping[str, TensorRecord] = index.tensors
         if require_weights and config.is_bitsandbytes:

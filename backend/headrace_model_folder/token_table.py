@@ -1,49 +1,55 @@
 """Token id -> bytes, from tokenizer.json: what the detokenizer and the stop-string matcher work on.
 
-Owns two kinds of BPE: byte-level (GPT-2, Llama 3, Qwen: each character of a token stands for one byte) and SentencePiece-style (Llama 2, Mistral: "▁" is a
-space, <0xNN> is one byte). Joining the bytes of a token sequence gives the bytes of its text. Encoding text is not done here.
+Owns the reading of vocabulary and added tokens, of BPE tokenizers only; what a token's bytes are is `token_decoder`'s. Joining the bytes of a token sequence gives the bytes of its text, but for
+byte tokens that are no UTF-8 together (`TokenTable.fallback_ids`). Encoding text is not done here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import tokenizers
 
 from headrace_model_folder.bounded_files import MIB, read_bytes
 from headrace_model_folder.errors import InvalidModelFolder, shown
+from headrace_model_folder.token_decoder import TokenDecoder, read_decoder
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_LIMIT = 128 * MIB
 _MAX_TOKENS = 1 << 22
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = "\u2581"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenTable:
     """The bytes of each token."""
 
-    # [number of ids] None where an id stands for nothing. Added and special tokens have their own text.
+    # [number of ids] None where an id stands for nothing.
     token_bytes: tuple[bytes | None, ...]
     # Tokens that mark structure and are no part of the answer's text.
     special_ids: frozenset[int]
+    # Tokens that stand for one byte where all others are text: consecutive ones that are no UTF-8 together are one U+FFFD each. Empty where every token is bytes.
+    fallback_ids: frozenset[int]
     # SentencePiece puts a space before the text; its decoder takes one off again, at the very start only.
     strips_leading_space: bool
+    # What tokens are worth as the first of a text, where that differs: Metaspace takes the spaces off the first token.
+    beginnings: Mapping[int, bytes]
 
 
 class _AddedToken(msgspec.Struct):
     id: int
     content: str
     special: bool = False
+    normalized: bool = False
 
 
 class _Tokenizer(msgspec.Struct):
     model: msgspec.Raw
     decoder: dict[str, Any] | None = None
+    normalizer: msgspec.Raw = msgspec.Raw(b"null")
     added_tokens: list[_AddedToken] = []
 
 
@@ -81,79 +87,70 @@ def parse_token_table(data: bytes) -> TokenTable:
         vocab = msgspec.json.decode(tokenizer.model, type=_BpeModel).vocab
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidModelFolder(f"{TOKENIZER_FILE}: is not a BPE tokenizer: {str(error)[:120]}") from None
-    decoders = _flatten_decoder(tokenizer.decoder)
-    if [d.get("type") for d in decoders] == ["ByteLevel"]:
-        texts = {number: _byte_level_bytes(token) for token, number in vocab.items()}
-        return _table(texts, tokenizer.added_tokens, strips_leading_space=False)
-    strips = _sentencepiece_strips(decoders)
-    texts = {number: _sentencepiece_bytes(token) for token, number in vocab.items()}
-    return _table(texts, tokenizer.added_tokens, strips_leading_space=strips)
+    decoder = read_decoder(tokenizer.decoder, TOKENIZER_FILE)
+    texts = {number: token for token, number in vocab.items()}
+    texts.update(_added_texts(tokenizer.added_tokens, tokenizer.normalizer))
+    special = frozenset(token.id for token in tokenizer.added_tokens if token.special)
+    return _table(texts, decoder, special)
 
 
-def _table(texts: dict[int, bytes], added: list[_AddedToken], strips_leading_space: bool) -> TokenTable:
-    texts.update((token.id, token.content.encode()) for token in added)
+def _table(texts: dict[int, str], decoder: TokenDecoder, special: frozenset[int]) -> TokenTable:
     if not texts or min(texts) < 0 or max(texts) >= _MAX_TOKENS:
         raise InvalidModelFolder(f"{TOKENIZER_FILE}: token ids must be from 0 to {_MAX_TOKENS - 1}")
-    table = tuple(texts.get(number) for number in range(max(texts) + 1))
-    special = frozenset(token.id for token in added if token.special)
-    return TokenTable(table, special, strips_leading_space)
-
-
-def _byte_of_character() -> dict[str, int]:
-    """The byte-level alphabet: printable Latin-1 characters stand for themselves, the other bytes for characters from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF_CHARACTER = _byte_of_character()
-
-
-def _byte_level_bytes(token: str) -> bytes:
-    try:
-        return bytes([_BYTE_OF_CHARACTER[character] for character in token])
-    except KeyError:  # a token from outside the alphabet stands for its own text
-        return token.encode()
-
-
-def _sentencepiece_bytes(token: str) -> bytes:
-    match = _BYTE_TOKEN.fullmatch(token)
-    return bytes([int(match[1], 16)]) if match else token.replace(_SPACE, " ").encode()
-
-
-def _flatten_decoder(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
-    if decoder is None:
-        return []
-    if decoder.get("type") != "Sequence":
-        return [decoder]
-    parts = decoder.get("decoders")
-    return parts if isinstance(parts, list) and all(isinstance(part, dict) for part in parts) else [decoder]
-
-
-def _sentencepiece_strips(decoders: list[dict[str, Any]]) -> bool:
-    """Whether the decoder takes a space off the start. Raises for a decoder that is not SentencePiece-style."""
-    replaces, strips = False, False
-    for decoder in decoders:
-        match decoder:
-            case {"type": "Metaspace", "replacement": "\u2581"}:
-                replaces = True
-                strips = decoder.get("prepend_scheme", "always") != "never" and decoder.get("add_prefix_space", True)
-            case {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}:
-                replaces = True
-            case {"type": "Strip", "content": " ", "start": 0 | 1 as start, "stop": 0}:
-                strips = start == 1
-            case {"type": "ByteFallback" | "Fuse"}:
-                pass
-            case _:
-                raise _unknown_decoder(decoder.get("type"))
-    if not replaces:
-        raise _unknown_decoder([decoder.get("type") for decoder in decoders])
-    return bool(strips)
-
-
-def _unknown_decoder(kind: object) -> InvalidModelFolder:
-    known = (
-        "ByteLevel, Metaspace, or a sequence of Replace, ByteFallback, Fuse, Strip as SentencePiece conversions have it"
+    pieces = {number: decoder.piece(text) for number, text in texts.items()}
+    is_marked = decoder.has_byte_fallback or decoder.drops_first_spaces
+    beginnings = {number: decoder.beginning(text) for number, text in texts.items()} if is_marked else {}
+    return TokenTable(
+        token_bytes=tuple(pieces.get(number) for number in range(max(texts) + 1)),
+        special_ids=special,
+        fallback_ids=frozenset(number for number, text in texts.items() if is_marked and decoder.is_byte(text)),
+        strips_leading_space=decoder.strips_leading_space,
+        beginnings={number: piece for number, piece in beginnings.items() if piece is not None},
     )
-    text = ", ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
-    return InvalidModelFolder(f"{TOKENIZER_FILE}: decoder must be {known}, is {shown(text)}")
+
+
+def _added_texts(added: Sequence[_AddedToken], normalizer: msgspec.Raw) -> dict[int, str]:
+    """What each added token is to the decoder: its content, or what the normalizer makes of it where it is looked for in normalized text."""
+    texts = {token.id: token.content for token in added}
+    normalized = [token for token in added if token.normalized]
+    if bytes(normalizer) == b"null" or not normalized:
+        return texts
+    library = _library_of(normalized, normalizer)
+    for token in normalized:
+        number = library.token_to_id(token.content)
+        text = library.id_to_token(number) if number is not None else None
+        texts[token.id] = token.content if text is None else text
+    return texts
+
+
+def _library_of(added: Sequence[_AddedToken], normalizer: msgspec.Raw) -> tokenizers.Tokenizer:
+    """A tokenizer of nothing but a normalizer and added tokens: the library says what they become. Raises InvalidModelFolder."""
+    plain = {"single_word": False, "lstrip": False, "rstrip": False}
+    source = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": number, "content": token.content, "special": token.special, "normalized": True, **plain}
+            for number, token in enumerate(added)
+        ],
+        "normalizer": normalizer,
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
+    }
+    return library_tokenizer(msgspec.json.encode(source), "normalizer")
+
+
+def library_tokenizer(data: bytes, what: str = "tokenizer") -> tokenizers.Tokenizer:
+    """Returns what the tokenizers library makes of a tokenizer.json's bytes.
+
+    Args:
+        data: The bytes.
+        what: The part of the file that they come from, for the error.
+
+    Raises:
+        InvalidModelFolder: the library can't use them.
+    """
+    try:
+        return tokenizers.Tokenizer.from_buffer(data)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics are no Exceptions, and its errors nothing more particular
+        raise InvalidModelFolder(f"{TOKENIZER_FILE}: {what} can't be used: {str(error)[:120]}") from None

@@ -65,23 +65,15 @@ class ChatTemplateRenderer:
         Raises:
             ServiceError: INVALID_ARGUMENT; the template refuses this conversation, or fails on it within its bounds.
         """
-        mark = f"end-{secrets.token_hex(16)}"
-        shown = [dict(entry) for entry in messages]
-        if continue_last_message:
-            shown[-1]["content"] += mark
         variables = {
-            "messages": shown,
+            "messages": [dict(entry) for entry in messages],
             "add_generation_prompt": not continue_last_message,
             "tools": None,
             **special_tokens,
         }
-        text = await self._render(source, variables, max_chars + len(mark))
-        if not continue_last_message:
-            return text
-        before, found, _ = text.rpartition(mark)
-        if not found:
-            raise _failed("it does not show the last message, so that there is no place to continue")
-        return before
+        if continue_last_message:
+            return await self._render_continued(source, variables, max_chars)
+        return await self._render(source, variables, max_chars)
 
     async def warm_up(self) -> None:
         """Starts the helper ahead of the first conversation, which would wait a fifth of a second for it."""
@@ -92,6 +84,21 @@ class ChatTemplateRenderer:
     async def close(self) -> None:
         """Ends the helper."""
         await self._kill()
+
+    async def _render_continued(self, source: str, variables: Mapping[str, Any], max_chars: int) -> str:
+        """Returns the prompt up to the end of its last message, as the template shows that message."""
+        mark = f"end-{secrets.token_hex(16)}"
+        *before, last = variables["messages"]
+        marked = {**variables, "messages": [*before, {**last, "content": last["content"] + mark}]}
+        text = await self._render(source, marked, max_chars + len(mark))
+        prompt, found, rest = text.rpartition(mark)
+        if not found:
+            raise _failed("it does not show the last message, so that there is no place to continue")
+        # A template may show the message elsewhere too.
+        prompt = prompt.replace(mark, "")
+        if last["content"] == last["content"].rstrip():
+            return prompt
+        return _as_trimmed(prompt, await self._render(source, variables, max_chars), rest)
 
     async def _render(self, source: str, variables: Mapping[str, Any], max_chars: int) -> str:
         question = {"source": source, "variables": variables, "max_chars": max_chars, "cpu_s": int(self._timeout_s) + 1}
@@ -163,6 +170,20 @@ async def _exchange(helper: asyncio.subprocess.Process, data: bytes, max_chars: 
         raise ConnectionError("the answer is longer than any prompt")
     reply: dict[str, Any] = json.loads(await helper.stdout.readexactly(num_bytes))
     return reply
+
+
+def _as_trimmed(prompt: str, conversation: str, rest: str) -> str:
+    """Returns the prompt without the space at its end that the template takes off a message, and with what it keeps.
+
+    Args:
+        prompt: what is before the mark at the message's end, where no space is trimmed.
+        conversation: what the template makes of the conversation without a mark.
+        rest: what it puts behind the message.
+    """
+    trimmed = conversation.removesuffix(rest)
+    # A template that says something else where the message ends with a mark is not judged by it.
+    is_the_same = conversation.endswith(rest) and "".join(trimmed.split()) == "".join(prompt.split())
+    return trimmed if is_the_same else prompt
 
 
 def _failed(why: str) -> errors.ServiceError:

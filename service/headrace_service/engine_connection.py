@@ -41,6 +41,9 @@ class EngineConnection:
         address: where the backend listens.
         client: what messages are dealt to.
         prepare: called with each welcome's model before questions are asked; its exceptions end the connection for good.
+
+    Attributes:
+        num_attempts: attempts to connect that have begun.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class EngineConnection:
         # A file that cannot be used ends the start; later it is tried again.
         engine_tls(config)
         self._was_connected = False
+        self.num_attempts = 0
 
     async def run(self) -> None:
         """Connects, again and again, until cancelled.
@@ -76,6 +80,7 @@ class EngineConnection:
 
     async def _run_once(self) -> None:
         """One connection from hello to its end, whatever that is."""
+        self.num_attempts += 1
         try:
             opened = _channel(self._config, self._address)
         except CredentialError as error:

@@ -65,8 +65,7 @@ class ModelAdmin:
 
         def found() -> ServedModel | None:
             engines = [model for model in self._models if model.address in addresses]
-            settled = (model.broken or (model.is_known and model.engine.serving) for model in engines)
-            if not engines or not all(settled):
+            if not engines or not all(map(_has_loaded, engines)):
                 return None
             return engines[0].reached()
 
@@ -108,6 +107,11 @@ class ModelAdmin:
         if self._control is None:
             raise errors.failed_precondition("this service runs without a supervisor, which loads and unloads models")
         return self._control
+
+
+def _has_loaded(model: ServedModel) -> bool:
+    """Whether this process has seen the end of a load: the model takes generations, unless the server is drained, or can't be served here."""
+    return bool(model.broken) or (model.is_known and model.engine.serving and not model.is_loading)
 
 
 async def _seen(condition: Callable[[], Found | None], otherwise: str) -> Found:

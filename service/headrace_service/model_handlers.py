@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from headrace.v1 import inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, validation
+from headrace_service.detokenizer import StandingText
 from headrace_service.rpc_boundary import Call
 from headrace_service.served_models import ServedModel
 from headrace_service.service_core import ServiceCore
 from headrace_service.tokenization import SLICE_TOKENS
 
 # Looked up between two turns of the event loop: some milliseconds' worth.
-_SLICE_IDS = 1 << 14
+_SLICE_IDS = 1 << 12
 # Of a load, what engines have together.
 _SUMMED = (
     "running_sequences",
@@ -53,14 +54,15 @@ class ModelHandlers:
         """Decodes token ids of any number that fits a message."""
         model = self._core.models.find(request.model, call.caller).text
         skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        joined = bytearray()
+        standing, texts, num_bytes = StandingText(model.pieces, skip_special), [""], 0
         for begin in range(0, len(request.token_ids), _SLICE_IDS):
             token_ids = request.token_ids[begin : begin + _SLICE_IDS]
             validation.check_token_ids(token_ids, model.facts.vocabulary_size, "token_ids", begin)
-            joined += model.pieces.join(token_ids, skip_special)
-            self._check_answer_size(len(joined))
+            texts.append(standing.feed(list(token_ids)))
+            num_bytes += len(texts[-1].encode())
+            self._check_answer_size(num_bytes)
             await asyncio.sleep(0)
-        response = inference_pb2.DetokenizeResponse(text=model.pieces.decode_alone(joined))
+        response = inference_pb2.DetokenizeResponse(text="".join([*texts, standing.finish()]))
         self._check_answer_size(response.ByteSize())
         return response
 

@@ -1,7 +1,8 @@
 """One output of a stream: the tokens that wait for the reader, and the text they become.
 
 Owns what is pending for one (stream, output), and cuts it into deltas whose ids, text and log probabilities cover the same tokens.
-A subscription that starts in the middle is rendered from token 0, silently, up to the last whole character before its first token.
+A subscription that starts in the middle is rendered from token 0, silently, up to the last token before its first one whose text was decided by then; if the output ended
+before that token, there is nothing to deliver.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class OutputText:
     __slots__ = (
         "_detokenizer",
         "_entries",
+        "_has_news",
         "_next_token",
         "_output_index",
         "_skip_left",
@@ -62,6 +64,8 @@ class OutputText:
         self._detokenizer = None if render.ids_only else IncrementalDetokenizer(table, render.skip_special)
         self._next_token = 0
         self._skip_left = from_token
+        # Whether there was a token that the subscription wants; until then what is held back was the reader's before.
+        self._has_news = from_token == 0
         # Log probabilities of tokens that the detokenizer holds back, then of those that it gets next.
         self._unsent_logprobs: list[TokenLogprobs] = []
 
@@ -79,11 +83,12 @@ class OutputText:
         """Appends the messages of all that is pending, as the wire writes them."""
         if self._skip_left:
             self._skip()
+        self._has_news = self._has_news or bool(self.tokens)
         while len(self.tokens) > 2 * _MAX_DELTA_TOKENS:  # the rest stays whole, so that an end can trim it
             self._append_delta(messages, *self._release(_MAX_DELTA_TOKENS))
         if self.end is None:
             self._append_delta(messages, *self._release(len(self.tokens)))
-        else:
+        elif self._has_news:
             self._append_delta(messages, *self._finish(self.end.trim_bytes))
 
     def _skip(self) -> None:

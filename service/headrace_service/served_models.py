@@ -8,8 +8,6 @@ name is the engine's, known from its welcome on. Nothing here starts or ends an 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import gc
 from collections.abc import Iterator, Sequence
 
 import structlog
@@ -19,47 +17,20 @@ from headrace_protos.control.v1 import control_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, request_ids
 from headrace_service.auth.caller import Caller
-from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
 from headrace_service.engine_client import EngineClient
 from headrace_service.engine_connection import EngineConnection
+from headrace_service.text_loader import TextLoader
 from headrace_service.text_model import TextModel
 from headrace_service.tracing.tracer import Tracer
 
+# Why no new generation is taken, by what the supervisor says of the model.
+_CLOSED = {
+    control_pb2.BACKEND_STATE_LOADING: "the model is being loaded",
+    control_pb2.BACKEND_STATE_UNLOADING: "the model is being unloaded",
+}
+
 _log = structlog.get_logger("headrace.service")
-
-
-class TextLoader:
-    """Reads what a service needs of model folders, in threads, and keeps the template helper ready."""
-
-    def __init__(
-        self, config: ServiceConfig, threads: concurrent.futures.Executor, templates: ChatTemplateRenderer
-    ) -> None:
-        self._config = config
-        self._threads = threads
-        self._templates = templates
-
-    async def load(self, engine: engine_pb2.EngineModel) -> TextModel:
-        """Returns the text side of the engine's model.
-
-        Raises:
-            InvalidModelFolder: the folder cannot be served.
-        """
-        config = self._config
-        text = await asyncio.get_running_loop().run_in_executor(
-            self._threads, TextModel.load, engine, config.model_folder, config.max_text_bytes, self._threads
-        )
-        if text.chat_template is not None:
-            await self._templates.warm_up()
-        _leave_out_of_collections()
-        return text
-
-
-def _leave_out_of_collections() -> None:
-    """Has the garbage collector pass over what lives as long as its model: looking through it held up all streams for 30 ms every few seconds."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
 
 
 class ServedModel:
@@ -71,7 +42,7 @@ class ServedModel:
         address: where its backend listens.
         engine: questions and subscriptions.
         connection: the life of the engine's connection; `ServedModels` runs it.
-        is_leaving: whether it is being unloaded.
+        state: what the supervisor says of the model; BACKEND_STATE_UNSPECIFIED without a supervisor.
         closed: why no new generation is taken; "" while they are.
         broken: why this process can't serve it at all; "" unless so.
     """
@@ -90,12 +61,14 @@ class ServedModel:
         self.address = address
         self.engine = EngineClient(tracer)
         self.connection = EngineConnection(config, address, self.engine, self._prepare)
-        self.is_leaving = False
+        self.state: control_pb2.BackendState = control_pb2.BACKEND_STATE_UNSPECIFIED
         self.closed = ""
         self.broken = ""
         self._loader = loader
         self._name = name
         self._text: TextModel | None = None
+        # Attempts to connect that had begun when the supervisor first said READY.
+        self._attempts_before_ready: int | None = None
 
     @property
     def name(self) -> str | None:
@@ -118,13 +91,37 @@ class ServedModel:
         if self.broken:
             raise errors.failed_precondition(self.broken)
         if self._text is None:
-            raise errors.unavailable("the engine cannot be reached yet")
+            raise errors.unavailable(_CLOSED.get(self.state, "the engine cannot be reached yet"))
         return self
 
     @property
     def is_known(self) -> bool:
         """Whether its engine has said what it serves."""
         return self._text is not None and not self.broken
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it is being unloaded."""
+        return self.state == control_pb2.BACKEND_STATE_UNLOADING
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it is being loaded: not all of its engines have served yet."""
+        return self.state == control_pb2.BACKEND_STATE_LOADING
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether this process has learned what its engine serves, or that it can't at present: an attempt that began after the engine was ready failed."""
+        if self.is_known or self.broken:
+            return True
+        before = self._attempts_before_ready
+        return before is not None and self.connection.num_attempts >= before + 2
+
+    def told(self, state: control_pb2.BackendState) -> None:
+        """Takes the supervisor's newest word on the model."""
+        self.state = state
+        if state == control_pb2.BACKEND_STATE_READY and self._attempts_before_ready is None:
+            self._attempts_before_ready = self.connection.num_attempts
 
     @property
     def tag(self) -> str:
@@ -177,6 +174,8 @@ class ServedModels:
         self._wake = asyncio.Event()
         # Whether any model ever was.
         self._was_known = False
+        # Whether the models of the start were ever all loaded, and tried by this process. One that runs alone waits for nobody.
+        self._has_started = not config.control
         if config.engine:
             self._models.append(ServedModel(config, config.engine, loader, tracer))
 
@@ -196,15 +195,26 @@ class ServedModels:
         for model in self._models:
             if name is None or model.name == name:
                 return _best(model.replicas)
-        raise errors.unavailable("the models are not known yet" if name is None else "the default model is not loaded")
+        if name is None:
+            raise errors.unavailable("the models are not known yet")
+        self._check_not_loading(name)
+        raise errors.unavailable("the default model is not loaded")
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the models that are served, as far as they are known, and of those that are being loaded."""
+        served = [model.name for model in self._models if model.name is not None]
+        told = self.repository.models if self.repository is not None else ()
+        return list(dict.fromkeys([*served, *(model.name for model in told if _is_loading(model))]))
 
     @property
     def serving(self) -> bool:
-        """Whether a generation that names no model would be computed; where the default model is not loaded, one of any model."""
-        if self.draining:
+        """Whether the server has started, and a generation that names no model would be computed; where the default model is not loaded, one of any model."""
+        if self.draining or not self._started():
             return False
         default = [model for model in self._models if self._default_name in (None, model.name)]
-        return any(model.serving for model in default or self._models)
+        loaded = [model for model in default if not model.is_loading]
+        return any(model.serving for model in loaded or self._models)
 
     def find(self, name: str, caller: Caller) -> ServedModel:
         """Returns the model of a name, "" is the default's, to a caller who may use it: of several engines any that serves.
@@ -230,6 +240,7 @@ class ServedModels:
             if model.name == name:
                 return _best(model.replicas).reached()
         self._check_all_named()
+        self._check_not_loading(name)
         raise errors.not_found(
             f"Request for unknown model: {errors.echo(name)} is not found; ListModels names the models of this server"
         )
@@ -241,7 +252,7 @@ class ServedModels:
             ServiceError: UNAVAILABLE; there are models, or may be, but none of them is known yet.
         """
         known = [model for model in self._models if model.is_known]
-        if not known and (self._models or self.repository is None):
+        if not known and (self.names or self._models or self.repository is None):
             raise errors.unavailable("the engine cannot be reached yet")
         return known
 
@@ -270,6 +281,25 @@ class ServedModels:
             if model.name is None:
                 model.reached()
 
+    def _check_not_loading(self, name: str) -> None:
+        """Raises ServiceError: UNAVAILABLE; the model waits to be loaded, or its engine starts."""
+        told = self.repository.models if self.repository is not None else ()
+        if any(model.name == name and _is_loading(model) for model in told):
+            raise errors.unavailable(f"model {errors.echo(name)} is being loaded")
+
+    def _started(self) -> bool:
+        """Whether the models of the start are loaded, and this process has tried all that are; once so, for good.
+
+        A service that takes the place of one that died waits for what the others know already; an engine that can't be reached holds nobody up.
+        """
+        if not self._has_started and self.repository is not None and not self.repository.starting:
+            ready = [model for model in self._models if model.state == control_pb2.BACKEND_STATE_READY]
+            self._has_started = all(model.was_tried for model in ready)
+            missing = sorted({str(model.name) for model in ready if not model.is_known})
+            if self._has_started and missing:
+                _log.error("service.started_without", models=missing)
+        return self._has_started
+
     # -- how they come and go
 
     def told(self, state: control_pb2.ServerState) -> None:
@@ -285,7 +315,7 @@ class ServedModels:
             )
             for engine in engines:
                 engine.replicas = engines
-                engine.is_leaving = told.state == control_pb2.BACKEND_STATE_UNLOADING
+                engine.told(told.state)
             self._models += engines
         self.set_draining(state.draining)
         self._wake.set()
@@ -294,8 +324,8 @@ class ServedModels:
         """Whether new generations are refused on all models; what runs goes on."""
         self.draining = draining
         for model in self._models:
-            leaving = "the model is being unloaded" if model.is_leaving else ""
-            model.closed = "the server is drained and takes no new generations" if draining else leaving
+            drained = "the server is drained and takes no new generations" if draining else ""
+            model.closed = drained or _CLOSED.get(model.state, "")
 
     async def run(self) -> None:
         """Keeps one connection for each model, until cancelled.
@@ -341,6 +371,10 @@ class ServedModels:
 def engine_addresses(model: control_pb2.ModelBackend) -> list[str]:
     """Where a model's engines listen, in their order; none while it is not loaded."""
     return [model.engine_address, *model.replica_addresses] if model.engine_address else []
+
+
+def _is_loading(model: control_pb2.ModelBackend) -> bool:
+    return model.state == control_pb2.BACKEND_STATE_LOADING
 
 
 def _best(engines: Sequence[ServedModel]) -> ServedModel:

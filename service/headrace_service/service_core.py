@@ -19,7 +19,8 @@ from headrace_service.generation_stream import GenerationStream
 from headrace_service.generations import Generations
 from headrace_service.model_admin import ModelAdmin
 from headrace_service.reader_watch import Reader
-from headrace_service.served_models import ServedModels, TextLoader
+from headrace_service.served_models import ServedModels
+from headrace_service.text_loader import TextLoader
 from headrace_service.tracing.tracer import Tracer
 
 _RETRY_WHEN_FULL_S = 1.0

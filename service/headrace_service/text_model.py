@@ -13,10 +13,12 @@ import pathlib
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_model_folder import GenerationDefaults, InvalidModelFolder, ModelFolder
 from headrace_model_folder import TokenTable as FolderTokenTable
+from headrace_model_folder.token_table import library_tokenizer
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import validation
+from headrace_service.default_sampling import default_sampling, not_followed
 from headrace_service.detokenizer import PieceTable
-from headrace_service.resolved_spec import ModelFacts, Sampling
+from headrace_service.resolved_spec import ModelFacts
 from headrace_service.tokenization import Tokenizer
 
 # Normalizers may shrink a text a little before it is cut into tokens; no text beyond this many times the plain bound can fit.
@@ -34,6 +36,7 @@ class TextModel:
         pieces: ids to text.
         chat_template: Jinja source; None if the folder has none.
         template_tokens: special tokens that the template may name, such as bos_token.
+        not_followed: a line for each recommendation of generation_config.json that requests get otherwise, or not at all.
     """
 
     engine: engine_pb2.EngineModel
@@ -42,6 +45,7 @@ class TextModel:
     pieces: PieceTable
     chat_template: str | None
     template_tokens: dict[str, str]
+    not_followed: tuple[str, ...]
 
     @classmethod
     def load(
@@ -66,14 +70,15 @@ class TextModel:
         table = folder.token_table
         if table is None:
             raise InvalidModelFolder(f"{folder.path}: has no {folder.tokenizer_name}, which a service needs")
-        pieces = _piece_table(table, engine.vocabulary_size)
+        pieces = piece_table(table, engine.vocabulary_size)
         return cls(
             engine=engine,
             facts=_facts(engine, pieces, folder.generation_defaults, max_text_bytes),
-            tokenizer=Tokenizer(folder.tokenizer_json(), threads),
+            tokenizer=Tokenizer(library_tokenizer(folder.tokenizer_json()), threads),
             pieces=pieces,
             chat_template=folder.chat_template,
             template_tokens=dict(folder.template.special_tokens),
+            not_followed=not_followed(folder.generation_defaults),
         )
 
     def described_anew(self, engine: engine_pb2.EngineModel) -> TextModel | None:
@@ -113,6 +118,7 @@ class TextModel:
             quantization=_quantization(engine.quantization) if engine.HasField("quantization") else None,
             kv_dtype=engine.kv_dtype,
             kv_bytes_per_token=engine.kv_bytes_per_token,
+            not_followed=self.not_followed,
         )
 
 
@@ -156,8 +162,16 @@ def _memory_plan(memory: engine_pb2.EngineMemory) -> inference_pb2.MemoryPlan:
     )
 
 
-def _piece_table(table: FolderTokenTable, vocabulary_size: int) -> PieceTable:
-    return PieceTable(table.token_bytes, table.special_ids, table.strips_leading_space, vocabulary_size)
+def piece_table(table: FolderTokenTable, vocabulary_size: int) -> PieceTable:
+    """Returns a folder's tokens as the detokenizer has them."""
+    return PieceTable(
+        table.token_bytes,
+        table.special_ids,
+        table.strips_leading_space,
+        vocabulary_size,
+        fallback_ids=table.fallback_ids,
+        beginnings=table.beginnings,
+    )
 
 
 def _facts(
@@ -169,22 +183,5 @@ def _facts(
         max_context_tokens=engine.max_context_tokens,
         max_outputs=engine.max_outputs,
         max_text_bytes=min(max_text_bytes, engine.max_context_tokens * pieces.max_piece_bytes * _NORMALIZER_SLACK),
-        defaults=_default_sampling(folder_defaults),
-    )
-
-
-def _default_sampling(folder: GenerationDefaults) -> Sampling:
-    """Returns the folder's recommendations, brought into the ranges of the API, where it has some."""
-    temperature = 1.0 if folder.temperature is None else folder.temperature
-    repetition = 1.0 if folder.repetition_penalty is None else folder.repetition_penalty
-    return Sampling(
-        temperature=temperature if temperature == 0 else min(max(temperature, 0.01), 100.0),
-        top_p=1.0 if folder.top_p is None else folder.top_p,
-        top_k=folder.top_k or 0,
-        min_p=folder.min_p or 0.0,
-        repetition_penalty=min(max(repetition, 0.01), 10.0),
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        seed=None,
-        logit_bias=(),
+        defaults=default_sampling(folder_defaults),
     )

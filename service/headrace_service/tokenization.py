@@ -23,12 +23,12 @@ class Tokenizer:
     """A model's tokenizer.
 
     Args:
-        source: what a tokenizer.json holds.
+        tokenizer: the library's, which is this object's from now on.
         threads: where long texts are encoded.
     """
 
-    def __init__(self, source: bytes, threads: concurrent.futures.Executor) -> None:
-        self._tokenizer = tokenizers.Tokenizer.from_buffer(source)
+    def __init__(self, tokenizer: tokenizers.Tokenizer, threads: concurrent.futures.Executor) -> None:
+        self._tokenizer = tokenizer
         # A truncation or padding saved in the file would silently change prompts.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -4,7 +4,8 @@ Owns the states that services watch (`control_server` tells them), the managed p
 one at a time, because a model measures its device's free memory while it loads. What a launch consists of is `model_launches`'s, restarts are
 `processes`'s.
 
-    load    checks and memory sum -> LOADING, one replica after the other: process starts -> its engine says serving -> READY, or FAILED
+    load    LOADING from the moment it is asked for -> its turn -> checks and memory sum, or back to what it was -> one replica after
+            the other: process starts -> its engine says serving -> READY, or FAILED
     unload  UNLOADING -> no request left, or grace passed -> processes ended -> UNLOADED
 """
 
@@ -17,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+import grpc
 import structlog
 
 from headrace_protos.control.v1 import control_pb2
@@ -37,6 +39,13 @@ _RUNNING = (
 )
 
 _log = structlog.get_logger(process="supervisor")
+
+
+class _UnloadedMeanwhile(Refused):
+    """A load that an operator's unload ended."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(grpc.StatusCode.UNAVAILABLE, f"model {name} was unloaded while it loaded")
 
 
 class Probe(NamedTuple):
@@ -90,6 +99,7 @@ class BackendTable:
         launches: which models there are and how their backends start.
         rule: when a backend that died is started again.
         ends_server: asked, by name, when a backend can't be kept running: whether the server ends with it.
+        first: names of the models that `load_first` loads; until it has, services are told that the server starts.
         probe: questions to backends.
         machine_bytes: memory of the machine, for models on the CPU.
     """
@@ -100,6 +110,7 @@ class BackendTable:
         rule: RestartRule,
         *,
         ends_server: Callable[[str], bool],
+        first: Sequence[str] = (),
         probe: Probe = Probe(),  # noqa: B008  # immutable
         machine_bytes: int | None = None,
     ) -> None:
@@ -109,6 +120,8 @@ class BackendTable:
         self._probe = probe
         self._machine_bytes = memory_sums.machine_bytes() if machine_bytes is None else machine_bytes
         self._entries: dict[str, _Entry] = {}
+        self._first = first
+        self._starting = bool(first)
         self._draining = False
         self._ending = False
         self._one_load = asyncio.Lock()
@@ -125,6 +138,7 @@ class BackendTable:
             models=[self._entries[name].message() for name in sorted(self._entries)],
             default_model=self._launches.default,
             draining=self._draining,
+            starting=self._starting,
         )
 
     async def states(self) -> AsyncIterator[control_pb2.ServerState]:
@@ -158,6 +172,20 @@ class BackendTable:
 
     # -- coming
 
+    async def load_first(self) -> None:
+        """Loads the models of the start, in their order, and tells services when all serve. One that an operator unloads meanwhile is left out.
+
+        Raises:
+            Refused: one of them can't be loaded, and why.
+        """
+        for load in [self._begin(self._entries.setdefault(name, _Entry(name)), 0) for name in self._first]:
+            try:
+                await asyncio.shield(load)
+            except _UnloadedMeanwhile as unloaded:
+                _log.warning(f"the server starts without a model: {unloaded}")
+        self._starting = False
+        self._changed()
+
     async def load(self, name: str, memory_bytes: int = 0) -> tuple[control_pb2.ModelBackend, bool]:
         """Starts a model's backends and returns when they serve. A caller who leaves does not end the load.
 
@@ -178,11 +206,9 @@ class BackendTable:
             # Refused before the model has a state: a name that is none must not appear in lists.
             await asyncio.to_thread(self._launches.check, name, memory_bytes)
             entry = self._entries.setdefault(name, _Entry(name))
-        if entry.loading is None:
-            entry.loading = asyncio.create_task(self._load(entry, memory_bytes), name=f"load {name}")
-            # Its callers may all have left by the time it fails; the state says so too.
-            entry.loading.add_done_callback(lambda load: load.cancelled() or load.exception())
-        await asyncio.shield(entry.loading)
+        # Another's load may have ended during the check.
+        if entry.loading is not None or not self._serves(entry):
+            await asyncio.shield(entry.loading or self._begin(entry, memory_bytes))
         return entry.message(), False
 
     def _serves(self, entry: _Entry) -> bool:
@@ -193,22 +219,35 @@ class BackendTable:
             raise refusals.unavailable(f"model {entry.name} is being unloaded")
         return entry.state == control_pb2.BACKEND_STATE_READY
 
-    async def _load(self, entry: _Entry, memory_bytes: int) -> None:
+    def _begin(self, entry: _Entry, memory_bytes: int) -> asyncio.Task[None]:
+        """Announces a model that is not loaded as LOADING, and has it loaded when those before it are."""
+        before = entry.state, entry.reason
+        self._set(entry, control_pb2.BACKEND_STATE_LOADING)
+        load = entry.loading = asyncio.create_task(self._load(entry, memory_bytes, *before), name=f"load {entry.name}")
+        # Its callers may all have left by the time it fails; the state says so too.
+        load.add_done_callback(lambda load: load.cancelled() or load.exception())
+        return load
+
+    async def _load(self, entry: _Entry, memory_bytes: int, state_before: _State, reason_before: str) -> None:
         try:
             async with self._one_load:
-                # Another's load may have ended while this one was on its way here.
-                if not self._serves(entry):
-                    await self._start_all(entry, memory_bytes)
+                await self._start_all(entry, memory_bytes)
         except Exception as error:
-            if entry.state == control_pb2.BACKEND_STATE_LOADING:
-                await self._fail(entry, str(error))
+            if _is_still_loading(entry):
+                if entry.backends:
+                    await self._fail(entry, str(error))
+                else:
+                    # Refused before anything started: the caller is told, and the model is what it was.
+                    self._set(entry, state_before, reason_before)
             raise
         finally:
-            entry.loading = None
+            if entry.loading is asyncio.current_task():
+                entry.loading = None
 
     async def _start_all(self, entry: _Entry, memory_bytes: int) -> None:
         """Starts the model's backends, each when the one before it serves; the model is ready with the last. Raises Refused."""
         began_s = time.monotonic()
+        _check_still_loading(entry)
         loaded = [backend.launch.claim for e in self._entries.values() if e.state in _RUNNING for backend in e.backends]
         claims = await asyncio.to_thread(self._launches.check, entry.name, memory_bytes)
         for claim in claims:
@@ -216,8 +255,7 @@ class BackendTable:
             loaded.append(claim)
         for replica in range(len(claims)):
             launch = await asyncio.to_thread(self._launches.prepare, entry.name, memory_bytes, replica)
-            if replica and entry.state != control_pb2.BACKEND_STATE_LOADING:
-                raise _unloaded_meanwhile(entry.name)
+            _check_still_loading(entry)
             backend = self._start(entry, launch)
             await self._until_ready(entry, backend)
         self._set(entry, control_pb2.BACKEND_STATE_READY)
@@ -227,7 +265,7 @@ class BackendTable:
         backend = _Backend(launch, self._rule)
         entry.backends.append(backend)
         backend.life.add_done_callback(lambda _: self._life_ended(entry, backend))
-        self._set(entry, control_pb2.BACKEND_STATE_LOADING)
+        self._changed()
         return backend
 
     async def _until_ready(self, entry: _Entry, backend: _Backend) -> None:
@@ -264,7 +302,8 @@ class BackendTable:
         if was_ready and not await self._idle_within([each.launch.address for each in entry.backends], grace_s):
             hurry.set()
         await _stop(entry.backends, BACKEND_GRACE_S, hurry)
-        entry.backends, entry.unloading = [], None
+        # A load that still waits for its turn finds that it is not the entry's any more.
+        entry.backends, entry.unloading, entry.loading = [], None, None
         self._set(entry, control_pb2.BACKEND_STATE_UNLOADED)
         _log.info("model unloaded", model=entry.name)
 
@@ -308,7 +347,7 @@ class BackendTable:
         """The reason of a backend that ended before it was ready, or after."""
         error = backend.life.exception() if backend.life.done() else None
         if error is None or backend not in entry.backends:
-            return _unloaded_meanwhile(entry.name)
+            return _UnloadedMeanwhile(entry.name)
         # Which of several it was: a further one may ask for a GPU that nobody named.
         index = entry.backends.index(backend)
         who = (
@@ -329,13 +368,10 @@ class BackendTable:
     def _failed(self, entry: _Entry, reason: str) -> None:
         _log.error("model failed", model=entry.name, reason=reason)
         entry.backends = []
-        entry.reason = reason
-        self._set(entry, control_pb2.BACKEND_STATE_FAILED)
+        self._set(entry, control_pb2.BACKEND_STATE_FAILED, reason)
 
-    def _set(self, entry: _Entry, state: _State) -> None:
-        entry.state = state
-        if state != control_pb2.BACKEND_STATE_FAILED:
-            entry.reason = ""
+    def _set(self, entry: _Entry, state: _State, reason: str = "") -> None:
+        entry.state, entry.reason = state, reason
         self._changed()
 
     def _changed(self) -> None:
@@ -356,8 +392,15 @@ async def _stop(backends: Sequence[_Backend], grace_s: float, hurry: asyncio.Eve
     await asyncio.gather(*(backend.process.stop(grace_s, hurry) for backend in backends))
 
 
-def _unloaded_meanwhile(name: str) -> Refused:
-    return refusals.unavailable(f"model {name} was unloaded while it loaded")
+def _is_still_loading(entry: _Entry) -> bool:
+    """Whether the load that asks, a task, is still the model's: an operator's unload ends it, and another may have begun since."""
+    return entry.state == control_pb2.BACKEND_STATE_LOADING and entry.loading is asyncio.current_task()
+
+
+def _check_still_loading(entry: _Entry) -> None:
+    """Raises _UnloadedMeanwhile if the load that asks is not the model's any more."""
+    if not _is_still_loading(entry):
+        raise _UnloadedMeanwhile(entry.name)
 
 
 def initial_names(default: str, further: Sequence[str]) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ import rich.table
 
 from headrace_model_folder.errors import InvalidModelFolder
 from headrace_model_folder.folder import ModelFolder
+from headrace_service.default_sampling import not_followed
 from headrace_supervisor import config as configs
 from headrace_supervisor.address import AddressError, claimed
 from headrace_supervisor.model_launches import ModelLaunches
@@ -231,7 +232,12 @@ def _model(folder: pathlib.Path) -> Finding:
         return Finding("model", Verdict.MISSING, str(error))
     found = f"{model.revision}, {model.config.architecture}, {model.parameter_count:,} parameters"
     advice = "; code of its own (auto_map) is not run" if model.config.names_own_code else ""
-    return Finding("model", Verdict.OK, found + advice)
+    return Finding("model", Verdict.OK, found + advice + _not_followed(model))
+
+
+def _not_followed(model: ModelFolder) -> str:
+    """What of generation_config.json requests do not get."""
+    return "".join(f"; generation_config.json: {line}" for line in not_followed(model.generation_defaults))
 
 
 def _repository(folder: pathlib.Path) -> Iterator[Finding]:
@@ -250,9 +256,10 @@ def _repository(folder: pathlib.Path) -> Iterator[Finding]:
     for name in names:
         try:
             claim = launches.check(name)[0]
-        except Refused as refused:
+            model = ModelFolder.open(folder / name, require_weights=False)
+        except (Refused, InvalidModelFolder) as refused:
             yield Finding(f"model {name}", Verdict.LIMITED, str(refused))
             continue
         budget = f"memory budget {claim.budget_bytes / 2**30:.2f} GiB" if claim.budget_bytes else "no memory budget"
         advice = "" if claim.budget_bytes or claim.device == "cpu" else "; it can't share a GPU without one"
-        yield Finding(f"model {name}", Verdict.OK, f"can be loaded, {budget}{advice}")
+        yield Finding(f"model {name}", Verdict.OK, f"can be loaded, {budget}{advice}{_not_followed(model)}")

@@ -198,7 +198,9 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        table = BackendTable(self._launches, self._rule, ends_server=self._ends_server, probe=self._probe)
+        table = BackendTable(
+            self._launches, self._rule, ends_server=self._ends_server, first=self._names, probe=self._probe
+        )
         server = ControlServer(table)
         await server.start(self._control)
         lives = [process.start() for process in self._services]
@@ -237,8 +239,7 @@ class Supervisor:
     async def _announce(self, table: BackendTable) -> None:
         """Loads the first models, then prints the ready line when every service serves. Raises Refused."""
         started = time.monotonic()
-        for name in self._names:
-            await table.load(name)
+        await table.load_first()
         for probe in self._probes:
             await self._ready(probe)
         self._served = True

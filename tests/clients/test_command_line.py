@@ -204,6 +204,7 @@ def test_requests_models_and_load_as_tables_and_json(server: CannedServer) -> No
     assert server.seen.requests[-1].state == 3
     shown = " ".join(run(server, "models").stdout.split())
     assert "canned" in shown and "KV cache 4.00, weights 1.00 of 8.00 GiB, measured" in shown
+    assert "not followed suppress_tokens (a list of 2 entries) has no effect" in shown
     assert json_lines(run(server, "models", "--json"))[0]["parameter_count"] == 7_500_000
     shown = " ".join(run(server, "load").stdout.split())
     for part in (

@@ -81,6 +81,7 @@ def test_tokenize_detokenize_models_and_load(client: Client, server: CannedServe
     assert model == client.list_models()[0]
     assert model.default_sampling == {"temperature": 0.7, "top_k": 40}
     assert model.end_of_text_token_ids == (1, 2)
+    assert model.not_followed == ("suppress_tokens (a list of 2 entries) has no effect",)
     load = client.load()
     assert (load.model, load.kv_cache_usage, load.max_running_sequences) == ("canned", 0.5, 8)
     assert (load.prefix_cache_hit_rate, load.draining, load.open_calls, load.max_open_calls) == (0.25, True, 5, 64)

@@ -12,6 +12,7 @@ import grpc
 import psutil
 import pytest
 from google.protobuf import duration_pb2
+from tests.support.ports import free_address
 from tests.support.processes import alive, wait_until
 from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, details, generate, greedy, health, read
 from tests.support.running_server import DEMO, RunningServer, configuration_of, refused, running_server
@@ -309,6 +310,42 @@ def test_the_default_model_may_go_and_the_others_serve_on(server: RunningServer,
     finally:
         admin.load("demo")
     assert len(generate(server.address, spec("", 4)).tokens[0]) == 4
+
+
+class FirstCalls(threading.Thread):
+    """Asks a server that starts for its health and then for an answer of one model, again and again, until it is well."""
+
+    def __init__(self, address: str, model: str) -> None:
+        super().__init__(daemon=True)
+        self.health: list[int] = []
+        self.codes: list[grpc.StatusCode] = []
+        self._address, self._model = address, model
+        self.start()
+
+    def run(self) -> None:
+        while 1 not in self.health:
+            try:
+                status = health(self._address)
+            except grpc.RpcError:  # nobody listens yet
+                continue
+            try:
+                generate(self._address, spec(self._model, 4))
+                code = grpc.StatusCode.OK
+            except grpc.RpcError as error:
+                code = error.code()
+            self.health.append(status)
+            self.codes.append(code)
+
+
+def test_a_server_is_well_when_all_models_of_its_start_are(repository: pathlib.Path) -> None:
+    listen = free_address()
+    options = ("--model-repository", str(repository), "--load-models", "other", *OPTIONS)
+    first = FirstCalls(listen, "other")
+    with running_server(*options, model=pathlib.Path("demo"), listen=listen):
+        first.join(CALL_TIMEOUT_S)
+    assert not first.is_alive()
+    assert first.health[-1] == 1 and first.codes[-1] is grpc.StatusCode.OK
+    assert set(first.codes) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK}
 
 
 def test_a_killed_supervisor_leaves_nothing_of_any_model(repository: pathlib.Path) -> None:

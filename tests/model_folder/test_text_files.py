@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.model_folder.folders import write_folder
+from transformers import GenerationConfig
 
 from headrace_model_folder import GenerationDefaults, InvalidModelFolder, ModelFolder
 
@@ -49,6 +50,38 @@ def test_end_of_text_falls_back_to_the_config(tmp_path: pathlib.Path) -> None:
 def test_a_default_out_of_range_is_refused_by_name(tmp_path: pathlib.Path, field: str, value: Any) -> None:
     with pytest.raises(InvalidModelFolder, match=f"generation_config.json: {field}"):
         defaults(tmp_path, **{field: value})
+
+
+def test_recommendations_without_effect_are_named(tmp_path: pathlib.Path) -> None:
+    found = defaults(
+        tmp_path,
+        suppress_tokens=[1, 2],
+        bad_words_ids=[[3]],
+        max_new_tokens=64,
+        no_repeat_ngram_size=3,
+        repetition_window=64,
+        temperature=0.7,
+    )
+    assert found.without_effect == (
+        "bad_words_ids (a list of 1 entries)",
+        "max_new_tokens (64)",
+        "no_repeat_ngram_size (3)",
+        "repetition_window (64)",
+        "suppress_tokens (a list of 2 entries)",
+    )
+
+
+def test_what_asks_for_nothing_is_not_named(tmp_path: pathlib.Path) -> None:
+    # What transformers writes by itself, with the values that it fills in, and outputs that the context bounds anyway.
+    written = {**GenerationConfig().to_dict(), **GenerationConfig._get_default_generation_params()}
+    assert defaults(tmp_path, **{**written, "_from_model_config": True}).without_effect == ()
+    assert defaults(tmp_path, max_length=4096, bos_token_id=1, pad_token_id=0, suppress_tokens=[]).without_effect == ()
+
+
+def test_a_hostile_file_names_so_much_and_no_more(tmp_path: pathlib.Path) -> None:
+    found = defaults(tmp_path, **{f"\x1b[31m\n{index}" + "x" * 500: "\ud800" * 500 for index in range(100)})
+    assert len(found.without_effect) == 33 and found.without_effect[-1] == "68 more"
+    assert all(line.isprintable() and len(line) < 200 for line in found.without_effect)
 
 
 def test_the_template_is_found_in_all_its_places(tmp_path: pathlib.Path) -> None:

@@ -1,5 +1,6 @@
 """Token tables against the tokenizers library: joining a text's token bytes gives the text, for both kinds of BPE."""
 
+import functools
 import json
 import pathlib
 
@@ -90,6 +91,43 @@ def test_other_kinds_of_tokenizer_are_refused(tmp_path: pathlib.Path) -> None:
         path.write_text(broken)
         with pytest.raises(InvalidModelFolder, match=r"tokenizer\.json"):
             read_token_table(path)
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        # Of these two the library panics.
+        {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+        {"type": "Precompiled", "precompiled_charsmap": "!!"},
+        {"type": "Replace", "pattern": {"Regex": "("}, "content": ""},
+        {"type": "Nope"},
+        functools.reduce(lambda inner, _: {"type": "Sequence", "normalizers": [inner]}, range(400), {"type": "NFC"}),
+    ],
+    ids=["no map", "no base64", "no regex", "unknown", "deep"],
+)
+def test_a_normalizer_that_the_library_can_not_use_is_refused(tmp_path: pathlib.Path, normalizer: object) -> None:
+    source = json.loads(sentencepiece_style().to_str())
+    source["added_tokens"][2]["normalized"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**source, "normalizer": normalizer}))
+    with pytest.raises(InvalidModelFolder, match=r"^tokenizer\.json: normalizer can't be used: [^\n]+$"):
+        read_token_table(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        [{"type": "Strip", "content": " ", "start": 1, "stop": 0}, {"type": "Fuse"}],
+        [{"type": "Fuse"}, {"type": "ByteFallback"}],
+        [{"type": "Fuse"}, {"type": "Metaspace", "replacement": "▁"}],
+    ],
+)
+def test_decoders_that_need_more_than_a_table_are_refused(tmp_path: pathlib.Path, decoder: list[object]) -> None:
+    source = json.loads(sentencepiece_style().to_str())
+    back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    source["decoder"] = {"type": "Sequence", "decoders": [back, *decoder]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(source))
+    with pytest.raises(InvalidModelFolder, match="decoder must be"):
+        read_token_table(tmp_path / "tokenizer.json")
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path: pathlib.Path) -> None:

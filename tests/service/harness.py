@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from headrace.v1 import generation_pb2, inference_pb2_grpc
 from headrace_model_folder import ModelFolder
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import served_models
+from headrace_service import text_loader
 from headrace_service.config import ServiceConfig
 from headrace_service.server import Service
 
@@ -97,7 +97,7 @@ def engine_model(folder: pathlib.Path, context: int = CONTEXT) -> engine_pb2.Eng
 
 def heap_left_alone() -> contextlib.AbstractContextManager[object]:
     """Services that collect no garbage when they begin: this process holds all that pytest and other tests ever loaded, and going through that takes 0.4 s."""
-    return mock.patch.object(served_models, "_leave_out_of_collections")
+    return mock.patch.object(text_loader, "_leave_out_of_collections")
 
 
 @contextlib.asynccontextmanager

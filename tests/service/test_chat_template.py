@@ -9,9 +9,11 @@ import grpc
 import psutil
 import pytest
 import pytest_asyncio
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.errors import ServiceError
+from headrace_service.template_worker import compile_template
 
 PLAIN = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " yes "}]
@@ -85,6 +87,54 @@ async def test_a_template_may_refuse_a_conversation_in_its_own_words(renderer: C
 async def test_continuing_a_message_that_the_template_hides_is_refused(renderer: ChatTemplateRenderer) -> None:
     with pytest.raises(ServiceError, match="does not show the last message"):
         await render(renderer, "{{ messages[0].content }}", continues=True)
+
+
+# How templates show a message: as it is, trimmed on either side or both, newlines alone, with text of their own around it, twice, and depending on what it says.
+SHOWN = {
+    "as it is": "<{{ message.role }}>{{ message.content }}<end>\n",
+    "trimmed": "<{{ message.role }}>\n{{ message.content | trim }}\n<end>",
+    "stripped of newlines": "<{{ message.role }}>\n{{ message.content.strip('\n') }}<end>",
+    "stripped on the right": "<{{ message.role }}>{{ message.content.rstrip() }} <end>",
+    "before a space": "<{{ message.role }}>{{ message.content }} \n",
+    "trimmed before nothing": "<{{ message.role }}>{{ message.content | trim }}",
+    "twice": "({{ message.content | trim }}){{ message.content }}<end>",
+    "after what it thought": "<{{ message.role }}>{{ message.content.split('</think>')[-1].lstrip('\n') }}<end>",
+}
+CONTENTS = ["yes", " yes", "yes ", "yes \n", "\nyes\n\n", "a\n b\t", "", " ", "hm\n</think>\n\nyes ", "yes\u00a0"]
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+async def test_a_continued_message_ends_as_the_template_shows_it(renderer: ChatTemplateRenderer, shown: str) -> None:
+    source = (
+        "{% for message in messages %}"
+        + SHOWN[shown]
+        + "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    for content in CONTENTS:
+        messages = [{"role": "user", "content": "hi "}, {"role": "assistant", "content": content}]
+        prompt = await renderer.render(source, messages, {}, 10_000, continue_last_message=True)
+        whole = compile_template(source).render(messages=messages, add_generation_prompt=False)
+        rest = SHOWN[shown].rpartition("}}")[2]
+        assert prompt == whole.removesuffix(rest), repr(content)
+
+
+# Of the others transformers, which looks whether a space of its own is kept, concludes too much.
+@pytest.mark.parametrize(
+    "shown", ["as it is", "trimmed", "before a space", "trimmed before nothing", "after what it thought"]
+)
+async def test_a_continued_message_is_the_prompt_that_transformers_makes(
+    renderer: ChatTemplateRenderer, shown: str
+) -> None:
+    source = (
+        "{% for message in messages %}"
+        + SHOWN[shown]
+        + "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    for content in ["yes", " yes", "yes ", "yes \n", "\nyes\n\n", "a\n b\t"]:
+        messages = [{"role": "user", "content": "hi "}, {"role": "assistant", "content": content}]
+        prompt = await renderer.render(source, messages, {}, 10_000, continue_last_message=True)
+        [expected], _ = render_jinja_template([messages], chat_template=source, continue_final_message=True)
+        assert prompt == expected, repr(content)
 
 
 async def test_a_killed_helper_is_replaced(renderer: ChatTemplateRenderer) -> None:

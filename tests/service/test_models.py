@@ -30,7 +30,7 @@ from tests.service.harness import (
 
 from headrace.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_protos.control.v1 import control_pb2
-from headrace_service import served_models
+from headrace_service import text_loader
 from headrace_service.config import ServiceConfig
 from headrace_service.server import Service
 
@@ -437,7 +437,7 @@ def test_a_service_needs_one_source_of_models() -> None:
 
 def test_what_lives_as_long_as_its_model_is_left_out_of_collections() -> None:
     model = [["a"]]
-    served_models._leave_out_of_collections()
+    text_loader._leave_out_of_collections()
     try:
         assert not any(seen is model for seen in gc.get_objects())
     finally:

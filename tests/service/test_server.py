@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pathlib
+import shutil
 from typing import Any
 
 import grpc
 import pytest
+import structlog
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -182,6 +185,31 @@ async def test_the_model_is_described(running: Running) -> None:
     assert [getattr(measured, field.name) for field in measured.DESCRIPTOR.fields] == ["gptq", 9, 3.25, 3.5, 0.125, 0.0]
     assert measured.HasField("divergence_interval")
     assert model.default_sampling.top_p == pytest.approx(0.9)
+
+
+async def test_recommendations_that_requests_do_not_get_are_named(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    folder = sockets / "bent"
+    shutil.copytree(model_path, folder)
+    recommended = {"temperature": 0.001, "repetition_penalty": 12, "suppress_tokens": [5, 6], "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(recommended))
+    with structlog.testing.capture_logs() as logged:
+        async with running_service(folder, sockets) as running:
+            model = (await running.stub.GetModel(inference_pb2.GetModelRequest())).model
+    assert list(model.not_followed) == [
+        "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100",
+        "repetition_penalty 12 is served as 10: requests take 0.01 to 10",
+        "suppress_tokens (a list of 2 entries) has no effect",
+    ]
+    assert model.default_sampling.temperature == pytest.approx(0.01) and model.default_sampling.repetition_penalty == 10
+    warned = [line for line in logged if line["event"] == "model.recommendation_not_followed"]
+    assert [line["generation_config"] for line in warned] == list(model.not_followed)
+    assert {(line["model"], line["log_level"]) for line in warned} == {("bent", "warning")}
+
+
+async def test_recommendations_that_are_followed_are_not_worth_a_word(running: Running) -> None:
+    assert not (await running.stub.GetModel(inference_pb2.GetModelRequest())).model.not_followed
 
 
 async def test_load_is_the_engines(running: Running) -> None:

@@ -131,10 +131,19 @@ async def until(table: BackendTable, name: str, state: Any) -> None:
                 return
 
 
+async def until_started(table: BackendTable, name: str) -> None:
+    """Waits for the first backend of a model that loads."""
+    async with asyncio.timeout(120):
+        async for told in table.states():
+            if any(model.engine_address for model in told.models if model.name == name):
+                assert state_of(table, name) == LOADING
+                return
+
+
 async def test_a_model_is_loaded_watched_and_unloaded(table: BackendTable, fakes: Fakes) -> None:
     fakes.serving.clear()
     loading = asyncio.create_task(table.load("a", GIB))
-    await until(table, "a", LOADING)
+    await until_started(table, "a")
     assert table.state().models[0].engine_address == "unix:1" and table.state().models[0].memory_bytes == GIB
     fakes.serving.set()
     model, existing = await loading
@@ -179,7 +188,7 @@ async def test_a_caller_whose_check_takes_long_finds_the_model_loaded(table: Bac
 async def test_a_load_goes_on_when_its_caller_leaves(table: BackendTable, fakes: Fakes) -> None:
     fakes.serving.clear()
     caller = asyncio.create_task(table.load("a"))
-    await until(table, "a", LOADING)
+    await until_started(table, "a")
     caller.cancel()
     fakes.serving.set()
     await until(table, "a", READY)
@@ -188,7 +197,7 @@ async def test_a_load_goes_on_when_its_caller_leaves(table: BackendTable, fakes:
 async def test_a_model_may_be_unloaded_while_it_loads(table: BackendTable, fakes: Fakes) -> None:
     fakes.serving.clear()
     loading = asyncio.create_task(table.load("a"))
-    await until(table, "a", LOADING)
+    await until_started(table, "a")
     await table.unload("a", 60)
     with pytest.raises(Refused, match="unloaded while it loaded"):
         await loading
@@ -272,7 +281,7 @@ async def test_replicas_load_one_after_the_other_and_end_together(table: Backend
     fakes.replicas = 3
     fakes.serving.clear()
     loading = asyncio.create_task(table.load("a", GIB))
-    await until(table, "a", LOADING)
+    await until_started(table, "a")
     # The first measures its device's free memory before the second takes any.
     assert fakes.launched == ["a"]
     fakes.serving.set()
@@ -405,7 +414,7 @@ async def test_a_model_whose_folder_goes_while_it_loads_is_not_lost(table: Backe
     fakes.serving.clear()
     first = asyncio.create_task(table.load("a"))
     await until(table, "a", LOADING)
-    # Waits for its turn, still unloaded, while its folder disappears.
+    # Waits for its turn while its folder disappears.
     second = asyncio.create_task(table.load("b"))
     await asyncio.sleep(0.1)
     del fakes.scripts["b"]
@@ -484,3 +493,98 @@ async def test_refusals_keep_their_codes(
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await getattr(control, method)(request_message)
     assert error.value.code() is code
+
+
+@contextlib.asynccontextmanager
+async def table_of_first(fakes: Fakes, *names: str) -> AsyncIterator[BackendTable]:
+    """A table that is to load these models at start, and nothing else that `table` has."""
+    made = BackendTable(
+        fakes,
+        RestartRule(0.01, 3, 0),
+        ends_server=lambda name: False,
+        first=names,
+        probe=Probe(fakes.until_serving, fakes.until_idle),
+        machine_bytes=8 * GIB,
+    )
+    try:
+        yield made
+    finally:
+        await made.stop_all(asyncio.Event())
+
+
+async def test_the_server_starts_until_all_its_first_models_serve(fakes: Fakes) -> None:
+    fakes.serving.clear()
+    async with table_of_first(fakes, "a", "b") as table:
+        # What a service that connects before anything else hears.
+        assert table.state().starting
+        loading = asyncio.create_task(table.load_first())
+        await until_started(table, "a")
+        # The second one waits for the first, and is no unknown name meanwhile.
+        assert [(m.state, m.engine_address) for m in table.state().models] == [(LOADING, "unix:1"), (LOADING, "")]
+        fakes.serving.set()
+        async for told in table.states():
+            ready = all(model.state == READY for model in told.models)
+            assert told.starting or ready
+            if not told.starting:
+                break
+        await loading
+
+
+async def test_a_first_model_that_can_not_load_leaves_the_server_starting(fakes: Fakes) -> None:
+    fakes.scripts["b"] = DIES
+    probe = fakes.until_serving
+
+    async def until_a(address: str) -> engine_pb2.EngineModel:
+        return await (probe(address) if address == "unix:1" else asyncio.Event().wait())  # type: ignore[return-value]
+
+    fakes.until_serving = until_a  # type: ignore[method-assign]
+    async with table_of_first(fakes, "a", "b") as table:
+        with pytest.raises(Refused, match="model b: b ended 3 times"):
+            await table.load_first()
+        assert table.state().starting and state_of(table, "a") == READY and state_of(table, "b") == FAILED
+
+
+async def test_the_server_starts_without_a_model_that_an_operator_unloads(fakes: Fakes) -> None:
+    fakes.serving.clear()
+    async with table_of_first(fakes, "a", "b") as table:
+        loading = asyncio.create_task(table.load_first())
+        await until_started(table, "a")
+        await table.unload("b", 0)
+        fakes.serving.set()
+        await loading
+        assert not table.state().starting
+        assert state_of(table, "a") == READY and state_of(table, "b") == UNLOADED
+
+
+async def test_a_load_that_waits_for_its_turn_may_be_unloaded_and_asked_for_again(
+    table: BackendTable, fakes: Fakes
+) -> None:
+    fakes.serving.clear()
+    first = asyncio.create_task(table.load("a"))
+    await until(table, "a", LOADING)
+    waiting = asyncio.create_task(table.load("b"))
+    await until(table, "b", LOADING)
+    await table.unload("b", 0)
+    assert state_of(table, "b") == UNLOADED
+    again = asyncio.create_task(table.load("b"))
+    await until(table, "b", LOADING)
+    fakes.serving.set()
+    await first
+    with pytest.raises(Refused, match="unloaded while it loaded"):
+        await waiting
+    await again
+    assert state_of(table, "b") == READY and fakes.launched == ["a", "b"]
+
+
+async def test_a_load_that_is_refused_leaves_the_model_as_it_was(table: BackendTable, fakes: Fakes) -> None:
+    fakes.serving.clear()
+    fakes.scripts["b"] = DIES
+    with pytest.raises(Refused):
+        await table.load("b")
+    reason = {model.name: model.reason for model in table.state().models}["b"]
+    fakes.serving.set()
+    await table.load("a", 7 * GIB)
+    with pytest.raises(Refused, match="9.00 GiB"):
+        await table.load("b", 2 * GIB)
+    assert state_of(table, "b") == FAILED
+    assert {model.name: model.reason for model in table.state().models}["b"] == reason != ""

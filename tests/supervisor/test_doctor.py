@@ -81,6 +81,22 @@ def test_code_of_a_models_own_is_mentioned(tmp_path: pathlib.Path) -> None:
     assert "auto_map" not in doctor._model(DEMO).detail
 
 
+def test_recommendations_that_requests_do_not_get_are_mentioned(tmp_path: pathlib.Path) -> None:
+    write_model_folder(tmp_path / "bent")
+    (tmp_path / "bent" / "headrace.toml").write_text('load = "dummy"\ndevice = "cpu"\n')
+    (tmp_path / "bent" / "generation_config.json").write_text(json.dumps({"temperature": 0.001, "num_beams": 4}))
+    said = (
+        "; generation_config.json: temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100"
+        "; generation_config.json: num_beams (4) has no effect"
+    )
+    assert [finding.detail.endswith(said) for finding in doctor._repository(tmp_path)] == [True]
+    folder = tmp_path / "bent-weights"
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("draft", "scripts"))
+    shutil.copy(tmp_path / "bent" / "generation_config.json", folder)
+    assert doctor._model(folder).detail.endswith(said) and doctor._model(folder).verdict is Verdict.OK
+    assert "generation_config" not in doctor._model(DEMO).detail
+
+
 def test_each_model_of_a_repository_is_judged_alone(tmp_path: pathlib.Path) -> None:
     for name in ("bad", "good", "stated"):
         write_model_folder(tmp_path / name)

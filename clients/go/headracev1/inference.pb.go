@@ -2284,8 +2284,11 @@ type Model struct {
 	KvDtype string `protobuf:"bytes,20,opt,name=kv_dtype,json=kvDtype,proto3" json:"kv_dtype,omitempty"`
 	// Bytes that a token takes in the KV cache on each rank's device, all layers and scales included; of a block, kv_block_tokens as many. 0 until the model is loaded.
 	KvBytesPerToken uint32 `protobuf:"varint,21,opt,name=kv_bytes_per_token,json=kvBytesPerToken,proto3" json:"kv_bytes_per_token,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+	// "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+	NotFollowed   []string `protobuf:"bytes,22,rep,name=not_followed,json=notFollowed,proto3" json:"not_followed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
@@ -2442,6 +2445,13 @@ func (x *Model) GetKvBytesPerToken() uint32 {
 		return x.KvBytesPerToken
 	}
 	return 0
+}
+
+func (x *Model) GetNotFollowed() []string {
+	if x != nil {
+		return x.NotFollowed
+	}
+	return nil
 }
 
 // Weights of few bits: the products of all decoder layers, the output layer, or both. Embedding, norms and biases stay as `Model.dtype` says.
@@ -3150,7 +3160,7 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\v2\x12.headrace.v1.ModelR\x05model\"\x13\n" +
 	"\x11ListModelsRequest\"@\n" +
 	"\x12ListModelsResponse\x12*\n" +
-	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\xda\x05\n" +
+	"\x06models\x18\x01 \x03(\v2\x12.headrace.v1.ModelR\x06models\"\xfd\x05\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\"\n" +
@@ -3172,7 +3182,8 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"memoryPlan\x12=\n" +
 	"\fquantization\x18\x10 \x01(\v2\x19.headrace.v1.QuantizationR\fquantization\x12\x19\n" +
 	"\bkv_dtype\x18\x14 \x01(\tR\akvDtype\x12+\n" +
-	"\x12kv_bytes_per_token\x18\x15 \x01(\rR\x0fkvBytesPerToken\"\xab\x03\n" +
+	"\x12kv_bytes_per_token\x18\x15 \x01(\rR\x0fkvBytesPerToken\x12!\n" +
+	"\fnot_followed\x18\x16 \x03(\tR\vnotFollowed\"\xab\x03\n" +
 	"\fQuantization\x12\x16\n" +
 	"\x06scheme\x18\x01 \x01(\tR\x06scheme\x12\x1d\n" +
 	"\n" +

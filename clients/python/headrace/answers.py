@@ -157,6 +157,8 @@ class Model:
     # Of the KV cache on each rank's device, all layers and scales included; "" and 0 from servers older than this client, 0 while the server loads the model.
     kv_dtype: str = ""
     kv_bytes_per_token: int = 0
+    # What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each.
+    not_followed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,7 @@ def model_from_proto(model: inference_pb2.Model) -> Model:
     """One model of GetModel or ListModels."""
     columns = {name: getattr(model, name) for name in Model.__slots__}
     columns["end_of_text_token_ids"] = tuple(model.end_of_text_token_ids)
+    columns["not_followed"] = tuple(model.not_followed)
     columns["default_sampling"] = _set_scalars(model.default_sampling)
     columns["memory_plan"] = memory_plan_from_proto(model.memory_plan) if model.HasField("memory_plan") else None
     columns["quantization"] = _quantization_from_proto(model.quantization) if model.HasField("quantization") else None

@@ -113,7 +113,7 @@ def _directory(core: ServiceCore) -> ModelDirectory:
         return LanguageModel(name, vllm, core, lambda caller: core.models.find(name, caller))
 
     def all_loaded() -> Iterable[Model]:
-        return [loaded(name) for name in dict.fromkeys(model.name for model in core.models) if name is not None]
+        return [loaded(name) for name in core.models.names]
 
     aliases = [
         *_aliases(core.config.kserve_vllm_names, vllm, core),

@@ -120,6 +120,7 @@ _MODEL_ROWS: tuple[tuple[str, Callable[[Model], str]], ...] = (
     ("outputs at most", lambda row: str(row.max_outputs)),
     ("chat template", lambda row: "yes" if row.has_chat_template else "no"),
     ("default sampling", lambda row: ", ".join(f"{k} {v:g}" for k, v in row.default_sampling.items()) or "-"),
+    ("not followed", lambda row: "\n".join(row.not_followed) or "-"),
     ("KV cache", lambda row: f"{row.kv_blocks:,} blocks of {row.kv_block_tokens} tokens{kv_bytes_text(row)}"),
     ("memory", lambda row: memory_line(row.memory_plan) if row.memory_plan else "-"),
 )

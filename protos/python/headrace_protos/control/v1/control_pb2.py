@@ -24,33 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(headrace_protos/control/v1/control.proto\x12\x13headrace_control.v1\"$\n\x0cWatchRequest\x12\x14\n\x0cservice_name\x18\x01 \x01(\t\"i\n\x0bServerState\x12\x31\n\x06models\x18\x01 \x03(\x0b\x32!.headrace_control.v1.ModelBackend\x12\x15\n\rdefault_model\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"\xa7\x01\n\x0cModelBackend\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.headrace_control.v1.BackendState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x16\n\x0e\x65ngine_address\x18\x04 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x04\x12\x19\n\x11replica_addresses\x18\x06 \x03(\t\"6\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\"W\n\x11LoadModelResponse\x12\x30\n\x05model\x18\x01 \x01(\x0b\x32!.headrace_control.v1.ModelBackend\x12\x10\n\x08\x65xisting\x18\x02 \x01(\x08\"4\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08grace_ns\x18\x02 \x01(\x04\"\x15\n\x13UnloadModelResponse\"&\n\x12SetDrainingRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"\x15\n\x13SetDrainingResponse*\xb4\x01\n\x0c\x42\x61\x63kendState\x12\x1d\n\x19\x42\x41\x43KEND_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x42\x41\x43KEND_STATE_UNLOADED\x10\x01\x12\x19\n\x15\x42\x41\x43KEND_STATE_LOADING\x10\x02\x12\x17\n\x13\x42\x41\x43KEND_STATE_READY\x10\x03\x12\x1b\n\x17\x42\x41\x43KEND_STATE_UNLOADING\x10\x04\x12\x18\n\x14\x42\x41\x43KEND_STATE_FAILED\x10\x05\x32\x80\x03\n\x0e\x43ontrolService\x12N\n\x05Watch\x12!.headrace_control.v1.WatchRequest\x1a .headrace_control.v1.ServerState0\x01\x12Z\n\tLoadModel\x12%.headrace_control.v1.LoadModelRequest\x1a&.headrace_control.v1.LoadModelResponse\x12`\n\x0bUnloadModel\x12\'.headrace_control.v1.UnloadModelRequest\x1a(.headrace_control.v1.UnloadModelResponse\x12`\n\x0bSetDraining\x12\'.headrace_control.v1.SetDrainingRequest\x1a(.headrace_control.v1.SetDrainingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(headrace_protos/control/v1/control.proto\x12\x13headrace_control.v1\"$\n\x0cWatchRequest\x12\x14\n\x0cservice_name\x18\x01 \x01(\t\"{\n\x0bServerState\x12\x31\n\x06models\x18\x01 \x03(\x0b\x32!.headrace_control.v1.ModelBackend\x12\x15\n\rdefault_model\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x10\n\x08starting\x18\x04 \x01(\x08\"\xa7\x01\n\x0cModelBackend\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.headrace_control.v1.BackendState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x16\n\x0e\x65ngine_address\x18\x04 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x04\x12\x19\n\x11replica_addresses\x18\x06 \x03(\t\"6\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\"W\n\x11LoadModelResponse\x12\x30\n\x05model\x18\x01 \x01(\x0b\x32!.headrace_control.v1.ModelBackend\x12\x10\n\x08\x65xisting\x18\x02 \x01(\x08\"4\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08grace_ns\x18\x02 \x01(\x04\"\x15\n\x13UnloadModelResponse\"&\n\x12SetDrainingRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"\x15\n\x13SetDrainingResponse*\xb4\x01\n\x0c\x42\x61\x63kendState\x12\x1d\n\x19\x42\x41\x43KEND_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x42\x41\x43KEND_STATE_UNLOADED\x10\x01\x12\x19\n\x15\x42\x41\x43KEND_STATE_LOADING\x10\x02\x12\x17\n\x13\x42\x41\x43KEND_STATE_READY\x10\x03\x12\x1b\n\x17\x42\x41\x43KEND_STATE_UNLOADING\x10\x04\x12\x18\n\x14\x42\x41\x43KEND_STATE_FAILED\x10\x05\x32\x80\x03\n\x0e\x43ontrolService\x12N\n\x05Watch\x12!.headrace_control.v1.WatchRequest\x1a .headrace_control.v1.ServerState0\x01\x12Z\n\tLoadModel\x12%.headrace_control.v1.LoadModelRequest\x1a&.headrace_control.v1.LoadModelResponse\x12`\n\x0bUnloadModel\x12\'.headrace_control.v1.UnloadModelRequest\x1a(.headrace_control.v1.UnloadModelResponse\x12`\n\x0bSetDraining\x12\'.headrace_control.v1.SetDrainingRequest\x1a(.headrace_control.v1.SetDrainingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace_protos.control.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BACKENDSTATE']._serialized_start=666
-  _globals['_BACKENDSTATE']._serialized_end=846
+  _globals['_BACKENDSTATE']._serialized_start=684
+  _globals['_BACKENDSTATE']._serialized_end=864
   _globals['_WATCHREQUEST']._serialized_start=65
   _globals['_WATCHREQUEST']._serialized_end=101
   _globals['_SERVERSTATE']._serialized_start=103
-  _globals['_SERVERSTATE']._serialized_end=208
-  _globals['_MODELBACKEND']._serialized_start=211
-  _globals['_MODELBACKEND']._serialized_end=378
-  _globals['_LOADMODELREQUEST']._serialized_start=380
-  _globals['_LOADMODELREQUEST']._serialized_end=434
-  _globals['_LOADMODELRESPONSE']._serialized_start=436
-  _globals['_LOADMODELRESPONSE']._serialized_end=523
-  _globals['_UNLOADMODELREQUEST']._serialized_start=525
-  _globals['_UNLOADMODELREQUEST']._serialized_end=577
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=579
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=600
-  _globals['_SETDRAININGREQUEST']._serialized_start=602
-  _globals['_SETDRAININGREQUEST']._serialized_end=640
-  _globals['_SETDRAININGRESPONSE']._serialized_start=642
-  _globals['_SETDRAININGRESPONSE']._serialized_end=663
-  _globals['_CONTROLSERVICE']._serialized_start=849
-  _globals['_CONTROLSERVICE']._serialized_end=1233
+  _globals['_SERVERSTATE']._serialized_end=226
+  _globals['_MODELBACKEND']._serialized_start=229
+  _globals['_MODELBACKEND']._serialized_end=396
+  _globals['_LOADMODELREQUEST']._serialized_start=398
+  _globals['_LOADMODELREQUEST']._serialized_end=452
+  _globals['_LOADMODELRESPONSE']._serialized_start=454
+  _globals['_LOADMODELRESPONSE']._serialized_end=541
+  _globals['_UNLOADMODELREQUEST']._serialized_start=543
+  _globals['_UNLOADMODELREQUEST']._serialized_end=595
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=597
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=618
+  _globals['_SETDRAININGREQUEST']._serialized_start=620
+  _globals['_SETDRAININGREQUEST']._serialized_end=658
+  _globals['_SETDRAININGRESPONSE']._serialized_start=660
+  _globals['_SETDRAININGRESPONSE']._serialized_end=681
+  _globals['_CONTROLSERVICE']._serialized_start=867
+  _globals['_CONTROLSERVICE']._serialized_end=1251
 # @@protoc_insertion_point(module_scope)

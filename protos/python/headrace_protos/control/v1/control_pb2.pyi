@@ -29,14 +29,16 @@ class WatchRequest(_message.Message):
     def __init__(self, service_name: _Optional[str] = ...) -> None: ...
 
 class ServerState(_message.Message):
-    __slots__ = ("models", "default_model", "draining")
+    __slots__ = ("models", "default_model", "draining", "starting")
     MODELS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelBackend]
     default_model: str
     draining: bool
-    def __init__(self, models: _Optional[_Iterable[_Union[ModelBackend, _Mapping]]] = ..., default_model: _Optional[str] = ..., draining: bool = ...) -> None: ...
+    starting: bool
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelBackend, _Mapping]]] = ..., default_model: _Optional[str] = ..., draining: bool = ..., starting: bool = ...) -> None: ...
 
 class ModelBackend(_message.Message):
     __slots__ = ("name", "state", "reason", "engine_address", "memory_bytes", "replica_addresses")

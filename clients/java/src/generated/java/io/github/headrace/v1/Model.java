@@ -39,6 +39,8 @@ private static final long serialVersionUID = 0L;
     endOfTextTokenIds_ = emptyIntList();
     device_ = "";
     kvDtype_ = "";
+    notFollowed_ =
+        com.google.protobuf.LazyStringArrayList.emptyList();
   }
 
   public static final com.google.protobuf.Descriptors.Descriptor
@@ -613,6 +615,63 @@ private static final long serialVersionUID = 0L;
     return kvBytesPerToken_;
   }
 
+  public static final int NOT_FOLLOWED_FIELD_NUMBER = 22;
+  @SuppressWarnings("serial")
+  private com.google.protobuf.LazyStringArrayList notFollowed_ =
+      com.google.protobuf.LazyStringArrayList.emptyList();
+  /**
+   * <pre>
+   * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+   * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+   * </pre>
+   *
+   * <code>repeated string not_followed = 22;</code>
+   * @return A list containing the notFollowed.
+   */
+  public com.google.protobuf.ProtocolStringList
+      getNotFollowedList() {
+    return notFollowed_;
+  }
+  /**
+   * <pre>
+   * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+   * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+   * </pre>
+   *
+   * <code>repeated string not_followed = 22;</code>
+   * @return The count of notFollowed.
+   */
+  public int getNotFollowedCount() {
+    return notFollowed_.size();
+  }
+  /**
+   * <pre>
+   * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+   * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+   * </pre>
+   *
+   * <code>repeated string not_followed = 22;</code>
+   * @param index The index of the element to return.
+   * @return The notFollowed at the given index.
+   */
+  public java.lang.String getNotFollowed(int index) {
+    return notFollowed_.get(index);
+  }
+  /**
+   * <pre>
+   * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+   * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+   * </pre>
+   *
+   * <code>repeated string not_followed = 22;</code>
+   * @param index The index of the value to return.
+   * @return The bytes of the notFollowed at the given index.
+   */
+  public com.google.protobuf.ByteString
+      getNotFollowedBytes(int index) {
+    return notFollowed_.getByteString(index);
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -685,6 +744,9 @@ private static final long serialVersionUID = 0L;
     }
     if (kvBytesPerToken_ != 0) {
       output.writeUInt32(21, kvBytesPerToken_);
+    }
+    for (int i = 0; i < notFollowed_.size(); i++) {
+      com.google.protobuf.GeneratedMessage.writeString(output, 22, notFollowed_.getRaw(i));
     }
     getUnknownFields().writeTo(output);
   }
@@ -771,6 +833,14 @@ private static final long serialVersionUID = 0L;
       size += com.google.protobuf.CodedOutputStream
         .computeUInt32Size(21, kvBytesPerToken_);
     }
+    {
+      int dataSize = 0;
+      for (int i = 0; i < notFollowed_.size(); i++) {
+        dataSize += computeStringSizeNoTag(notFollowed_.getRaw(i));
+      }
+      size += dataSize;
+      size += 2 * getNotFollowedList().size();
+    }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
     return size;
@@ -831,6 +901,8 @@ private static final long serialVersionUID = 0L;
         .equals(other.getKvDtype())) return false;
     if (getKvBytesPerToken()
         != other.getKvBytesPerToken()) return false;
+    if (!getNotFollowedList()
+        .equals(other.getNotFollowedList())) return false;
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -888,6 +960,10 @@ private static final long serialVersionUID = 0L;
     hash = (53 * hash) + getKvDtype().hashCode();
     hash = (37 * hash) + KV_BYTES_PER_TOKEN_FIELD_NUMBER;
     hash = (53 * hash) + getKvBytesPerToken();
+    if (getNotFollowedCount() > 0) {
+      hash = (37 * hash) + NOT_FOLLOWED_FIELD_NUMBER;
+      hash = (53 * hash) + getNotFollowedList().hashCode();
+    }
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
     return hash;
@@ -1061,6 +1137,8 @@ private static final long serialVersionUID = 0L;
       }
       kvDtype_ = "";
       kvBytesPerToken_ = 0;
+      notFollowed_ =
+          com.google.protobuf.LazyStringArrayList.emptyList();
       return this;
     }
 
@@ -1159,6 +1237,10 @@ private static final long serialVersionUID = 0L;
       if (((from_bitField0_ & 0x00020000) != 0)) {
         result.kvBytesPerToken_ = kvBytesPerToken_;
       }
+      if (((from_bitField0_ & 0x00040000) != 0)) {
+        notFollowed_.makeImmutable();
+        result.notFollowed_ = notFollowed_;
+      }
       result.bitField0_ |= to_bitField0_;
     }
 
@@ -1247,6 +1329,16 @@ private static final long serialVersionUID = 0L;
       }
       if (other.getKvBytesPerToken() != 0) {
         setKvBytesPerToken(other.getKvBytesPerToken());
+      }
+      if (!other.notFollowed_.isEmpty()) {
+        if (notFollowed_.isEmpty()) {
+          notFollowed_ = other.notFollowed_;
+          bitField0_ |= 0x00040000;
+        } else {
+          ensureNotFollowedIsMutable();
+          notFollowed_.addAll(other.notFollowed_);
+        }
+        onChanged();
       }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
@@ -1381,6 +1473,12 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00020000;
               break;
             } // case 168
+            case 178: {
+              java.lang.String s = input.readStringRequireUtf8();
+              ensureNotFollowedIsMutable();
+              notFollowed_.add(s);
+              break;
+            } // case 178
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -2881,6 +2979,162 @@ private static final long serialVersionUID = 0L;
     public Builder clearKvBytesPerToken() {
       bitField0_ = (bitField0_ & ~0x00020000);
       kvBytesPerToken_ = 0;
+      onChanged();
+      return this;
+    }
+
+    private com.google.protobuf.LazyStringArrayList notFollowed_ =
+        com.google.protobuf.LazyStringArrayList.emptyList();
+    private void ensureNotFollowedIsMutable() {
+      if (!notFollowed_.isModifiable()) {
+        notFollowed_ = new com.google.protobuf.LazyStringArrayList(notFollowed_);
+      }
+      bitField0_ |= 0x00040000;
+    }
+    /**
+     * <pre>
+     * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+     * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+     * </pre>
+     *
+     * <code>repeated string not_followed = 22;</code>
+     * @return A list containing the notFollowed.
+     */
+    public com.google.protobuf.ProtocolStringList
+        getNotFollowedList() {
+      notFollowed_.makeImmutable();
+      return notFollowed_;
+    }
+    /**
+     * <pre>
+     * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+     * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+     * </pre>
+     *
+     * <code>repeated string not_followed = 22;</code>
+     * @return The count of notFollowed.
+     */
+    public int getNotFollowedCount() {
+      return notFollowed_.size();
+    }
+    /**
+     * <pre>
+     * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+     * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+     * </pre>
+     *
+     * <code>repeated string not_followed = 22;</code>
+     * @param index The index of the element to return.
+     * @return The notFollowed at the given index.
+     */
+    public java.lang.String getNotFollowed(int index) {
+      return notFollowed_.get(index);
+    }
+    /**
+     * <pre>
+     * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+     * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+     * </pre>
+     *
+     * <code>repeated string not_followed = 22;</code>
+     * @param index The index of the value to return.
+     * @return The bytes of the notFollowed at the given index.
+     */
+    public com.google.protobuf.ByteString
+        getNotFollowedBytes(int index) {
+      return notFollowed_.getByteString(index);
+    }
+    /**
+     * <pre>
+     * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+     * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+     * </pre>
+     *
+     * <code>repeated string not_followed = 22;</code>
+     * @param index The index to set the value at.
+     * @param value The notFollowed to set.
+     * @return This builder for chaining.
+     */
+    public Builder setNotFollowed(
+        int index, java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      ensureNotFollowedIsMutable();
+      notFollowed_.set(index, value);
+      bitField0_ |= 0x00040000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+     * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+     * </pre>
+     *
+     * <code>repeated string not_followed = 22;</code>
+     * @param value The notFollowed to add.
+     * @return This builder for chaining.
+     */
+    public Builder addNotFollowed(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      ensureNotFollowedIsMutable();
+      notFollowed_.add(value);
+      bitField0_ |= 0x00040000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+     * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+     * </pre>
+     *
+     * <code>repeated string not_followed = 22;</code>
+     * @param values The notFollowed to add.
+     * @return This builder for chaining.
+     */
+    public Builder addAllNotFollowed(
+        java.lang.Iterable<java.lang.String> values) {
+      ensureNotFollowedIsMutable();
+      com.google.protobuf.AbstractMessageLite.Builder.addAll(
+          values, notFollowed_);
+      bitField0_ |= 0x00040000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+     * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+     * </pre>
+     *
+     * <code>repeated string not_followed = 22;</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearNotFollowed() {
+      notFollowed_ =
+        com.google.protobuf.LazyStringArrayList.emptyList();
+      bitField0_ = (bitField0_ & ~0x00040000);;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+     * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+     * </pre>
+     *
+     * <code>repeated string not_followed = 22;</code>
+     * @param value The bytes of the notFollowed to add.
+     * @return This builder for chaining.
+     */
+    public Builder addNotFollowedBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      ensureNotFollowedIsMutable();
+      notFollowed_.add(value);
+      bitField0_ |= 0x00040000;
       onChanged();
       return this;
     }

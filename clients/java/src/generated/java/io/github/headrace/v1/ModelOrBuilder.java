@@ -319,4 +319,49 @@ public interface ModelOrBuilder extends
    * @return The kvBytesPerToken.
    */
   int getKvBytesPerToken();
+
+  /**
+   * <pre>
+   * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+   * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+   * </pre>
+   *
+   * <code>repeated string not_followed = 22;</code>
+   * @return A list containing the notFollowed.
+   */
+  java.util.List<java.lang.String>
+      getNotFollowedList();
+  /**
+   * <pre>
+   * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+   * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+   * </pre>
+   *
+   * <code>repeated string not_followed = 22;</code>
+   * @return The count of notFollowed.
+   */
+  int getNotFollowedCount();
+  /**
+   * <pre>
+   * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+   * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+   * </pre>
+   *
+   * <code>repeated string not_followed = 22;</code>
+   * @param index The index of the element to return.
+   * @return The notFollowed at the given index.
+   */
+  java.lang.String getNotFollowed(int index);
+  /**
+   * <pre>
+   * What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each, such as
+   * "temperature 0.001 is served as 0.01: requests take 0, or 0.01 to 100".
+   * </pre>
+   *
+   * <code>repeated string not_followed = 22;</code>
+   * @param index The index of the value to return.
+   * @return The bytes of the notFollowed at the given index.
+   */
+  com.google.protobuf.ByteString
+      getNotFollowedBytes(int index);
 }
