@@ -14,7 +14,7 @@ from headrace.v1 import generation_pb2, inference_pb2
 from headrace_model_folder import GenerationDefaults, InvalidModelFolder, ModelFolder
 from headrace_model_folder import TokenTable as FolderTokenTable
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import validation
+from headrace_request import limits
 from headrace_service.detokenizer import PieceTable
 from headrace_service.resolved_spec import ModelFacts, Sampling
 from headrace_service.tokenization import Tokenizer
@@ -94,7 +94,7 @@ class TextModel:
             dtype=engine.dtype,
             vocabulary_size=engine.vocabulary_size,
             max_context_tokens=engine.max_context_tokens,
-            max_outputs=min(validation.MAX_OUTPUTS, engine.max_outputs),
+            max_outputs=min(limits.MAX_OUTPUTS, engine.max_outputs),
             end_of_text_token_ids=engine.end_of_text_token_ids,
             has_chat_template=self.chat_template is not None,
             default_sampling=generation_pb2.SamplingParameters(
@@ -178,11 +178,11 @@ def _default_sampling(folder: GenerationDefaults) -> Sampling:
     temperature = 1.0 if folder.temperature is None else folder.temperature
     repetition = 1.0 if folder.repetition_penalty is None else folder.repetition_penalty
     return Sampling(
-        temperature=temperature if temperature == 0 else min(max(temperature, 0.01), 100.0),
+        temperature=temperature and min(max(temperature, limits.MIN_TEMPERATURE), limits.MAX_TEMPERATURE),
         top_p=1.0 if folder.top_p is None else folder.top_p,
         top_k=folder.top_k or 0,
         min_p=folder.min_p or 0.0,
-        repetition_penalty=min(max(repetition, 0.01), 10.0),
+        repetition_penalty=min(max(repetition, limits.MIN_REPETITION_PENALTY), limits.MAX_REPETITION_PENALTY),
         presence_penalty=0.0,
         frequency_penalty=0.0,
         seed=None,

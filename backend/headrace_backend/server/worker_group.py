@@ -32,10 +32,10 @@ from headrace_backend.worker_messages import (
     decode_message,
 )
 from headrace_facts.oom_kills import RecentOomKills
+from headrace_request import limits
 
 _MIB = 1 << 20
 _MAX_RING_BYTES = 64 * _MIB
-_MAX_TOP_LOGPROBS = 20
 # How long the end of the rank that is at fault may come after the words of those that noticed it.
 _PEER_S = 1.0
 # A stack dump of a worker takes milliseconds once it runs again.
@@ -98,7 +98,7 @@ def plan_ring_bytes(launch: WorkerLaunch) -> int:
 def result_ring_bytes(config: EngineConfig) -> int:
     """Space for two of the largest results, and for messages."""
     num_tokens = config.max_num_seqs + min(config.max_num_batched_tokens, MAX_PROMPT_LOGPROBS)
-    return 2 * num_tokens * (32 + 8 * _MAX_TOP_LOGPROBS) + _MIB
+    return 2 * num_tokens * (32 + 8 * limits.MAX_LOGPROBS) + _MIB
 
 
 class WorkerGroup:
