@@ -88,7 +88,7 @@ class ServedModel:
         self.replica = replica
         self.replicas: tuple[ServedModel, ...] = (self,)
         self.address = address
-        self.engine = EngineClient(tracer)
+        self.engine = EngineClient(config.max_engine_message_bytes, tracer)
         self.connection = EngineConnection(config, address, self.engine, self._prepare)
         self.is_leaving = False
         self.closed = ""
