@@ -228,7 +228,9 @@ class EngineClient:
         tokens = np.frombuffer(step.tokens, "<u4").tolist()
         for event in step.events:
             if event.HasField("prompt_logprobs"):
-                assert not self.subscriptions[event.handle].outputs, "the prompt comes before the first token"
+                assert not any(self.subscriptions[event.handle].outputs.values()), (
+                    "the prompt comes before the first token"
+                )
                 self.subscriptions[event.handle].take_prompt(event.prompt_logprobs)
         for handle, output, token in zip(handles, outputs, tokens, strict=True):
             self.subscriptions[handle].outputs.setdefault(output, []).append(token)
