@@ -19,6 +19,7 @@ from headrace_backend.device_defaults import (
     mixed_graph_sizes,
     step_sizes,
 )
+from headrace_request import limits
 
 # A step of fewer could not hold a block.
 _LEAST_TOKENS = 16
@@ -132,7 +133,7 @@ class EngineConfig(_Frozen):
     max_waiting_tokens: Annotated[int, Field(ge=1, description="waiting prompt tokens before new ones are refused")] = (
         1 << 22
     )
-    max_outputs: Annotated[int, Field(ge=1, le=128, description="most outputs (n) of one request")] = 16
+    max_outputs: Annotated[int, Field(ge=1, le=limits.MAX_OUTPUTS, description="most outputs (n) of one request")] = 16
     log_ttl_s: Annotated[float, Field(gt=0, description="seconds an ended request's token log is kept")] = 600.0
     max_logs: Annotated[int, Field(ge=1, description="ended requests kept")] = 10_000
     max_log_bytes: Annotated[int, Field(ge=1 << 16, description="bytes of ended requests' token logs kept")] = 256 << 20
@@ -145,7 +146,10 @@ class EngineConfig(_Frozen):
         ),
     ] = 32 << 20
     max_time_limit_s: Annotated[
-        float, Field(gt=0, le=86_400, description="longest life of a request that has no deadline of its own")
+        float,
+        Field(
+            gt=0, le=limits.MAX_TIME_LIMIT_S, description="longest life of a request that has no deadline of its own"
+        ),
     ] = 3600.0
     worker_threads: Annotated[int, Field(ge=0, description="CPU threads of a worker; 0: all cores but one")] = 0
     watchdog_s: Annotated[

@@ -181,6 +181,14 @@ class RingWriter:
         """The largest payload that can be written, given readers that read."""
         return self._memory.capacity - _RECORD.size
 
+    @property
+    def max_payload_at_once(self) -> int:
+        """The largest payload that a ring takes without waiting once its readers have read all of it, wherever its end is.
+
+        A larger one may need a skip before it, and the place of the skip.
+        """
+        return self._memory.capacity // 2 // _ALIGNMENT * _ALIGNMENT - _RECORD.size
+
     def write(self, kind: int, payload: bytes, timeout_s: float) -> None:
         """Appends one record and wakes the readers.
 

@@ -3,6 +3,7 @@
 Owns the columns of both and their byte form. Does not own the transport (`ring`) nor any decision: the engine's scheduler fills a plan,
 every worker reads the same bytes, and both sides agree on nothing else. All columns are little-endian numpy arrays, so that encoding
 costs a copy and decoding costs nothing; only what is rare and irregular (a sequence's arrival in a row) is msgpack.
+How many bytes a plan may take is `plan_bytes`.
 
 A worker holds `max_num_seqs` *rows*. A sequence owns one row while it is in the batch. The worker remembers per row: the block table, the
 sampling parameters and the last sampled token. Steps are executed strictly in the order of their plans, and a plan may be sent
@@ -24,7 +25,7 @@ Float32Column = npt.NDArray[np.float32]
 UInt8Column = npt.NDArray[np.uint8]
 
 
-class RowAdmission(msgspec.Struct, array_like=True, frozen=True):
+class RowAdmission(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """A sequence that takes a row with this step. Everything that sampling needs for as long as it stays there.
 
     Token id lists are int32 little-endian bytes. `prompt_ids` and `output_ids` are filled only if `needs_history` (penalties or bad words are in
@@ -54,8 +55,52 @@ class RowAdmission(msgspec.Struct, array_like=True, frozen=True):
     output_ids: bytes
 
 
+class SiblingAdmission(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """An admission that differs from the one before it in the plan by these fields alone: another output of one request.
+
+    Bytes only: what all outputs of a request share (its prompt above all) crosses once per plan.
+    """
+
+    row: int
+    output_index: int
+    output_ids: bytes
+
+    def after(self, before: RowAdmission) -> RowAdmission:
+        """The whole admission. What is shared is the same objects."""
+        return msgspec.structs.replace(before, row=self.row, output_index=self.output_index, output_ids=self.output_ids)
+
+
+_PackedAdmission = RowAdmission | SiblingAdmission
+
 _admissions_encoder = msgspec.msgpack.Encoder()
-_admissions_decoder = msgspec.msgpack.Decoder(list[RowAdmission])
+_admissions_decoder = msgspec.msgpack.Decoder(list[_PackedAdmission])
+
+
+def _packed(admission: RowAdmission, before: RowAdmission | None) -> _PackedAdmission:
+    """An admission as it crosses, by the one before it in the plan."""
+    if before is None or admission.seed != before.seed:
+        return admission
+    sibling = SiblingAdmission(admission.row, admission.output_index, admission.output_ids)
+    return sibling if sibling.after(before) == admission else admission
+
+
+def admission_bytes(admission: RowAdmission, before: RowAdmission | None) -> int:
+    """Bytes that an admission adds to a plan in which it follows `before`; None: it is the plan's first."""
+    return len(_admissions_encoder.encode(_packed(admission, before)))
+
+
+def _encode_admissions(admissions: list[RowAdmission]) -> bytes:
+    if not admissions:
+        return b""
+    return _admissions_encoder.encode(list(map(_packed, admissions, [None, *admissions])))
+
+
+def _decode_admissions(data: bytes) -> list[RowAdmission]:
+    admissions: list[RowAdmission] = []
+    for packed in _admissions_decoder.decode(data) if data else ():
+        admissions.append(packed.after(admissions[-1]) if isinstance(packed, SiblingAdmission) else packed)
+    return admissions
+
 
 _EMPTY = np.empty(0, np.int32)
 _NO_FLOATS = np.empty(0, np.float32)
@@ -147,6 +192,8 @@ _SAMPLE_COLUMNS = tuple(f.name for f in dataclasses.fields(SamplePlan))
 _FIRST_SAMPLE = 1 + len(_FORWARD_COLUMNS)
 # Lengths of the columns, those of prompts joined; runs of prompts; bytes of admissions.
 _HEADER = struct.Struct(f"<Q{_FIRST_SAMPLE + len(_SAMPLE_COLUMNS) + 3}I")
+# Bytes of a plan beside its columns and the admissions themselves: the header, and how many admissions there are.
+FRAME_BYTES = _HEADER.size + 5
 
 
 @dataclasses.dataclass(slots=True)
@@ -172,10 +219,16 @@ class StepPlan:
         columns += [getattr(self.forward, name) for name in _FORWARD_COLUMNS]
         columns += [getattr(self.sample, name) for name in _SAMPLE_COLUMNS]
         columns.append(self.prompt_logprobs.joined())
-        admissions = _admissions_encoder.encode(self.admissions) if self.admissions else b""
+        admissions = _encode_admissions(self.admissions)
         num_runs = self.prompt_logprobs.counts.size
         header = _HEADER.pack(self.step_id, *(c.size for c in columns), num_runs, len(admissions))
         return b"".join([header, *(c.tobytes() for c in columns), admissions])
+
+    @staticmethod
+    def step_id_of(data: bytes) -> int:
+        """The step of a plan that `encode` wrote, without reading the rest."""
+        step_id: int = _HEADER.unpack_from(data)[0]
+        return step_id
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
@@ -186,8 +239,7 @@ class StepPlan:
         for length in lengths:
             columns.append(np.frombuffer(data, np.int32, length, offset))
             offset += 4 * length
-        tail = bytes(data[offset : offset + num_admission_bytes])
-        admissions = _admissions_decoder.decode(tail) if tail else []
+        admissions = _decode_admissions(bytes(data[offset : offset + num_admission_bytes]))
         forward = ForwardPlan(*columns[1:_FIRST_SAMPLE])
         sample = SamplePlan(*columns[_FIRST_SAMPLE:-1])
         prompt_logprobs = PromptLogprobPlan.split(columns[-1], num_runs)

@@ -7,11 +7,11 @@ out on the way. Imports little, for the supervisor's `doctor` asks too.
 from __future__ import annotations
 
 from headrace_model_folder import GenerationDefaults
+from headrace_request import limits
 from headrace_service.resolved_spec import Sampling
 
-# Of generation.proto.
-_TEMPERATURES = (0.01, 100.0)
-_REPETITION_PENALTIES = (0.01, 10.0)
+_TEMPERATURES = (limits.MIN_TEMPERATURE, limits.MAX_TEMPERATURE)
+_REPETITION_PENALTIES = (limits.MIN_REPETITION_PENALTY, limits.MAX_REPETITION_PENALTY)
 
 
 def default_sampling(folder: GenerationDefaults) -> Sampling:

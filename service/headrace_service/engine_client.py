@@ -27,6 +27,8 @@ from headrace_service.tracing.tracer import Tracer
 
 _log = structlog.get_logger("headrace.service")
 _MAX_HANDLE = (1 << 32) - 1
+# What a question takes beside itself: the mark of its kind, its length and its handle.
+_ENVELOPE_BYTES = 32
 _NOT_CONNECTED = "the engine cannot be reached"
 
 
@@ -34,10 +36,12 @@ class EngineClient:
     """Questions to the engine and subscriptions to its requests.
 
     Args:
+        max_message_bytes: most that one question may take; a larger one would end the stream, which is everybody's.
         tracer: is told of generations that end, and of steps; None where there is no telemetry.
     """
 
-    def __init__(self, tracer: Tracer | None = None) -> None:
+    def __init__(self, max_message_bytes: int, tracer: Tracer | None = None) -> None:
+        self._max_message_bytes = max_message_bytes
         self._tracer = tracer
         self._endings = Endings(tracer, self.leave) if tracer is not None else None
         # The backend's name for itself in traces, and what takes its times to UNIX time.
@@ -94,9 +98,10 @@ class EngineClient:
         """Asks for a generation; `stream`, if given, gets its tokens from then on.
 
         Raises:
-            ServiceError: what the engine refused it with, or UNAVAILABLE.
+            ServiceError: what the engine refused it with, UNAVAILABLE, or RESOURCE_EXHAUSTED, the engine can't be asked for so much.
         """
         request.query_id = next(self._query_ids)
+        self._check_size(request)
         if stream is not None:
             request.handle = stream.handle
             self.streams[stream.handle] = stream
@@ -230,6 +235,14 @@ class EngineClient:
         if self._connected:
             self._outgoing.append(to_engine)
             self._outgoing_wake.set()
+
+    def _check_size(self, request: engine_pb2.AddRequest) -> None:
+        """Everything else that is asked is small."""
+        num_bytes, limit = request.ByteSize() + _ENVELOPE_BYTES, self._max_message_bytes
+        if num_bytes > limit:
+            raise errors.exhausted(
+                f"the request takes {num_bytes} bytes on its way to the engine, and a message at most {limit}"
+            )
 
     async def _ask(self, question: engine_pb2.ToEngine, waiting: dict[int, asyncio.Future[Any]], key: int) -> Any:
         self.check_reachable()

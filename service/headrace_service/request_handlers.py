@@ -9,6 +9,7 @@ from typing import cast
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request import limits
 from headrace_service import errors, event_wire, request_pages, validation
 from headrace_service.rpc_boundary import Call
 from headrace_service.served_models import ServedModel
@@ -48,7 +49,7 @@ class RequestHandlers:
 def _query(request: inference_pb2.ListRequestsRequest, tenant: str) -> engine_pb2.ListQuery:
     found = Violations()
     page_size = request.page_size if request.HasField("page_size") else _DEFAULT_PAGE_SIZE
-    limit = validation.MAX_PAGE_SIZE
+    limit = limits.MAX_PAGE_SIZE
     found.require(1 <= page_size <= limit, "page_size", f"must be at least 1 and at most {limit}")
     found.require(request.state in inference_pb2.RequestState.values(), "state", "must be a RequestState of this API")
     found.require(

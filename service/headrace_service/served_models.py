@@ -59,7 +59,7 @@ class ServedModel:
         self.replica = replica
         self.replicas: tuple[ServedModel, ...] = (self,)
         self.address = address
-        self.engine = EngineClient(tracer)
+        self.engine = EngineClient(config.max_engine_message_bytes, tracer)
         self.connection = EngineConnection(config, address, self.engine, self._prepare)
         self.state: control_pb2.BackendState = control_pb2.BACKEND_STATE_UNSPECIFIED
         self.closed = ""

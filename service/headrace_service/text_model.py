@@ -15,7 +15,7 @@ from headrace_model_folder import GenerationDefaults, InvalidModelFolder, ModelF
 from headrace_model_folder import TokenTable as FolderTokenTable
 from headrace_model_folder.token_table import library_tokenizer
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import validation
+from headrace_request import limits
 from headrace_service.default_sampling import default_sampling, not_followed
 from headrace_service.detokenizer import PieceTable
 from headrace_service.resolved_spec import ModelFacts
@@ -99,7 +99,7 @@ class TextModel:
             dtype=engine.dtype,
             vocabulary_size=engine.vocabulary_size,
             max_context_tokens=engine.max_context_tokens,
-            max_outputs=min(validation.MAX_OUTPUTS, engine.max_outputs),
+            max_outputs=min(limits.MAX_OUTPUTS, engine.max_outputs),
             end_of_text_token_ids=engine.end_of_text_token_ids,
             has_chat_template=self.chat_template is not None,
             default_sampling=generation_pb2.SamplingParameters(

@@ -14,28 +14,14 @@ from typing import TypeVar
 from google.protobuf import message
 
 from headrace.v1 import generation_pb2, inference_pb2
+from headrace_request import limits
 from headrace_service import errors
 from headrace_service.resolved_spec import ModelFacts, ResolvedSpec, Sampling, Stop
 from headrace_service.violations import Violations, float32
 
 Value = TypeVar("Value")
 
-MAX_OUTPUTS = 128
-MAX_LOGPROBS = 20
-MAX_PRIORITY = 100
-MAX_TIME_LIMIT_NS = 24 * 3600 * 10**9
-MAX_CACHE_SALT_BYTES = 256
-MAX_LOGIT_BIAS = 1024
-MAX_STOP_STRINGS = 16
-MAX_STOP_BYTES = 256
-MAX_STOP_TOKEN_IDS = 64
-MAX_BAD_WORDS = 64
-MAX_IDEMPOTENCY_KEY_BYTES = 256
-MAX_PAGE_SIZE = 1000
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MIN_TEMPERATURE = 0.01
-# Below, logits that it divides leave the range of float32.
-_MIN_REPETITION_PENALTY = 0.01
+_REQUEST_ID = re.compile(limits.REQUEST_ID_PATTERN)
 _MAX_REPORTED_IDS = 4
 # Of a token in headrace.v1.Logprobs, and of one of its most likely tokens: a float and one-byte numbers.
 _LEAST_LOGPROB_BYTES = 6
@@ -60,18 +46,22 @@ def resolve(spec: generation_pb2.GenerationSpec, model: ModelFacts, in_chat: boo
     sampling = _resolve_sampling(spec.sampling, model, found)
     stop = _resolve_stop(spec.stop, model, found)
     n = spec.n if spec.HasField("n") else 1
-    max_outputs = min(MAX_OUTPUTS, model.max_outputs)
+    max_outputs = min(limits.MAX_OUTPUTS, model.max_outputs)
     found.require(1 <= n <= max_outputs, "spec.n", f"must be at least 1 and at most {max_outputs}")
     for field in ("logprobs", "prompt_logprobs"):
-        found.require(getattr(spec, field) <= MAX_LOGPROBS, f"spec.{field}", f"must be at most {MAX_LOGPROBS}")
+        found.require(
+            getattr(spec, field) <= limits.MAX_LOGPROBS, f"spec.{field}", f"must be at most {limits.MAX_LOGPROBS}"
+        )
     found.require(
-        abs(spec.priority) <= MAX_PRIORITY,
+        abs(spec.priority) <= limits.MAX_PRIORITY,
         "spec.priority",
-        f"must be at least -{MAX_PRIORITY} and at most {MAX_PRIORITY}",
+        f"must be at least -{limits.MAX_PRIORITY} and at most {limits.MAX_PRIORITY}",
     )
     salt = spec.cache_salt.encode()
     found.require(
-        len(salt) <= MAX_CACHE_SALT_BYTES, "spec.cache_salt", f"must have at most {MAX_CACHE_SALT_BYTES} bytes"
+        len(salt) <= limits.MAX_CACHE_SALT_BYTES,
+        "spec.cache_salt",
+        f"must have at most {limits.MAX_CACHE_SALT_BYTES} bytes",
     )
     found.require(
         spec.trace_detail in generation_pb2.TraceDetail.values(),
@@ -164,15 +154,15 @@ def check_request_id(request_id: str) -> None:
 
 def check_idempotency_key(key: str) -> None:
     """Raises INVALID_ARGUMENT if a key is too long."""
-    if len(key.encode()) > MAX_IDEMPOTENCY_KEY_BYTES:
-        raise errors.invalid_field("idempotency_key", f"must have at most {MAX_IDEMPOTENCY_KEY_BYTES} bytes")
+    if len(key.encode()) > limits.MAX_IDEMPOTENCY_KEY_BYTES:
+        raise errors.invalid_field("idempotency_key", f"must have at most {limits.MAX_IDEMPOTENCY_KEY_BYTES} bytes")
 
 
 def check_subscription(request_id: str, output_index: int | None) -> None:
     """Raises INVALID_ARGUMENT or NOT_FOUND if no request can have this id, or this output."""
     check_request_id(request_id)
-    if output_index is not None and output_index >= MAX_OUTPUTS:
-        raise errors.invalid_field("output_index", f"must be below {MAX_OUTPUTS}")
+    if output_index is not None and output_index >= limits.MAX_OUTPUTS:
+        raise errors.invalid_field("output_index", f"must be below {limits.MAX_OUTPUTS}")
 
 
 def _refuse_unbuilt(spec: generation_pb2.GenerationSpec) -> None:
@@ -221,9 +211,9 @@ def _resolve_sampling(given: generation_pb2.SamplingParameters, model: ModelFact
     defaults, path = model.defaults, "spec.sampling"
     temperature = _given(given, "temperature", defaults.temperature)
     found.require(
-        temperature == 0 or float32(_MIN_TEMPERATURE) <= temperature <= 100,
+        temperature == 0 or float32(limits.MIN_TEMPERATURE) <= temperature <= limits.MAX_TEMPERATURE,
         f"{path}.temperature",
-        f"must be 0 (greedy), or at least {_MIN_TEMPERATURE:g} and at most 100",
+        f"must be 0 (greedy), or at least {limits.MIN_TEMPERATURE:g} and at most {limits.MAX_TEMPERATURE:g}",
     )
     top_k = _given(given, "top_k", defaults.top_k)
     found.require(
@@ -236,9 +226,10 @@ def _resolve_sampling(given: generation_pb2.SamplingParameters, model: ModelFact
     min_p = _given(given, "min_p", defaults.min_p)
     found.in_range(min_p, 0, 1, f"{path}.min_p")
     repetition = _given(given, "repetition_penalty", defaults.repetition_penalty)
-    found.in_range(repetition, _MIN_REPETITION_PENALTY, 10, f"{path}.repetition_penalty")
-    found.in_range(given.presence_penalty, -2, 2, f"{path}.presence_penalty")
-    found.in_range(given.frequency_penalty, -2, 2, f"{path}.frequency_penalty")
+    lowest, highest = limits.MIN_REPETITION_PENALTY, limits.MAX_REPETITION_PENALTY
+    found.in_range(repetition, lowest, highest, f"{path}.repetition_penalty")
+    for name in ("presence_penalty", "frequency_penalty"):
+        found.in_range(getattr(given, name), -limits.MAX_PENALTY, limits.MAX_PENALTY, f"{path}.{name}")
     return Sampling(
         temperature=temperature,
         top_p=top_p,
@@ -256,8 +247,8 @@ def _resolve_logit_bias(
     given: generation_pb2.SamplingParameters, model: ModelFacts, found: Violations
 ) -> tuple[tuple[int, float], ...]:
     field = "spec.sampling.logit_bias"
-    if len(given.logit_bias) > MAX_LOGIT_BIAS:
-        found.add(field, f"must have at most {MAX_LOGIT_BIAS} entries")
+    if len(given.logit_bias) > limits.MAX_LOGIT_BIAS:
+        found.add(field, f"must have at most {limits.MAX_LOGIT_BIAS} entries")
         return ()
     for token, bias in given.logit_bias.items():
         found.require(
@@ -265,16 +256,18 @@ def _resolve_logit_bias(
             f"{field}[{token}]",
             f"key must be below the vocabulary size, {model.vocabulary_size}",
         )
-        found.in_range(bias, -100, 100, f"{field}[{token}]")
+        found.in_range(bias, -limits.MAX_BIAS, limits.MAX_BIAS, f"{field}[{token}]")
     return tuple(sorted(given.logit_bias.items()))
 
 
 def _resolve_stop(given: generation_pb2.StopConditions, model: ModelFacts, found: Violations) -> Stop:
     path = "spec.stop"
-    _check_strings(given.strings, MAX_STOP_STRINGS, f"{path}.strings", found)
-    _check_strings(given.bad_words, MAX_BAD_WORDS, f"{path}.bad_words", found)
-    if len(given.token_ids) > MAX_STOP_TOKEN_IDS:
-        found.add(f"{path}.token_ids", f"must have at most {MAX_STOP_TOKEN_IDS} entries")
+    most, bytes_each = limits.MAX_STOP_STRINGS, limits.MAX_STOP_STRING_BYTES
+    _check_strings(given.strings, most, bytes_each, f"{path}.strings", found)
+    most, bytes_each = limits.MAX_BAD_WORDS, limits.MAX_BAD_WORD_BYTES
+    _check_strings(given.bad_words, most, bytes_each, f"{path}.bad_words", found)
+    if len(given.token_ids) > limits.MAX_STOP_TOKEN_IDS:
+        found.add(f"{path}.token_ids", f"must have at most {limits.MAX_STOP_TOKEN_IDS} entries")
     else:
         _check_ids(given.token_ids, model.vocabulary_size, f"{path}.token_ids", found)
     max_tokens = given.max_tokens if given.HasField("max_tokens") else None
@@ -294,16 +287,14 @@ def _resolve_stop(given: generation_pb2.StopConditions, model: ModelFacts, found
     )
 
 
-def _check_strings(strings: Sequence[str], max_entries: int, field: str, found: Violations) -> None:
+def _check_strings(strings: Sequence[str], max_entries: int, max_bytes: int, field: str, found: Violations) -> None:
     if len(strings) > max_entries:
         found.add(field, f"must have at most {max_entries} entries")
         return
     for index, entry in enumerate(strings):
         num_bytes = len(entry.encode())
         found.require(
-            1 <= num_bytes <= MAX_STOP_BYTES,
-            f"{field}[{index}]",
-            f"must have at least 1 and at most {MAX_STOP_BYTES} bytes",
+            1 <= num_bytes <= max_bytes, f"{field}[{index}]", f"must have at least 1 and at most {max_bytes} bytes"
         )
 
 
@@ -312,8 +303,12 @@ def _time_limit_ns(spec: generation_pb2.GenerationSpec, found: Violations) -> in
         return None
     limit = spec.time_limit
     limit_ns = limit.seconds * 10**9 + limit.nanos
-    if abs(limit.nanos) >= 10**9 or limit.seconds * limit.nanos < 0 or not 0 < limit_ns <= MAX_TIME_LIMIT_NS:
-        found.add("spec.time_limit", "must be above 0 and at most 24 hours")
+    if (
+        abs(limit.nanos) >= 10**9
+        or limit.seconds * limit.nanos < 0
+        or not 0 < limit_ns <= limits.MAX_TIME_LIMIT_S * 10**9
+    ):
+        found.add("spec.time_limit", f"must be above 0 and at most {limits.MAX_TIME_LIMIT_S // 3600} hours")
     return limit_ns
 
 

@@ -31,7 +31,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": _PYTHONPATH}
 LIMIT_S = 240.0
 
 
-def write_model_folder(folder: pathlib.Path) -> pathlib.Path:
+def write_model_folder(folder: pathlib.Path, context: int = 2048) -> pathlib.Path:
     """A folder for dummy weights: a tiny Llama's config and a byte-level tokenizer whose token 4 + b is the byte b."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -45,7 +45,7 @@ def write_model_folder(folder: pathlib.Path) -> pathlib.Path:
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
         "vocab_size": VOCABULARY,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": context,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,
@@ -228,7 +228,9 @@ class EngineClient:
         tokens = np.frombuffer(step.tokens, "<u4").tolist()
         for event in step.events:
             if event.HasField("prompt_logprobs"):
-                assert not self.subscriptions[event.handle].outputs, "the prompt comes before the first token"
+                assert not any(self.subscriptions[event.handle].outputs.values()), (
+                    "the prompt comes before the first token"
+                )
                 self.subscriptions[event.handle].take_prompt(event.prompt_logprobs)
         for handle, output, token in zip(handles, outputs, tokens, strict=True):
             self.subscriptions[handle].outputs.setdefault(output, []).append(token)

@@ -128,6 +128,24 @@ async def test_prompt_logprobs_beyond_the_bound_are_refused(model: pathlib.Path,
             assert len(taken.prompt) == 999
 
 
+async def test_many_readers_of_one_step_get_all_of_it_in_messages_that_may_be_sent(
+    model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Each of ten readers is sent 340 kB with the first step; a message may have 1 MiB."""
+    # So that all of them read before the first step.
+    arguments, limits = ("--start-s", "2"), {"max_message_bytes": 1 << 20}
+    async with running_backend(tmp_path, model, *arguments, backend=limits) as backend:
+        async with connected(backend.address) as client:
+            prompt = [4 + i % 290 for i in range(2000)]
+            owner = await client.add(prompt, 5, prompt_logprobs=20, detached=True)
+            await until(lambda: owner.added)
+            readers = [owner, *[await client.attach(owner.request_id) for _ in range(9)]]
+            for reader in readers:
+                assert (await settled(reader)).tokens == expected_tokens(prompt, 5)
+                assert reader.prompt == [prompt_entry(token, 20) for token in prompt[1:]]
+            assert client.error is None
+
+
 async def test_readers_from_any_offset_get_the_same_stream(backend: BackendProcess, client: EngineClient) -> None:
     owner = await client.add(PROMPT, 1000, detached=True, service_state=b"state", logprobs=1)
     await has_tokens(owner, 20)

@@ -12,7 +12,7 @@ from headrace_backend.engine.answers import AttachSnapshot, OutputSnapshot
 from headrace_backend.engine.outbox import LogprobColumns, Outbox, OutputEnd, PromptLogprobs, RequestDone, Started
 from headrace_backend.engine.requests import EndReason
 from headrace_backend.server.log_replay import write_attached
-from headrace_backend.server.outgoing import merge_outbox, write_outbox
+from headrace_backend.server.outgoing import merge_outbox, split_outbox, write_outbox
 from headrace_protos.engine.v1 import engine_pb2
 
 # (handle, output, token, top entries or None for a token without log probabilities)
@@ -74,6 +74,24 @@ def test_merged_outboxes_carry_every_row_in_order(steps: list[list[Row]]) -> Non
     assert read_rows(step) == [row for entries in steps for row in entries]
     assert [event.handle for event in step.events] == list(range(1, len(steps) + 1))
     assert step.step_id == len(steps)
+
+
+@given(rows, st.integers(1, 2000))
+def test_an_outbox_in_parts_carries_all_that_the_whole_does(entries: list[Row], max_bytes: int) -> None:
+    outbox = outbox_of([(1 + handle % 4, *rest) for handle, *rest in entries], 3)
+    outbox.events += [(handle, OutputEnd(0, EndReason.STOP)) for handle in (2, 9)]
+    parts = [write_outbox(part, now_ns=0).step for part in split_outbox(outbox, max_bytes)]
+    handles = [{handle for handle, *_ in read_rows(part)} | {event.handle for event in part.events} for part in parts]
+    assert sum(map(len, handles)) == len(set().union(*handles)), "all of a handle is in one part"
+    whole = write_outbox(outbox, now_ns=0).step
+    for handle in set().union(*handles):
+        rows_there = [row for part in parts for row in read_rows(part) if row[0] == handle]
+        assert rows_there == [row for row in read_rows(whole) if row[0] == handle]
+        events_there = [event for part in parts for event in part.events if event.handle == handle]
+        assert events_there == [event for event in whole.events if event.handle == handle]
+    for part, has in zip(parts, handles, strict=True):
+        assert len(has) == 1 or part.ByteSize() <= max_bytes + 100
+        assert part.step_id == 3
 
 
 @given(

@@ -10,9 +10,12 @@ import grpc
 import msgspec
 import numpy as np
 import pytest
+from tests.backend.test_outgoing import add_logprobs, outbox_of, read_rows
 
-from headrace_backend.engine.outbox import Outbox, RequestDone
+from headrace_backend.engine.outbox import LogprobColumns, Outbox, OutputEnd, PromptLogprobs, RequestDone
+from headrace_backend.engine.requests import EndReason
 from headrace_backend.engine.step_log import RECORDS_EVERY_NS, StepLog
+from headrace_backend.server.outgoing import write_outbox
 from headrace_backend.server.service_stream import ServiceStream
 from headrace_backend.server.statuses import StreamEnded, ended, status_code
 from headrace_protos.engine.v1 import engine_pb2
@@ -75,6 +78,29 @@ async def test_merged_steps_stay_within_a_message() -> None:
     assert max(message.ByteSize() for message in reader.received) < 4000
     sent = np.concatenate([np.frombuffer(message.step.tokens, "<u4") for message in reader.received])
     assert sent.tolist() == [step for step in range(50) for _ in range(50)]
+
+
+async def test_one_step_for_many_readers_stays_within_messages() -> None:
+    """Two hundred readers of one prompt's log probabilities are sent more in one step than a message holds."""
+    stream, reader = make_stream(max_message_bytes=40_000), Reader()
+    columns = LogprobColumns()
+    for _ in range(100):
+        add_logprobs(columns, 5, [1, 2, 3])
+    outbox = outbox_of([(handle, output, 5, [1, 2]) for handle in range(1, 201) for output in range(4)], 7)
+    outbox.events = [(handle, PromptLogprobs(1, columns)) for handle in range(1, 201)]
+    outbox.events += [(handle, OutputEnd(0, EndReason.STOP)) for handle in range(1, 201)]
+    stream.send_outbox(outbox)
+    stream.send(added(9))
+    await run(stream, reader)
+    *steps, last = reader.received
+    assert last.WhichOneof("message") == "added"
+    assert len(steps) > 10 and max(message.ByteSize() for message in steps) < 40_000
+    assert [row for message in steps for row in read_rows(message.step)] == read_rows(write_outbox(outbox, 0).step)
+    for message in steps:
+        # An output's end is with its tokens, and they are behind their prompt.
+        rows, events = read_rows(message.step), message.step.events
+        assert [event.handle for event in events] == 2 * sorted({handle for handle, *_ in rows})
+        assert message.step.step_id == 7
 
 
 async def test_reader_that_never_reads_is_cut_off_and_memory_given_back() -> None:

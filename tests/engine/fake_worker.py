@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 from collections import deque
 
 import numpy as np
 
 from headrace_backend.engine.requests import EngineRequest
-from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, RowAdmission, StepPlan, StepResult
+from headrace_backend.plan_bytes import table_bytes
+from headrace_backend.step_plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS, RowAdmission, StepPlan, StepResult
 
 VOCAB_SIZE = 24
 _EMPTY_SLOT = -1
@@ -68,6 +70,21 @@ def expected_prompt(request: EngineRequest) -> list[PromptEntry]:
     return entries
 
 
+def column_bytes(plan: StepPlan) -> int:
+    """Bytes of a plan without its admissions."""
+    columns = [plan.released_rows, plan.prompt_logprobs.joined()]
+    for part in (plan.forward, plan.sample):
+        columns += [getattr(part, field.name) for field in dataclasses.fields(part)]
+    return FRAME_BYTES + sum(column.nbytes for column in columns)
+
+
+def admitted_table_bytes(plan: StepPlan) -> int:
+    """What block tables take that come with the plan's admissions."""
+    admitted, forward = {admission.row for admission in plan.admissions}, plan.forward
+    updates = zip(forward.table_rows.tolist(), forward.table_counts.tolist(), strict=True)
+    return sum(table_bytes(count) for row, count in updates if row in admitted)
+
+
 @dataclasses.dataclass
 class Row:
     admission: RowAdmission
@@ -90,6 +107,9 @@ class FakeWorker:
         self.plans: deque[bytes] = deque()
         self.next_step_id = 1
         self.unsound_rows: set[int] = set()
+        # Its ring takes no plan of more bytes, of which so many are those of columns.
+        self.plan_bytes, self.column_bytes = sys.maxsize, 1 << 30
+        self.largest_plan_bytes = 0
         self.num_tokens = 0
         self.num_copies = 0
         self.num_prompt_logprobs = 0
@@ -97,7 +117,13 @@ class FakeWorker:
         self.unsound_prompt_token: int | None = None
 
     def push(self, plan: StepPlan) -> None:
-        self.plans.append(plan.encode())
+        encoded = plan.encode()
+        columns = column_bytes(plan) - admitted_table_bytes(plan)
+        assert len(encoded) <= self.plan_bytes, "a plan outgrows its ring"
+        assert columns <= self.column_bytes, "columns outgrow their part"
+        assert len(encoded) - columns <= self.plan_bytes - self.column_bytes, "admissions outgrow their part"
+        self.largest_plan_bytes = max(self.largest_plan_bytes, len(encoded))
+        self.plans.append(encoded)
 
     def run(self) -> StepResult:
         """Executes the oldest plan."""

@@ -23,6 +23,7 @@ from headrace_backend.engine.outbox import (
     Started,
 )
 from headrace_backend.engine.requests import EngineRequest, ModelLimits, SamplingSpec, StopSpec, Subscriber
+from headrace_backend.plan_bytes import columns_bytes, max_plan_bytes
 
 # Events that come before the tokens of their outbox.
 PRECEDING = (Started, PromptLogprobs)
@@ -114,20 +115,26 @@ def logprob_entries(columns: LogprobColumns) -> list[tuple[float, int, list[int]
 class Harness:
     """Everything in one place; `step` is one turn of the server's loop."""
 
-    def __init__(self, num_blocks: int = 64, model_len: int = 512, **changes: Any) -> None:
+    def __init__(
+        self, num_blocks: int = 64, model_len: int = 512, plan_bytes: int | None = None, **changes: Any
+    ) -> None:
+        """`plan_bytes` is what the worker's ring takes; None: what the configuration makes of it."""
         self.now_ns = 1_000_000_000
         self.config = config(**changes)
         self.num_blocks = num_blocks
+        self.plan_bytes = plan_bytes or max_plan_bytes(self.config, model_len)
         limits = ModelLimits(VOCAB_SIZE, model_len, (EOS,))
         self.engine = Engine(self.config, limits, TOKEN_BYTES, lambda: self.now_ns, lambda: self.now_ns)
         self.worker = self.new_worker()
-        self.engine.worker_ready(num_blocks)
+        self.engine.worker_ready(num_blocks, plan_bytes=plan_bytes)
         self.readers: dict[tuple[int, int], Reader] = {}
         self._handles = itertools.count(1)
 
     def new_worker(self) -> FakeWorker:
         config = self.config
-        return FakeWorker(self.num_blocks, config.block_size, config.max_num_batched_tokens, config.max_num_seqs)
+        worker = FakeWorker(self.num_blocks, config.block_size, config.max_num_batched_tokens, config.max_num_seqs)
+        worker.plan_bytes, worker.column_bytes = self.plan_bytes, columns_bytes(config)
+        return worker
 
     def replace_worker(self, pause_ns: int = 1_000) -> None:
         self.engine.worker_lost()

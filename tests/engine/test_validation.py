@@ -71,7 +71,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("spec.stop.bad_words", {"bad_words": ((VOCAB_SIZE,),)}),
     ("spec.stop.bad_words", {"bad_words": ((-1,),)}),
     ("spec.stop.bad_words", {"bad_words": ((1,),) * 129}),
-    ("spec.stop.bad_words", {"bad_words": ((1,) * 257,)}),
+    ("spec.stop.bad_words", {"bad_words": ((1,) * 263,)}),
     *[("spec.stop.max_tokens", {"max_tokens": m}) for m in (0, -1, MODEL_LEN, 2**31)],
     ("spec.stop.min_tokens", {"min_tokens": -1}),
     ("spec.stop.min_tokens", {"min_tokens": 9}),

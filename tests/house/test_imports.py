@@ -44,6 +44,7 @@ def test_import_contracts_hold() -> None:
         "headrace_backend.engine",
         "headrace_model_folder",
         "headrace_credentials",
+        "headrace_request",
         "headrace_protos",
         "headrace",
     ],

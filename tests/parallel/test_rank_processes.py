@@ -145,8 +145,10 @@ async def test_a_rank_out_of_memory_is_named(model: pathlib.Path) -> None:
             {row: list(range(16)) for row in range(8)},
             step_id=9,
         )
+        # As many as the ring takes.
         for _ in range(40):
-            assert group.group.send_plan(long.encode())
+            if not group.group.send_plan(long.encode()):
+                break
         lost = await group.loss()
         assert str(lost).startswith("worker 1") and "another rank" not in str(lost)
 

@@ -173,6 +173,23 @@ async def test_a_caller_that_sends_a_byte_at_a_time_holds_nobody_up(running: Run
     writer.close()
 
 
+async def test_a_prompt_that_no_message_to_the_engine_can_hold_is_refused_alone(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    """Token ids that take a byte each on the public wire take four behind it; the engine's stream is everybody's."""
+    async with running_service(model_path, sockets, context=400_000, max_engine_message_bytes=1 << 20) as running:
+        running.engine.running.clear()
+        other = asyncio.ensure_future(events_of(running.stub.Generate(_REQUEST)))
+        await running.until(lambda: running.engine.requests)
+        long = generation_pb2.GenerationSpec(token_ids=generation_pb2.TokenIds(ids=[5] * 300_000))
+        with pytest.raises(grpc.aio.AioRpcError, match="takes 120.... bytes .* at most 1048576") as refused:
+            await running.stub.Complete(inference_pb2.CompleteRequest(spec=long))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        running.engine.running.set()
+        assert text_of(await other) == ANSWER
+        await check_canary(running)
+
+
 @pytest.mark.parametrize(
     "garbage", [b"\0" * 4096, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500, PREFACE + b"\xff" * 4096]
 )

@@ -64,6 +64,26 @@ def start_echo(plans: RingDescriptors, results: RingDescriptors, index: int = 0)
     return subprocess.Popen([sys.executable, "-c", ECHO, *arguments], pass_fds=passed, env=environment)
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 2 * PAGE - 8), max_size=12), st.integers(0, 8))
+def test_a_ring_that_was_read_takes_half_of_itself_at_once(before: list[int], less: int) -> None:
+    ring = create_ring(2 * PAGE, 1)
+    writer, reader = RingWriter(ring), reader_of(ring)
+    for size in before:
+        try:
+            writer.write(1, bytes(size), timeout_s=0)
+        except RingFull:
+            # Its place is skipped, and read so.
+            assert reader.try_read() is None
+            writer.write(1, bytes(size), timeout_s=0)
+        assert reader.try_read() == (1, bytes(size))
+    payload = bytes(writer.max_payload_at_once - less)
+    writer.write(2, payload, timeout_s=0)
+    assert reader.try_read() == (2, payload)
+    for part in (writer, reader, ring):
+        part.close()
+
+
 @pytest.mark.usefixtures("nothing_stays_open")
 @settings(max_examples=60, deadline=None)
 @given(

@@ -10,9 +10,11 @@ from collections.abc import Collection
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRefused
+from headrace_backend.engine.plan_builder import most_admission_bytes
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.requests import EngineRequest
 from headrace_backend.engine.tenant_account import TenantAccount
+from headrace_backend.plan_bytes import columns_bytes, max_plan_bytes
 
 _NS_PER_S = 1_000_000_000
 _MIN_RETRY_NS = 100_000_000
@@ -22,10 +24,13 @@ _MAX_RETRY_NS = 30 * _NS_PER_S
 class Admission:
     """The queue's bounds."""
 
-    def __init__(self, config: EngineConfig, rates: Rates) -> None:
+    def __init__(self, config: EngineConfig, rates: Rates, max_model_len: int) -> None:
         """Nothing waits."""
         self._config = config
         self._rates = rates
+        self._column_bytes = columns_bytes(config)
+        # What sequences that take a row with one step may bring into its plan together (`plan_bytes`).
+        self.max_admission_bytes = max_plan_bytes(config, max_model_len) - self._column_bytes
         # None until a worker has said how large its cache is.
         self.num_blocks: int | None = None
         self.draining = False
@@ -35,6 +40,12 @@ class Admission:
         self._num_waiting_outputs = 0
         # What requests that have not ended may come to keep of their prompts.
         self._prompt_logprob_bytes = 0
+
+    def worker_ready(self, num_blocks: int, plan_bytes: int | None) -> None:
+        """A worker's cache has so many blocks, and its plans so many bytes; None: as many as before."""
+        self.num_blocks = num_blocks
+        if plan_bytes is not None:
+            self.max_admission_bytes = plan_bytes - self._column_bytes
 
     def entered(self, request: EngineRequest, account: TenantAccount) -> None:
         """A request began to wait."""
@@ -83,7 +94,11 @@ class Admission:
         self._check_wait(request, now_ns, num_running, passed)
 
     def check_fits(self, request: EngineRequest) -> str | None:
-        """Why one output could not be computed even if it had the whole cache; None if it could."""
+        """Why one output could not be computed even if it had the whole cache and a step plan for itself; None if it could."""
+        num_bytes = most_admission_bytes(request, self._config.block_size)
+        if num_bytes > self.max_admission_bytes:
+            limit = self.max_admission_bytes
+            return f"spec: an output of it may take {num_bytes} bytes of a step plan; the limit is {limit}"
         if self.num_blocks is None:
             return None
         # The last token's KV is never needed.

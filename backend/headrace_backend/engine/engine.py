@@ -101,7 +101,7 @@ class Engine:
         self._step_time_target_ms = config.step_time_target_ms
         self._scheduler = Scheduler(config, self._budget)
         self._table = RequestTable(config)
-        self._admission = Admission(config, rates)
+        self._admission = Admission(config, rates, model.max_model_len)
         self._quotas = Quotas(config.block_size)
         self._deadlines = Deadlines()
         self._endings = Endings(
@@ -128,15 +128,22 @@ class Engine:
 
     # Workers.
 
-    def worker_ready(self, num_blocks: int, on_gpu: bool = False, captured_mixed_sizes: tuple[int, ...] = ()) -> None:
+    def worker_ready(
+        self,
+        num_blocks: int,
+        on_gpu: bool = False,
+        captured_mixed_sizes: tuple[int, ...] = (),
+        plan_bytes: int | None = None,
+    ) -> None:
         """A worker with an empty cache of so many blocks takes steps from now on; what was running is computed again.
 
-        Requests that can't fit such a cache end with an error.
+        Requests that can't fit such a cache, or such a plan, end with an error.
 
         Args:
             num_blocks: Of the cache.
             on_gpu: Decides how long steps should take where the configuration leaves it open.
             captured_mixed_sizes: Tokens that the worker pads steps with prompts to, ascending; none if it has no graphs.
+            plan_bytes: Most bytes of a step plan that it takes; None: as many as before, `plan_bytes.max_plan_bytes` at first.
 
         Raises:
             ValueError: There is no block.
@@ -149,7 +156,7 @@ class Engine:
         self._step_times.captured = captured_mixed_sizes
         self._timing.worker_ready(holds=bool(captured_mixed_sizes))
         self._budget.target_us = 1e3 * (self._step_time_target_ms or (DEFAULT_GPU_STEP_MS if on_gpu else 0.0)) or None
-        self._admission.num_blocks = num_blocks
+        self._admission.worker_ready(num_blocks, plan_bytes)
         self._quotas.set_num_blocks(num_blocks)
         self._endings.end_unfit(self._clock())
         self._scheduler.create_cache(num_blocks)
@@ -288,7 +295,7 @@ class Engine:
         self._endings.end_expired(now_ns)
         if self._isolation.active and not self._isolation.advance(self.num_in_flight, now_ns):
             return None
-        builder = PlanBuilder(self._next_step_id)
+        builder = PlanBuilder(self._next_step_id, self._admission.max_admission_bytes)
         if not self._scheduler.schedule(builder, now_ns):
             return None
         for request in self._scheduler.entered:

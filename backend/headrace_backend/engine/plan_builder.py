@@ -15,8 +15,10 @@ import numpy as np
 
 from headrace_backend.engine.kv_cache_manager import BlockCopy
 from headrace_backend.engine.prompt_log import PromptRun
+from headrace_backend.engine.requests import EngineRequest
 from headrace_backend.engine.sequence import LiveRequest, Sequence
 from headrace_backend.engine.step_time import StepLoad
+from headrace_backend.plan_bytes import FIELD_BYTES, RUN_BYTES, table_bytes
 from headrace_backend.step_plan import (
     MAX_PROMPT_LOGPROBS,
     NO_PROMPT_LOGPROBS,
@@ -25,7 +27,9 @@ from headrace_backend.step_plan import (
     PromptLogprobPlan,
     RowAdmission,
     SamplePlan,
+    SiblingAdmission,
     StepPlan,
+    admission_bytes,
 )
 
 
@@ -68,6 +72,7 @@ class PlanBuilder:
     """One step's columns."""
 
     __slots__ = (
+        "_admission_bytes_left",
         "_admissions",
         "_chunks",
         "_copies",
@@ -75,6 +80,7 @@ class PlanBuilder:
         "_decode_starts",
         "_decodes",
         "_entries",
+        "_last_admitted",
         "_prompt_indices",
         "_prompt_runs",
         "_rows",
@@ -92,9 +98,11 @@ class PlanBuilder:
         "step_id",
     )
 
-    def __init__(self, step_id: int) -> None:
-        """An empty step."""
+    def __init__(self, step_id: int, max_admission_bytes: int) -> None:
+        """An empty step, whose admissions and their block tables may take so many bytes."""
         self.step_id = step_id
+        self._admission_bytes_left = max_admission_bytes
+        self._last_admitted: Sequence | None = None
         self.num_tokens = 0
         self.load = StepLoad()
         # Prompt tokens reported by the step.
@@ -124,9 +132,20 @@ class PlanBuilder:
         """Prompt tokens that the step can report beside those it does."""
         return MAX_PROMPT_LOGPROBS - self.num_prompt_logprobs
 
-    def admit(self, sequence: Sequence) -> None:
-        """The sequence takes its row with this step."""
-        self._admissions.append(_admission(sequence))
+    def admit(self, sequence: Sequence, row: int, num_blocks: int) -> bool:
+        """Has the sequence take a row with this step, and write a block table of so many blocks. False: the plan has no room left, and nothing has changed."""
+        before = self._admissions[-1] if self._admissions else None
+        if before is not None and self._last_admitted is not None and self._last_admitted.request is sequence.request:
+            admission = SiblingAdmission(row, sequence.log.output_index, _history(sequence)).after(before)
+        else:
+            admission = _admission(sequence, row)
+        num_bytes = admission_bytes(admission, before) + table_bytes(num_blocks)
+        if num_bytes > self._admission_bytes_left:
+            return False
+        self._admission_bytes_left -= num_bytes
+        self._admissions.append(admission)
+        self._last_admitted = sequence
+        return True
 
     def add_decode(self, sequence: Sequence) -> None:
         """Computes the row's last sampled token, which the worker knows, and samples the next. Decodes precede all other entries."""
@@ -252,13 +271,26 @@ class PlanBuilder:
         sequence.decodes = True
 
 
-def _admission(sequence: Sequence) -> RowAdmission:
+def most_admission_bytes(request: EngineRequest, block_size: int) -> int:
+    """Most bytes that one output's admission can take with its block table: with the history of all its tokens, when it comes back at the end."""
+    sampling, num_tokens = request.sampling, len(request.prompt_ids) + request.stop.max_tokens
+    words = sum(RUN_BYTES + 4 * len(word) for word in sampling.bad_words)
+    lists = words + 2 * len(sampling.logit_bias_ids) + 4 * len(request.stop.token_ids)
+    history = 4 * num_tokens if sampling.needs_history else 0
+    return FIELD_BYTES + lists + history + table_bytes(-(-num_tokens // block_size))
+
+
+def _history(sequence: Sequence) -> bytes:
+    """The output known so far, where sampling depends on it."""
+    return sequence.tokens.tobytes() if sequence.request.spec.sampling.needs_history else b""
+
+
+def _admission(sequence: Sequence, row: int) -> RowAdmission:
     """Everything that sampling needs for as long as the sequence stays in its row."""
     spec = sequence.request.spec
     sampling = spec.sampling
-    needs_history = sampling.needs_history
     return RowAdmission(
-        row=sequence.row,
+        row=row,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -274,7 +306,7 @@ def _admission(sequence: Sequence) -> RowAdmission:
         logit_bias_ids=sampling.logit_bias_ids,
         logit_bias_values=sampling.logit_bias_values,
         bad_words=[array("i", word).tobytes() for word in sampling.bad_words],
-        needs_history=needs_history,
-        prompt_ids=spec.prompt_ids.tobytes() if needs_history else b"",
-        output_ids=sequence.tokens.tobytes() if needs_history else b"",
+        needs_history=sampling.needs_history,
+        prompt_ids=spec.prompt_ids.tobytes() if sampling.needs_history else b"",
+        output_ids=_history(sequence),
     )

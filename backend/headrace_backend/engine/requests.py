@@ -18,8 +18,8 @@ from headrace_facts import facts
 TokenIds = npt.NDArray[np.int32]
 
 # Of one token and of one of its top entries, as `outbox.LogprobColumns` keeps them.
-_LOGPROB_BYTES = 10
-_TOP_LOGPROB_BYTES = 8
+LOGPROB_BYTES = 10
+TOP_LOGPROB_BYTES = 8
 
 
 class Subscriber(NamedTuple):
@@ -176,7 +176,7 @@ class EngineRequest:
         """What the log probabilities of the prompt take while they are kept, at most; 0 if none are asked for."""
         if self.num_prompt_logprobs < 0:
             return 0
-        return (len(self.prompt_ids) - 1) * (_LOGPROB_BYTES + _TOP_LOGPROB_BYTES * self.num_prompt_logprobs)
+        return (len(self.prompt_ids) - 1) * (LOGPROB_BYTES + TOP_LOGPROB_BYTES * self.num_prompt_logprobs)
 
 
 @dataclasses.dataclass(slots=True, frozen=True)

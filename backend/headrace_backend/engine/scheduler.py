@@ -8,7 +8,8 @@ There are no phases: each step lets sequences catch up with their tokens, within
 1. Sequences whose row holds the token to compute (one token each; people call it decoding), most urgent first.
 2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent first, in chunks of what the budget leaves
    (`token_budget`, which may also set the long ones back behind 3, with a share kept for them).
-3. Waiting sequences, most urgent first, unless blocks were short in this step.
+3. Waiting sequences, most urgent first, unless blocks were short in this step, until the plan has no room for the next one's
+   admission (`plan_bytes`).
 
 A tenant's sequences hold at most its share of the blocks. One that waits for more is passed over with its whole tenant, and those of others go on; one that runs and
 needs more preempts the least urgent of its own tenant, never another's.
@@ -274,14 +275,13 @@ class Scheduler:
                 return
             num_known = len(prefix) * kv.block_size
             count = budget.chunk(num_known, _num_wanted(sequence, num_known, builder))
-            if count == 0:
+            if count == 0 or not builder.admit(sequence, self._free_rows[-1], kv.num_blocks_for(num_known + count)):
                 return
             self.waiting.pop()
             self._occupy(sequence, now_ns)
             kv.take_prefix(sequence, prefix)
             self._note_prefix(sequence)
             kv.grow(sequence, sequence.num_computed + count)
-            builder.admit(sequence)
             builder.update_table(sequence.row, 0, sequence.blocks)
             self._add_known(sequence, count, builder, now_ns)
             num_missing = kv.num_missing(sequence, sequence.num_tokens)
@@ -301,17 +301,16 @@ class Scheduler:
             self._fork(sequence, builder, now_ns)
 
     def _fork(self, leader: Sequence, builder: PlanBuilder, now_ns: int) -> None:
-        """The prompt's last token is in the step: the other outputs begin from it. Those without a row wait like any sequence."""
+        """The prompt's last token is in the step: the other outputs begin from it. Those for which there is no row, or no room in the plan, wait like any sequence."""
         kv, request = self.kv, leader.request
         assert kv is not None, "there is a worker"
         siblings, request.unforked = request.unforked, []
         for sibling in siblings:
-            if not self._free_rows:
+            if not self._free_rows or not builder.admit(sibling, self._free_rows[-1], len(leader.blocks)):
                 self.waiting.push(sibling)
                 continue
             self._occupy(sibling, now_ns)
             kv.fork(leader, sibling)
-            builder.admit(sibling)
             builder.update_table(sibling.row, 0, sibling.blocks)
             builder.add_fork(sibling)
 

@@ -22,27 +22,13 @@ from headrace_backend.engine.requests import (
     TenantLimits,
     TokenIds,
 )
+from headrace_request import limits
 
-MAX_LOGPROBS = 20
-MAX_PRIORITY = 100
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_BYTES = 256
-MAX_STOP_TOKENS = 64
-MAX_LOGIT_BIAS = 1024
-MAX_BIAS = 100.0
-# A word is encoded twice, with and without a leading space.
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_TOKENS = 256
-MAX_CACHE_SALT_BYTES = 256
-MAX_IDEMPOTENCY_KEY_BYTES = 256
-MAX_TENANT_BYTES = 256
-# As float32, which is how it comes over the socket: 0.01 itself is allowed.
-MIN_TEMPERATURE, MAX_TEMPERATURE = float(np.float32(0.01)), 100.0
-# A much smaller one divides logits to infinity.
-MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = float(np.float32(0.01)), 10.0
-MAX_PENALTY = 2.0
+# As the wire has them: 0.01 itself is allowed.
+_MIN_TEMPERATURE = float(np.float32(limits.MIN_TEMPERATURE))
+_MIN_REPETITION_PENALTY = float(np.float32(limits.MIN_REPETITION_PENALTY))
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_REQUEST_ID = re.compile(limits.REQUEST_ID_PATTERN)
 
 
 class RequestValidator:
@@ -68,34 +54,40 @@ class RequestValidator:
         self._check_emitted(request, violations)
         self._check_limits(request.limits, violations)
         violations.require(1 <= request.n <= self._max_outputs, "spec.n", f"must be 1 to {self._max_outputs}")
-        violations.require(-1 <= request.num_logprobs <= MAX_LOGPROBS, "spec.logprobs", f"must be 0 to {MAX_LOGPROBS}")
         violations.require(
-            -1 <= request.num_prompt_logprobs <= MAX_LOGPROBS, "spec.prompt_logprobs", f"must be 0 to {MAX_LOGPROBS}"
+            -1 <= request.num_logprobs <= limits.MAX_LOGPROBS, "spec.logprobs", f"must be 0 to {limits.MAX_LOGPROBS}"
         )
         violations.require(
-            abs(request.priority) <= MAX_PRIORITY, "spec.priority", f"must be -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            -1 <= request.num_prompt_logprobs <= limits.MAX_LOGPROBS,
+            "spec.prompt_logprobs",
+            f"must be 0 to {limits.MAX_LOGPROBS}",
+        )
+        violations.require(
+            abs(request.priority) <= limits.MAX_PRIORITY,
+            "spec.priority",
+            f"must be -{limits.MAX_PRIORITY} to {limits.MAX_PRIORITY}",
         )
         if violations.found:
             raise RequestRefused.invalid(violations.found)
 
-    def check_limits(self, limits: TenantLimits) -> None:
+    def check_limits(self, tenant_limits: TenantLimits) -> None:
         """Accepts limits that come without a request.
 
         Raises:
             RequestRefused: INVALID_ARGUMENT with every rule broken.
         """
         violations = _Violations()
-        self._check_limits(limits, violations)
+        self._check_limits(tenant_limits, violations)
         if violations.found:
             raise RequestRefused.invalid(violations.found)
 
-    def _check_limits(self, limits: TenantLimits, violations: _Violations) -> None:
+    def _check_limits(self, tenant_limits: TenantLimits, violations: _Violations) -> None:
         for name in ("requests_per_minute", "concurrent_streams", "tokens_per_minute"):
             violations.require(
-                getattr(limits, name) >= 0, f"limits.{name}", "must be 0 (no limit), or the number allowed"
+                getattr(tenant_limits, name) >= 0, f"limits.{name}", "must be 0 (no limit), or the number allowed"
             )
         violations.require(
-            0 <= limits.kv_cache_share <= 1,
+            0 <= tenant_limits.kv_cache_share <= 1,
             "limits.kv_cache_share",
             "must be 0 (no limit), or a share above 0 and at most 1",
         )
@@ -103,16 +95,20 @@ class RequestValidator:
     def _check_identity(self, request: EngineRequest, violations: _Violations) -> None:
         require = violations.require
         require(_REQUEST_ID.fullmatch(request.request_id) is not None, "request_id", "must be 1 to 64 of [A-Za-z0-9_-]")
-        require(len(request.tenant.encode()) <= MAX_TENANT_BYTES, "tenant", f"must be at most {MAX_TENANT_BYTES} bytes")
         require(
-            len(request.cache_salt) <= MAX_CACHE_SALT_BYTES,
-            "spec.cache_salt",
-            f"must be at most {MAX_CACHE_SALT_BYTES} bytes",
+            len(request.tenant.encode()) <= limits.MAX_TENANT_BYTES,
+            "tenant",
+            f"must be at most {limits.MAX_TENANT_BYTES} bytes",
         )
         require(
-            len(request.idempotency_key.encode()) <= MAX_IDEMPOTENCY_KEY_BYTES,
+            len(request.cache_salt) <= limits.MAX_CACHE_SALT_BYTES,
+            "spec.cache_salt",
+            f"must be at most {limits.MAX_CACHE_SALT_BYTES} bytes",
+        )
+        require(
+            len(request.idempotency_key.encode()) <= limits.MAX_IDEMPOTENCY_KEY_BYTES,
             "idempotency_key",
-            f"must be at most {MAX_IDEMPOTENCY_KEY_BYTES} bytes",
+            f"must be at most {limits.MAX_IDEMPOTENCY_KEY_BYTES} bytes",
         )
         require(request.service_ns >= 0, "service_ns", "must not be negative")
 
@@ -138,9 +134,9 @@ class RequestValidator:
         require, vocab_size = violations.require, self._model.vocab_size
         temperature = sampling.temperature
         require(
-            temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE,
+            temperature == 0 or _MIN_TEMPERATURE <= temperature <= limits.MAX_TEMPERATURE,
             "spec.sampling.temperature",
-            f"must be 0 (greedy), or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}",
+            f"must be 0 (greedy), or {_MIN_TEMPERATURE:g} to {limits.MAX_TEMPERATURE:g}",
         )
         require(0 < sampling.top_p <= 1, "spec.sampling.top_p", "must be above 0, and at most 1")
         require(
@@ -150,13 +146,17 @@ class RequestValidator:
         )
         require(0 <= sampling.min_p <= 1, "spec.sampling.min_p", "must be 0 to 1")
         require(
-            MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY,
+            _MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= limits.MAX_REPETITION_PENALTY,
             "spec.sampling.repetition_penalty",
-            f"must be {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}",
+            f"must be {_MIN_REPETITION_PENALTY:g} to {limits.MAX_REPETITION_PENALTY:g}",
         )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(sampling, name)
-            require(abs(value) <= MAX_PENALTY, f"spec.sampling.{name}", f"must be -{MAX_PENALTY:g} to {MAX_PENALTY:g}")
+            require(
+                abs(value) <= limits.MAX_PENALTY,
+                f"spec.sampling.{name}",
+                f"must be -{limits.MAX_PENALTY:g} to {limits.MAX_PENALTY:g}",
+            )
         require(0 <= sampling.seed < 2**64, "spec.sampling.seed", "must be 0 to 2^64 - 1")
         self._check_logit_bias(sampling, violations)
         self._check_bad_words(sampling.bad_words, violations)
@@ -167,7 +167,9 @@ class RequestValidator:
             violations.add(field, "ids and values must be columns of the same length")
             return
         ids, values = array("I", sampling.logit_bias_ids), array("f", sampling.logit_bias_values)
-        violations.require(len(ids) <= MAX_LOGIT_BIAS, field, f"must have at most {MAX_LOGIT_BIAS} entries")
+        violations.require(
+            len(ids) <= limits.MAX_LOGIT_BIAS, field, f"must have at most {limits.MAX_LOGIT_BIAS} entries"
+        )
         violations.require(len(set(ids)) == len(ids), field, "must not name an id twice")
         violations.require(
             max(ids, default=0) < self._model.vocab_size,
@@ -175,18 +177,22 @@ class RequestValidator:
             f"ids must be below the vocabulary size, {self._model.vocab_size}",
         )
         violations.require(
-            all(math.isfinite(v) and abs(v) <= MAX_BIAS for v in values),
+            all(math.isfinite(v) and abs(v) <= limits.MAX_BIAS for v in values),
             field,
-            f"values must be -{MAX_BIAS:g} to {MAX_BIAS:g}",
+            f"values must be -{limits.MAX_BIAS:g} to {limits.MAX_BIAS:g}",
         )
 
     def _check_bad_words(self, words: tuple[tuple[int, ...], ...], violations: _Violations) -> None:
         field = "spec.stop.bad_words"
-        violations.require(len(words) <= MAX_BAD_WORDS, field, f"must be at most {MAX_BAD_WORDS} token sequences")
         violations.require(
-            all(1 <= len(word) <= MAX_BAD_WORD_TOKENS for word in words),
+            len(words) <= limits.MAX_BAD_WORD_SEQUENCES,
             field,
-            f"must have 1 to {MAX_BAD_WORD_TOKENS} tokens each",
+            f"must be at most {limits.MAX_BAD_WORD_SEQUENCES} token sequences",
+        )
+        violations.require(
+            all(1 <= len(word) <= limits.MAX_BAD_WORD_TOKENS for word in words),
+            field,
+            f"must have 1 to {limits.MAX_BAD_WORD_TOKENS} tokens each",
         )
         self._require_ids((token for word in words for token in word), field, violations)
 
@@ -206,14 +212,20 @@ class RequestValidator:
             "spec.stop.strings",
             "can't be used: the text of the model's tokens is not known",
         )
-        require(len(stop.strings) <= MAX_STOP_STRINGS, "spec.stop.strings", f"must be at most {MAX_STOP_STRINGS}")
         require(
-            all(1 <= len(string) <= MAX_STOP_STRING_BYTES for string in stop.strings),
+            len(stop.strings) <= limits.MAX_STOP_STRINGS,
             "spec.stop.strings",
-            f"must have 1 to {MAX_STOP_STRING_BYTES} bytes each",
+            f"must be at most {limits.MAX_STOP_STRINGS}",
+        )
+        require(
+            all(1 <= len(string) <= limits.MAX_STOP_STRING_BYTES for string in stop.strings),
+            "spec.stop.strings",
+            f"must have 1 to {limits.MAX_STOP_STRING_BYTES} bytes each",
         )
         num_own = len(stop.token_ids.difference(self._model.eos_token_ids))
-        require(num_own <= MAX_STOP_TOKENS, "spec.stop.token_ids", f"must be at most {MAX_STOP_TOKENS}")
+        require(
+            num_own <= limits.MAX_STOP_TOKEN_IDS, "spec.stop.token_ids", f"must be at most {limits.MAX_STOP_TOKEN_IDS}"
+        )
         self._require_ids(stop.token_ids, "spec.stop.token_ids", violations)
 
     def _check_emitted(self, request: EngineRequest, violations: _Violations) -> None:

@@ -81,11 +81,16 @@ class EngineLoop:
     # --- workers --------------------------------------------------------------------------------------------------------------
 
     def workers_ready(
-        self, send_plan: Callable[[bytes], bool], num_blocks: int, on_gpu: bool, captured_mixed_sizes: tuple[int, ...]
+        self,
+        send_plan: Callable[[bytes], bool],
+        num_blocks: int,
+        on_gpu: bool,
+        captured_mixed_sizes: tuple[int, ...],
+        plan_bytes: int | None = None,
     ) -> None:
-        """New workers take plans through `send_plan`, which says whether there was space."""
+        """New workers take plans of at most `plan_bytes` through `send_plan`, which says whether there was space."""
         self._send_plan = send_plan
-        self._guarded(lambda: self.engine.worker_ready(num_blocks, on_gpu, captured_mixed_sizes))
+        self._guarded(lambda: self.engine.worker_ready(num_blocks, on_gpu, captured_mixed_sizes, plan_bytes))
 
     def workers_lost(self, failed_step_id: int = 0) -> LossOutcome:
         """The workers are gone, and what was in flight with them, because they could not compute a step (0: for another reason)."""

@@ -26,22 +26,19 @@ from headrace_backend.engine.requests import (
 )
 from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request import limits
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_REQUEST_ID = re.compile(limits.REQUEST_ID_PATTERN)
 # Services make it themselves, so there is only one version.
 _TRACEPARENT = re.compile(r"00-(?P<trace_id>[0-9a-f]{32})-(?P<span_id>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})")
 _SPAN_ID = re.compile(r"[0-9a-f]{16}")
 _SAMPLED = 1
 _MAX_TRACESTATE_BYTES = 512
 _MAX_WORD_BYTES = 64
-_MAX_TEXT_BYTES = 256
-_MAX_SALT_BYTES = 256
+_MAX_TRACEPARENT_BYTES = 256
 _MAX_STATE_BYTES = 1 << 20
-_MAX_STOP_STRINGS = 64
-_MAX_STOP_STRING_BYTES = 4096
-_MAX_LIST_TOKENS = 1 << 16
-_MAX_BAD_WORDS = 1024
-_MAX_PAGE = 1000
+# Stop tokens of a request and the model's own, which are told apart in the engine.
+_MAX_ENDING_TOKENS = 1 << 16
 _DIGEST_BYTES = 32
 _MAX_SERVICE_NS = 24 * 3600 * 10**9
 _MAX_INT32 = 2**31 - 1
@@ -125,23 +122,23 @@ def _identity(request_id: str, tenant: str, checks: _Checks) -> None:
     checks.require(
         _REQUEST_ID.fullmatch(request_id) is not None, "request_id", "must be 1 to 64 characters of [A-Za-z0-9_-]"
     )
-    checks.at_most(tenant, _MAX_TEXT_BYTES, "tenant")
+    checks.at_most(tenant, limits.MAX_TENANT_BYTES, "tenant")
 
 
 def _sampling(sampling: engine_pb2.EngineSampling, checks: _Checks) -> SamplingSpec:
     floats = {name: getattr(sampling, name) for name in _SAMPLING_FLOATS}
     for name, value in floats.items():
         checks.require(math.isfinite(value), f"sampling.{name}", "must be a finite number")
-    _token_ids(sampling.logit_bias_ids, "sampling.logit_bias_ids", checks, _MAX_LIST_TOKENS)
+    _token_ids(sampling.logit_bias_ids, "sampling.logit_bias_ids", checks, limits.MAX_LOGIT_BIAS)
     _logit_bias_values(sampling, checks)
     checks.require(
-        len(sampling.bad_words) <= _MAX_BAD_WORDS,
+        len(sampling.bad_words) <= limits.MAX_BAD_WORD_SEQUENCES,
         "sampling.bad_words",
-        f"has {len(sampling.bad_words)} entries; at most {_MAX_BAD_WORDS} are allowed",
+        f"has {len(sampling.bad_words)} entries; at most {limits.MAX_BAD_WORD_SEQUENCES} are allowed",
     )
     words = (
-        tuple(_token_ids(word.token_ids, f"sampling.bad_words[{i}]", checks, _MAX_LIST_TOKENS).tolist())
-        for i, word in enumerate(sampling.bad_words[:_MAX_BAD_WORDS])
+        tuple(_token_ids(word.token_ids, f"sampling.bad_words[{i}]", checks, limits.MAX_BAD_WORD_TOKENS).tolist())
+        for i, word in enumerate(sampling.bad_words[: limits.MAX_BAD_WORD_SEQUENCES])
     )
     return SamplingSpec(
         top_k=sampling.top_k,
@@ -168,19 +165,19 @@ def _logit_bias_values(sampling: engine_pb2.EngineSampling, checks: _Checks) -> 
 def _stop(stop: engine_pb2.EngineStop, checks: _Checks) -> StopSpec:
     strings = tuple(stop.strings)
     checks.require(
-        len(strings) <= _MAX_STOP_STRINGS,
+        len(strings) <= limits.MAX_STOP_STRINGS,
         "stop.strings",
-        f"has {len(strings)} entries; at most {_MAX_STOP_STRINGS} are allowed",
+        f"has {len(strings)} entries; at most {limits.MAX_STOP_STRINGS} are allowed",
     )
-    for i, text in enumerate(strings[:_MAX_STOP_STRINGS]):
+    for i, text in enumerate(strings[: limits.MAX_STOP_STRINGS]):
         checks.require(len(text) > 0, f"stop.strings[{i}]", "must not be empty")
-        checks.at_most(text, _MAX_STOP_STRING_BYTES, f"stop.strings[{i}]")
+        checks.at_most(text, limits.MAX_STOP_STRING_BYTES, f"stop.strings[{i}]")
         checks.require(_is_utf8(text), f"stop.strings[{i}]", "must be UTF-8")
     return StopSpec(
         max_tokens=stop.max_tokens,
         min_tokens=stop.min_tokens,
         strings=strings,
-        token_ids=frozenset(_token_ids(stop.token_ids, "stop.token_ids", checks, _MAX_LIST_TOKENS).tolist()),
+        token_ids=frozenset(_token_ids(stop.token_ids, "stop.token_ids", checks, _MAX_ENDING_TOKENS).tolist()),
         include_stop_string=stop.include_stop_string,
     )
 
@@ -208,10 +205,10 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
     _identity(add.request_id, add.tenant, checks)
     checks.require(add.HasField("sampling"), "sampling", "is required")
     checks.require(add.HasField("stop"), "stop", "is required")
-    checks.at_most(add.cache_salt, _MAX_SALT_BYTES, "cache_salt")
-    checks.at_most(add.idempotency_key, _MAX_TEXT_BYTES, "idempotency_key")
+    checks.at_most(add.cache_salt, limits.MAX_CACHE_SALT_BYTES, "cache_salt")
+    checks.at_most(add.idempotency_key, limits.MAX_IDEMPOTENCY_KEY_BYTES, "idempotency_key")
     checks.at_most(add.service_state, _MAX_STATE_BYTES, "service_state")
-    checks.at_most(add.traceparent, _MAX_TEXT_BYTES, "traceparent")
+    checks.at_most(add.traceparent, _MAX_TRACEPARENT_BYTES, "traceparent")
     checks.require(
         len(add.spec_digest) in (0, _DIGEST_BYTES), "spec_digest", f"must have {_DIGEST_BYTES} bytes or none"
     )
@@ -242,7 +239,7 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
         span=_span(add, checks),
         recording=_recording(add.recording, checks) if add.HasField("recording") else None,
         emitted=tuple(_token_ids(part.token_ids, f"emitted[{i}]", checks) for i, part in enumerate(add.emitted)),
-        limits=_limits(add.limits, checks),
+        limits=_tenant_limits(add.limits, checks),
     )
     checks.finish()
     return request
@@ -275,14 +272,14 @@ def _recording(recording: engine_pb2.Recording, checks: _Checks) -> Recording:
     )
 
 
-def _limits(limits: engine_pb2.TenantLimits, checks: _Checks) -> TenantLimits:
+def _tenant_limits(sent: engine_pb2.TenantLimits, checks: _Checks) -> TenantLimits:
     """The tenant's limits. A share comes as the decimal number that was meant: 0.7, not the float32 below it."""
-    share = limits.kv_cache_share
+    share = sent.kv_cache_share
     checks.require(math.isfinite(share), "limits.kv_cache_share", "must be a finite number")
     return TenantLimits(
-        requests_per_minute=limits.requests_per_minute,
-        concurrent_streams=limits.concurrent_streams,
-        tokens_per_minute=limits.tokens_per_minute,
+        requests_per_minute=sent.requests_per_minute,
+        concurrent_streams=sent.concurrent_streams,
+        tokens_per_minute=sent.tokens_per_minute,
         kv_cache_share=float(str(np.float32(share))),
     )
 
@@ -311,9 +308,9 @@ def read_attach_limits(attach: engine_pb2.AttachRequest) -> TenantLimits:
     checks = _Checks()
     _identity(attach.request_id, attach.tenant, checks)
     checks.require(attach.handle != 0, "handle", "must not be 0")
-    limits = _limits(attach.limits, checks)
+    tenant_limits = _tenant_limits(attach.limits, checks)
     checks.finish()
-    return limits
+    return tenant_limits
 
 
 def read_list_state(query: engine_pb2.ListQuery) -> RequestState:
@@ -324,8 +321,12 @@ def read_list_state(query: engine_pb2.ListQuery) -> RequestState:
     """
     _refuse_unknown(query)
     checks = _Checks()
-    checks.at_most(query.tenant, _MAX_TEXT_BYTES, "tenant")
+    checks.at_most(query.tenant, limits.MAX_TENANT_BYTES, "tenant")
     checks.require(query.state <= RequestState.FINISHED, "state", f"is {query.state}; it must be 0 to 3")
-    checks.require(1 <= query.page_size <= _MAX_PAGE, "page_size", f"is {query.page_size}; it must be 1 to {_MAX_PAGE}")
+    checks.require(
+        1 <= query.page_size <= limits.MAX_PAGE_SIZE,
+        "page_size",
+        f"is {query.page_size}; it must be 1 to {limits.MAX_PAGE_SIZE}",
+    )
     checks.finish()
     return RequestState(query.state)

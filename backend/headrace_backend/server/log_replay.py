@@ -9,11 +9,12 @@ from array import array
 from collections.abc import Iterator
 
 from headrace_backend.engine.answers import AttachSnapshot, OutputSnapshot
-from headrace_backend.engine.outbox import LogprobColumns, Outbox, PromptLogprobs
+from headrace_backend.engine.outbox import Outbox, PromptLogprobs
 from headrace_backend.server.outgoing import (
     EVENT_BYTES,
     ROW_BYTES,
     event_bytes,
+    slice_logprobs,
     write_done,
     write_end,
     write_logprobs,
@@ -117,17 +118,7 @@ def _log_parts(handle: int, output: OutputSnapshot, max_bytes: int) -> Iterator[
             tokens=tokens[start:stop],
         )
         if logprobs is not None:
-            part.logprobs = _slice_logprobs(logprobs, start, stop, top_start, top_stop)
+            part.logprobs = slice_logprobs(logprobs, start, stop, top_start, top_stop)
             part.logprob_rows = array("I", range(count))
         yield part
         start, top_start = stop, top_stop
-
-
-def _slice_logprobs(columns: LogprobColumns, start: int, stop: int, top_start: int, top_stop: int) -> LogprobColumns:
-    return LogprobColumns(
-        sampled=columns.sampled[start:stop],
-        ranks=columns.ranks[start:stop],
-        top_counts=columns.top_counts[start:stop],
-        top_token_ids=columns.top_token_ids[top_start:top_stop],
-        top_logprobs=columns.top_logprobs[top_start:top_stop],
-    )

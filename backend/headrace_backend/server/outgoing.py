@@ -6,6 +6,7 @@ Owns the byte form of outboxes, which are merged while a service lags, and of an
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 
 import grpc
 
@@ -20,7 +21,7 @@ from headrace_backend.engine.outbox import (
     Resumed,
     Started,
 )
-from headrace_backend.engine.requests import EndReason
+from headrace_backend.engine.requests import LOGPROB_BYTES, TOP_LOGPROB_BYTES, EndReason
 from headrace_backend.server.health import STALE_AFTER_NS, HealthState
 from headrace_backend.server.statuses import make_status
 from headrace_protos.engine.v1 import engine_pb2
@@ -64,6 +65,78 @@ def merge_outbox(into: Outbox, later: Outbox) -> None:
     if later.step_id:
         into.step_id, into.planned_at_ns, into.settled_at_ns = later.step_id, later.planned_at_ns, later.settled_at_ns
         into.batch_sequences, into.batch_tokens = later.batch_sequences, later.batch_tokens
+
+
+def split_outbox(outbox: Outbox, max_bytes: int) -> Iterator[Outbox]:
+    """An outbox as several of about `max_bytes`, each with all that some of the handles are sent, in its order.
+
+    A handle is in one part, whose end of an output is told with its last tokens. What one handle is sent always fits.
+    """
+    part_of = _assign_parts(_bytes_by_handle(outbox), max_bytes)
+    parts = [_empty_part(outbox) for _ in range(1 + max(part_of.values(), default=0))]
+    columns, told = outbox.logprobs, set(outbox.logprob_rows)
+    entry = top = 0
+    for row, (handle, output, token) in enumerate(
+        zip(outbox.handles, outbox.output_indices, outbox.tokens, strict=True)
+    ):
+        part = parts[part_of[handle]]
+        if row in told:
+            part.logprob_rows.append(len(part.tokens))
+            next_top = top + columns.top_counts[entry]
+            _extend_logprobs(part.logprobs, slice_logprobs(columns, entry, entry + 1, top, next_top))
+            entry, top = entry + 1, next_top
+        part.handles.append(handle)
+        part.output_indices.append(output)
+        part.tokens.append(token)
+    for handle, event in outbox.events:
+        parts[part_of[handle]].events.append((handle, event))
+    yield from parts
+
+
+def _bytes_by_handle(outbox: Outbox) -> dict[int, int]:
+    """About how many bytes each handle is sent, handles as they come."""
+    sizes: dict[int, int] = {}
+    for handle in outbox.handles:
+        sizes[handle] = sizes.get(handle, 0) + ROW_BYTES
+    for row, count in zip(outbox.logprob_rows, outbox.logprobs.top_counts, strict=True):
+        sizes[outbox.handles[row]] += 2 * (LOGPROB_BYTES + TOP_LOGPROB_BYTES * count)
+    for handle, event in outbox.events:
+        sizes[handle] = sizes.get(handle, 0) + event_bytes(event)
+    return sizes
+
+
+def _assign_parts(sizes: dict[int, int], max_bytes: int) -> dict[int, int]:
+    """The part that each handle goes to: as many handles to a part as fit, at least one."""
+    part_of: dict[int, int] = {}
+    part = size = 0
+    for handle, handle_bytes in sizes.items():
+        if size and size + handle_bytes > max_bytes:
+            part, size = part + 1, 0
+        part_of[handle] = part
+        size += handle_bytes
+    return part_of
+
+
+def _empty_part(outbox: Outbox) -> Outbox:
+    """An outbox of the same step."""
+    return Outbox(
+        step_id=outbox.step_id,
+        planned_at_ns=outbox.planned_at_ns,
+        settled_at_ns=outbox.settled_at_ns,
+        batch_sequences=outbox.batch_sequences,
+        batch_tokens=outbox.batch_tokens,
+    )
+
+
+def slice_logprobs(columns: LogprobColumns, start: int, stop: int, top_start: int, top_stop: int) -> LogprobColumns:
+    """Those of the tokens from `start` to `stop`, whose top entries are those from `top_start` to `top_stop`."""
+    return LogprobColumns(
+        sampled=columns.sampled[start:stop],
+        ranks=columns.ranks[start:stop],
+        top_counts=columns.top_counts[start:stop],
+        top_token_ids=columns.top_token_ids[top_start:top_stop],
+        top_logprobs=columns.top_logprobs[top_start:top_stop],
+    )
 
 
 def _extend_logprobs(into: LogprobColumns, later: LogprobColumns) -> None:

@@ -17,13 +17,13 @@ import grpc
 
 from headrace_backend.engine.outbox import Outbox, RequestDone
 from headrace_backend.engine.step_log import StepReader
-from headrace_backend.server.outgoing import merge_outbox, outbox_bytes, write_outbox
+from headrace_backend.server.outgoing import merge_outbox, outbox_bytes, split_outbox, write_outbox
 from headrace_backend.server.statuses import StreamEnded, ended
 from headrace_protos.engine.v1 import engine_pb2
 
 Write = Callable[[engine_pb2.FromEngine], Awaitable[None]]
 
-# An answer, tokens and events, or the messages of a replay.
+# An answer, tokens and events, or the messages of a replay or of a step that is too large for one.
 _Item = engine_pb2.FromEngine | Outbox | Iterator[engine_pb2.FromEngine]
 
 
@@ -84,6 +84,9 @@ class ServiceStream:
             self.num_merged += 1
             self._sizes[-1] += size
             self._count(size)
+        elif size > self._max_merged_bytes:
+            # Many readers of one step.
+            self._append(map(self._written, split_outbox(outbox, self._max_merged_bytes)), size)
         else:
             self._append(outbox, size)
 
@@ -125,7 +128,7 @@ class ServiceStream:
             if isinstance(item, Outbox | engine_pb2.FromEngine):
                 self._pop()
                 return self._written(item) if isinstance(item, Outbox) else item
-            # A replay stays in front until its last message.
+            # What has several messages stays in front until the last.
             if (part := next(item, None)) is not None:
                 return part
             self._pop()

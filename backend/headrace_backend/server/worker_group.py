@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.plan_bytes import max_plan_bytes
 from headrace_backend.ring import RingDescriptors, RingFull, RingWriter, create_ring
 from headrace_backend.server.late_ranks import LateRanks, state
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.start_report import StartReport
 from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND, RankDescriptors, Record, WorkerProcess
-from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS
+from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepPlan
 from headrace_backend.worker_messages import (
     LoadProgress,
     MemoryPlan,
@@ -32,10 +33,11 @@ from headrace_backend.worker_messages import (
     decode_message,
 )
 from headrace_facts.oom_kills import RecentOomKills
+from headrace_request import limits
 
 _MIB = 1 << 20
-_MAX_RING_BYTES = 64 * _MIB
-_MAX_TOP_LOGPROBS = 20
+# What a record takes beside its payload, at most.
+_RECORD_BYTES = 16
 # How long the end of the rank that is at fault may come after the words of those that noticed it.
 _PEER_S = 1.0
 # A stack dump of a worker takes milliseconds once it runs again.
@@ -85,20 +87,14 @@ class WorkerLaunch:
 
 
 def plan_ring_bytes(launch: WorkerLaunch) -> int:
-    """Space for the largest plan: every row taken anew with its block table and its history (prompt and output), the whole token budget.
-
-    At most 64 MiB: a ring touches all of its memory in time, and rows with long contexts are never taken all in one step, because the first
-    takes the whole token budget.
-    """
-    config = launch.config
-    per_row = 4 * (launch.max_model_len // config.block_size + launch.max_model_len) + 4096
-    return min(config.max_num_seqs * per_row + 4 * config.max_num_batched_tokens + _MIB, _MAX_RING_BYTES)
+    """Space for two of the largest plans (`plan_bytes`), so that a ring that was read takes any plan at once."""
+    return 2 * (max_plan_bytes(launch.config, launch.max_model_len) + _RECORD_BYTES)
 
 
 def result_ring_bytes(config: EngineConfig) -> int:
     """Space for two of the largest results, and for messages."""
     num_tokens = config.max_num_seqs + min(config.max_num_batched_tokens, MAX_PROMPT_LOGPROBS)
-    return 2 * num_tokens * (32 + 8 * _MAX_TOP_LOGPROBS) + _MIB
+    return 2 * num_tokens * (32 + 8 * limits.MAX_LOGPROBS) + _MIB
 
 
 class WorkerGroup:
@@ -159,6 +155,11 @@ class WorkerGroup:
     def pids(self) -> Sequence[int]:
         """Process ids by rank."""
         return [worker.pid for worker in self._workers]
+
+    @property
+    def max_plan_bytes(self) -> int:
+        """Bytes of the largest plan that the engine may make."""
+        return self._plans.max_payload_at_once
 
     def _lose(self, lost: WorkersLost) -> None:
         if not self.lost.done() and not self._closing:
@@ -299,14 +300,17 @@ class WorkerGroup:
         return self._late_ranks.described(self._workers)
 
     def send_plan(self, plan: bytes) -> bool:
-        """Appends a plan; False if the workers left no space for it yet.
+        """Appends a plan; False if the workers left no space for it yet, or never can.
 
-        Raises:
-            ValueError: It is larger than the ring.
+        A plan that is larger than the ring, which the engine does not make, is a step that failed: the group is lost with it,
+        and the engine finds the request that is to blame.
         """
         try:
             self._plans.write(RecordKind.STEP_PLAN, plan, timeout_s=0)
         except RingFull:
+            return False
+        except ValueError as error:
+            self._lose(WorkersLost(f"a step plan: {error}", failed_step_id=StepPlan.step_id_of(plan)))
             return False
         return True
 

@@ -160,7 +160,8 @@ class WorkerSupervision:
             captured_mixed_sizes=ready[0].captured_mixed_sizes,
         )
         on_gpu = ready[0].device.startswith("cuda")
-        self._engine_loop.workers_ready(group.send_plan, num_blocks, on_gpu, ready[0].captured_mixed_sizes)
+        captured = ready[0].captured_mixed_sizes
+        self._engine_loop.workers_ready(group.send_plan, num_blocks, on_gpu, captured, group.max_plan_bytes)
         self._on_ready(_together(ready, num_blocks))
         self._health.set_serving()
         self._was_ready = True

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from headrace.v1 import generation_pb2
+from headrace_request import limits
 from headrace_service import errors
 from headrace_service.errors import ServiceError
 from headrace_service.kserve import refusals
@@ -24,7 +25,6 @@ from headrace_service.kserve.tensors import Tensor
 _MAX_U32 = (1 << 32) - 1
 _INT32 = range(-(1 << 31), 1 << 31)
 _MAX_U64 = (1 << 64) - 1
-_MAX_PRIORITY = 101
 _DETAILS = {
     "off": generation_pb2.TRACE_DETAIL_OFF,
     "array": generation_pb2.TRACE_DETAIL_ARRAY,
@@ -81,7 +81,7 @@ def apply(parameters: RequestParameters, spec: generation_pb2.GenerationSpec) ->
         raise refusals.unsupported("sequence_id, sequence_start and sequence_end: this model keeps no sequences")
     if parameters.priority:
         # 1 is the highest there, the largest number here.
-        spec.priority = _MAX_PRIORITY - parameters.priority
+        spec.priority = limits.MAX_PRIORITY + 1 - parameters.priority
     if parameters.trace_detail:
         spec.trace_detail = _DETAILS[parameters.trace_detail]
     if parameters.timeout_us:

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace_protos.inference import grpc_service_pb2 as pb
+from headrace_request import limits
 from headrace_service import errors
 from headrace_service.kserve import refusals
 
 Value = bool | int | str | float
 _Parameters = Mapping[str, pb.InferParameter]
-MAX_PRIORITY = 100
-MAX_TIMEOUT_US = 24 * 3600 * 10**6
+_MAX_TIMEOUT_US = limits.MAX_TIME_LIMIT_S * 10**6
 _MAX_PARAMETERS = 256
 _MAX_KEY_CHARS = 256
 _EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -85,9 +85,9 @@ def _parse_one(key: str, parameter: pb.InferParameter, found: dict[str, Any], cu
     elif key in ("sequence_start", "sequence_end"):
         found[key] = _typed(key, parameter, "bool_param")
     elif key == "priority":
-        found[key] = _in_range(key, _typed(key, parameter, "uint64_param", "int64_param"), MAX_PRIORITY)
+        found[key] = _in_range(key, _typed(key, parameter, "uint64_param", "int64_param"), limits.MAX_PRIORITY)
     elif key == "timeout":
-        found["timeout_us"] = _in_range(key, _typed(key, parameter, "int64_param"), MAX_TIMEOUT_US)
+        found["timeout_us"] = _in_range(key, _typed(key, parameter, "int64_param"), _MAX_TIMEOUT_US)
     elif key == _EMPTY_FINAL:
         found["empty_final"] = _typed(key, parameter, "bool_param")
     elif key in _TRACE_CONTEXT:
