@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from headrace_service.byte_run import ByteRun
 
-# A character has up to four tokens of one byte; readers of a script that the vocabulary lacks get eight to sixteen characters at once.
-MAX_HELD_BYTE_TOKENS = 32
+# A character has up to four tokens of one byte; readers of a script that the vocabulary lacks get four to eight characters at once. What is held back leaves in one message.
+MAX_HELD_BYTE_TOKENS = 16
 _EMPTY: list[int] = []
 
 

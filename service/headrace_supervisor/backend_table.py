@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import NamedTuple
@@ -24,19 +23,14 @@ import structlog
 from headrace_protos.control.v1 import control_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_supervisor import engine_probe, memory_sums, refusals
+from headrace_supervisor.model_entry import RUNNING, Backend, Entry
 from headrace_supervisor.model_launches import Launch, Launches, read_refusal
-from headrace_supervisor.processes import ManagedProcess, ProcessGaveUp, RestartRule
+from headrace_supervisor.processes import ProcessGaveUp, RestartRule
 from headrace_supervisor.refusals import Refused
 
 # What a backend gets after SIGTERM; it has nothing to finish by then.
 BACKEND_GRACE_S = 10.0
 _RESCAN_S = 2.0
-_State = control_pb2.BackendState
-_RUNNING = (
-    control_pb2.BACKEND_STATE_LOADING,
-    control_pb2.BACKEND_STATE_READY,
-    control_pb2.BACKEND_STATE_UNLOADING,
-)
 
 _log = structlog.get_logger(process="supervisor")
 
@@ -53,43 +47,6 @@ class Probe(NamedTuple):
 
     until_serving: Callable[[str], Awaitable[engine_pb2.EngineModel]] = engine_probe.until_serving
     until_idle: Callable[[str], Awaitable[None]] = engine_probe.until_idle
-
-
-class _Backend:
-    """One process that serves a model, started."""
-
-    def __init__(self, launch: Launch, rule: RestartRule) -> None:
-        self.launch = launch
-        self.was_ready = False
-        self.process = ManagedProcess(launch.spec, rule, lambda: self.was_ready)
-        self.life = self.process.start()
-
-
-@dataclasses.dataclass
-class _Entry:
-    """One model: its state, and its backends while there are some."""
-
-    name: str
-    state: _State = control_pb2.BACKEND_STATE_UNLOADED
-    reason: str = ""
-    # One, or as many as there are replicas, in their order; those that are still to come are missing.
-    backends: list[_Backend] = dataclasses.field(default_factory=list)
-    loading: asyncio.Task[None] | None = None
-    unloading: asyncio.Task[None] | None = None
-
-    def message(self) -> control_pb2.ModelBackend:
-        """What services are told."""
-        model = control_pb2.ModelBackend(name=self.name, state=self.state, reason=self.reason)
-        if self.backends and self.state in _RUNNING:
-            first, *others = (backend.launch for backend in self.backends)
-            model.engine_address = first.address
-            model.replica_addresses.extend(launch.address for launch in others)
-            model.memory_bytes = first.claim.budget_bytes
-        return model
-
-    def others_live(self, ended: _Backend) -> bool:
-        """Whether the model is served without this backend."""
-        return any(other.was_ready and not other.life.done() for other in self.backends if other is not ended)
 
 
 class BackendTable:
@@ -119,7 +76,7 @@ class BackendTable:
         self._ends_server = ends_server
         self._probe = probe
         self._machine_bytes = memory_sums.machine_bytes() if machine_bytes is None else machine_bytes
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
         self._first = first
         self._starting = bool(first)
         self._draining = False
@@ -161,12 +118,12 @@ class BackendTable:
 
     def _take_names(self, found: Sequence[str]) -> None:
         names = set(found)
-        idle = {name for name, entry in self._entries.items() if entry.state not in _RUNNING and entry.loading is None}
+        idle = {name for name, entry in self._entries.items() if entry.state not in RUNNING and entry.loading is None}
         gone = idle - names
         for name in gone:
             del self._entries[name]
         new = names - set(self._entries)
-        self._entries.update((name, _Entry(name)) for name in new)
+        self._entries.update((name, Entry(name)) for name in new)
         if gone or new:
             self._changed()
 
@@ -178,7 +135,7 @@ class BackendTable:
         Raises:
             Refused: one of them can't be loaded, and why.
         """
-        for load in [self._begin(self._entries.setdefault(name, _Entry(name)), 0) for name in self._first]:
+        for load in [self._begin(self._entries.setdefault(name, Entry(name)), 0) for name in self._first]:
             try:
                 await asyncio.shield(load)
             except _UnloadedMeanwhile as unloaded:
@@ -205,13 +162,13 @@ class BackendTable:
         if entry is None or entry.loading is None:
             # Refused before the model has a state: a name that is none must not appear in lists.
             await asyncio.to_thread(self._launches.check, name, memory_bytes)
-            entry = self._entries.setdefault(name, _Entry(name))
+            entry = self._entries.setdefault(name, Entry(name))
         # Another's load may have ended during the check.
         if entry.loading is not None or not self._serves(entry):
             await asyncio.shield(entry.loading or self._begin(entry, memory_bytes))
         return entry.message(), False
 
-    def _serves(self, entry: _Entry) -> bool:
+    def _serves(self, entry: Entry) -> bool:
         """Whether there is nothing to load. Raises Refused: UNAVAILABLE, not at this moment."""
         if self._ending:
             raise refusals.unavailable("the server is shutting down")
@@ -219,7 +176,7 @@ class BackendTable:
             raise refusals.unavailable(f"model {entry.name} is being unloaded")
         return entry.state == control_pb2.BACKEND_STATE_READY
 
-    def _begin(self, entry: _Entry, memory_bytes: int) -> asyncio.Task[None]:
+    def _begin(self, entry: Entry, memory_bytes: int) -> asyncio.Task[None]:
         """Announces a model that is not loaded as LOADING, and has it loaded when those before it are."""
         before = entry.state, entry.reason
         self._set(entry, control_pb2.BACKEND_STATE_LOADING)
@@ -228,7 +185,9 @@ class BackendTable:
         load.add_done_callback(lambda load: load.cancelled() or load.exception())
         return load
 
-    async def _load(self, entry: _Entry, memory_bytes: int, state_before: _State, reason_before: str) -> None:
+    async def _load(
+        self, entry: Entry, memory_bytes: int, state_before: control_pb2.BackendState, reason_before: str
+    ) -> None:
         try:
             async with self._one_load:
                 await self._start_all(entry, memory_bytes)
@@ -244,11 +203,11 @@ class BackendTable:
             if entry.loading is asyncio.current_task():
                 entry.loading = None
 
-    async def _start_all(self, entry: _Entry, memory_bytes: int) -> None:
+    async def _start_all(self, entry: Entry, memory_bytes: int) -> None:
         """Starts the model's backends, each when the one before it serves; the model is ready with the last. Raises Refused."""
         began_s = time.monotonic()
         _check_still_loading(entry)
-        loaded = [backend.launch.claim for e in self._entries.values() if e.state in _RUNNING for backend in e.backends]
+        loaded = [backend.launch.claim for e in self._entries.values() if e.state in RUNNING for backend in e.backends]
         claims = await asyncio.to_thread(self._launches.check, entry.name, memory_bytes)
         for claim in claims:
             memory_sums.check(claim, loaded, self._machine_bytes)
@@ -261,14 +220,14 @@ class BackendTable:
         self._set(entry, control_pb2.BACKEND_STATE_READY)
         _log.info("model loaded", model=entry.name, seconds=round(time.monotonic() - began_s, 2))
 
-    def _start(self, entry: _Entry, launch: Launch) -> _Backend:
-        backend = _Backend(launch, self._rule)
+    def _start(self, entry: Entry, launch: Launch) -> Backend:
+        backend = Backend(launch, self._rule)
         entry.backends.append(backend)
         backend.life.add_done_callback(lambda _: self._life_ended(entry, backend))
         self._changed()
         return backend
 
-    async def _until_ready(self, entry: _Entry, backend: _Backend) -> None:
+    async def _until_ready(self, entry: Entry, backend: Backend) -> None:
         """Waits until the engine serves. Raises Refused if its process gave up, or was unloaded meanwhile."""
         ready = asyncio.ensure_future(self._probe.until_serving(backend.launch.address))
         try:
@@ -289,13 +248,13 @@ class BackendTable:
             Refused: NOT_FOUND: it is not served.
         """
         entry = self._entries.get(name)
-        if entry is None or entry.state not in _RUNNING:
+        if entry is None or entry.state not in RUNNING:
             raise refusals.not_found(f"model {name[:128]!r} is not loaded")
         if entry.unloading is None:
             entry.unloading = asyncio.create_task(self._unload(entry, grace_s), name=f"unload {name}")
         await asyncio.shield(entry.unloading)
 
-    async def _unload(self, entry: _Entry, grace_s: float) -> None:
+    async def _unload(self, entry: Entry, grace_s: float) -> None:
         was_ready = entry.state == control_pb2.BACKEND_STATE_READY
         self._set(entry, control_pb2.BACKEND_STATE_UNLOADING)
         hurry = asyncio.Event()
@@ -330,7 +289,7 @@ class BackendTable:
 
     # -- inside
 
-    def _life_ended(self, entry: _Entry, backend: _Backend) -> None:
+    def _life_ended(self, entry: Entry, backend: Backend) -> None:
         """A process that gave up takes its model, or the server, with it, unless replicas go on; one that was ended does not."""
         error = None if backend.life.cancelled() else backend.life.exception()
         if error is None or backend not in entry.backends:
@@ -343,7 +302,7 @@ class BackendTable:
         elif entry.loading is None and entry.unloading is None:
             self._failed(entry, str(self._why_ended(entry, backend)))
 
-    def _why_ended(self, entry: _Entry, backend: _Backend) -> Refused:
+    def _why_ended(self, entry: Entry, backend: Backend) -> Refused:
         """The reason of a backend that ended before it was ready, or after."""
         error = backend.life.exception() if backend.life.done() else None
         if error is None or backend not in entry.backends:
@@ -358,19 +317,19 @@ class BackendTable:
             return Refused(said.code, f"{who}: {said}")
         return refusals.failed_precondition(f"{who}: {error}")
 
-    async def _fail(self, entry: _Entry, reason: str) -> None:
+    async def _fail(self, entry: Entry, reason: str) -> None:
         """Ends what runs of a model that will not serve."""
         await _stop(entry.backends, 0.0, asyncio.Event())
         # Nobody waits for an unload of what failed meanwhile.
         if entry.state == control_pb2.BACKEND_STATE_LOADING:
             self._failed(entry, reason)
 
-    def _failed(self, entry: _Entry, reason: str) -> None:
+    def _failed(self, entry: Entry, reason: str) -> None:
         _log.error("model failed", model=entry.name, reason=reason)
         entry.backends = []
         self._set(entry, control_pb2.BACKEND_STATE_FAILED, reason)
 
-    def _set(self, entry: _Entry, state: _State, reason: str = "") -> None:
+    def _set(self, entry: Entry, state: control_pb2.BackendState, reason: str = "") -> None:
         entry.state, entry.reason = state, reason
         self._changed()
 
@@ -379,7 +338,7 @@ class BackendTable:
         self._change = asyncio.Event()
 
 
-def _note_device(backend: _Backend, model: engine_pb2.EngineModel) -> None:
+def _note_device(backend: Backend, model: engine_pb2.EngineModel) -> None:
     """From now on sums are of the device that it really is, with the memory that it really has."""
     claim = backend.launch.claim
     device = model.device.split(" ")[0] or claim.device
@@ -387,17 +346,17 @@ def _note_device(backend: _Backend, model: engine_pb2.EngineModel) -> None:
     backend.launch = backend.launch._replace(claim=claim)
 
 
-async def _stop(backends: Sequence[_Backend], grace_s: float, hurry: asyncio.Event) -> None:
+async def _stop(backends: Sequence[Backend], grace_s: float, hurry: asyncio.Event) -> None:
     """Ends processes, all at the same time."""
     await asyncio.gather(*(backend.process.stop(grace_s, hurry) for backend in backends))
 
 
-def _is_still_loading(entry: _Entry) -> bool:
+def _is_still_loading(entry: Entry) -> bool:
     """Whether the load that asks, a task, is still the model's: an operator's unload ends it, and another may have begun since."""
     return entry.state == control_pb2.BACKEND_STATE_LOADING and entry.loading is asyncio.current_task()
 
 
-def _check_still_loading(entry: _Entry) -> None:
+def _check_still_loading(entry: Entry) -> None:
     """Raises _UnloadedMeanwhile if the load that asks is not the model's any more."""
     if not _is_still_loading(entry):
         raise _UnloadedMeanwhile(entry.name)

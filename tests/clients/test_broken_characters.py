@@ -16,7 +16,7 @@ from headrace import Delta, OutputFinished, RetryPolicy, Unavailable, calls
 from headrace.stream_state import SubscriptionState
 from headrace.v1 import generation_pb2 as pb
 from headrace.v1 import inference_pb2
-from headrace_service.detokenizer import IncrementalDetokenizer, PieceTable
+from headrace_service.detokenizer import MAX_HELD_BYTE_TOKENS, IncrementalDetokenizer, PieceTable
 
 # Bytes of which many sequences are characters and many are broken ones, a piece that ends within a character, and a special token.
 PIECES = [
@@ -79,7 +79,7 @@ def _first_token(request: Message) -> int:
 @pytest.mark.parametrize("single", [True, False])
 @pytest.mark.parametrize("table", [TABLE, FALLBACK], ids=["bytes", "fallback"])
 @given(
-    log=st.lists(st.integers(0, len(PIECES) - 1), max_size=24),
+    log=st.lists(st.integers(0, len(PIECES) - 1), max_size=MAX_HELD_BYTE_TOKENS),
     attempts=st.lists(st.tuples(st.integers(0, 12), st.lists(st.integers(1, 5), min_size=1, max_size=3)), max_size=5),
     last_sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
 )
