@@ -63,7 +63,8 @@ def invalid(violations: Sequence[Violation]) -> ServiceError:
     """Returns INVALID_ARGUMENT for a request that breaks rules."""
     capped = [
         error_details_pb2.BadRequest.FieldViolation(
-            field=_printable(violation.field[:_MAX_FIELD_CHARS]), description=violation.description[:_MAX_MESSAGE_CHARS]
+            field=_printable(violation.field[:_MAX_FIELD_CHARS]),
+            description=_printable(violation.description[:_MAX_MESSAGE_CHARS]),
         )
         for violation in violations[:MAX_VIOLATIONS]
     ]

@@ -177,7 +177,9 @@ def test_a_time_limit_that_passes_before_the_first_step_ends_ok_on_every_call(se
         events = [event for step in stub.Session(iter([asked]), timeout=CALL_TIMEOUT_S) for event in step.events]
     assert subscribe(server.address, submitted.request_id).reason() == deadline
     assert not any(event.HasField("error") for event in events)
-    assert [event.event.output_finished.reason for event in events if event.event.HasField("output_finished")] == [deadline]
+    assert [event.event.output_finished.reason for event in events if event.event.HasField("output_finished")] == [
+        deadline
+    ]
 
 
 def test_one_port_has_all_services_and_reflection_lists_them(server: RunningServer) -> None:
