@@ -122,6 +122,11 @@ def exhausted(text: str, retry_after_s: float | None = None) -> ServiceError:
     )
 
 
+def too_large(what: str, num_bytes: int, max_bytes: int, instead: str = "") -> ServiceError:
+    """Returns RESOURCE_EXHAUSTED for an answer, or a part of one, that no message can hold; `instead` says what to use."""
+    return exhausted(f"{what} has {num_bytes} bytes, a message at most {max_bytes}" + (instead and f"; {instead}"))
+
+
 def deadline_exceeded(text: str = "the call's deadline passed before the generation ended") -> ServiceError:
     """Returns DEADLINE_EXCEEDED."""
     return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, text)

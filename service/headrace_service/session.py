@@ -43,6 +43,7 @@ class _Entry:
     resources: contextlib.ExitStack
     task: asyncio.Task[None] | None = None
     stream: GenerationStream | None = None
+    wire: SessionWire | None = None
     model: ServedModel | None = None
     give_up: Callable[[], None] = _nothing
 
@@ -69,7 +70,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
     def __init__(self, core: ServiceCore, call: Call) -> None:
         super().__init__(call, _CAP_FACTOR)
         self._core = core
-        self._batch = SessionBatch()
+        self._batch = SessionBatch(core.config.max_message_bytes)
         self._entries: dict[int, _Entry] = {}
         self._by_stream: dict[GenerationStream, _Entry] = {}
         # Generations with news, in the order in which it came.
@@ -155,7 +156,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             model = self._core.models.of_request(added.request_id)
             await self._join(entry, engine_pb2.AttachRequest(request_id=added.request_id), model, call)
             return
-        wire = SessionWire(self._batch, entry.stream_id, deltas_are_events=False)
+        wire = entry.wire = self._wire(entry, model, deltas_are_events=False)
         model = entry.model = generations.placed(spec, prompt, model)
         stream = entry.stream = await generations.start(spec, prompt, model, call, wire)
         entry.give_up = lambda: model.engine.abandon(stream, call)
@@ -177,9 +178,12 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
 
     async def _join(self, entry: _Entry, attach: engine_pb2.AttachRequest, model: ServedModel, call: Call) -> None:
         entry.model = model
-        wire = SessionWire(self._batch, entry.stream_id, deltas_are_events=attach.from_token > 0)
+        wire = entry.wire = self._wire(entry, model, deltas_are_events=attach.from_token > 0)
         stream = entry.stream = await self._core.generations.attach(attach, model, call, wire)
         entry.give_up = lambda: model.engine.leave(stream)
+
+    def _wire(self, entry: _Entry, model: ServedModel, deltas_are_events: bool) -> SessionWire:
+        return SessionWire(self._batch, entry.stream_id, deltas_are_events, model.text.pieces.max_piece_bytes)
 
     def _cancel(self, stream_id: int, detach: bool) -> None:
         entry = self._entries.get(stream_id)
@@ -232,10 +236,12 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             entry = self._by_stream.get(stream)
             if entry is None:
                 continue
+            assert entry.wire is not None
             stream.take()
-            if stream.failure is not None:
+            failure = entry.wire.error or stream.failure
+            if failure is not None:
                 self._give_up_when_written(entry)
-                self._end(entry, stream.failure)
+                self._end(entry, failure)
             elif stream.done is not None:
                 stream.take_done()
                 self._give_up_when_written(entry)

@@ -24,9 +24,22 @@ MAX_ID_CHARS = 1024
 
 
 class Inference:
-    """The steps that unary and streamed requests share."""
+    """The steps that unary and streamed requests share.
 
-    def __init__(self, models: ModelDirectory, regions: SharedMemoryRegions, statistics: Statistics) -> None:
+    Args:
+        models: what there is to infer.
+        regions: where tensors may be besides the message.
+        statistics: counts what becomes of requests.
+        max_bytes: largest message.
+
+    Attributes:
+        max_bytes: likewise.
+    """
+
+    def __init__(
+        self, models: ModelDirectory, regions: SharedMemoryRegions, statistics: Statistics, max_bytes: int
+    ) -> None:
+        self.max_bytes = max_bytes
         self._models = models
         self._regions = regions
         self._statistics = statistics
@@ -52,6 +65,11 @@ class Inference:
             raise
         account.succeeded()
 
+    def check_size(self, message: bytes) -> None:
+        """Raises RESOURCE_EXHAUSTED for an answer that is larger than a message; grpc would end a whole stream for it."""
+        if len(message) > self.max_bytes:
+            raise errors.too_large("the answer", len(message), self.max_bytes, "use stream, or ask for less at once")
+
     def is_decoupled(self, message: pb.ModelInferRequest, call: Call) -> bool:
         """Returns whether a request may have any number of responses; one that names no model has one, its error."""
         try:
@@ -65,5 +83,6 @@ class Inference:
         call.check_deadline()
         with self.request(message, call) as (model, request, account):
             response = await model.answer(request, call, account)
+            self.check_size(response)
             account.responded(time.monotonic_ns())
         return response
