@@ -80,11 +80,13 @@ class _Followed:
         stream, wire = self.stream, self.wire
         stream.take()
         if stream.failure is not None or wire.error is not None:
-            return self._fail()
+            self._fail()
+            return None
         is_done = stream.done is not None
         message, more = wire.take(is_done)
         if message is not None and len(message) > self._owner.max_bytes:
-            return self._fail(message)
+            self._fail(message)
+            return None
         if more:
             self.note(stream)
         self.final = is_done and not more
