@@ -35,6 +35,16 @@ def _nothing() -> None:
     """What there is to give up of a generation that has not begun."""
 
 
+def _take(stream: GenerationStream, entry: _Entry) -> errors.ServiceError | None:
+    """Moves a generation's news into the batch; returns what it failed by. A mistake of ours about it is no reason to end the others."""
+    assert entry.wire is not None
+    try:
+        stream.take()
+    except Exception as error:
+        return rpc_boundary.unexpected(error)
+    return entry.wire.error or stream.failure
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class _Entry:
     """One generation of a session: being started (`task`), then read (`stream`, `give_up`)."""
@@ -236,9 +246,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             entry = self._by_stream.get(stream)
             if entry is None:
                 continue
-            assert entry.wire is not None
-            stream.take()
-            failure = entry.wire.error or stream.failure
+            failure = _take(stream, entry)
             if failure is not None:
                 self._give_up_when_written(entry)
                 self._end(entry, failure)

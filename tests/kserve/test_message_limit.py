@@ -100,6 +100,18 @@ async def test_a_response_that_no_message_holds_is_its_requests_failure_and_the_
     assert (stats.inference_stats.fail.count, stats.inference_stats.success.count) == (1, 1)
 
 
+async def test_a_mistake_about_one_generation_is_its_failure_and_the_stream_goes_on(
+    limited: Running, wire: Wire
+) -> None:
+    script = limited.engine.script
+    # An id that no vocabulary has, as no engine should send it.
+    limited.engine.script = lambda add, index: [1 << 20] if add.stop.max_tokens == HUGE else script(add, index)
+    bad, good = text(id="bad", stream=True, sampling=asked(HUGE)), text(id="good", stream=True)
+    answers = await stream(wire, bad, good)
+    assert [*told(answers)] == ["bad"] and told(answers)["bad"].startswith("internal error ")
+    assert is_final(answers[-1].infer_response) and answers[-1].infer_response.id == "good"
+
+
 async def test_it_is_the_status_of_the_call_for_those_who_asked(wire: Wire) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stream(wire, text(stream=True, sampling=asked(HUGE)), metadata=(("triton_grpc_error", "true"),))

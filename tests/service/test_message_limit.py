@@ -112,6 +112,20 @@ async def test_a_token_that_no_message_holds_ends_its_generation_and_no_other_of
     assert sum(len(step.tokens.token_ids) for step in steps) == len(LONG)
 
 
+async def test_a_mistake_about_one_generation_is_its_failure_and_the_session_goes_on(limited: Running) -> None:
+    script, prompt = limited.engine.script, HUGE.to_bytes(4, "little")
+    # An id that no vocabulary has, as no engine should send it.
+    limited.engine.script = lambda add, index: [1 << 20] if add.prompt_token_ids == prompt else script(add, index)
+    session = limited.stub.Session()
+    for stream_id, asked in enumerate((huge(), spec()), 1):
+        submit = inference_pb2.SessionSubmit(spec=asked)
+        await session.write(inference_pb2.SessionRequest(stream_id=stream_id, submit=submit))
+    await session.done_writing()
+    events = [event async for step in session for event in step.events]
+    assert [(event.stream_id, event.error.code) for event in events if event.HasField("error")] == [(1, 13)]
+    assert [event.stream_id for event in events if event.event.HasField("done")] == [2]
+
+
 @pytest.mark.parametrize("method", ["Generate", "Complete", "Subscribe"])
 async def test_a_token_that_no_message_holds_ends_its_call_and_the_next_is_answered(
     limited: Running, method: str

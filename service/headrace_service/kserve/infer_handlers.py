@@ -12,15 +12,13 @@ from collections.abc import Iterator
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
-from headrace_service.kserve import infer_request
+from headrace_service.kserve import infer_request, responses
 from headrace_service.kserve.accounting import Account
 from headrace_service.kserve.infer_request import InferRequest
 from headrace_service.kserve.models import Model, ModelDirectory
 from headrace_service.kserve.shared_memory import SharedMemoryRegions
 from headrace_service.kserve.statistics import Statistics
 from headrace_service.rpc_boundary import Call
-
-MAX_ID_CHARS = 1024
 
 
 class Inference:
@@ -51,8 +49,10 @@ class Inference:
         Raises:
             ServiceError: the model is not found, or the request breaks a rule.
         """
-        if len(message.id) > MAX_ID_CHARS:
-            raise errors.invalid_field("id", f"must have at most {MAX_ID_CHARS} characters: every response repeats it")
+        if len(message.id) > responses.MAX_ID_CHARS:
+            raise errors.invalid_field(
+                "id", f"must have at most {responses.MAX_ID_CHARS} characters: every response repeats it"
+            )
         model = self._models.find(message.model_name, message.model_version, call.caller)
         counters = self._statistics.of(model.name)
         account = Account(counters, call.arrival_ns, decoupled=model.signature.decoupled)

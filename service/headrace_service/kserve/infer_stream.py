@@ -77,6 +77,14 @@ class _Followed:
         self._marked = False
         if self.final or self.ended.done():
             return None
+        try:
+            return self._next()
+        except Exception as error:
+            # A mistake of ours about this generation is no reason to end the others.
+            self.ended.set_exception(rpc_boundary.unexpected(error))
+            return None
+
+    def _next(self) -> bytes | None:
         stream, wire = self.stream, self.wire
         stream.take()
         if stream.failure is not None or wire.error is not None:
