@@ -63,7 +63,7 @@ def stages(folder: ModelFolder, num_streams: int) -> dict[str, Any]:
     pieces, encoded = _pieces(folder), _steps(folder, num_streams)
     result: dict[str, Any] = {}
     for way in ("generate", "session-ids", "session-text"):
-        batch = SessionBatch()
+        batch = SessionBatch(16 << 20)
         session = way != "generate"
         wires: list[EventWire] = [
             SessionWire(batch, number, deltas_are_events=False) if session else event_wire

@@ -151,7 +151,7 @@ def _deliver_lagging(stream: GenerationStream, num_messages: int, per_message: i
 
 
 def _session_turn(mode: str) -> float:
-    batch = SessionBatch()
+    batch = SessionBatch(16 << 20)
     streams = [_stream(mode, SessionWire(batch, number, deltas_are_events=False)) for number in range(_STREAMS)]
     num_steps = _TOKENS_PER_TURN // _STREAMS
     began_ns = time.thread_time_ns()

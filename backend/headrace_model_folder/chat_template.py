@@ -30,7 +30,8 @@ def read_chat_template(folder: pathlib.Path) -> ChatTemplate:
     """Reads chat_template.jinja, else `chat_template` of tokenizer_config.json (a text, or a list whose "default" entry counts).
 
     Raises:
-        InvalidModelFolder: a file that can't be read, or a template that is not text or larger than 1 MiB.
+        InvalidModelFolder: a file that can't be read, a template that is not text or larger than 1 MiB, or half of a surrogate pair in it or
+            in a special token, which JSON can spell and no tokenizer takes.
     """
     config: dict[str, Any] = {}
     if exists_inside(folder, TOKENIZER_CONFIG_FILE):
@@ -40,7 +41,14 @@ def read_chat_template(folder: pathlib.Path) -> ChatTemplate:
     else:
         source = _template_of_config(config.get("chat_template"))
     tokens = {name: _token_text(config.get(name)) for name in _TOKEN_NAMES}
-    return ChatTemplate(source, {name: text for name, text in tokens.items() if text is not None})
+    special_tokens = {name: text for name, text in tokens.items() if text is not None}
+    for name, text in {"chat_template": source or "", **special_tokens}.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            rule = "has half of a surrogate pair, which is no character"
+            raise InvalidModelFolder(f"{TOKENIZER_CONFIG_FILE}: {name} {rule}") from None
+    return ChatTemplate(source, special_tokens)
 
 
 def _template_of_config(value: object) -> str | None:

@@ -161,7 +161,12 @@ class ServiceConfig(pydantic.BaseModel):
 
     tokenizer_threads: Annotated[int, Field(ge=1, le=64, description="threads that encode long texts")] = 2
     template_timeout_s: Annotated[
-        float, Field(gt=0, le=60, description="wall time of laying out one conversation, seconds")
+        float,
+        Field(
+            gt=0,
+            le=60,
+            description="CPU time of laying out one conversation, seconds; by the clock it may take five times as long",
+        ),
     ] = 2.0
     template_memory_bytes: Annotated[
         int, Field(ge=64 << 20, description="address space of the chat template's helper process, bytes")

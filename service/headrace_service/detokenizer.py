@@ -189,6 +189,14 @@ class IncrementalDetokenizer:
                 texts += run.end(), piece.decode("utf-8", errors="replace")
         return "".join([*texts, run.end()])
 
+    def num_trimmed(self, token_ids: list[int], trim_bytes: int) -> int:
+        """Returns how many of the last tokens have the bytes that `finish` cuts."""
+        for num_tokens, token in enumerate(reversed(token_ids)):
+            if trim_bytes <= 0:
+                return num_tokens
+            trim_bytes -= len(self._matched_pieces[token])
+        return len(token_ids)
+
     def _trimmed(self, token_ids: list[int], trim_bytes: int) -> list[bytes]:
         """Returns the tokens' bytes, less what the engine cut: it matches stop strings on the text without special tokens."""
         pieces = [self._pieces[token] for token in token_ids]

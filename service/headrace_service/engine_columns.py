@@ -5,6 +5,8 @@ Owns the little-endian layouts of engine.proto. `tolist` once per column is what
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from headrace_protos.engine.v1 import engine_pb2
@@ -52,4 +54,26 @@ class LogprobReader:
             self._ranks[row],
             self._top_ids[begin : self._top_row],
             self._top_logprobs[begin : self._top_row],
+        )
+
+
+def cut(columns: engine_pb2.LogprobColumns, max_tokens: int) -> Iterator[tuple[int, engine_pb2.LogprobColumns]]:
+    """Yields runs of at most `max_tokens` tokens, in order, each with how many tokens come before it."""
+    counts = np.frombuffer(columns.top_counts, dtype="<u2")
+    if len(counts) <= max_tokens:
+        yield 0, columns
+        return
+    tops = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+    for first in range(0, len(counts), max_tokens):
+        end = min(first + max_tokens, len(counts))
+        tokens, top = slice(4 * first, 4 * end), slice(4 * int(tops[first]), 4 * int(tops[end]))
+        yield (
+            first,
+            engine_pb2.LogprobColumns(
+                sampled=columns.sampled[tokens],
+                ranks=columns.ranks[tokens],
+                top_counts=columns.top_counts[2 * first : 2 * end],
+                top_token_ids=columns.top_token_ids[top],
+                top_logprobs=columns.top_logprobs[top],
+            ),
         )

@@ -63,7 +63,8 @@ def invalid(violations: Sequence[Violation]) -> ServiceError:
     """Returns INVALID_ARGUMENT for a request that breaks rules."""
     capped = [
         error_details_pb2.BadRequest.FieldViolation(
-            field=_printable(violation.field[:_MAX_FIELD_CHARS]), description=violation.description[:_MAX_MESSAGE_CHARS]
+            field=_printable(violation.field[:_MAX_FIELD_CHARS]),
+            description=_printable(violation.description[:_MAX_MESSAGE_CHARS]),
         )
         for violation in violations[:MAX_VIOLATIONS]
     ]
@@ -119,6 +120,11 @@ def exhausted(text: str, retry_after_s: float | None = None) -> ServiceError:
     return ServiceError(
         grpc.StatusCode.RESOURCE_EXHAUSTED, text, [] if retry_after_s is None else [_retry_info(retry_after_s)]
     )
+
+
+def too_large(what: str, num_bytes: int, max_bytes: int, instead: str = "") -> ServiceError:
+    """Returns RESOURCE_EXHAUSTED for an answer, or a part of one, that no message can hold; `instead` says what to use."""
+    return exhausted(f"{what} has {num_bytes} bytes, a message at most {max_bytes}" + (instead and f"; {instead}"))
 
 
 def deadline_exceeded(text: str = "the call's deadline passed before the generation ended") -> ServiceError:

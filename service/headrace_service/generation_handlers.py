@@ -95,6 +95,4 @@ def _check_whole(response: inference_pb2.CompleteResponse, ends_with_call: bool,
     if ends_with_call and generation_pb2.FINISH_REASON_DEADLINE in reasons:
         raise errors.deadline_exceeded()
     if response.ByteSize() > max_bytes:
-        raise errors.exhausted(
-            f"the answer has {response.ByteSize()} bytes, a message at most {max_bytes}; use Generate"
-        )
+        raise errors.too_large("the answer", response.ByteSize(), max_bytes, "use Generate")

@@ -19,7 +19,7 @@ from headrace_facts.facts import SpanContext
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, ledger
 from headrace_service.detokenizer import PieceTable
-from headrace_service.engine_columns import LogprobReader, token_ids_of
+from headrace_service.engine_columns import LogprobReader, cut, token_ids_of
 from headrace_service.output_text import OutputText
 from headrace_service.render_state import RenderState
 from headrace_service.tracing.generation_trace import GenerationTrace
@@ -28,6 +28,8 @@ from headrace_service.wires import EventWire, TokenLogprobs
 # What one pending token, and one of its reported alternatives, takes in this process's lists.
 _TOKEN_BYTES = 40
 _TOP_ENTRY_BYTES = 64
+# Of a prompt, in one event: at most 190 bytes each, so that the event fits the smallest limit of a message, 64 KiB.
+_MAX_PROMPT_TOKENS = 256
 
 
 class GenerationStream:
@@ -254,7 +256,8 @@ class GenerationStream:
             yield self._wire.started(self._started)
             self._started = None
         for part in self._prompt_parts:
-            yield self._wire.prompt_logprobs(part.first_token_index, part.columns)
+            for num_before, columns in cut(part.columns, _MAX_PROMPT_TOKENS):
+                yield self._wire.prompt_logprobs(part.first_token_index + num_before, columns)
         self._prompt_parts = []
         yield from map(self._wire.resumed, self._pauses_ns)
         self._pauses_ns = []

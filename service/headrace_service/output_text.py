@@ -13,8 +13,10 @@ from headrace_service.render_state import RenderState
 from headrace_service.tracing.recording import Recording
 from headrace_service.wires import EventWire, TokenLogprobs
 
-# Keeps a message of a long replay (log probabilities included) well under a client's default limit of 4 MiB.
+# Keep a message of a long replay well under the smallest limit of a message, 64 KiB: a token of text takes some 10 bytes, one with 20 most likely
+# tokens 150 bytes of headrace.v1 and 1.7 kB of KServe's JSON.
 _MAX_DELTA_TOKENS = 1024
+_MAX_LOGPROB_DELTA_TOKENS = 16
 # First token's position, token ids, text, log probabilities.
 _Run = tuple[int, list[int], str, list[TokenLogprobs] | None]
 
@@ -34,6 +36,7 @@ class OutputText:
         "_detokenizer",
         "_entries",
         "_has_news",
+        "_max_delta_tokens",
         "_next_token",
         "_output_index",
         "_skip_left",
@@ -55,6 +58,7 @@ class OutputText:
     ) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = [] if render.with_logprobs else None
+        self._max_delta_tokens = _MAX_LOGPROB_DELTA_TOKENS if render.with_logprobs else _MAX_DELTA_TOKENS
         self.end: engine_pb2.OutputEnd | None = None
         self._output_index = output_index
         self._wire = wire
@@ -84,12 +88,21 @@ class OutputText:
         if self._skip_left:
             self._skip()
         self._has_news = self._has_news or bool(self.tokens)
-        while len(self.tokens) > 2 * _MAX_DELTA_TOKENS:  # the rest stays whole, so that an end can trim it
-            self._append_delta(messages, *self._release(_MAX_DELTA_TOKENS))
+        if len(self.tokens) > self._max_delta_tokens:
+            self._take_all_but_last(messages)
         if self.end is None:
             self._append_delta(messages, *self._release(len(self.tokens)))
         elif self._has_news:
             self._append_delta(messages, *self._finish(self.end.trim_bytes))
+
+    def _take_all_but_last(self, messages: list[bytes]) -> None:
+        """Appends the messages of more tokens than one holds, but for the last; what the end trims stays whole in that one."""
+        num_trimmed = 0
+        if self.end is not None and self._detokenizer is not None:
+            num_trimmed = self._detokenizer.num_trimmed(self.tokens, self.end.trim_bytes)
+        last = max(self._max_delta_tokens, num_trimmed)
+        while len(self.tokens) > last:
+            self._append_delta(messages, *self._release(min(self._max_delta_tokens, len(self.tokens) - last)))
 
     def _skip(self) -> None:
         """Renders tokens before the first one wanted without delivering them; what is held back at the border is delivered."""

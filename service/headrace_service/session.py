@@ -35,6 +35,16 @@ def _nothing() -> None:
     """What there is to give up of a generation that has not begun."""
 
 
+def _take(stream: GenerationStream, entry: _Entry) -> errors.ServiceError | None:
+    """Moves a generation's news into the batch; returns what it failed by. A mistake of ours about it is no reason to end the others."""
+    assert entry.wire is not None
+    try:
+        stream.take()
+    except Exception as error:
+        return rpc_boundary.unexpected(error)
+    return entry.wire.error or stream.failure
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class _Entry:
     """One generation of a session: being started (`task`), then read (`stream`, `give_up`)."""
@@ -43,6 +53,7 @@ class _Entry:
     resources: contextlib.ExitStack
     task: asyncio.Task[None] | None = None
     stream: GenerationStream | None = None
+    wire: SessionWire | None = None
     model: ServedModel | None = None
     give_up: Callable[[], None] = _nothing
 
@@ -69,7 +80,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
     def __init__(self, core: ServiceCore, call: Call) -> None:
         super().__init__(call, _CAP_FACTOR)
         self._core = core
-        self._batch = SessionBatch()
+        self._batch = SessionBatch(core.config.max_message_bytes)
         self._entries: dict[int, _Entry] = {}
         self._by_stream: dict[GenerationStream, _Entry] = {}
         # Generations with news, in the order in which it came.
@@ -161,7 +172,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             model = self._core.models.of_request(added.request_id)
             await self._join(entry, engine_pb2.AttachRequest(request_id=added.request_id), model, call)
             return
-        wire = SessionWire(self._batch, entry.stream_id, deltas_are_events=False)
+        wire = entry.wire = self._wire(entry, model, deltas_are_events=False)
         model = entry.model = generations.placed(spec, prompt, model)
         stream = entry.stream = await generations.start(spec, prompt, model, call, wire)
         entry.give_up = lambda: model.engine.abandon(stream, call)
@@ -183,9 +194,12 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
 
     async def _join(self, entry: _Entry, attach: engine_pb2.AttachRequest, model: ServedModel, call: Call) -> None:
         entry.model = model
-        wire = SessionWire(self._batch, entry.stream_id, deltas_are_events=attach.from_token > 0)
+        wire = entry.wire = self._wire(entry, model, deltas_are_events=attach.from_token > 0)
         stream = entry.stream = await self._core.generations.attach(attach, model, call, wire)
         entry.give_up = lambda: model.engine.leave(stream)
+
+    def _wire(self, entry: _Entry, model: ServedModel, deltas_are_events: bool) -> SessionWire:
+        return SessionWire(self._batch, entry.stream_id, deltas_are_events, model.text.pieces.max_piece_bytes)
 
     def _cancel(self, stream_id: int, detach: bool) -> None:
         entry = self._entries.get(stream_id)
@@ -239,10 +253,10 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             entry = self._by_stream.get(stream)
             if entry is None:
                 continue
-            stream.take()
-            if stream.failure is not None:
+            failure = _take(stream, entry)
+            if failure is not None:
                 self._give_up_when_written(entry)
-                self._end(entry, stream.failure)
+                self._end(entry, failure)
             elif stream.at_edge:
                 self._first_leaving.append(stream)
                 if stream.done is not None:
@@ -271,6 +285,8 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
 
     def _end(self, entry: _Entry, error: errors.ServiceError) -> None:
         """Ends a generation of the session by an error event."""
+        if entry.stream is not None:
+            entry.stream.note_failure(error)
         self._forget(entry)
         self._refuse(entry.stream_id, error)
 

@@ -1,7 +1,7 @@
 """The chat template's helper process: renders conversations and may be killed at any moment.
 
-Started by `chat_template` as a script. Reads length-prefixed JSON from stdin, writes the same to stdout, ends at
-end of file. A template is a program: Jinja's sandbox keeps it from touching the process, and nothing but limits of the kernel keeps it from
+Started by `chat_template` as a script. Reads length-prefixed JSON from stdin, writes the same to stdout, each answer with the CPU time used so
+far ("cpu_s"), ends at end of file. A template is a program: Jinja's sandbox keeps it from touching the process, and nothing but limits of the kernel keeps it from
 eating memory and time (`{{ 'a' * 10**9 }}` passes the sandbox). Imports nothing of this package, so that it starts quickly and stays small.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import resource
 import struct
 import sys
+import time
 from collections.abc import Callable
 from typing import IO, Any, NoReturn
 
@@ -20,6 +22,7 @@ import jinja2.ext
 import jinja2.sandbox
 
 _LENGTH = struct.Struct("<I")
+_HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class _TemplateRefusal(jinja2.TemplateError):
@@ -68,7 +71,7 @@ def answer(question: dict[str, Any], templates: dict[str, jinja2.Template]) -> d
         templates: compiled ones by source.
 
     Returns:
-        {"text": ...}, or {"refused": what the template said}, or {"failed": what kind of error}.
+        {"text": ...}, which UTF-8 can hold, or {"refused": what the template said}, or {"failed": what kind of error}.
     """
     try:
         source = question["source"]
@@ -92,7 +95,11 @@ def _render(template: jinja2.Template, variables: dict[str, Any], max_chars: int
         if num_chars > max_chars:
             return {"failed": f"its text has more than {max_chars} characters"}
         pieces.append(piece)
-    return {"text": "".join(pieces)}
+    text = "".join(pieces)
+    half = _HALF_OF_A_PAIR.search(text)
+    if half is not None:
+        return {"failed": f"its text has U+{ord(half[0]):04X}, half of a surrogate pair, which is no character"}
+    return {"text": text}
 
 
 def _allow_cpu(seconds: int) -> None:
@@ -105,7 +112,8 @@ def _allow_cpu(seconds: int) -> None:
 
 def _serve(questions: IO[bytes], answers: IO[bytes], respond: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     while len(header := questions.read(_LENGTH.size)) == _LENGTH.size:
-        data = json.dumps(respond(json.loads(questions.read(_LENGTH.unpack(header)[0])))).encode()
+        reply = respond(json.loads(questions.read(_LENGTH.unpack(header)[0])))
+        data = json.dumps({**reply, "cpu_s": time.process_time()}).encode()
         answers.write(_LENGTH.pack(len(data)) + data)
         answers.flush()
 

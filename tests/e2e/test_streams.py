@@ -162,6 +162,26 @@ def test_deadline_and_time_limit_end_a_generation(server: RunningServer) -> None
         assert listed(stub, request_id).output_tokens < 1500
 
 
+def test_a_time_limit_that_passes_before_the_first_step_ends_ok_on_every_call(server: RunningServer) -> None:
+    spec = greedy(STORY, 4)
+    spec.time_limit.FromMicroseconds(1)
+    deadline = generation_pb2.FINISH_REASON_DEADLINE
+    assert generate(server.address, spec).reason() == deadline
+    with connected(server.address) as stub:
+        complete = inference_pb2.CompleteRequest(spec=spec)
+        complete.spec.n = 2
+        answer = stub.Complete(complete, timeout=CALL_TIMEOUT_S)
+        assert [(output.finished.reason, list(output.token_ids)) for output in answer.outputs] == [(deadline, [])] * 2
+        submitted = stub.Submit(inference_pb2.SubmitRequest(spec=spec), timeout=CALL_TIMEOUT_S)
+        asked = inference_pb2.SessionRequest(stream_id=1, submit=inference_pb2.SessionSubmit(spec=spec))
+        events = [event for step in stub.Session(iter([asked]), timeout=CALL_TIMEOUT_S) for event in step.events]
+    assert subscribe(server.address, submitted.request_id).reason() == deadline
+    assert not any(event.HasField("error") for event in events)
+    assert [event.event.output_finished.reason for event in events if event.event.HasField("output_finished")] == [
+        deadline
+    ]
+
+
 def test_one_port_has_all_services_and_reflection_lists_them(server: RunningServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)

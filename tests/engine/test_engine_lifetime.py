@@ -106,7 +106,15 @@ def test_expired_work_ends_before_it_costs_a_step() -> None:
     assert not harness.plan()
     assert reader.ends[0].reason is EndReason.DEADLINE
     assert reader.started is None
-    refused(harness, RefusalCode.DEADLINE_EXCEEDED, deadline_ns=harness.now_ns)
+
+
+@pytest.mark.parametrize("late_ns", [0, 1_000])
+def test_a_deadline_that_passed_on_arrival_ends_the_request_as_any_other_does(late_ns: int) -> None:
+    harness = Harness()
+    reader = harness.add(request(10, deadline_ns=harness.now_ns - late_ns))
+    assert not harness.plan()
+    assert reader.ends[0].reason is EndReason.DEADLINE
+    assert reader.started is None
 
 
 def test_deadline_ends_a_running_request_and_keeps_what_it_has() -> None:

@@ -90,6 +90,11 @@ async def test_sampling_parameters_may_all_be_strings(running: Running, wire: Wi
     assert np.frombuffer(stop.token_ids, "<u4").tolist() == [5]
 
 
+async def test_best_of_as_many_as_are_returned_asks_for_nothing(running: Running, wire: Wire) -> None:
+    response = await wire.ModelInfer(text(sampling='{"best_of": 2, "n": 2}'))
+    assert len(strings_of(response)) == 2 and asked(running).n == 2  # type: ignore[attr-defined]
+
+
 async def test_without_a_number_of_tokens_there_are_sixteen(running: Running, wire: Wire) -> None:
     await wire.ModelInfer(text(sampling=None))
     assert asked(running).stop.max_tokens == 16  # type: ignore[attr-defined]

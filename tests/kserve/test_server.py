@@ -11,8 +11,10 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.kserve.wire import SERVICE, Wire, simple
+from tests.service.fake_supervisor import FakeSupervisor
 from tests.service.harness import Running, running_service
 
+from headrace_protos.control.v1 import control_pb2
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_protos.inference import model_config_pb2
 from headrace_service import logs
@@ -148,6 +150,31 @@ async def test_log_levels_are_switched_while_the_server_runs(wire: Wire) -> None
     assert after["log_warning"].bool_param and after["log_error"].bool_param
     assert (await wire.LogSettings(pb.LogSettingsRequest())).settings["log_verbose_level"].uint32_param == 1
     assert not (await wire.LogSettings(pb.LogSettingsRequest())).settings["log_info"].bool_param
+
+
+async def test_a_full_runtime_folder_refuses_a_change_of_log_levels_and_loses_none(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    supervisor = FakeSupervisor("tiny")
+    await supervisor.start(f"unix:{sockets}/control.sock")
+    supervisor.set_model("tiny", control_pb2.BACKEND_STATE_READY, f"unix:{sockets}/engine.sock")
+    control = {"engine": "", "control": f"unix:{sockets}/control.sock"}
+    async with running_service(model_path, sockets, **control) as running:
+        wire = Wire(running.channel)
+        switch = pb.LogSettingsRequest()
+        switch.settings["log_warning"].bool_param = False
+        await wire.LogSettings(switch)
+        change = pb.LogSettingsRequest()
+        change.settings["log_error"].bool_param = False
+        (sockets / "kserve-log-settings.new").symlink_to("/dev/full")
+        told = await refused(wire.LogSettings(change), "UNAVAILABLE")
+        assert told == "the server's runtime folder takes no change (No space left on device); all is as it was"
+        now = (await wire.LogSettings(pb.LogSettingsRequest())).settings
+        assert now["log_error"].bool_param and not now["log_warning"].bool_param
+        # There is room again.
+        now = (await wire.LogSettings(change)).settings
+        assert not now["log_error"].bool_param and not now["log_warning"].bool_param
+    await supervisor.stop()
 
 
 @pytest.mark.parametrize(

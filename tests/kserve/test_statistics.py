@@ -117,6 +117,12 @@ def test_more_models_than_there_is_room_for_are_served_uncounted(tmp_path: pathl
     assert counts == [1] * 128 + [0, 0]
 
 
+def test_a_folder_that_takes_no_file_costs_counts_and_no_process(tmp_path: pathlib.Path) -> None:
+    statistics = Statistics(tmp_path / "gone", "service")
+    statistics.of("m").succeeded(Durations())
+    assert statistics.report("m", decoupled=False).inference_count == 1
+
+
 # Room for nothing, for the names alone, and for the names and one model.
 _ON_FULL_DISKS = """
 for pages in 2 12 40; do mount -t tmpfs -o size=$((4 * pages))k tmpfs "$1" && "$2" -m tests.kserve.test_statistics "$1" && umount "$1" || exit 1; done

@@ -83,6 +83,12 @@ async def test_a_failed_request_is_answered_and_the_stream_goes_on(wire: Wire) -
             assert message.infer_response == pb.ModelInferResponse(id=message.infer_response.id)
 
 
+async def test_a_failed_request_is_answered_with_its_whole_id(wire: Wire) -> None:
+    longest = "i" * 1024
+    (answer,) = await stream(wire, request("nope", longest))
+    assert answer.error_message and answer.infer_response.id == longest
+
+
 async def test_a_failed_request_is_a_status_for_those_who_asked(wire: Wire) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await stream(wire, request("nope", "x"), metadata=(("triton_grpc_error", "true"),))

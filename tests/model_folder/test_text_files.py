@@ -100,6 +100,14 @@ def test_the_template_is_found_in_all_its_places(tmp_path: pathlib.Path) -> None
     assert ModelFolder.open(tmp_path).chat_template == "J"
 
 
+@pytest.mark.parametrize("field", ["chat_template", "bos_token"])
+def test_half_of_a_surrogate_pair_is_refused_by_name(tmp_path: pathlib.Path, field: str) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({field: "a \ud800"}))
+    with pytest.raises(InvalidModelFolder, match=rf"tokenizer_config\.json: {field} has half of a surrogate pair"):
+        ModelFolder.open(tmp_path)
+
+
 def test_a_template_of_the_wrong_kind_or_size_is_refused(tmp_path: pathlib.Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": 3}))

@@ -92,6 +92,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.beats = True
         self.logprobs = 0
         self.hold_tokens = 0
+        # How many tokens of a prompt are reported at once.
+        self.prompt_part_tokens = 3
         # Whether its requests are preempted, as while a worker is replaced.
         self.preempts = False
         self.step_id = 0
@@ -216,7 +218,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             started=request.started,
         )
         if request.started:
-            attached.prompt_logprobs.extend(prompt_parts(request.add))
+            attached.prompt_logprobs.extend(prompt_parts(request.add, self.prompt_part_tokens))
         for index, output in enumerate(request.outputs):
             if attach.HasField("output_index") and attach.output_index != index:
                 continue
@@ -227,6 +229,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 connection.send(refused=engine_pb2.Refused(handle=attach.handle, status=status))
                 return
             log = attached.outputs.add(output_index=index, token_ids=_u32(output.tokens[: output.released]))
+            if request.add.HasField("logprobs"):
+                log.logprobs.CopyFrom(self._logprobs_of(output.tokens[: output.released]))
             if output.end is not None:
                 log.end.CopyFrom(output.end)
         if request.done:
@@ -325,7 +329,10 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         if not request.started:
             request.started = True
             events.append(engine_pb2.RequestEvent(started=engine_pb2.RequestStarted(cached_tokens=3)))
-            events += [engine_pb2.RequestEvent(prompt_logprobs=part) for part in prompt_parts(request.add)]
+            events += [
+                engine_pb2.RequestEvent(prompt_logprobs=part)
+                for part in prompt_parts(request.add, self.prompt_part_tokens)
+            ]
         request.first_token_ns = request.first_token_ns or time.monotonic_ns()
         for index, output in enumerate(request.outputs):
             if output.end is not None:
@@ -368,16 +375,19 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         )
         wanting = [row for row, (handle, _, _) in enumerate(rows) if self._wants_logprobs(handle)]
         if wanting:
-            tops = self.logprobs
             step.logprob_rows = _u32(wanting)
-            step.logprobs.sampled = np.array([-float(rows[row][2]) for row in wanting], "<f4").tobytes()
-            step.logprobs.ranks = _u32([1] * len(wanting))
-            step.logprobs.top_counts = np.array([tops] * len(wanting), "<u2").tobytes()
-            step.logprobs.top_token_ids = _u32([rows[row][2] + top for row in wanting for top in range(tops)])
-            step.logprobs.top_logprobs = np.array(
-                [-float(rows[row][2]) - top for row in wanting for top in range(tops)], "<f4"
-            ).tobytes()
+            step.logprobs.CopyFrom(self._logprobs_of([rows[row][2] for row in wanting]))
         return step
+
+    def _logprobs_of(self, tokens: Sequence[int]) -> engine_pb2.LogprobColumns:
+        tops = self.logprobs
+        return engine_pb2.LogprobColumns(
+            sampled=np.array([-float(token) for token in tokens], "<f4").tobytes(),
+            ranks=_u32([1] * len(tokens)),
+            top_counts=np.array([tops] * len(tokens), "<u2").tobytes(),
+            top_token_ids=_u32([token + top for token in tokens for top in range(tops)]),
+            top_logprobs=np.array([-float(token) - top for token in tokens for top in range(tops)], "<f4").tobytes(),
+        )
 
     def _wants_logprobs(self, handle: int) -> bool:
         return any(r.add.HasField("logprobs") for r in self.requests.values() for _, h, _ in r.readers if h == handle)

@@ -56,6 +56,15 @@ def write_model_folder(folder: pathlib.Path, template: str | None = TEMPLATE) ->
     return folder
 
 
+def add_token(folder: pathlib.Path, text: str) -> int:
+    """Gives the folder's tokenizer one more token, and returns its id."""
+    path = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.add_tokens([text])
+    tokenizer.save(path)
+    return int(tokenizer.token_to_id(text))
+
+
 def _tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator
 
@@ -11,6 +13,7 @@ import pytest
 import pytest_asyncio
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from headrace_service import chat_template, errors
 from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.errors import ServiceError
 from headrace_service.template_worker import compile_template
@@ -28,6 +31,9 @@ BOMBS = {
     "an attribute": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "a missing method": "{{ messages.nothing() }}",
     "bad syntax": "{% for %}",
+    "half of a surrogate pair": "{{ '\\ud800' }}",
+    "halves that make a pair": "{{ '\\ud83d' }}{{ '\\ude42' }}",
+    "half of a surrogate pair from a number": "{{ '%c' % 57343 }}",
 }
 
 
@@ -69,11 +75,13 @@ async def test_a_bomb_ends_within_its_bounds_and_the_next_conversation_works(
     await render(renderer, PLAIN)
     with monkeypatch.context() as patch:
         patch.setattr(renderer, "_timeout_s", 1.0)
+        # A busy machine may take minutes to give a helper one second.
+        patch.setattr(chat_template, "_PATIENCE", 100.0)
         began_s = time.monotonic()
         with pytest.raises(ServiceError) as refused:
             await render(renderer, BOMBS[bomb])
         # Those that end by themselves would take hours.
-        assert time.monotonic() - began_s < 60.0
+        assert time.monotonic() - began_s < 110.0
     assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
     assert "chat template failed" in refused.value.message
     assert await render(renderer, PLAIN) == "[user]hi[assistant] yes >"
@@ -82,6 +90,53 @@ async def test_a_bomb_ends_within_its_bounds_and_the_next_conversation_works(
 async def test_a_template_may_refuse_a_conversation_in_its_own_words(renderer: ChatTemplateRenderer) -> None:
     with pytest.raises(ServiceError, match="roles must alternate"):
         await render(renderer, "{{ raise_exception('roles must alternate') }}")
+
+
+async def test_half_of_a_surrogate_pair_in_a_templates_own_words_is_told_escaped(
+    renderer: ChatTemplateRenderer,
+) -> None:
+    with pytest.raises(ServiceError) as refused:
+        await render(renderer, "{{ raise_exception('no \\ud800 here') }}")
+    assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.message.endswith("no \\ud800 here")
+
+
+async def test_the_half_that_a_text_has_is_named(renderer: ChatTemplateRenderer) -> None:
+    with pytest.raises(ServiceError, match=r"its text has U\+D800, half of a surrogate pair"):
+        await render(renderer, "{{ '\\ud800' }}")
+
+
+async def test_a_helper_that_gets_no_time_is_not_the_callers_fault(
+    renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await render(renderer, PLAIN)
+    assert renderer._helper is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(renderer, "_timeout_s", 0.1)
+        psutil.Process(renderer._helper.pid).suspend()
+        with pytest.raises(ServiceError) as busy:
+            await render(renderer, PLAIN)
+    assert busy.value.code == grpc.StatusCode.UNAVAILABLE
+    assert "too busy" in busy.value.message and busy.value.details == errors.unavailable("").details
+    assert await render(renderer, PLAIN) == "[user]hi[assistant] yes >"
+
+
+async def test_a_helper_that_gets_little_time_is_waited_for(
+    renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await render(renderer, PLAIN)
+    assert renderer._helper is not None
+    helper = psutil.Process(renderer._helper.pid)
+    monkeypatch.setattr(renderer, "_timeout_s", 0.5)
+    monkeypatch.setattr(chat_template, "_PATIENCE", 200.0)
+    helper.suspend()
+    rendering = asyncio.create_task(render(renderer, PLAIN))
+    looked = asyncio.Event()
+    monkeypatch.setattr(chat_template, "_cpu_s", lambda pid: looked.set() or 0.0)
+    await looked.wait()
+    helper.resume()
+    assert await rendering == "[user]hi[assistant] yes >"
+    assert renderer._helper is not None and renderer._helper.pid == helper.pid
 
 
 async def test_continuing_a_message_that_the_template_hides_is_refused(renderer: ChatTemplateRenderer) -> None:
@@ -144,6 +199,31 @@ async def test_a_killed_helper_is_replaced(renderer: ChatTemplateRenderer) -> No
     psutil.wait_procs(
         [psutil.Process(renderer._helper.pid)] if psutil.pid_exists(renderer._helper.pid) else [], timeout=30
     )
-    with pytest.raises(ServiceError):
+    try:
         await render(renderer, PLAIN)
+    except ServiceError as killed:
+        assert killed.code == grpc.StatusCode.UNAVAILABLE and "was killed" in killed.message
     assert await render(renderer, PLAIN) == "[user]hi[assistant] yes >"
+
+
+async def test_a_helper_that_is_killed_while_it_works_is_not_the_callers_fault(renderer: ChatTemplateRenderer) -> None:
+    await render(renderer, PLAIN)
+    assert renderer._helper is not None
+    helper = psutil.Process(renderer._helper.pid)
+    helper.suspend()
+    rendering = asyncio.create_task(render(renderer, PLAIN))
+    await asyncio.sleep(0)
+    helper.kill()
+    with pytest.raises(ServiceError) as killed:
+        await rendering
+    assert killed.value.code == grpc.StatusCode.UNAVAILABLE
+    assert "was killed" in killed.value.message and killed.value.details == errors.unavailable("").details
+
+
+async def test_a_helper_that_cannot_be_started_is_not_the_callers_fault(
+    renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ServiceError) as refused:
+        await render(renderer, PLAIN)
+    assert refused.value.code == grpc.StatusCode.UNAVAILABLE

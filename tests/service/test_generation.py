@@ -20,7 +20,7 @@ from tests.service.harness import (
     running_service,
     text_of,
 )
-from tests.service.model_folder import BOS, END, EOS, START
+from tests.service.model_folder import BOS, END, EOS, START, write_model_folder
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
@@ -145,9 +145,33 @@ async def test_chat_continues_the_last_message(running: Running) -> None:
     assert running.tokenizer.decode(prompt, skip_special_tokens=False).endswith("<|start|>assistant\nit jumps ")
 
 
-async def test_chat_without_a_template_is_refused(tmp_path: pathlib.Path, sockets: pathlib.Path) -> None:
-    from tests.service.model_folder import write_model_folder
+async def test_a_template_that_makes_half_of_a_surrogate_pair_fails_on_that_conversation_alone(
+    tmp_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    folder = write_model_folder(tmp_path / "halves", template="{{ '%c' % (messages[-1].content | int) }}")
+    async with running_service(folder, sockets) as running:
 
+        def asked(number: int) -> inference_pb2.ChatRequest:
+            parts = [inference_pb2.Part(text=str(number))]
+            return inference_pb2.ChatRequest(
+                messages=[inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER, parts=parts)]
+            )
+
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await events_of(running.stub.Chat(asked(0xD800)))
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "U+D800, half of a surrogate pair" in (refused.value.details() or "")
+        session = running.stub.Session()
+        for stream_id, number in enumerate((0xDFFF, 65), 1):
+            submit = inference_pb2.SessionSubmit(messages=asked(number).messages)
+            await session.write(inference_pb2.SessionRequest(stream_id=stream_id, submit=submit))
+        await session.done_writing()
+        events = [event async for step in session for event in step.events]
+        assert [event.error.code for event in events if event.stream_id == 1] == [refused.value.code().value[0]]
+        assert events[-1].stream_id == 2 and events[-1].event.HasField("done")
+
+
+async def test_chat_without_a_template_is_refused(tmp_path: pathlib.Path, sockets: pathlib.Path) -> None:
     folder = write_model_folder(tmp_path / "plain", template=None)
     message = inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER, parts=[inference_pb2.Part(text="x")])
     async with running_service(folder, sockets) as running:

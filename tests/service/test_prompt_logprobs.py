@@ -133,7 +133,7 @@ async def test_what_no_answer_can_hold_is_refused_before_it_is_computed(
 
 def test_a_session_is_told_of_long_prompts_in_messages_that_fit() -> None:
     """64 parts as the engine cuts them, which is 20 MB."""
-    batch = SessionBatch()
+    batch = SessionBatch(16 << 20)
     wire = SessionWire(batch, 3, deltas_are_events=False)
     count, tops = 2048, 20
     columns = engine_pb2.LogprobColumns(

@@ -83,12 +83,11 @@ class Admission:
         """Lets a valid request in, which passes the waiting requests of some tenants.
 
         Raises:
-            RequestRefused: UNAVAILABLE while draining, DEADLINE_EXCEEDED or RESOURCE_EXHAUSTED.
+            RequestRefused: UNAVAILABLE while draining, RESOURCE_EXHAUSTED. Not for a deadline that has passed: the request ends by it, before it
+                costs a step, as one does whose deadline passes while it waits.
         """
         if self.draining:
             raise RequestRefused(RefusalCode.UNAVAILABLE, "the engine is draining", retry_after_ns=_NS_PER_S)
-        if request.deadline_ns is not None and request.deadline_ns <= now_ns:
-            raise RequestRefused(RefusalCode.DEADLINE_EXCEEDED, "the deadline has passed")
         self._check_sizes(request)
         self._check_queue(request, num_running)
         self._check_wait(request, now_ns, num_running, passed)
@@ -157,7 +156,7 @@ class Admission:
     ) -> None:
         if request.deadline_ns is None:
             return
-        left_ns = request.deadline_ns - now_ns
+        left_ns = max(0, request.deadline_ns - now_ns)
         wait_ns = self.expected_wait_ns(num_running, request.n, passed)
         if wait_ns > left_ns:
             message = f"the expected wait, {wait_ns / 1e9:.3g} s, exceeds the time left, {left_ns / 1e9:.3g} s"

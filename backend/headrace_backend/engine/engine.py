@@ -196,7 +196,7 @@ class Engine:
 
         Raises:
             RequestRefused: By a rule of the request (INVALID_ARGUMENT), by its id or key (ALREADY_EXISTS), or by the engine's state
-                (RESOURCE_EXHAUSTED, UNAVAILABLE, DEADLINE_EXCEEDED).
+                (RESOURCE_EXHAUSTED, UNAVAILABLE).
         """
         now_ns = self._clock()
         self._intake.validate(request)

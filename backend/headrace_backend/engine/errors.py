@@ -19,7 +19,6 @@ class RefusalCode(enum.Enum):
     ALREADY_EXISTS = "ALREADY_EXISTS"
     OUT_OF_RANGE = "OUT_OF_RANGE"
     UNAVAILABLE = "UNAVAILABLE"
-    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 
 
 class RefusalReason(enum.Enum):
@@ -32,10 +31,7 @@ class RefusalReason(enum.Enum):
     OTHER = "other"
 
 
-_REASONS = {
-    RefusalCode.INVALID_ARGUMENT: RefusalReason.INVALID,
-    RefusalCode.DEADLINE_EXCEEDED: RefusalReason.DEADLINE,
-}
+_REASONS = {RefusalCode.INVALID_ARGUMENT: RefusalReason.INVALID}
 
 
 class Violation(NamedTuple):

@@ -1,12 +1,14 @@
 """A generation's events as responses of the KServe wire.
 
 Owns what has come of each output since the last response, and the responses made of it: one response tells of all outputs, and the last one says
-that it is. The stream that calls this (`EventWire`) writes nothing itself; whoever reads the stream calls `flush` after it. The response of
-one output's text and nothing else is joined from bytes encoded before (`ResponseTemplate`), all others are built by the convention.
+that it is. The stream that calls this (`EventWire`) writes nothing itself; whoever reads the stream calls `take` after it. What is too much for one
+response of a stream, because its reader was behind, becomes several. The response of one output's text and nothing else is joined from bytes
+encoded before (`ResponseTemplate`), all others are built by the convention.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,6 +22,14 @@ from headrace_service.tracing.recording import Recording
 from headrace_service.wires import TokenLogprobs
 
 _REASONS = {engine_pb2.OUTPUT_END_REASON_STOP: "stop", engine_pb2.OUTPUT_END_REASON_LENGTH: "length"}
+
+
+# Beyond, a response is cut, unless a message's limit asks for less: some MiB are the default limit of a client.
+_CUT_BYTES = 1 << 20
+# A cut response and the delta that made it so long have room below a message's limit, the bytes of characters included.
+_CUT_SHARE = 4
+# About what one of the reported tokens takes in the conventions' log probabilities.
+_LOGPROB_BYTES = 80
 
 
 @dataclasses.dataclass(slots=True)
@@ -71,31 +81,58 @@ class GenerationWire:
         num_outputs: how many outputs it has.
         render: makes a response's outputs.
         text_shape: shape of text_output where each response holds one text and nothing else; None otherwise.
+        max_bytes: largest message of a stream, whose responses are cut to it; None: one response holds everything.
 
     Attributes:
         error: set once an output could not be computed, or was cancelled.
     """
 
-    __slots__ = ("_new", "_num_prompt_tokens", "_pieces", "_render", "_request", "_template", "error")
+    __slots__ = (
+        "_cut", "_cut_bytes", "_new", "_num_prompt_tokens", "_pending_bytes", "_pieces", "_render", "_request", "_template", "error",
+    )  # fmt: skip
 
     def __init__(
-        self, request: InferRequest, num_outputs: int, render: Render, text_shape: Sequence[int] | None = None
+        self,
+        request: InferRequest,
+        num_outputs: int,
+        render: Render,
+        text_shape: Sequence[int] | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         self.error: errors.ServiceError | None = None
         self._request = request
         self._render = render
         self._pieces = [Piece() for _ in range(num_outputs)]
+        self._cut_bytes = min(_CUT_BYTES, max_bytes // _CUT_SHARE) if max_bytes is not None else None
+        # Responses that were cut off and not taken yet.
+        self._cut: collections.deque[bytes] = collections.deque()
+        # About what the next response takes.
+        self._pending_bytes = 0
         self._new = False
         self._num_prompt_tokens = 0
         self._template: responses.ResponseTemplate | None = None
         if text_shape is not None:
             self._template = responses.ResponseTemplate(request, [("text_output", "BYTES", text_shape)])
 
-    def flush(self, final: bool) -> bytes | None:
-        """Returns the ModelStreamInferResponse of what is new; None if nothing is. The last response is given even if it has nothing new."""
-        if not self._new and not final:
-            return None
+    @property
+    def num_cut_bytes(self) -> int:
+        """Memory of the responses that were cut off and not taken yet."""
+        return sum(map(len, self._cut))
+
+    def take(self, done: bool) -> tuple[bytes | None, bool]:
+        """Returns the next ModelStreamInferResponse, None if nothing is new, and whether to ask again.
+
+        Args:
+            done: whether everything has come. The last response is then given even if it has nothing new.
+        """
+        if self._cut:
+            return self._cut.popleft(), True
+        return (self._flush(done) if self._new or done else None), False
+
+    def _flush(self, final: bool) -> bytes:
+        """Returns the ModelStreamInferResponse of what is new."""
         self._new = False
+        self._pending_bytes = 0
         if self._template is not None:
             piece = self._pieces[0]
             text, piece.text = piece.text, ""
@@ -145,11 +182,15 @@ class GenerationWire:
         self._new = True
         piece = self._pieces[output_index]
         piece.text += text
+        self._pending_bytes += len(text)
         if self._template is None:
             piece.token_ids.extend(token_ids)
             if logprobs is not None:
                 piece.logprobs.extend(logprobs)
                 piece.cumulative += sum(entry.sampled for entry in logprobs)
+                self._pending_bytes += _LOGPROB_BYTES * sum(1 + len(entry.top_ids) for entry in logprobs)
+        if self._cut_bytes is not None and self._pending_bytes > self._cut_bytes:
+            self._cut.append(self._flush(False))
 
     def output_finished(self, end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> None:
         """See EventWire."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
-from headrace_service.kserve import infer_request
+from headrace_service.kserve import infer_request, responses
 from headrace_service.kserve.accounting import Account
 from headrace_service.kserve.infer_request import InferRequest
 from headrace_service.kserve.models import Model, ModelDirectory
@@ -20,13 +20,24 @@ from headrace_service.kserve.shared_memory import SharedMemoryRegions
 from headrace_service.kserve.statistics import Statistics
 from headrace_service.rpc_boundary import Call
 
-MAX_ID_CHARS = 1024
-
 
 class Inference:
-    """The steps that unary and streamed requests share."""
+    """The steps that unary and streamed requests share.
 
-    def __init__(self, models: ModelDirectory, regions: SharedMemoryRegions, statistics: Statistics) -> None:
+    Args:
+        models: what there is to infer.
+        regions: where tensors may be besides the message.
+        statistics: counts what becomes of requests.
+        max_bytes: largest message.
+
+    Attributes:
+        max_bytes: likewise.
+    """
+
+    def __init__(
+        self, models: ModelDirectory, regions: SharedMemoryRegions, statistics: Statistics, max_bytes: int
+    ) -> None:
+        self.max_bytes = max_bytes
         self._models = models
         self._regions = regions
         self._statistics = statistics
@@ -38,8 +49,10 @@ class Inference:
         Raises:
             ServiceError: the model is not found, or the request breaks a rule.
         """
-        if len(message.id) > MAX_ID_CHARS:
-            raise errors.invalid_field("id", f"must have at most {MAX_ID_CHARS} characters: every response repeats it")
+        if len(message.id) > responses.MAX_ID_CHARS:
+            raise errors.invalid_field(
+                "id", f"must have at most {responses.MAX_ID_CHARS} characters: every response repeats it"
+            )
         model = self._models.find(message.model_name, message.model_version, call.caller)
         counters = self._statistics.of(model.name)
         account = Account(counters, call.arrival_ns, decoupled=model.signature.decoupled)
@@ -51,6 +64,11 @@ class Inference:
             account.failed(cancelled=isinstance(error, asyncio.CancelledError))
             raise
         account.succeeded()
+
+    def check_size(self, message: bytes) -> None:
+        """Raises RESOURCE_EXHAUSTED for an answer that is larger than a message; grpc would end a whole stream for it."""
+        if len(message) > self.max_bytes:
+            raise errors.too_large("the answer", len(message), self.max_bytes, "use stream, or ask for less at once")
 
     def is_decoupled(self, message: pb.ModelInferRequest, call: Call) -> bool:
         """Returns whether a request may have any number of responses; one that names no model has one, its error."""
@@ -65,5 +83,6 @@ class Inference:
         call.check_deadline()
         with self.request(message, call) as (model, request, account):
             response = await model.answer(request, call, account)
+            self.check_size(response)
             account.responded(time.monotonic_ns())
         return response

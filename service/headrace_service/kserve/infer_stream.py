@@ -52,7 +52,7 @@ class StreamHandlers:
 
 
 class _Followed:
-    """A generation whose responses are being sent."""
+    """A generation whose responses are being sent. One that no message can hold is the failure of its request, not of the stream."""
 
     __slots__ = ("_marked", "_owner", "account", "ended", "final", "stream", "wire")
 
@@ -73,20 +73,40 @@ class _Followed:
             self._owner.add_news(self)
 
     def take(self) -> bytes | None:
-        """Returns the response of what is new; a generation that failed gives none, and ends."""
+        """Returns the next response of what is new; a generation that failed gives none, and ends."""
         self._marked = False
         if self.final or self.ended.done():
             return None
+        try:
+            return self._next()
+        except Exception as error:
+            # A mistake of ours about this generation is no reason to end the others.
+            self.ended.set_exception(rpc_boundary.unexpected(error))
+            return None
+
+    def _next(self) -> bytes | None:
         stream, wire = self.stream, self.wire
         stream.take()
-        if stream.failure is None and wire.error is None:
-            self.final = stream.done is not None
-            return wire.flush(self.final)
+        if stream.failure is not None or wire.error is not None:
+            self._fail()
+            return None
+        is_done = stream.done is not None
+        message, more = wire.take(is_done)
+        if message is not None and len(message) > self._owner.max_bytes:
+            self._fail(message)
+            return None
+        if more:
+            self.note(stream)
+        self.final = is_done and not more
+        return message
+
+    def _fail(self, message: bytes = b"") -> None:
+        """Ends the generation by what ended it before its time, or by a response that is too large."""
         try:
-            check_ended(stream, wire)
+            check_ended(self.stream, self.wire)
+            self._owner.check_size(message)
         except errors.ServiceError as reason:
             self.ended.set_exception(reason)
-        return None
 
     def sent(self) -> None:
         """Ends the generation if what was sent was the last."""
@@ -107,8 +127,10 @@ class _Request:
 
     async def send(self, response: bytes) -> None:
         """See Responder."""
+        message = responses.in_stream(response)
+        self._owner.check_size(message)
         await _turn(self._before)
-        await self._owner.send(responses.in_stream(response), self._account)
+        await self._owner.send(message, self._account)
 
     async def follow(self, stream: GenerationStream, wire: GenerationWire) -> None:
         """See Responder."""
@@ -121,6 +143,7 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
     def __init__(self, inference: Inference, call: Call) -> None:
         super().__init__(call, _CAP_FACTOR)
         self._inference = inference
+        self.max_bytes, self.check_size = inference.max_bytes, inference.check_size
         self._errors_are_status = _wants_status(call)
         self._tasks: set[asyncio.Task[None]] = set()
         self._live_ids: set[str] = set()
@@ -134,7 +157,7 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
     @property
     def pending_bytes(self) -> int:
         """Memory that undelivered tokens and responses take."""
-        tokens = sum(followed.stream.pending_bytes for followed in self._followed)
+        tokens = sum(followed.stream.pending_bytes + followed.wire.num_cut_bytes for followed in self._followed)
         return tokens + sum(len(message) for message, _, _ in self._out)
 
     def is_full(self) -> bool:

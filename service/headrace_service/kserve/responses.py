@@ -20,6 +20,7 @@ FINAL = "triton_final_response"
 # Field number and wire type of a field that begins with its length.
 _RAW_TAG = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | 2])
 _RESPONSE_TAG = bytes([pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | 2])
+MAX_ID_CHARS = 1024
 _MAX_ERROR_CHARS = 1000
 
 # An output's name, type and shape.
@@ -86,7 +87,8 @@ def failure(request_id: str, text: str) -> bytes:
     """Returns the ModelStreamInferResponse of a request that failed."""
     # An empty text would read as success.
     message = pb.ModelStreamInferResponse(error_message=text[:_MAX_ERROR_CHARS] or "the request failed")
-    message.infer_response.id = request_id[:_MAX_ERROR_CHARS]
+    # Whole, for its caller to know it again; of one that is refused for its length the beginning.
+    message.infer_response.id = request_id[:MAX_ID_CHARS]
     return message.SerializeToString()
 
 

@@ -53,7 +53,7 @@ def method_handlers(core: ServiceCore) -> dict[str, grpc.RpcMethodHandler[Any, A
     regions = SharedMemoryRegions(config.kserve_shared_memory, _document(folder, "shared-memory", {}))
     log_document = _document(folder, "log-settings", settings_handlers.initial_log_settings(config.log_level))
     logs.switch_by(lambda: settings_handlers.switches(log_document.read()))
-    inference = Inference(models, regions, statistics)
+    inference = Inference(models, regions, statistics, config.max_message_bytes)
     stream = StreamHandlers(core, inference)
     handlers = _unary_handlers(core, models, statistics, regions, log_document)
     return {

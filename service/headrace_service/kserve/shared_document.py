@@ -1,11 +1,13 @@
 """A small JSON document that all service processes of a server see.
 
 Owns its file, which is replaced whole under a lock, so that a reader never sees half of one, and the copy in memory, which is read again when
-the file has changed. For what a client sets through one process and then relies on through another.
+the file has changed. For what a client sets through one process and then relies on through another. A file system that takes no change (it is full) costs that
+change alone, which is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import fcntl
 import os
@@ -15,7 +17,10 @@ from typing import Any
 
 import msgspec
 
+from headrace_service import errors
+
 Content = dict[str, Any]
+_RETRY_S = 5.0
 
 
 class SharedDocument:
@@ -33,27 +38,36 @@ class SharedDocument:
         self._seen: tuple[int, int] | None = None
 
     def read(self) -> Content:
-        """Returns the document as of now; not to be changed."""
+        """Returns the document as of now, or as last read where its file can't be read now; not to be changed."""
         if self._path is not None:
-            self._refresh(self._path)
+            with contextlib.suppress(OSError):
+                self._refresh(self._path)
         return self._content
 
     def update(self, change: Callable[[Content], None]) -> None:
-        """Changes the document; what `change` raises leaves it as it was."""
+        """Changes the document; what `change` raises leaves it as it was.
+
+        Raises:
+            ServiceError: UNAVAILABLE; its file can't be written, and the document is as it was.
+        """
         if self._path is None:
-            content = copy.deepcopy(self._content)
-            change(content)
-            self._content = content
+            self._content = self._changed(change)
             return
-        with self._path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self._refresh(self._path)
-            content = copy.deepcopy(self._content)
-            change(content)
-            fresh = self._path.with_suffix(".new")
-            fresh.write_bytes(msgspec.json.encode(content))
-            os.replace(fresh, self._path)
-            self._refresh(self._path)
+        try:
+            with self._path.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._refresh(self._path)
+                _replace(self._path, msgspec.json.encode(self._changed(change)))
+                self._refresh(self._path)
+        except OSError as error:
+            raise errors.unavailable(
+                f"the server's runtime folder takes no change ({error.strerror}); all is as it was", _RETRY_S
+            ) from None
+
+    def _changed(self, change: Callable[[Content], None]) -> Content:
+        content = copy.deepcopy(self._content)
+        change(content)
+        return content
 
     def _refresh(self, path: pathlib.Path) -> None:
         try:
@@ -65,3 +79,15 @@ class SharedDocument:
         if seen != self._seen:
             self._content = msgspec.json.decode(path.read_bytes())
             self._seen = seen
+
+
+def _replace(path: pathlib.Path, data: bytes) -> None:
+    """Gives a file another content in one step. Raises OSError; it has the one it had."""
+    fresh = path.with_suffix(".new")
+    try:
+        fresh.write_bytes(data)
+        os.replace(fresh, path)
+    except OSError:
+        # What was written of it takes room, where there is none.
+        fresh.unlink(missing_ok=True)
+        raise

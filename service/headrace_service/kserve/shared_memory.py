@@ -57,7 +57,12 @@ class Placement:
         return data
 
     def write(self, data: bytes) -> None:
-        """Puts a tensor's bytes there. Raises ServiceError: INVALID_ARGUMENT; they do not fit, or the object is gone or has shrunk."""
+        """Puts a tensor's bytes there.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT; they do not fit, or the object is gone or has shrunk. RESOURCE_EXHAUSTED; the system has no memory
+                for a part of the object that nobody has written yet.
+        """
         if len(data) > self.size:
             raise refusals.invalid(
                 f"shared memory region '{self.region}': the output has {len(data)} bytes, {_SIZE} is {self.size}", _SIZE
@@ -66,7 +71,8 @@ class Placement:
             # Writing past its end would make the object larger.
             if os.fstat(descriptor).st_size < self.offset + len(data):
                 raise self._shrunk()
-            os.pwrite(descriptor, data, self.offset)
+            if not _write_all(descriptor, data, self.offset):
+                raise errors.exhausted(f"shared memory region '{self.region}': the system has no memory left for it")
 
     def _shrunk(self) -> errors.ServiceError:
         return refusals.invalid(f"shared memory region '{self.region}' is smaller than when it was registered", _REGION)
@@ -239,6 +245,17 @@ def _value(tensor_name: str, parameters: Mapping[str, pb.InferParameter], key: s
             f"invalid value type for '{key}' of tensor '{tensor_name}', expected {kind}", tensor_name
         )
     return getattr(parameters[key], kind)
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> bool:
+    """Writes to an object; returns whether there was memory for all of it."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.pwrite(descriptor, data[written:], offset + written)
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

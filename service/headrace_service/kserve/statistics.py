@@ -217,7 +217,11 @@ def _with_room(path: pathlib.Path) -> pathlib.Path | None:
     """Returns the path of a file with room for its names, which is new and empty unless there was one; None if there is no room."""
     if path.exists() and path.stat().st_size == _FILE_BYTES:
         return path
-    path.write_bytes(b"")
+    try:
+        path.write_bytes(b"")
+    except OSError as error:
+        _log.warning("kserve.statistics_without_room", why=error.strerror)
+        return None
     if not _reserve(path, 0, _ALL_NAMES_BYTES):
         path.unlink()
         return None

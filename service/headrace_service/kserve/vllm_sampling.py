@@ -21,6 +21,8 @@ DEFAULT_MAX_TOKENS = 16
 _MAX_FLOAT32 = 3.4028235e38
 _WHERE = "sampling_parameters"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
+# One way to write each number: two keys of an object are then two numbers.
+_KEY = re.compile(r"0|-?[1-9][0-9]{0,39}")
 
 NAMES = {
     "spec.text": "text_input",
@@ -54,6 +56,7 @@ def fill(spec: Spec, values: Mapping[str, Any]) -> None:
             raise asked.unbuilt(f"{_WHERE}.{name}")
         else:
             raise errors.invalid_field(f"{_WHERE}.{name[:64]}", "is not known")
+    _check_best_of(values.get("best_of"), spec.n if spec.HasField("n") else 1)
 
 
 # -- values
@@ -69,6 +72,13 @@ def _integer(field: str, value: Any) -> int:
     if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
         return int(value)
     raise errors.invalid_field(field, "must be an integer")
+
+
+def _key(field: str, key: str) -> int:
+    """Returns the number that a key of an object is; "05" and "+5" are refused, which would be the same as "5"."""
+    if not _KEY.fullmatch(key):
+        raise errors.invalid_field(field, "must be an integer, without leading zeros, spaces and plus sign")
+    return int(key)
 
 
 def _number(field: str, value: Any) -> float:
@@ -118,7 +128,7 @@ def _logit_bias(spec: Spec, field: str, value: Any) -> None:
         raise errors.invalid_field(field, "must be an object of token ids and biases")
     for token, bias in value.items():
         at = f"{field}[{token[:16]}]"
-        spec.sampling.logit_bias[asked.unsigned(_integer(at, token), at)] = _number(at, bias)
+        spec.sampling.logit_bias[asked.unsigned(_key(at, token), at)] = _number(at, bias)
 
 
 _SETTERS: dict[str, Callable[[Spec, str, Any], None]] = {
@@ -145,10 +155,11 @@ _SETTERS: dict[str, Callable[[Spec, str, Any], None]] = {
         spec.stop, "include_stop_string", _truth(field, value)
     ),
     "skip_special_tokens": lambda spec, field, value: setattr(spec, "skip_special_tokens", _truth(field, value)),
+    # Judged once `n` is known.
+    "best_of": lambda spec, field, value: None,
 }
 # Parameters of things that this server does not do, with the value that asks for nothing.
 _WITHOUT_EFFECT: dict[str, Any] = {
-    "best_of": 1,
     "use_beam_search": False,
     "early_stopping": False,
     "length_penalty": 1.0,
@@ -166,3 +177,15 @@ def _check_without_effect(name: str, value: Any) -> None:
     read = _truth if isinstance(harmless, bool) else _number
     if read(f"{_WHERE}.{name}", value) != harmless:
         raise asked.unbuilt(f"{_WHERE}.{name} other than {str(harmless).lower()}")
+
+
+def _check_best_of(value: Any, n: int) -> None:
+    """Lets pass that as many outputs are computed as are returned, which asks for nothing."""
+    if value is None or value == "None":
+        return
+    field = f"{_WHERE}.best_of"
+    best_of = _integer(field, value)
+    if best_of < n:
+        raise errors.invalid_field(field, f"must be at least n, {n}")
+    if best_of > n:
+        raise asked.unbuilt(f"{field} other than n")
