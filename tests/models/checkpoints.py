@@ -67,6 +67,8 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     # Inputs that blocks of 128 divide, also on two ranks; outputs of keys and values that they do not.
     "llama-blocks": lambda: _llama(head_dim=32, intermediate_size=256),
+    # Inputs of all layers that blocks of 128 divide.
+    "llama-whole-blocks": lambda: _llama(hidden_size=128, head_dim=32, intermediate_size=256),
     # Inputs that blocks of 256 divide, also on two ranks.
     "llama-long": lambda: _llama(head_dim=64, intermediate_size=512),
     # Sizes that blocks of 64 divide, also on two ranks.
