@@ -176,7 +176,7 @@ def test_divisors_of_frequencies_are_used(tmp_path: pathlib.Path) -> None:
     write_checkpoint(tmp_path / "source", "llama-llama3")
     gguf, plain = written(tmp_path, tmp_path / "source", "F32")
     rope = ModelFolder.open(plain).config.rope
-    stretched, _ = rope_frequencies(rope, 8)
+    stretched, _ = rope_frequencies(rope, 8, 64)
     default = 1000.0 ** -(torch.arange(0, 8, 2) / 8)
     gguf.tensors["rope_freqs.weight"] = ("F32", (4,), (default / stretched).numpy().tobytes())
     gguf.write(tmp_path / "F32.gguf")
