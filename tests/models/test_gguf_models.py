@@ -41,6 +41,7 @@ MIXES = {
     "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed_tokens": "Q4_K", "lm_head": "Q6_K", "": "Q4_K"},
     "Q3_K_M": {"v_proj": "Q5_K", "o_proj": "Q4_K", "": "Q3_K"},
     "Q2_K": {"v_proj": "Q3_K", "embed_tokens": "Q2_K", "lm_head": "Q6_K", "": "Q2_K"},
+    "IQ4_XS": {"v_proj": "Q5_K", "embed_tokens": "IQ4_NL", "lm_head": "Q6_K", "": "IQ4_XS"},
     "odd": {"q_proj": "F16", "k_proj": "Q5_1", "v_proj": "BF16", "gate_proj": "Q4_1", "up_proj": "F32", "": "Q5_0"},
 }
 
