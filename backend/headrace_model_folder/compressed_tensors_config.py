@@ -69,7 +69,8 @@ def read_compressed_tensors(fields: Fields, names: list[str]) -> dict[str, Layer
             raise fields.error("config_groups", f"has several groups for {name}")
         if forms and name == LM_HEAD:
             raise fields.error(
-                "ignore", f"must name {LM_HEAD}, which is in a group: an output layer of few bits is not supported"
+                "ignore",
+                f"must name {LM_HEAD}, which is in a group: an output layer that the folder has in few bits is not supported (quantize_head rounds one that is plain)",
             )
         if forms:
             layers[name] = forms.pop()

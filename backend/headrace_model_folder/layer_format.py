@@ -128,9 +128,6 @@ class LayerFormat:
             return (
                 f"its {whole[1]} inputs are in an order of groups (act-order), and a group's would lie on several ranks"
             )
-        rounded = self.inputs.group_size if self.inputs else 0
-        if num_inputs < whole[1] and rounded and num_inputs % rounded:
-            return f"its {whole[1]} inputs give {num_inputs} to each, which groups of {rounded} that are rounded together do not divide"
         word = 32 // self.bits
         inputs, what = 1, "word"
         if self.scales == "block":
@@ -147,6 +144,9 @@ class LayerFormat:
         ):
             if part < size and part % unit:
                 return f"its {size} {along} give {part} to each, which a {name} of {unit} does not divide"
+        rounded = self.inputs.group_size if self.inputs else 0
+        if num_inputs < whole[1] and rounded and num_inputs % rounded:
+            return f"its {whole[1]} inputs give {num_inputs} to each, which groups of {rounded} that are rounded together do not divide"
         return None
 
     def check_sizes(self, layer: str, num_outputs: int, num_inputs: int) -> None:

@@ -101,7 +101,10 @@ def _gptq(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
     if fields.text("pack_dtype", "int32") != "int32":
         raise fields.error("pack_dtype", f"must be 'int32', is {shown(fields.get('pack_dtype'))}")
     if fields.boolean("lm_head", False):
-        raise fields.error("lm_head", "is true: an output layer of few bits is not supported")
+        raise fields.error(
+            "lm_head",
+            "is true: an output layer that the folder has in few bits is not supported (quantize_head rounds one that is plain)",
+        )
     if fields.boolean("is_marlin_format", False):
         raise fields.error("is_marlin_format", "must be false: other layouts are not read")
     blocks, changes = _gptq_blocks(fields), _gptq_changes(fields)

@@ -12,7 +12,7 @@ from tests.model_folder.folders import CONFIG, write_safetensors
 
 from headrace_model_folder import InvalidModelFolder, LayerFormat, ModelFolder, expected_tensors
 from headrace_model_folder.config import parse_config
-from headrace_model_folder.layer_format import InputFormat
+from headrace_model_folder.layer_format import InputFormat, Layout
 from headrace_model_folder.layer_names import Patterns
 from headrace_model_folder.quantization_config import read_quantization
 
@@ -130,7 +130,7 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
         (GPTQ | {"group_size": 0}, "group_size must be one of 32, 64, 128, -1, is 0"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format must be 'gptq' or 'gptq_v2', is 'marlin'"),
         (GPTQ | {"pack_dtype": "int64"}, "pack_dtype must be 'int32'"),
-        (GPTQ | {"lm_head": True}, "lm_head is true: an output layer of few bits is not supported"),
+        (GPTQ | {"lm_head": True}, "lm_head is true: an output layer that the folder has in few bits is not supported (quantize_head"),
         (GPTQ | {"sym": "yes"}, "sym must be true or false"),
         (GPTQ | {"dynamic": ["x"]}, "dynamic must be an object"),
         (GPTQ | {"dynamic": {"(": {}}}, "which is no regular expression"),
@@ -413,3 +413,10 @@ def test_what_does_not_round_inputs_says_so() -> None:
     for quantization in (GPTQ, AWQ, PACKED):
         found = read_quantization(quantization, 1)
         assert found is not None and {form.inputs for form in found.layers.values()} == {None}
+
+
+def test_ranks_do_not_cut_groups_of_inputs_that_are_rounded_together() -> None:
+    form = LayerFormat(Layout.WHOLE, "int8", "channel", inputs=InputFormat("group", 64))
+    assert form.cuts(32, 128, (32, 256)) is None and form.cuts(16, 96, (32, 96)) is None
+    said = "its 192 inputs give 96 to each, which groups of 64 that are rounded together do not divide"
+    assert form.cuts(32, 96, (32, 192)) == said
