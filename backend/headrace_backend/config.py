@@ -66,7 +66,7 @@ class EngineConfig(_Frozen):
     quantize: Annotated[
         Literal["off", "int8", "int4", "fp8", "nf4"],
         Field(
-            description="bits of the layers' weights, rounded to nearest while they are read; embedding, output layer (quantize_head), norms and biases stay as dtype says"
+            description="bits of the layers' weights, rounded to nearest while they are read; embedding, output layer (quantize_head), norms and biases stay as dtype says. fp8 on a GPU that multiplies it: products of many tokens round these too; no other scheme does, and no CPU"
         ),
     ] = "off"
     quantize_group: Annotated[

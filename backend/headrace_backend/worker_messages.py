@@ -61,6 +61,8 @@ class QuantizationReport(msgspec.Struct, tag="quantization", frozen=True):
     head_scheme: str = ""
     head_bits_per_weight: float = 0.0
     head_relative_error: float = 0.0
+    # How the layers' products round their inputs; empty: they do not.
+    activations: str = ""
 
 
 class LoadProgress(msgspec.Struct, tag="load_progress", frozen=True):

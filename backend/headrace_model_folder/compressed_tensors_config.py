@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
-from headrace_model_folder.layer_format import BLOCK_SIZE, LayerFormat, Layout
+from headrace_model_folder.layer_format import BLOCK_SIZE, InputFormat, LayerFormat, Layout
 from headrace_model_folder.layer_names import LM_HEAD, Patterns, strings
 
 # Where the numbers are, and of which types.
@@ -69,7 +69,8 @@ def read_compressed_tensors(fields: Fields, names: list[str]) -> dict[str, Layer
             raise fields.error("config_groups", f"has several groups for {name}")
         if forms and name == LM_HEAD:
             raise fields.error(
-                "ignore", f"must name {LM_HEAD}, which is in a group: an output layer of few bits is not supported"
+                "ignore",
+                f"must name {LM_HEAD}, which is in a group: an output layer that the folder has in few bits is not supported (quantize_head rounds one that is plain)",
             )
         if forms:
             layers[name] = forms.pop()
@@ -127,7 +128,7 @@ def _form(scheme: Fields, stated: str) -> LayerFormat:
     layout, kinds = _FORMATS[stated]
     number = _number(weights)
     if weights.text("type", "int") not in kinds:
-        raise weights.error("type", f"must be '{kinds[0]}' in the format '{stated}'")
+        raise weights.error("type", f"must be {' or '.join(map(repr, kinds))} in the format '{stated}'")
     scales, group_size = _strategy(weights)
     _check_strategy(weights, number, scales)
     order = _order(weights, scales)
@@ -136,19 +137,8 @@ def _form(scheme: Fields, stated: str) -> LayerFormat:
         raise weights.error("symmetric", "must be true where type is 'float'")
     if weights.get("dynamic"):
         raise weights.error("dynamic", "must be false")
-    activations = _activations(scheme, number)
-    is_static = activations is not None and not activations.get("dynamic")
-    symmetric_inputs = activations is not None and activations.boolean("symmetric", True)
     return LayerFormat(
-        layout,
-        number,
-        scales,
-        group_size,
-        is_symmetric=symmetric,
-        is_ordered=order,
-        has_input_scale=is_static,
-        has_input_zero=is_static and not symmetric_inputs,
-        rounds_activations=number == "int8" and scales != "group" and symmetric and symmetric_inputs,
+        layout, number, scales, group_size, is_symmetric=symmetric, is_ordered=order, inputs=_inputs(scheme, number)
     )
 
 
@@ -180,10 +170,7 @@ def _strategy(weights: Fields) -> tuple[Literal["tensor", "channel", "group", "b
         # As the format's own tool infers it.
         stated = "tensor" if size is None else "channel" if size == -1 else "group"
     if stated == "group":
-        group_size = weights.integer("group_size", 1, 1 << 20)
-        if group_size not in _GROUP_SIZES:
-            raise weights.error("group_size", f"must be one of 32, 64, 128, is {group_size}")
-        return "group", group_size
+        return "group", _group_size(weights)
     if stated not in ("tensor", "channel", "block"):
         raise weights.error("strategy", f"must be 'tensor', 'channel', 'group' or 'block', is {shown(stated)}")
     if size not in (None, -1):
@@ -216,14 +203,44 @@ def _order(weights: Fields, scales: str) -> bool:
     return True
 
 
-def _activations(scheme: Fields, number: str) -> Fields | None:
+def _inputs(scheme: Fields, number: str) -> InputFormat | None:
     """How inputs are rounded; None: not at all."""
     inputs = _arguments(scheme, "input_activations")
     if inputs is None:
         return None
-    bits, kind = inputs.integer("num_bits", 1, 64, 8), inputs.text("type", "int")
-    if bits != 8 or number != ("fp8" if kind == "float" else "int8"):
-        raise inputs.error("num_bits", f"must be 8, of the weights' type and bits, is {bits} of {shown(kind)}")
+    _check_input_number(inputs, number)
     if not isinstance(inputs.get("dynamic") or False, bool):
         raise inputs.error("dynamic", f"must be true or false, is {shown(inputs.get('dynamic'))}")
-    return inputs
+    symmetric = inputs.boolean("symmetric", True)
+    if number == "fp8" and not symmetric:
+        raise inputs.error("symmetric", "must be true where type is 'float'")
+    stated = inputs.get("strategy") or ("tensor" if inputs.get("group_size") is None else "group")
+    if not inputs.get("dynamic"):
+        if stated != "tensor":
+            raise inputs.error("strategy", f"must be 'tensor' where dynamic is false, is {shown(stated)}")
+        return InputFormat("static", is_symmetric=symmetric)
+    if stated == "group":
+        return InputFormat("group", _group_size(inputs), symmetric)
+    if stated not in ("token", "tensor"):
+        raise inputs.error(
+            "strategy", f"must be 'token', 'tensor' or 'group' where dynamic is true, is {shown(stated)}"
+        )
+    # A scale of all tokens that are computed together would make an answer depend on who else is served: each token has its own.
+    return InputFormat("token", is_symmetric=symmetric)
+
+
+def _check_input_number(inputs: Fields, number: str) -> None:
+    bits, kind = inputs.integer("num_bits", 1, 64, 8), inputs.text("type", "int")
+    if bits == 8 and number == {"int": "int8", "float": "fp8"}.get(kind):
+        return
+    raise inputs.error(
+        "num_bits",
+        f"is {bits} of type {shown(kind)}, and weights are {number}: inputs are rounded beside weights of 8 bits only, to 8 bits of their type",
+    )
+
+
+def _group_size(arguments: Fields) -> int:
+    size = arguments.integer("group_size", 1, 1 << 20)
+    if size not in _GROUP_SIZES:
+        raise arguments.error("group_size", f"must be one of 32, 64, 128, is {size}")
+    return size

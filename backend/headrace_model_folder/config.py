@@ -112,7 +112,8 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
     hidden_size = fields.integer("hidden_size", 1, _MAX_WIDTH)
     vocab_size = fields.integer("vocab_size", 1, _MAX_VOCAB)
     max_position = fields.integer("max_position_embeddings", 1, _MAX_CONTEXT)
-    rope = read_rope(fields, max_position)
+    head_dim = _head_dim(fields, hidden_size, num_heads)
+    rope = read_rope(fields, max_position, head_dim)
     biases = _biases(architecture, fields)
     windows = _layer_windows(architecture, fields, num_layers)
     bos = fields.token_ids("bos_token_id", vocab_size)
@@ -123,7 +124,7 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_kv_heads(fields, num_heads),
-        head_dim=_head_dim(fields, hidden_size, num_heads),
+        head_dim=head_dim,
         intermediate_size=fields.integer("intermediate_size", 1, _MAX_WIDTH),
         vocab_size=vocab_size,
         max_position_embeddings=min(max(max_position, rope.stretched_context), _MAX_CONTEXT),

@@ -24,6 +24,7 @@ from headrace_model_folder.gguf_header import read_gguf_header
 from headrace_model_folder.gguf_tensors import gguf_records, shared_blocks
 from headrace_model_folder.gguf_tokenizer import gguf_chat_template, gguf_tokenizer_json
 from headrace_model_folder.input_orders import with_input_orders
+from headrace_model_folder.input_scales import with_input_scales
 from headrace_model_folder.safetensors_header import TensorRecord
 from headrace_model_folder.tensor_index import TensorIndex, read_tensor_index
 from headrace_model_folder.token_table import TOKENIZER_FILE, TOKENIZER_LIMIT, TokenTable, parse_token_table
@@ -74,7 +75,7 @@ class ModelFolder:
             tensors = joined_nf4(folder, tensors)
         if require_weights:
             check_tensors(config, tensors)
-            config = with_input_orders(folder, config, tensors)
+            config = with_input_scales(folder, with_input_orders(folder, config, tensors), tensors)
         tokenizer = (
             read_bytes(folder, TOKENIZER_FILE, TOKENIZER_LIMIT) if exists_inside(folder, TOKENIZER_FILE) else None
         )

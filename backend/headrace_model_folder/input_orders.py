@@ -1,6 +1,6 @@
 """Which group each input of a quantized layer is in, where inputs of a group need not be neighbours: read, checked and told apart.
 
-Owns the reading of g_idx, some KB a layer, and the only values of a folder that are looked at before torch is loaded: how weights are stored side by side, and so how much memory they take, depends on
+Owns the reading of g_idx, some KB a layer, which is looked at before torch is loaded: how weights are stored side by side, and so how much memory they take, depends on
 whether their inputs are in the same order.
 """
 
@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import pathlib
 from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace_model_folder.bounded_files import open_inside
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.layer_format import LayerFormat, Role
-from headrace_model_folder.safetensors_header import TensorRecord
+from headrace_model_folder.safetensors_header import TensorRecord, read_tensor
 
 Groups = npt.NDArray[np.int32]
 
@@ -53,7 +51,7 @@ def _order(folder: pathlib.Path, layer: str, form: LayerFormat, tensors: Mapping
     if name not in tensors:
         return ""
     record = tensors[name]
-    groups = _read(folder, name, record)
+    groups = np.frombuffer(read_tensor(folder, name, record), np.dtype("<i4"))
     group_size = form.group_size or len(groups)
     if (groups == np.arange(len(groups)) // group_size).all() or (groups == -1).all():
         return ""
@@ -63,17 +61,6 @@ def _order(folder: pathlib.Path, layer: str, form: LayerFormat, tensors: Mapping
         )
     _check(name, record, groups, group_size)
     return hashlib.sha256(groups.tobytes()).hexdigest()[:16]
-
-
-def _read(folder: pathlib.Path, name: str, record: TensorRecord) -> Groups:
-    descriptor, _ = open_inside(folder, record.file)
-    try:
-        data = os.pread(descriptor, record.num_bytes, record.offset)
-    finally:
-        os.close(descriptor)
-    if len(data) != record.num_bytes:
-        raise InvalidModelFolder(f"{record.file}: is truncated: tensor {shown(name)} ends early")
-    return np.frombuffer(data, np.dtype("<i4"))
 
 
 def _check(name: str, record: TensorRecord, groups: Groups, group_size: int) -> None:

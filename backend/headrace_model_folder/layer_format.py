@@ -48,7 +48,7 @@ class Role(enum.Enum):
     ORDER = "order"
     # Of the weight, [N, K].
     SHAPE = "shape"
-    # Static scale or zero point of the activations: checked, and not used, because activations are rounded by scales of their own.
+    # Static scale and zero point of the inputs, one for all of them: read before the weights (`input_scales`).
     INPUT_SCALE = "input scale"
     INPUT_ZERO = "input zero point"
 
@@ -63,6 +63,21 @@ class SourceTensor(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     is_required: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InputFormat:
+    """How the inputs of a layer are rounded before they are multiplied: to 8 bits of the type of its weights."""
+
+    # What shares a scale: the inputs of a token, a group of those, or, static, all inputs of all tokens.
+    scales: Literal["token", "group", "static"]
+    # Inputs of a group, the last of a token maybe fewer; 0 where there are none.
+    group_size: int = 0
+    # Whether there is no zero point.
+    is_symmetric: bool = True
+    # Static scale and zero point. Known once the file was read.
+    scale: float = 0.0
+    zero_point: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,13 +98,10 @@ class LayerFormat:
     is_ordered: bool = False
     # Which order, of those that are no plain sequence: equal for layers whose inputs are in the same one. Known once the file was read.
     order_digest: str = ""
-    # FP8: a tensor of static activation scales. INT8 with zero points: one of those too.
-    has_input_scale: bool = False
-    has_input_zero: bool = False
+    # None: inputs are multiplied as they are.
+    inputs: InputFormat | None = None
     # Blocks are called weight_scale_inv by one format and weight_scale by another; both are factors.
     scale_name: Literal["weight_scale", "weight_scale_inv"] = "weight_scale"
-    # INT8: activations are made for 8 bits too.
-    rounds_activations: bool = False
 
     @property
     def bits(self) -> int:
@@ -132,6 +144,9 @@ class LayerFormat:
         ):
             if part < size and part % unit:
                 return f"its {size} {along} give {part} to each, which a {name} of {unit} does not divide"
+        rounded = self.inputs.group_size if self.inputs else 0
+        if num_inputs < whole[1] and rounded and num_inputs % rounded:
+            return f"its {whole[1]} inputs give {num_inputs} to each, which groups of {rounded} that are rounded together do not divide"
         return None
 
     def check_sizes(self, layer: str, num_outputs: int, num_inputs: int) -> None:
@@ -188,9 +203,10 @@ class LayerFormat:
             yield SourceTensor(Role.ZEROS, "weight_zero_point", shapes, ("I8",))
         if self.is_ordered:
             yield SourceTensor(Role.ORDER, "weight_g_idx", ((num_inputs,),), _WORDS)
-        if self.has_input_scale:
-            yield SourceTensor(Role.INPUT_SCALE, "input_scale", ((), (1,), (1, 1)), _FLOATS)
-        if self.has_input_zero:
+        if self.inputs is None or self.inputs.scales != "static":
+            return
+        yield SourceTensor(Role.INPUT_SCALE, "input_scale", ((), (1,), (1, 1)), _FLOATS)
+        if not self.inputs.is_symmetric:
             yield SourceTensor(Role.INPUT_ZERO, "input_zero_point", ((), (1,), (1, 1)), ("I8", "I32"))
 
     def _scale_shapes(self, num_outputs: int, num_inputs: int) -> tuple[tuple[int, ...], ...]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from headrace_model_folder.compressed_tensors_config import read_compressed_tensors
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
-from headrace_model_folder.layer_format import BLOCK_SIZE, LayerFormat, Layout
+from headrace_model_folder.layer_format import BLOCK_SIZE, InputFormat, LayerFormat, Layout
 from headrace_model_folder.layer_names import LM_HEAD, PROJECTIONS, Patterns, dotted_parts, linear_layers, strings
 
 # The method whose folders say per tensor, not per layer, what was quantized: `bitsandbytes_tensors` reads them.
@@ -101,7 +101,10 @@ def _gptq(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
     if fields.text("pack_dtype", "int32") != "int32":
         raise fields.error("pack_dtype", f"must be 'int32', is {shown(fields.get('pack_dtype'))}")
     if fields.boolean("lm_head", False):
-        raise fields.error("lm_head", "is true: an output layer of few bits is not supported")
+        raise fields.error(
+            "lm_head",
+            "is true: an output layer that the folder has in few bits is not supported (quantize_head rounds one that is plain)",
+        )
     if fields.boolean("is_marlin_format", False):
         raise fields.error("is_marlin_format", "must be false: other layouts are not read")
     blocks, changes = _gptq_blocks(fields), _gptq_changes(fields)
@@ -215,10 +218,17 @@ def _fp8(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
         Layout.WHOLE,
         "fp8",
         "block" if block else "tensor",
-        has_input_scale=activations == "static",
+        inputs=_fp8_inputs(activations == "static", is_block=block is not None),
         scale_name="weight_scale_inv" if block else "weight_scale",
     )
     fields = _with_synonyms(fields, {"modules_to_not_convert": "ignored_layers"})
     plain = strings(fields.get("modules_to_not_convert"), f"{fields.name}: modules_to_not_convert")
     assert LM_HEAD not in names
     return {name: form for name in names if dotted_parts(name).isdisjoint(plain)}
+
+
+def _fp8_inputs(is_static: bool, is_block: bool) -> InputFormat:
+    """Dynamic scales are those of a token's inputs in blocks where weights have blocks."""
+    if is_static:
+        return InputFormat("static")
+    return InputFormat("group", BLOCK_SIZE) if is_block else InputFormat("token")

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from headrace_model_folder.errors import shown
 from headrace_model_folder.fields import Fields
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _MAX_FACTOR = 65_536.0
 
 
@@ -27,7 +27,7 @@ class RopeConfig:
     # Base of the geometric series of wavelengths.
     theta: float = 10_000.0
     factor: float = 1.0
-    # Tokens of context before stretching (llama3, yarn).
+    # Tokens of context before stretching (llama3, yarn, longrope).
     original_max_position_embeddings: int = 0
     # llama3: wavelengths between original/high and original/low are blended.
     low_freq_factor: float = 1.0
@@ -35,7 +35,7 @@ class RopeConfig:
     # yarn: rotations over the original context that bound the blend.
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    # yarn: multiplies cosine and sine; None: from the factor (and mscale).
+    # yarn, longrope: multiplies cosine and sine; None: from the factor (and mscale).
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
@@ -43,6 +43,9 @@ class RopeConfig:
     truncate: bool = True
     # [head_dim / 2] default: what each frequency is divided by, where a file states that itself; None: nothing.
     frequency_divisors: tuple[float, ...] | None = None
+    # [head_dim / 2] longrope: what each default frequency is divided by in contexts up to the original one, and in longer ones.
+    short_divisors: tuple[float, ...] = ()
+    long_divisors: tuple[float, ...] = ()
 
     @property
     def stretched_context(self) -> int:
@@ -50,7 +53,7 @@ class RopeConfig:
         return int(self.original_max_position_embeddings * self.factor) if self.rope_type == "yarn" else 0
 
 
-def read_rope(config: Fields, max_position: int) -> RopeConfig:
+def read_rope(config: Fields, max_position: int, head_dim: int) -> RopeConfig:
     """The rotary embedding of a config. Raises InvalidModelFolder for unknown types and values out of range."""
     fields = _rope_fields(config)
     rope_type = _rope_type(fields)
@@ -59,6 +62,8 @@ def read_rope(config: Fields, max_position: int) -> RopeConfig:
     theta = fields.number("rope_theta", 1.0, 1e12, 10_000.0)
     if rope_type in ("default", "dynamic"):
         return RopeConfig(rope_type, theta)
+    if rope_type == "longrope":
+        return _longrope(fields, theta, max_position, head_dim)
     factor = fields.number("factor", 1.0, _MAX_FACTOR)
     if rope_type == "linear":
         return RopeConfig(rope_type, theta, factor)
@@ -94,6 +99,31 @@ def _rope_type(fields: Fields) -> RopeType:
         if value == rope_type:
             return rope_type
     raise fields.error("rope_type", f"must be one of {', '.join(_TYPES)}, is {shown(value)}")
+
+
+def _longrope(fields: Fields, theta: float, max_position: int, head_dim: int) -> RopeConfig:
+    original = fields.integer("original_max_position_embeddings", 2, 1 << 26, max_position)
+    return RopeConfig(
+        "longrope",
+        theta,
+        # Stated by few: the context that the config allows says it.
+        fields.number("factor", 1.0, _MAX_FACTOR, max(1.0, max_position / original)),
+        original,
+        attention_factor=None
+        if fields.get("attention_factor") is None
+        else fields.number("attention_factor", 1e-6, 1e6),
+        short_divisors=_divisors(fields, "short_factor", head_dim),
+        long_divisors=_divisors(fields, "long_factor", head_dim),
+    )
+
+
+def _divisors(fields: Fields, key: str, head_dim: int) -> tuple[float, ...]:
+    values = fields.get(key)
+    if not isinstance(values, list) or len(values) != head_dim // 2:
+        raise fields.error(key, f"must be a list of {head_dim // 2} numbers, one for each pair of a head's dimensions")
+    # As fields of their own, so that each is held to the same rules as any number.
+    numbered = Fields(f"{fields.name}: {key}", {str(place): value for place, value in enumerate(values)})
+    return tuple(numbered.number(str(place), 1e-6, 1e6) for place in range(len(values)))
 
 
 def _yarn(fields: Fields, theta: float, factor: float, original: int) -> RopeConfig:

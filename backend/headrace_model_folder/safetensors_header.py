@@ -1,7 +1,7 @@
 """The header of one safetensors file: where each tensor lies, checked so strictly that a reader may trust every offset.
 
 Layout of a file: 8 bytes little-endian header length, the header as JSON (name -> dtype, shape, data_offsets), then the data without gaps. Only the header is
-read here, never a weight. Source: the safetensors format description.
+read to find them, never a weight. Source: the safetensors format description.
 """
 
 from __future__ import annotations
@@ -144,3 +144,19 @@ def _check_layout(tensors: dict[str, TensorRecord], file: str, data_start: int, 
             )
     if end != size:
         raise InvalidModelFolder(f"{file}: has {size - end} bytes after its last tensor")
+
+
+def read_tensor(folder: pathlib.Path, name: str, record: TensorRecord) -> bytes:
+    """The bytes of one tensor, for those few that are looked at before the weights are read.
+
+    Raises:
+        InvalidModelFolder: The file can't be opened, or ends early.
+    """
+    descriptor, _ = open_inside(folder, record.file)
+    try:
+        data = os.pread(descriptor, record.num_bytes, record.offset)
+    finally:
+        os.close(descriptor)
+    if len(data) != record.num_bytes:
+        raise InvalidModelFolder(f"{record.file}: is truncated: tensor {shown(name)} ends early")
+    return data

@@ -16,7 +16,9 @@ from torch.nn import functional
 from benchmarks.kernel_cases import small_linear
 from benchmarks.kernel_cases.small_linear import EPS, Case, Shape
 from headrace_kernels.low_bit import linear as low_bit_linear
+from headrace_kernels.low_bit import restored_linear
 from headrace_kernels.low_bit.fp8_activations import scaled_linear
+from headrace_kernels.low_bit.input_rounding import InputRounding
 from headrace_kernels.low_bit.quantized_weight import (
     Arrangement,
     QuantizedWeight,
@@ -47,7 +49,7 @@ def random_weight(kind: QuantKind, shape: Shape, seed: int = 0) -> QuantizedWeig
 ARRANGED = {
     "int8 g128": (QuantKind.INT8, 128, Arrangement()),
     "int8 g128 zeros": (QuantKind.INT8, 128, Arrangement(has_zeros=True)),
-    "int8 a8": (QuantKind.INT8, 0, Arrangement(rounds_activations=True)),
+    "int8 a8": (QuantKind.INT8, 0, Arrangement(inputs=InputRounding(torch.int8))),
     "int4 ordered": (QuantKind.INT4, 128, Arrangement(is_ordered=True)),
     "fp8 blocks": (QuantKind.FP8, 128, Arrangement(scale_outputs=128)),
 }
@@ -133,7 +135,7 @@ class Operands:
 
     def restored(self) -> Tensor:
         """By way of bf16, the product alone with the restoring."""
-        return low_bit_linear.restored_linear(self.x, self.weight, None)
+        return restored_linear.restored_linear(self.x, self.weight, None)
 
     def by_the_rules(self) -> object:
         """As a layer does."""

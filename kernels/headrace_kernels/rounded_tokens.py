@@ -4,6 +4,8 @@ Owns the value (`RoundedTokens`), the rounding and its kernel. Kernels that make
 
     scale = max|x| (1 / 448) (e4m3) or max|x| (1 / 127) (int8), number = x (1 / scale) to nearest, ties to even
 
+A scheme may give all tokens one scale, found before (`static`): number = x (1 / scale), cut off at the type's range, -128 to 127 for int8. Only the kernel of its own rounds so.
+
 x is what would have been stored in the model's type, rounded to it: so tokens are the same to the bit whether the kernel that makes them rounds them or one behind it. bf16 before adds a
 thousandth to e4m3's own error and a hundredth to int8's. A token with NaN or infinity has the scale NaN or infinity, and its products are NaN, which ends its request.
 
@@ -29,6 +31,8 @@ from headrace_kernels.triton_runtime import uses_triton
 
 # The types that there are, and the largest number of each.
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+# The smallest, which a scale of the token's own leaves alone in int8.
+_SMALLEST = {torch.float8_e4m3fn: -448.0, torch.int8: -128.0}
 # The smallest scale, for tokens that are all 0.
 _LEAST_SCALE = 1e-12
 # Numbers of a token that one program holds.
@@ -46,7 +50,7 @@ _INTEGERS = tl.constexpr(1.5 * 2**23)
 class RoundedTokens:
     """Numbers times scales are what was rounded, nearly."""
 
-    # [num_tokens, size] e4m3fn or int8, the latter from -127 to 127.
+    # [num_tokens, size] e4m3fn or int8, the latter from -127 to 127, of a static scale from -128 to 127.
     numbers: Tensor
     # [num_tokens, 1] fp32.
     scales: Tensor
@@ -62,9 +66,14 @@ class RoundedTokens:
 Activations: TypeAlias = Tensor | RoundedTokens
 
 
-def round_tokens_reference(x: Tensor, number: torch.dtype) -> RoundedTokens:
+def round_tokens_reference(x: Tensor, number: torch.dtype, static: float | None = None) -> RoundedTokens:
     """See `round_tokens`."""
     wide, largest = x.float(), LARGEST[number]
+    if static is not None:
+        # NaN and infinity are the scale's business here, too.
+        scales = (wide * 0).sum(1, keepdim=True) + static
+        scaled = (wide * scales.reciprocal()).clamp_(_SMALLEST[number], largest)
+        return RoundedTokens((scaled if number.is_floating_point else scaled.round_()).to(number), scales)
     # By the inverse: devices differ in how they divide by a constant.
     scales = (wide.abs().amax(1, keepdim=True) * (1 / largest)).clamp_(min=_LEAST_SCALE)
     # A product with the inverse may exceed the largest number by its rounding, which is cut off.
@@ -73,7 +82,7 @@ def round_tokens_reference(x: Tensor, number: torch.dtype) -> RoundedTokens:
 
 
 @triton.jit
-def store_rounded(wide, out, scales, places, mask, rows, is_row, DTYPE: tl.constexpr):
+def store_rounded(wide, out, scales, places, mask, rows, is_row, DTYPE: tl.constexpr, static=None):
     """Stores whole rows, each a token, as numbers of 8 bits and a scale.
 
     Args:
@@ -85,16 +94,24 @@ def store_rounded(wide, out, scales, places, mask, rows, is_row, DTYPE: tl.const
         rows: [rows] which tokens they are.
         is_row: [rows] whether there is such a token; None: all are.
         DTYPE: The model's type, to which `wide` is rounded first.
+        static: The scale of all tokens; None: each has its own.
     """
     wide = wide.to(DTYPE).to(tl.float32)
     IS_INT8: tl.constexpr = out.dtype.element_ty == tl.int8
     # Without their signs, numbers are ordered as their bits are, with infinity and then NaN above all.
     magnitudes = wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     largest = tl.max(magnitudes, axis=1).to(tl.float32, bitcast=True)
-    scale = tl.maximum(largest * (_STEP_INT8 if IS_INT8 else _STEP_E4M3), _LEAST, propagate_nan=tl.PropagateNan.ALL)
+    if static is None:
+        scale = tl.maximum(largest * (_STEP_INT8 if IS_INT8 else _STEP_E4M3), _LEAST, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        # Infinity times 0 is NaN.
+        scale = largest * 0.0 + static
     tl.store(scales + rows, scale, mask=is_row)
     # A division as IEEE says, or the bits differ from the reference's.
     scaled = wide * tl.math.div_rn(scale * 0.0 + 1.0, scale)[:, None]
+    if static is not None:
+        # What a static scale does not reach is cut off.
+        scaled = tl.minimum(tl.maximum(scaled, -128.0 if IS_INT8 else -448.0), 127.0 if IS_INT8 else 448.0)
     # Both conversions bring what exceeds the largest number, by less than its rounding, to the largest.
     if IS_INT8:
         numbers = (scaled + _INTEGERS).to(tl.int32, bitcast=True).to(tl.int8)
@@ -106,13 +123,13 @@ def store_rounded(wide, out, scales, places, mask, rows, is_row, DTYPE: tl.const
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _round_kernel(x, out, scales, num_rows, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _round_kernel(x, out, scales, static, num_rows, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offs = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows)[:, None] & (offs < SIZE)
     places = rows[:, None] * SIZE + offs
     wide = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
-    store_rounded(wide, out, scales, places, mask, rows, rows < num_rows, x.dtype.element_ty)
+    store_rounded(wide, out, scales, places, mask, rows, rows < num_rows, x.dtype.element_ty, static)
 
 
 def launch_rule(size: int) -> tuple[int, int, int]:
@@ -127,22 +144,23 @@ def takes_size(size: int) -> bool:
     return 1 < size <= _LONGEST_ROW
 
 
-def round_tokens(x: Tensor, number: torch.dtype) -> RoundedTokens:
-    """Rounds each token to the nearest numbers of its own scale.
+def round_tokens(x: Tensor, number: torch.dtype, static: float | None = None) -> RoundedTokens:
+    """Rounds each token to the nearest numbers of its own scale, or of one that is given.
 
     Args:
         x: [num_tokens, size] bf16, fp16 or fp32.
         number: torch.float8_e4m3fn or torch.int8. Kernels round to the former on cards that multiply it (sm_89 and later).
+        static: The scale of all tokens, above 0; None: each has its own.
 
     Returns:
         [num_tokens, size].
     """
     num_tokens, size = x.shape
     if not uses_triton(x) or not takes_size(size) or num_tokens == 0:
-        return round_tokens_reference(x, number)
+        return round_tokens_reference(x, number, static)
     tokens = RoundedTokens.empty(x.shape, number, x.device)
     rows, block, num_warps = launch_rule(size)
     _round_kernel[(triton.cdiv(num_tokens, rows),)](
-        x.contiguous(), tokens.numbers, tokens.scales, num_tokens, size, rows, block, num_warps=num_warps
+        x.contiguous(), tokens.numbers, tokens.scales, static, num_tokens, size, rows, block, num_warps=num_warps
     )
     return tokens

@@ -133,6 +133,7 @@ def _quantization(report: engine_pb2.EngineQuantization) -> inference_pb2.Quanti
         head_scheme=report.head_scheme,
         head_bits_per_weight=report.head_bits_per_weight,
         head_relative_error=report.head_relative_error,
+        activations=report.activations,
         measured=_measured_loss(report.measured) if report.HasField("measured") else None,
     )
 

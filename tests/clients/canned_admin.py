@@ -23,7 +23,7 @@ def canned_model(name: str = "canned") -> api.Model:
         not_followed=["suppress_tokens (a list of 2 entries) has no effect"],
         memory_plan=api.MemoryPlan(total_bytes=8 << 30, weight_bytes=1 << 30, kv_cache_bytes=4 << 30, measured=True),
         quantization=api.Quantization(scheme="int4", group_size=64, bits_per_weight=4.375, mean_relative_error=0.09, worst_relative_error=0.125, worst_tensor="a.weight",
-            head_scheme="int8", head_bits_per_weight=8.5, head_relative_error=0.0625,
+            head_scheme="int8", head_bits_per_weight=8.5, head_relative_error=0.0625, activations="int8 per token",
             measured=api.MeasuredLoss(method="awq", tokens=12_345, perplexity_before=3.25, perplexity_after=3.125, divergence=0.0625, divergence_interval=0.03125)),
     )  # fmt: skip
 

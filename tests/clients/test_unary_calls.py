@@ -77,7 +77,9 @@ def test_tokenize_detokenize_models_and_load(client: Client, server: CannedServe
     assert model.memory_plan is not None and model.memory_plan.measured
     assert (model.memory_plan.total_bytes, model.memory_plan.kv_cache_bytes) == (8 << 30, 4 << 30)
     measured = MeasuredLoss("awq", 12_345, 3.25, 3.125, 0.0625, 0.03125)
-    assert model.quantization == Quantization("int4", 64, 4.375, 0.09, 0.125, "a.weight", "int8", 8.5, 0.0625, measured)
+    assert model.quantization == Quantization(
+        "int4", 64, 4.375, 0.09, 0.125, "a.weight", "int8", 8.5, 0.0625, measured, "int8 per token"
+    )
     assert model == client.list_models()[0]
     assert model.default_sampling == {"temperature": 0.7, "top_k": 40}
     assert model.end_of_text_token_ids == (1, 2)
@@ -99,6 +101,11 @@ def test_a_quantization_is_one_line_of_what_is_known() -> None:
     assert quantization_line(plain) == f"{layers}; {weights}; {head}"
     assert quantization_line(dataclasses.replace(plain, scheme="", bits_per_weight=0.0)) == head
     assert quantization_line(dataclasses.replace(plain, head_scheme="")) == f"{layers}; {weights}"
+    rounded = dataclasses.replace(report, activations="fp8 per token from 33 tokens on")
+    assert (
+        quantization_line(rounded)
+        == f"{layers}; {weights}; {head}; activations fp8 per token from 33 tokens on; {text} ± 0.03125 nats"
+    )
     one_piece = dataclasses.replace(measured, divergence_interval=None)
     folder = Quantization("compressed-tensors int4", 64, 4.375, 0.0, 0.0, "", measured=one_piece)
     assert quantization_line(folder) == f"compressed-tensors {layers}; {text} nats"

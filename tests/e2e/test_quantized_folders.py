@@ -42,6 +42,7 @@ def test_the_model_says_its_format(server: RunningServer, scheme: str) -> None:
     assert (report.scheme, report.group_size) == (scheme, recipe.group)
     assert recipe.bits < report.bits_per_weight < recipe.bits + 2.5
     assert (report.mean_relative_error, report.worst_tensor) == (0, "")
+    assert report.activations == ("fp8 per 128 inputs" if scheme == "fp8 fp8" else "")
 
 
 QUESTIONS = [("What is 17 plus 25?", "42"), ("What is 9 times 8?", "72")]

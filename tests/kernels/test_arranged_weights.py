@@ -9,9 +9,10 @@ import torch
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernels_on
 
 from headrace_kernels import card
-from headrace_kernels.low_bit import fp8_activations, int8_activations
+from headrace_kernels.low_bit import fp8_activations, int8_activations, restored_linear
 from headrace_kernels.low_bit import linear as low_bit_linear
 from headrace_kernels.low_bit.input_order import take_inputs, take_inputs_reference
+from headrace_kernels.low_bit.input_rounding import InputRounding
 from headrace_kernels.low_bit.linear import Path, path_rule
 from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate, dequantize
 from headrace_kernels.low_bit.row_kernels import multiply_row, takes_row
@@ -182,7 +183,7 @@ def test_operations_equal_their_references(name: str, rows: int, device: str) ->
 
 @arranged
 def test_a_processor_restores_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_bit_linear, "_BLOCK_NUMBERS", 7 * 128)
+    monkeypatch.setattr(restored_linear, "_BLOCK_NUMBERS", 7 * 128)
     stored = Stored(name, 24, 128, torch.float32)
     x = stored.x(3)
     assert path_rule(3, stored.weight) is Path.BLOCKS
@@ -197,9 +198,11 @@ def test_inputs_are_taken_in_order(device: str) -> None:
         assert take_inputs(x, None) is x
 
 
-def rounding(outputs: int, inputs: int, dtype: torch.dtype, device: str) -> QuantizedWeight:
+def rounding(
+    outputs: int, inputs: int, dtype: torch.dtype, device: str, static: float | None = None
+) -> QuantizedWeight:
     numbers = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8, device=device)
-    arrangement = Arrangement(rounds_activations=True)
+    arrangement = Arrangement(inputs=InputRounding(torch.int8, scale=static))
     weight = allocate(QuantKind.INT8, outputs, inputs, inputs, dtype, torch.device(device), arrangement)
     store_rows(Rows(numbers, torch.rand(outputs, 1, device=device) + 0.1, None), weight, 0)
     return weight
@@ -217,6 +220,21 @@ def test_products_of_rounded_activations_equal_their_reference(dtype: torch.dtyp
         expected = int8_activations.scaled_linear_reference(tokens, weight, bias)
         # Sums are exact: what is left is the rounding of the result, and the order of two scales and a bias.
         assert float((found - expected).double().norm() / expected.double().norm()) < 2 * ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_many_rows_round_by_the_schemes_own_scale(dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(4)
+    weight = rounding(40, 160, dtype, device, static=0.02)
+    x = torch.randn(70, 160, device=device).to(dtype)
+    assert path_rule(70, weight) is Path.SCALED
+    # What makes tokens would give each a scale of its own.
+    assert low_bit_linear.rounds_to(70, weight) is None
+    found = low_bit_linear.linear(x, weight, None)
+    numbers = (x.float() / 0.02).clamp(-128, 127).round()
+    expected = (numbers.double() * 0.02) @ dequantize(weight, torch.empty(40, 160, device=device)).double().t()
+    # Some numbers are half a step from two others, and the card multiplies by the inverse: 1 of 10,000.
+    assert float((found.double() - expected).norm() / expected.norm()) < 2 * ROUNDING[dtype] + 2e-4
 
 
 def test_only_many_rows_of_a_scheme_that_says_so_round_activations(device: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernels_on
 
 from headrace_kernels.low_bit import linear as low_bit_linear
-from headrace_kernels.low_bit import restored_weights
+from headrace_kernels.low_bit import restored_linear, restored_weights
 from headrace_kernels.low_bit.few_kernels import rows_of
 from headrace_kernels.low_bit.fp8_activations import can_scale, scaled_linear
 from headrace_kernels.low_bit.linear import Path, path_rule
@@ -290,7 +290,7 @@ def test_operations_equal_their_references(kind: QuantKind, rows: int, device: s
 
 @pytest.mark.parametrize("kind", QuantKind)
 def test_a_processor_restores_in_blocks(kind: QuantKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_bit_linear, "_BLOCK_NUMBERS", 7 * 96)
+    monkeypatch.setattr(restored_linear, "_BLOCK_NUMBERS", 7 * 96)
     for dtype in DTYPES:
         product = Product(kind, 3, 24, 96, 32, dtype, "cpu")
         assert path_rule(3, product.weight) is Path.BLOCKS and not low_bit_linear.fuses(3, product.weight)
@@ -308,7 +308,7 @@ def test_a_processor_restores_in_blocks(kind: QuantKind, monkeypatch: pytest.Mon
 def test_long_weights_are_restored_in_parts(kind: QuantKind, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     product = Product(kind, 5, 50, 256, 64, torch.float32, device)
     monkeypatch.setattr(restored_weights, "_MOST_BYTES", 16 * 256 * 4)
-    found = low_bit_linear.restored_linear(product.x, product.weight, product.bias)
+    found = restored_linear.restored_linear(product.x, product.weight, product.bias)
     assert_close(found, product.expected(product.x.double()), 20 * product.spread(product.x.double()))
 
 

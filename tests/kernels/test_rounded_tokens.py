@@ -98,6 +98,43 @@ def test_the_kernel_equals_its_reference(rows: int, size: int, number: torch.dty
 
 @numbers_of_8_bits
 @devices
+@pytest.mark.parametrize("rows, size", [(4, 333), (9, 64)])
+def test_the_kernel_equals_its_reference_at_a_static_scale(
+    rows: int, size: int, number: torch.dtype, device: str
+) -> None:
+    skip_unless_multiplied(number, device)
+    x = Numbers(device, torch.bfloat16).randn(rows, size) * 3
+    # One that reaches all numbers, and one that cuts most off at either end.
+    for static in (10 / LARGEST[number], 1 / LARGEST[number]):
+        with kernels_on(device), poisoned_memory(device):
+            found = round_tokens(x, number, static)
+        expected = round_tokens_reference(x, number, static)
+        assert_as_reference(found, expected, device)
+        assert bool((found.scales == torch.tensor(static)).all())
+        least, most = (float(edge) for edge in expected.numbers.float().aminmax())
+        is_cut_off = (least, most) == (-128 if number is torch.int8 else -448, LARGEST[number])
+        assert is_cut_off == (static < 3 / LARGEST[number])
+
+
+@numbers_of_8_bits
+@devices
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_what_is_not_finite_spoils_its_token_at_a_static_scale_too(
+    bad: float, number: torch.dtype, device: str
+) -> None:
+    skip_unless_multiplied(number, device)
+    x = torch.ones(3, 64, device=device)
+    x[1, 7] = bad
+    with kernels_on(device):
+        found = round_tokens(x, number, 0.5)
+    expected = round_tokens_reference(x, number, 0.5)
+    for tokens in (found, expected):
+        assert tokens.scales.isnan().flatten().tolist() == [False, True, False]
+
+
+@numbers_of_8_bits
+@devices
 def test_ties_go_to_the_even_number(number: torch.dtype, device: str) -> None:
     skip_unless_multiplied(number, device)
     # The largest number makes the scale 1.

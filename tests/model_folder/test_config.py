@@ -60,7 +60,11 @@ def test_a_bad_value_is_refused_by_field_name(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("rope", "field"),
     [
-        ({"rope_type": "longrope", "factor": 2.0}, "rope_type"),
+        ({"rope_type": "longropes", "factor": 2.0}, "rope_type"),
+        ({"rope_type": "longrope", "long_factor": [1.0] * 2}, "short_factor"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 2}, "short_factor"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 2, "long_factor": [1.0, 0.0]}, "long_factor"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 2, "long_factor": ["1"] * 2}, "long_factor"),
         ({"type": "linear"}, "factor"),
         ({"type": "linear", "factor": 0.0}, "factor"),
         ({"rope_type": "yarn", "factor": float("nan")}, "factor"),

@@ -253,8 +253,8 @@ def test_types_that_are_not_served_are_named(tmp_path: pathlib.Path) -> None:
     raw = bytearray(small().write(tmp_path / FILE).read_bytes())
     name = b"blk.0.ffn_up.weight"
     place = raw.index(name) + len(name) + 4 + 16
-    raw[place : place + 4] = struct.pack("<I", 20)
-    assert "tensor 'blk.0.ffn_up.weight' has the type IQ4_NL, one of F32, F16, Q4_0" in refused(tmp_path, bytes(raw))
+    raw[place : place + 4] = struct.pack("<I", 21)
+    assert "tensor 'blk.0.ffn_up.weight' has the type IQ3_S, one of F32, F16, Q4_0" in refused(tmp_path, bytes(raw))
     raw[place : place + 4] = struct.pack("<I", 12)
     assert "has rows of 32 numbers, which Q4_K can't cut into blocks of 256" in refused(tmp_path, bytes(raw))
 

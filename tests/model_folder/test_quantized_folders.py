@@ -12,7 +12,9 @@ from tests.model_folder.folders import CONFIG, write_safetensors
 
 from headrace_model_folder import InvalidModelFolder, LayerFormat, ModelFolder, expected_tensors
 from headrace_model_folder.config import parse_config
+from headrace_model_folder.layer_format import InputFormat, Layout
 from headrace_model_folder.layer_names import Patterns
+from headrace_model_folder.quantization_config import read_quantization
 
 SIZES = CONFIG | {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
@@ -27,6 +29,14 @@ PACKED = {
 }
 LAYER = "model.layers.1.mlp.down_proj"
 WIDTHS = {"I32": 4, "F16": 2, "F8_E4M3": 1, "F32": 4, "I64": 8, "I8": 1}
+
+
+def inputs(**changes: Any) -> dict[str, Any]:
+    """INT8 weights whose inputs are rounded, too."""
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True} | changes
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return PACKED | {"format": "int-quantized", "config_groups": {"a": group}}
 
 
 def packed(**changes: Any) -> dict[str, Any]:
@@ -120,7 +130,7 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
         (GPTQ | {"group_size": 0}, "group_size must be one of 32, 64, 128, -1, is 0"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format must be 'gptq' or 'gptq_v2', is 'marlin'"),
         (GPTQ | {"pack_dtype": "int64"}, "pack_dtype must be 'int32'"),
-        (GPTQ | {"lm_head": True}, "lm_head is true: an output layer of few bits is not supported"),
+        (GPTQ | {"lm_head": True}, "lm_head is true: an output layer that the folder has in few bits is not supported (quantize_head"),
         (GPTQ | {"sym": "yes"}, "sym must be true or false"),
         (GPTQ | {"dynamic": ["x"]}, "dynamic must be an object"),
         (GPTQ | {"dynamic": {"(": {}}}, "which is no regular expression"),
@@ -150,6 +160,12 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
         (PACKED | {"format": "marlin-24"}, "format must be one of pack-quantized, int-quantized, naive-quantized, float-quantized, is 'marlin-24'"),
         (PACKED | {"config_groups": {}}, "config_groups must be an object of 1 to"),
         (PACKED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is set"),
+        (inputs(num_bits=16), "num_bits is 16 of type 'int', and weights are int8"),
+        (inputs(type="float"), "num_bits is 8 of type 'float', and weights are int8"),
+        (inputs(dynamic="local"), "dynamic must be true or false, is 'local'"),
+        (inputs(dynamic=False, strategy="token"), "strategy must be 'tensor' where dynamic is false, is 'token'"),
+        (inputs(strategy="channel"), "strategy must be 'token', 'tensor' or 'group' where dynamic is true, is 'channel'"),
+        (inputs(strategy="group", group_size=96), "group_size must be one of 32, 64, 128, is 96"),
         (PACKED | {"quantization_status": "calibration"}, "quantization_status must be 'compressed' or 'frozen', is 'calibration'"),
         (PACKED | {"ignore": ["re:.*"]}, "compressed-tensors is asked for, and no layer is left that it is for"),
         (PACKED | {"config_groups": {"a": {"targets": ["Conv2d"], "weights": WEIGHTS}}}, "no layer is left that it is for"),
@@ -173,7 +189,7 @@ def test_a_sound_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
         (PACKED | {"config_groups": {"a": {"targets": ["Linear"], "weights": None}}}, "weights is missing"),
         (
             PACKED | {"config_groups": {"a": {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": {"num_bits": 8, "type": "int"}}}},
-            "num_bits must be 8, of the weights' type and bits",
+            "input_activations: num_bits is 8 of type 'int', and weights are int4: inputs are rounded beside weights of 8 bits only",
         ),
         (
             PACKED | {"config_groups": {name: {"targets": ["Linear"], "weights": WEIGHTS | {"num_bits": bits}} for name, bits in (("a", 4), ("b", 8))}},
@@ -356,3 +372,51 @@ def test_dynamic_changes_go_from_what_holds_for_all() -> None:
     assert {name.rsplit(".")[-1] for name in layers}.isdisjoint({"down_proj"})
     up = layers["model.layers.0.mlp.up_proj"]
     assert (up.number, up.group_size, up.is_symmetric) == ("int8", 32, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, InputFormat("token")),
+        # A scale of all tokens of a step would make answers depend on each other.
+        ({"strategy": "tensor"}, InputFormat("token")),
+        ({"strategy": None}, InputFormat("token")),
+        ({"symmetric": False}, InputFormat("token", is_symmetric=False)),
+        ({"strategy": "group", "group_size": 64}, InputFormat("group", 64)),
+        ({"strategy": None, "group_size": 64}, InputFormat("group", 64)),
+        ({"strategy": "tensor", "dynamic": False}, InputFormat("static")),
+        ({"strategy": None, "dynamic": None, "symmetric": False}, InputFormat("static", is_symmetric=False)),
+    ],
+    ids=str,
+)
+def test_how_inputs_are_rounded_is_read(changes: dict[str, Any], expected: InputFormat) -> None:
+    found = read_quantization(inputs(**changes), 1)
+    assert found is not None and {form.inputs for form in found.layers.values()} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, InputFormat("group", 128)),
+        ({"weight_block_size": None}, InputFormat("token")),
+        ({"weight_block_size": None, "activation_scheme": "static"}, InputFormat("static")),
+        ({"activation_scheme": "static"}, InputFormat("static")),
+    ],
+    ids=str,
+)
+def test_how_inputs_of_fp8_are_rounded_is_read(changes: dict[str, Any], expected: InputFormat) -> None:
+    found = read_quantization(FP8 | {"weight_block_size": [128, 128]} | changes, 1)
+    assert found is not None and {form.inputs for form in found.layers.values()} == {expected}
+
+
+def test_what_does_not_round_inputs_says_so() -> None:
+    for quantization in (GPTQ, AWQ, PACKED):
+        found = read_quantization(quantization, 1)
+        assert found is not None and {form.inputs for form in found.layers.values()} == {None}
+
+
+def test_ranks_do_not_cut_groups_of_inputs_that_are_rounded_together() -> None:
+    form = LayerFormat(Layout.WHOLE, "int8", "channel", inputs=InputFormat("group", 64))
+    assert form.cuts(32, 128, (32, 256)) is None and form.cuts(16, 96, (32, 96)) is None
+    said = "its 192 inputs give 96 to each, which groups of 64 that are rounded together do not divide"
+    assert form.cuts(32, 96, (32, 192)) == said

@@ -31,6 +31,8 @@ _BASE: dict[str, Any] = {
 }
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
+LONGROPE = {"short_factor": [1.0, 1.25, 1.5, 2.0], "long_factor": [1.0, 2.5, 7.0, 31.5]}
+
 
 def _llama(**changes: Any) -> transformers.PreTrainedConfig:
     return transformers.LlamaConfig(**{**_BASE, **changes})
@@ -50,6 +52,10 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama-yarn-mscale": lambda: _llama(
         **_rope("yarn", factor=8.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=0.5, truncate=False)
     ),
+    # transformers takes the long factors beyond 2 tokens, and we for all.
+    "llama-longrope": lambda: _llama(
+        **_rope("longrope", original_max_position_embeddings=2, attention_factor=1.0, **LONGROPE)
+    ),
     "llama-biases": lambda: _llama(attention_bias=True, mlp_bias=True),
     "llama-mha": lambda: _llama(num_key_value_heads=8),
     "llama-group-8": lambda: _llama(num_key_value_heads=1, head_dim=16),
@@ -67,6 +73,8 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
     # Inputs that blocks of 128 divide, also on two ranks; outputs of keys and values that they do not.
     "llama-blocks": lambda: _llama(head_dim=32, intermediate_size=256),
+    # Inputs of all layers that blocks of 128 divide.
+    "llama-whole-blocks": lambda: _llama(hidden_size=128, head_dim=32, intermediate_size=256),
     # Inputs that blocks of 256 divide, also on two ranks.
     "llama-long": lambda: _llama(head_dim=64, intermediate_size=512),
     # Sizes that blocks of 64 divide, also on two ranks.

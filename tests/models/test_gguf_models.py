@@ -41,6 +41,7 @@ MIXES = {
     "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed_tokens": "Q4_K", "lm_head": "Q6_K", "": "Q4_K"},
     "Q3_K_M": {"v_proj": "Q5_K", "o_proj": "Q4_K", "": "Q3_K"},
     "Q2_K": {"v_proj": "Q3_K", "embed_tokens": "Q2_K", "lm_head": "Q6_K", "": "Q2_K"},
+    "IQ4_XS": {"v_proj": "Q5_K", "embed_tokens": "IQ4_NL", "lm_head": "Q6_K", "": "IQ4_XS"},
     "odd": {"q_proj": "F16", "k_proj": "Q5_1", "v_proj": "BF16", "gate_proj": "Q4_1", "up_proj": "F32", "": "Q5_0"},
 }
 
@@ -176,7 +177,7 @@ def test_divisors_of_frequencies_are_used(tmp_path: pathlib.Path) -> None:
     write_checkpoint(tmp_path / "source", "llama-llama3")
     gguf, plain = written(tmp_path, tmp_path / "source", "F32")
     rope = ModelFolder.open(plain).config.rope
-    stretched, _ = rope_frequencies(rope, 8)
+    stretched, _ = rope_frequencies(rope, 8, 64)
     default = 1000.0 ** -(torch.arange(0, 8, 2) / 8)
     gguf.tensors["rope_freqs.weight"] = ("F32", (4,), (default / stretched).numpy().tobytes())
     gguf.write(tmp_path / "F32.gguf")

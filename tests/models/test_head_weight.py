@@ -29,6 +29,7 @@ from headrace_backend.worker.quantized import quantization_report
 from headrace_kernels import card
 from headrace_kernels.low_bit import fp8_activations, int8_activations
 from headrace_kernels.low_bit import linear as low_bit_linear
+from headrace_kernels.low_bit.input_rounding import InputRounding
 from headrace_kernels.low_bit.linear import Path, path_rule
 from headrace_kernels.low_bit.quantized_weight import (
     Arrangement,
@@ -291,7 +292,7 @@ def test_activations_are_never_rounded(num_rows: int, monkeypatch: pytest.Monkey
 
 
 def test_activations_are_not_both_rounded_and_kept() -> None:
-    both = Arrangement(rounds_activations=True, keeps_activations=True)
+    both = Arrangement(inputs=InputRounding(torch.int8), keeps_activations=True)
     with pytest.raises(ValueError, match="rounded or kept, not both"):
         allocate(QuantKind.INT8, 64, 64, 64, torch.bfloat16, CPU, both)
 

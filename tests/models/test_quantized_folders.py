@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import pathlib
 from collections.abc import Callable
@@ -18,10 +19,13 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import MODEL_CLASSES, load_model, weight_memory
 from headrace_backend.quantization.folder_check import StoredSummary
 from headrace_backend.quantization.folder_layers import formats_by_path, stage_layers
+from headrace_backend.quantization.linear_weight import PlainWeight
 from headrace_backend.quantization.parted_weight import PartedWeight
+from headrace_backend.quantization.rounded_inputs import describe_inputs
 from headrace_backend.quantization.source_numbers import zeros_of
 from headrace_backend.quantization.stored_weight import StoredWeight
 from headrace_backend.weights.placement import Placement, Shard
+from headrace_kernels import card
 from headrace_kernels.low_bit import linear as low_bit_linear
 from headrace_kernels.low_bit.quantized_weight import QuantKind, dequantize
 from headrace_model_folder import InvalidModelFolder, LayerFormat, Layout, ModelFolder, expected_tensors
@@ -47,6 +51,9 @@ RECIPES = {
     "packed 8 bits ordered": Recipe("packed", bits=8, ordered=True),
     "int8": Recipe("whole", bits=8, group=0, activations="dynamic"),
     "int8 static": Recipe("whole", bits=8, group=0, activations="static"),
+    "int8 dynamic with zero points": Recipe("whole", bits=8, group=0, activations="dynamic with zero points"),
+    "int8 static with zero points": Recipe("whole", bits=8, group=0, activations="static with zero points"),
+    "int8 groups dynamic": Recipe("whole", bits=8, group=32, activations="dynamic"),
     "int8 one scale": Recipe("whole", bits=8, group=-1),
     "int8 asymmetric": Recipe("whole", bits=8, group=0, symmetric=False),
     "int8 groups": Recipe("whole", bits=8, group=32),
@@ -54,7 +61,9 @@ RECIPES = {
     "fp8 one scale": Recipe("fp8", bits=8, group=-1),
     "fp8 static": Recipe("fp8", bits=8, group=-1, activations="static"),
     "fp8 rows": Recipe("fp8", bits=8, group=0, activations="dynamic"),
+    "fp8 rows kept": Recipe("fp8", bits=8, group=0),
     "fp8 blocks": Recipe("fp8", bits=8, group=128),
+    "fp8 blocks dynamic": Recipe("fp8", bits=8, group=128, activations="dynamic"),
     "fp8 inverse blocks": Recipe("fp8-inv", bits=8, group=128),
 }
 recipes = pytest.mark.parametrize("name", RECIPES)
@@ -121,6 +130,22 @@ def logits(model: CausalLM) -> torch.Tensor:
     return PagedDriver(model).step([Row(tokens)], [40])[0]
 
 
+def round_inputs(model: CausalLM, recipe: Recipe) -> None:
+    """Has the layers of a plain model round what they multiply."""
+    for module in model.modules():
+        if isinstance(module, PlainWeight):
+            module.multiply = functools.partial(_rounded_product, recipe, module.multiply)  # type: ignore[method-assign]
+
+
+def _rounded_product(
+    recipe: Recipe,
+    multiply: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    return multiply(recipe.rounded(x), bias)
+
+
 def check_numbers(model: CausalLM, folder: Quantized) -> None:
     found = numbers(model)
     assert found.keys() == folder.weights.keys()
@@ -130,12 +155,19 @@ def check_numbers(model: CausalLM, folder: Quantized) -> None:
 
 @recipes
 def test_a_folder_is_loaded_as_its_format_says(name: str, folders: Made) -> None:
-    """Numbers as the tests' own unpacker reads them, logits as those of the same weights in fp32, memory as the plan says, and a true summary."""
+    """Numbers as the tests' own unpacker reads them, logits as those of the same weights in fp32 and inputs rounded as the recipe says, memory as the plan says, and a true summary."""
     folder, recipe = folders[name], RECIPES[name]
     model, plain, opened = load(folder.path), load(folder.plain), ModelFolder.open(folder.path)
     check_numbers(model, folder)
-    # The same products, summed in another order where inputs are in one.
-    torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-3)
+    kept = logits(plain)
+    round_inputs(plain, recipe)
+    rounded, found = logits(plain), logits(model)
+    if recipe.rounds_inputs:
+        # Few inputs are so near the middle of two numbers that sums in another order round them otherwise; all of them are rounded.
+        assert float((found - rounded).norm()) < 0.15 * float((rounded - kept).norm())
+    else:
+        # The same products, summed in another order where inputs are in one.
+        torch.testing.assert_close(found, kept, rtol=1e-4, atol=1e-3)
     for parameter, value in model.named_parameters():
         assert torch.equal(value, plain.get_parameter(parameter))
     held = sum(parameter.nbytes for parameter in model.parameters())
@@ -149,6 +181,58 @@ def test_a_folder_is_loaded_as_its_format_says(name: str, folders: Made) -> None
     assert summary.group_size == max(recipe.group, 0)
     # Tiles of int4 hold 128 inputs, of which small models fill half; then scales, zero points and orders.
     assert recipe.bits < summary.bits_per_weight < (13 if recipe.bits == 4 else 11)
+
+
+# Recipe -> what a processor does, and what an H200 does.
+ROUNDED = {
+    "gptq": ("", ""),
+    "int8 one scale": ("", ""),
+    "int8": ("int8 per token", "int8 per token from 65 tokens on"),
+    "int8 static": ("int8 static", "int8 static from 65 tokens on"),
+    "int8 dynamic with zero points": (
+        "int8 per token with zero points",
+        "kept (the folder says int8 per token with zero points)",
+    ),
+    "int8 static with zero points": (
+        "int8 static with zero points",
+        "kept (the folder says int8 static with zero points)",
+    ),
+    "int8 groups dynamic": ("int8 per token", "kept (the folder says int8 per token)"),
+    "fp8 one scale": ("fp8 per token", "fp8 per token from 65 tokens on"),
+    "fp8 rows": ("fp8 per token", "fp8 per token from 65 tokens on"),
+    "fp8 rows kept": ("", ""),
+    "fp8 static": ("fp8 static", "fp8 static from 65 tokens on"),
+    "fp8 blocks": ("", ""),
+    "fp8 blocks dynamic": ("fp8 per 128 inputs", "kept (the folder says fp8 per 128 inputs)"),
+    "fp8 inverse blocks": ("fp8 per 128 inputs", "kept (the folder says fp8 per 128 inputs)"),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_what_is_rounded_is_stated(name: str, folders: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_processor, on_card = ROUNDED[name]
+    model = load(folders[name].path, torch.bfloat16)
+    assert describe_inputs(model.low_bit_weights.values()) == on_processor
+    # Rules are asked as on a card that multiplies 8 bits by 8 bits.
+    monkeypatch.setattr(low_bit_linear, "uses_triton", lambda tensor: True)
+    monkeypatch.setattr(card, "has_fp8_products", lambda device: True)
+    assert describe_inputs(model.low_bit_weights.values()) == on_card
+
+
+def test_layers_of_one_input_round_it_each_by_its_own_scale(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    recipe = RECIPES["int8 static"]
+    folder = quantize_folder(source, tmp_path, recipe)
+    keys = [name for name in folder.tensors if name.endswith("k_proj.input_scale")]
+    for name in keys:
+        folder.tensors[name] = torch.tensor([0.2], dtype=torch.bfloat16)
+    folder.rewrite()
+    model = load(folder.path)
+    assert sum(isinstance(module, PartedWeight) for module in model.modules()) == 3
+    for path, weight in model.low_bit_weights.items():
+        assert weight.quantized.inputs is not None
+        expected = torch.tensor(0.2).bfloat16() if path.endswith("qkv_proj.weight.parts.1") else torch.tensor(0.05)
+        assert weight.quantized.inputs.scale == float(expected)
+    assert model.parameter_count == ModelFolder.open(folder.path).parameter_count
 
 
 @pytest.mark.gpu
@@ -345,6 +429,13 @@ def first_to(number: float) -> Callable[[torch.Tensor], torch.Tensor]:
         ("packed", "weight_shape", first_to(65), "is not the shape that config.json says"),
         ("int4 in bytes", "weight", first_to(8), "has a number that is not from -8 to 7"),
         ("fp8 static", "input_scale", first_to(0), "is not above 0"),
+        ("int8 static", "input_scale", first_to(math.inf), "holds a value that is not finite"),
+        (
+            "int8 static with zero points",
+            "input_zero_point",
+            lambda value: value.to(torch.int32) + 200,
+            "is 191, no integer from -128 to 127",
+        ),
         ("fp8 rows", "weight", lambda value: first_to(0x7F)(value.view(torch.uint8)).view(value.dtype), "not finite"),
         ("fp8 rows", "weight_scale", negative, "has a scale that is negative"),
         ("fp8 inverse blocks", "weight_scale_inv", negative, "has a scale that is negative"),

@@ -23,7 +23,7 @@ from headrace_backend.weights.placement import Shard
 from headrace_kernels.low_bit.block_weight import BlockWeight, restore_rows
 from headrace_model_folder import ModelFolder
 
-KINDS = ["F16", "Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_K_M", "odd"]
+KINDS = ["F16", "Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "Q4_K_M", "odd"]
 
 
 @functools.cache

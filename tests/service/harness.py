@@ -83,6 +83,7 @@ def engine_model(folder: pathlib.Path, context: int = CONTEXT) -> engine_pb2.Eng
             head_scheme="int8",
             head_bits_per_weight=8.5,
             head_relative_error=0.75,
+            activations="int8 per token",
             measured=engine_pb2.EngineMeasuredLoss(
                 method="gptq",
                 tokens=9,

@@ -180,7 +180,12 @@ async def test_the_model_is_described(running: Running) -> None:
     assert [getattr(plan, field.name) for field in plan.DESCRIPTOR.fields] == [1, 2, 3, 4, 5, 6, 7, 8, True]
     report = model.quantization
     layers, head = ["int4", 64, 4.5, 0.25, 0.5, "a"], ["int8", 8.5, 0.75]
-    assert [getattr(report, field.name) for field in report.DESCRIPTOR.fields] == [*layers, *head, report.measured]
+    assert [getattr(report, field.name) for field in report.DESCRIPTOR.fields] == [
+        *layers,
+        *head,
+        report.measured,
+        "int8 per token",
+    ]
     measured = report.measured
     assert [getattr(measured, field.name) for field in measured.DESCRIPTOR.fields] == ["gptq", 9, 3.25, 3.5, 0.125, 0.0]
     assert measured.HasField("divergence_interval")

@@ -394,7 +394,7 @@ def compile_arranged(arch: int, every: bool = False) -> list[Any]:
 
 
 def compile_rounded(arch: int) -> list[Any]:
-    """Tokens of an 8B Llama and of a model of 5,120 rounded by what makes them, and by a kernel of their own; to e4m3 where the card multiplies it."""
+    """Tokens of an 8B Llama and of a model of 5,120 rounded by what makes them, and by a kernel of their own, which also takes a static scale; to e4m3 where the card multiplies it."""
     numbers = [torch.int8, torch.float8_e4m3fn] if arch >= 89 else [torch.int8]
     with contextlib.ExitStack() as stack:
         for room in (rms_norm, rounded_tokens, swiglu):
@@ -408,6 +408,7 @@ def compile_rounded(arch: int) -> list[Any]:
             rms_norm.rounded_add_rms_norm(x, x, weight, 1e-5, number)
             swiglu.rounded_swiglu(torch.empty(3, 2 * inner, dtype=dtype), number)
             rounded_tokens.round_tokens(x, number)
+            rounded_tokens.round_tokens(x, number, 0.5)
     return compiled
 
 

@@ -28,6 +28,7 @@ KINDS = {
     "F32": Kind(0, 1, 4), "F16": Kind(1, 1, 2), "BF16": Kind(30, 1, 2),
     "Q4_0": Kind(2, 32, 18), "Q4_1": Kind(3, 32, 20), "Q5_0": Kind(6, 32, 22), "Q5_1": Kind(7, 32, 24), "Q8_0": Kind(8, 32, 34),
     "Q2_K": Kind(10, 256, 84), "Q3_K": Kind(11, 256, 110), "Q4_K": Kind(12, 256, 144), "Q5_K": Kind(13, 256, 176), "Q6_K": Kind(14, 256, 210),
+    "IQ4_NL": Kind(20, 32, 18), "IQ4_XS": Kind(23, 256, 136),
 }  # fmt: skip
 BLOCK_KINDS = [name for name, kind in KINDS.items() if kind.inputs > 1]
 
@@ -113,6 +114,17 @@ def _q6_k(blocks: Bytes, i: int) -> Floats:
     return _half(blocks, 208) * _signed(blocks, 192 + i // 16) * _float(q - 32)
 
 
+# IQ4's codebook.
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+
+
+def _iq4_xs(blocks: Bytes, i: int) -> Floats:
+    group, place = divmod(i, 32)
+    six = _bits(blocks, 4 + group // 2, 4 * (group % 2), 4) | _bits(blocks, 2 + group // 4, 2 * (group % 4), 2) << 4
+    number = IQ4[_bits(blocks, 8 + 16 * group + place % 16, 4 * (place // 16), 4)]
+    return _half(blocks, 0) * _float(six - 32) * number
+
+
 _DECODERS: dict[str, Callable[[Bytes, int], Floats]] = {
     "Q4_0": lambda b, i: _half(b, 0) * _float(_nibble(b, 2, i) - 8),
     "Q4_1": lambda b, i: _half(b, 0) * _float(_nibble(b, 4, i)) + _half(b, 2),
@@ -124,6 +136,8 @@ _DECODERS: dict[str, Callable[[Bytes, int], Floats]] = {
     "Q4_K": lambda b, i: _q45_k(b, i, 16, None),
     "Q5_K": lambda b, i: _q45_k(b, i, 48, 16),
     "Q6_K": _q6_k,
+    "IQ4_NL": lambda b, i: _half(b, 0) * IQ4[_nibble(b, 2, i)],
+    "IQ4_XS": _iq4_xs,
 }
 
 
@@ -254,6 +268,31 @@ def _q6_k_blocks(blocks: Floats, out: Bytes) -> None:
         _put(out, 128 + half * 32 + place % 32, 2 * (place // 32), (q[:, i] + 32) >> 4)
 
 
+def _nearest_iq4(values: Floats) -> npt.NDArray[np.int32]:
+    return np.searchsorted((IQ4[1:] + IQ4[:-1]) / 2, values).astype(np.int32)
+
+
+def _iq4_nl_blocks(blocks: Floats, out: Bytes) -> None:
+    scale = _put_half(out, 0, np.abs(blocks).max(1) / 120)
+    q = _nearest_iq4(blocks / scale[:, None])
+    for i in range(32):
+        _put(out, 2 + i % 16, 4 * (i // 16), q[:, i])
+
+
+def _iq4_xs_blocks(blocks: Floats, out: Bytes) -> None:
+    groups = blocks.reshape(len(blocks), 8, 32)
+    scales = np.abs(groups).max(2) / 120
+    factor = _put_half(out, 0, scales.max(1) / 31)
+    sc = _rounded(scales / factor[:, None], -32, 31)
+    q = _nearest_iq4(groups / np.maximum(factor[:, None] * sc, 1e-30)[:, :, None])
+    for group in range(8):
+        six = sc[:, group] + 32
+        _put(out, 4 + group // 2, 4 * (group % 2), six & 15)
+        _put(out, 2 + group // 4, 2 * (group % 4), six >> 4)
+        for i in range(32):
+            _put(out, 8 + 16 * group + i % 16, 4 * (i // 16), q[:, group, i])
+
+
 _QUANTIZERS: dict[str, Callable[[Floats, Bytes], None]] = {
     "Q4_0": lambda b, o: _legacy(b, o, 4, False),
     "Q4_1": lambda b, o: _legacy(b, o, 4, True),
@@ -265,4 +304,6 @@ _QUANTIZERS: dict[str, Callable[[Floats, Bytes], None]] = {
     "Q4_K": lambda b, o: _q45_k_blocks(b, o, 4),
     "Q5_K": lambda b, o: _q45_k_blocks(b, o, 5),
     "Q6_K": _q6_k_blocks,
+    "IQ4_NL": _iq4_nl_blocks,
+    "IQ4_XS": _iq4_xs_blocks,
 }

@@ -37,7 +37,8 @@ class Recipe:
     group: int = 32
     symmetric: bool = True
     ordered: bool = False
-    activations: str = ""  # "", dynamic, static
+    # "", dynamic, static, each also "... with zero points"; dynamic in fp8 blocks: groups of 128 inputs.
+    activations: str = ""
 
     def config(self) -> dict[str, Any]:
         """`quantization_config` of config.json."""
@@ -62,16 +63,59 @@ class Recipe:
             weights["block_structure"] = [128, 128]
         inputs = None
         if self.activations:
-            inputs = {"num_bits": 8, "type": weights["type"], "symmetric": True, "dynamic": self.activations == "dynamic",
-                      "strategy": "token" if self.activations == "dynamic" else "tensor"}  # fmt: skip
+            is_dynamic = self.activations.startswith("dynamic")
+            inputs = {"num_bits": 8, "type": weights["type"], "symmetric": "zero points" not in self.activations,
+                      "dynamic": is_dynamic, "strategy": "token" if is_dynamic else "tensor"}  # fmt: skip
+            if is_dynamic and strategy == "block":
+                inputs |= {"strategy": "group", "group_size": 128}
         form = "pack-quantized" if self.layout == "packed" else "float-quantized" if is_fp8 else "int-quantized"
         group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
         return {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
                 "config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None}  # fmt: skip
 
     @property
+    def rounds_inputs(self) -> str:
+        """What shares a scale of inputs, "token", "group" or "static"; "" where they stay as they are."""
+        if self.activations.startswith("static"):
+            return "static"
+        is_fp8 = self.config()["quant_method"] == "fp8"
+        if not self.activations and not is_fp8:
+            return ""
+        return "group" if self.is_float and self.group == 128 else "token"
+
+    def rounded(self, x: torch.Tensor) -> torch.Tensor:
+        """Inputs [num_tokens, size] fp32 as this recipe's layers multiply them."""
+        if not self.rounds_inputs:
+            return x
+        # In fp32, as the format's own package: the largest number of a token is half way between two of int8, and fp64 would choose others.
+        wide, largest, least = x, 448.0 if self.is_float else 127.0, -448.0 if self.is_float else -128.0
+        if self.rounds_inputs == "group":
+            return torch.cat([_rounded_inputs(part, largest, least, self) for part in wide.split(128, 1)], 1)
+        return _rounded_inputs(wide, largest, least, self)
+
+    @property
     def is_float(self) -> bool:
         return self.layout in ("fp8", "fp8-inv")
+
+
+# Of static inputs.
+INPUT_SCALE, INPUT_ZERO = 0.05, -9
+
+
+def _rounded_inputs(wide: torch.Tensor, largest: float, least: float, recipe: Recipe) -> torch.Tensor:
+    zeros = torch.zeros(len(wide), 1)
+    has_zeros = "zero points" in recipe.activations
+    if recipe.rounds_inputs == "static":
+        scales, zeros = torch.full_like(zeros, INPUT_SCALE), zeros + (INPUT_ZERO if has_zeros else 0)
+    elif has_zeros:
+        low, high = wide.amin(1, keepdim=True).clamp(max=0), wide.amax(1, keepdim=True).clamp(min=0)
+        scales = (high - low) / 255
+        zeros = (-128 - low / scales).round()
+    else:
+        scales = wide.abs().amax(1, keepdim=True) / ((largest - least) / 2)
+    numbers = (wide / scales + zeros).clamp(least, largest)
+    numbers = numbers.to(torch.float8_e4m3fn).float() if recipe.is_float else numbers.round()
+    return (numbers - zeros) * scales
 
 
 def quantize_layer(weight: Array, recipe: Recipe, order: Array) -> Tensors:
@@ -162,8 +206,10 @@ def _whole(numbers: Array, scales: Array, zeros: Array, groups: Array, recipe: R
     }
     if not recipe.symmetric:
         tensors["weight_zero_point"] = torch.from_numpy((zeros - middle).astype(np.int8))
-    if recipe.activations == "static":
-        tensors["input_scale"] = torch.tensor([0.05])
+    if recipe.rounds_inputs == "static":
+        tensors["input_scale"] = torch.tensor([INPUT_SCALE])
+    if recipe.activations == "static with zero points":
+        tensors["input_zero_point"] = torch.tensor([INPUT_ZERO], dtype=torch.int8)
     return tensors
 
 
@@ -181,8 +227,10 @@ def _float_layer(weight: Array, recipe: Recipe) -> Tensors:
         spread = scales.expand_as(wide) if recipe.group == 0 else scales
     name = "weight_scale_inv" if recipe.layout == "fp8-inv" else "weight_scale"
     tensors = {"weight": (wide / spread).clamp(-448, 448).to(torch.float8_e4m3fn), name: scales}
-    if recipe.activations == "static":
-        tensors["input_scale"] = torch.tensor([0.05])
+    if recipe.rounds_inputs == "static":
+        tensors["input_scale"] = torch.tensor([INPUT_SCALE])
+    if recipe.activations == "static with zero points":
+        tensors["input_zero_point"] = torch.tensor([INPUT_ZERO], dtype=torch.int8)
     return tensors
 
 

@@ -10,6 +10,8 @@ from headrace_kernels.attention.rope_frequencies import (
     default_frequencies,
     linear_frequencies,
     llama3_frequencies,
+    longrope_attention_factor,
+    longrope_frequencies,
     rope_table,
     yarn_attention_factor,
     yarn_frequencies,
@@ -24,7 +26,7 @@ class RotaryTable(nn.Module):
 
     def __init__(self, rope: RopeConfig, head_dim: int, max_position: int, device: torch.device) -> None:
         super().__init__()
-        frequencies, attention_factor = rope_frequencies(rope, head_dim)
+        frequencies, attention_factor = rope_frequencies(rope, head_dim, max_position)
         self.register_buffer(
             "table", rope_table(frequencies, max_position, attention_factor).to(device), persistent=False
         )
@@ -34,8 +36,17 @@ class RotaryTable(nn.Module):
         return rope_rows(self.table, positions)
 
 
-def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """[head_dim / 2] fp32 radians per token, and the factor on cosine and sine."""
+def rope_frequencies(rope: RopeConfig, head_dim: int, max_position: int) -> tuple[Tensor, float]:
+    """Computes the frequencies of a rotary embedding.
+
+    Args:
+        rope: Its parameters.
+        head_dim: Numbers of a head.
+        max_position: Tokens of context that the model is prepared for.
+
+    Returns:
+        [head_dim / 2] fp32 radians per token, and the factor on cosine and sine.
+    """
     match rope.rope_type:
         case "default" | "dynamic":  # dynamic stretches beyond the stated context only, which we never exceed
             frequencies = default_frequencies(head_dim, rope.theta)
@@ -50,6 +61,18 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
             return llama3_frequencies(head_dim, rope.theta, rope.factor, low, high, original), 1.0
         case "yarn":
             return _yarn(rope, head_dim)
+        case "longrope":
+            return _longrope(rope, head_dim, max_position)
+
+
+def _longrope(rope: RopeConfig, head_dim: int, max_position: int) -> tuple[Tensor, float]:
+    """One set of divisors for all requests: rotated keys stay in the cache, where a sequence that outgrows the original context could not change sets, and one prefix serves short and long requests."""
+    is_long = max_position > rope.original_max_position_embeddings
+    divisors = torch.tensor(rope.long_divisors if is_long else rope.short_divisors)
+    attention_factor = rope.attention_factor
+    if attention_factor is None:
+        attention_factor = longrope_attention_factor(rope.factor, rope.original_max_position_embeddings)
+    return longrope_frequencies(head_dim, rope.theta, divisors), attention_factor
 
 
 def _yarn(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:

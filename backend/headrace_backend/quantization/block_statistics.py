@@ -5,14 +5,13 @@ Owns what a step is, for each kind, and the ways in which a block's numbers may 
 
 from __future__ import annotations
 
-import math
+import statistics
 
 import torch
 
 from headrace_backend.quantization.layer_statistics import EVEN_SCATTER, Findings, LayerStatistics
 from headrace_kernels.low_bit.block_weight import (
     NF4_KINDS,
-    NF4_NUMBERS,
     BlockKind,
     BlockWeight,
     group_numbers,
@@ -21,9 +20,6 @@ from headrace_kernels.low_bit.block_weight import (
 
 # Numbers that are restored at a time: 16 MB.
 _BLOCK_NUMBERS = 1 << 22
-# NF4's numbers reach from -1 to 1: as many steps as there are numbers.
-_NF4_STEPS = 8.0
-_NF4_EVEN_SCATTER = math.sqrt(sum(number**2 for number in NF4_NUMBERS) / len(NF4_NUMBERS)) / 2
 _NF4_ORDERS: dict[str, tuple[int, ...]] = {"the lower half of a byte first": (1, 0)}
 
 
@@ -44,6 +40,12 @@ _ORDERS = dict.fromkeys((BlockKind.Q4_0, BlockKind.Q4_1, BlockKind.Q5_0, BlockKi
 _ORDERS |= dict.fromkeys((BlockKind.Q4_K, BlockKind.Q5_K), _LONG_ORDERS) | dict.fromkeys(NF4_KINDS, _NF4_ORDERS)
 
 
+def _steps_of(table: tuple[float, ...]) -> tuple[float, float]:
+    """What counts as a step where numbers are those of a table, and the scatter of numbers that fill it evenly: its range has as many steps as it has numbers."""
+    step = (max(table) - min(table)) / len(table)
+    return step, statistics.pstdev(table) / step / len(table)
+
+
 def block_findings(weight: BlockWeight, outputs: range) -> Findings | None:
     """Of some outputs, those of one layer. Waits for the device.
 
@@ -51,17 +53,17 @@ def block_findings(weight: BlockWeight, outputs: range) -> Findings | None:
         weight: Filled.
         outputs: Of the weight.
     """
-    made, is_nf4 = weight.format, weight.kind in NF4_KINDS
-    even = _NF4_EVEN_SCATTER if is_nf4 else EVEN_SCATTER
-    statistics = LayerStatistics(sum(made.bits), not made.has_mins, even, _ORDERS.get(weight.kind, _SHORT_ORDERS))
-    step = max(_BLOCK_NUMBERS // weight.num_inputs, 1)
-    for first in range(outputs.start, outputs.stop, step):
-        rows = slice(first, min(first + step, outputs.stop))
+    made = weight.format
+    step, even = _steps_of(made.table) if made.table else (1.0, EVEN_SCATTER)
+    found = LayerStatistics(sum(made.bits), not made.has_mins, even, _ORDERS.get(weight.kind, _SHORT_ORDERS))
+    num_rows = max(_BLOCK_NUMBERS // weight.num_inputs, 1)
+    for first in range(outputs.start, outputs.stop, num_rows):
+        rows = slice(first, min(first + num_rows, outputs.stop))
         values = torch.empty(rows.stop - first, weight.num_inputs, device=weight.device)
         restore_rows(weight, rows, values)
         scales, _ = group_numbers(weight, rows)
-        scales = scales / _NF4_STEPS if is_nf4 else scales
+        scales = scales * step
         steps = values.view(len(values), -1, made.group) / torch.where(scales == 0, 1.0, scales)[:, :, None]
-        statistics.add(steps, torch.zeros_like(scales), scales)
-    statistics.finish(None)
-    return statistics.read()
+        found.add(steps, torch.zeros_like(scales), scales)
+    found.finish(None)
+    return found.read()

@@ -15,7 +15,9 @@ from torch import Tensor
 from headrace_backend.quantization.low_bit_weight import LowBitWeight, QuantizedRows
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
-from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, QuantKind, dequantize_rows
+from headrace_kernels.low_bit.input_rounding import InputRounding, rounded_inputs
+from headrace_kernels.low_bit.linear import input_rounding
+from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, dequantize_rows
 
 # A tensor may be this many times as far from its original as rounding can bring it: scales are rounded too.
 _ROUNDING_SLACK = 1.1
@@ -24,8 +26,7 @@ _ROW_COUNTS = (1, 8, 32)
 _CARD_ROW_COUNTS = (*_ROW_COUNTS, 64, 96, 300)
 # Relative error of a product, sums in fp32 and the result rounded to its type; on the demo model's weights it is an eighth of that at most.
 _PRODUCT_LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-# Where a card rounds the activations of many rows too: 2.6% of Gaussian ones in e4m3, 1% in 8-bit integers.
-_FEW_ROWS = 32
+# Where a card rounds inputs: it divides otherwise than `rounded_inputs`, so that single numbers are a step apart.
 _ROUNDED_PRODUCT_LIMIT = 0.05
 # Numbers of a weight that are restored at a time: few enough for a CPU's caches, and enough that the products of 300 rows give most of a card work, 64 MB in fp32. Not measured on cards.
 _CPU_NUMBERS = 1 << 22
@@ -111,12 +112,17 @@ def check_product(layer: str, quantized: QuantizedWeight, multiply: Callable[[Te
     """
     counts = _CARD_ROW_COUNTS if quantized.device.type == "cuda" else _ROW_COUNTS
     rows = random_rows(max(counts), quantized.num_inputs, quantized.dtype).to(quantized.device)
-    expected = exact_product(
-        rows, quantized.num_outputs, quantized.num_inputs, functools.partial(dequantize_rows, quantized)
-    )
+    sizes, restore = (quantized.num_outputs, quantized.num_inputs), functools.partial(dequantize_rows, quantized)
+    expected: dict[InputRounding | None, Tensor] = {}
     for count in counts:
+        rounding = input_rounding(count, quantized)
+        if rounding not in expected:
+            expected[rounding] = exact_product(
+                rows if rounding is None else rounded_inputs(rows, rounding), *sizes, restore
+            )
+        exact = expected[rounding][:count]
         found = multiply(rows[:count].contiguous()).float()
-        error = float((found - expected[:count]).norm() / expected[:count].norm().clamp(min=1e-30))
+        error = float((found - exact).norm() / exact.norm().clamp(min=1e-30))
         limit = _product_limit(quantized, count)
         if not error <= limit:
             raise QuantizationRefused(
@@ -133,9 +139,8 @@ def random_rows(num_rows: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
 
 def _product_limit(weight: QuantizedWeight, num_rows: int) -> float:
     limit = _PRODUCT_LIMITS[weight.dtype]
-    may_round = weight.rounds_activations or (weight.kind is QuantKind.FP8 and not weight.keeps_activations)
-    rounds_rows = may_round and weight.device.type == "cuda" and num_rows > _FEW_ROWS
-    return max(limit, _ROUNDED_PRODUCT_LIMIT) if rounds_rows else limit
+    is_rounded = weight.device.type == "cuda" and input_rounding(num_rows, weight) is not None
+    return max(limit, _ROUNDED_PRODUCT_LIMIT) if is_rounded else limit
 
 
 def exact_product(rows: Tensor, num_outputs: int, num_inputs: int, restore: Callable[[slice, Tensor], None]) -> Tensor:

@@ -45,9 +45,8 @@ _FAULTS = (
     (Role.ZEROS, "has a zero point that is not the middle of its range, and config.json says that all are"),
     (Role.SHAPE, "is not the shape that config.json says"),
     (Role.NUMBERS, "has a number that is not from -8 to 7"),
-    (Role.INPUT_SCALE, "is not above 0"),
 )
-_BAD_SCALE, _UNFIT_SCALE, _OTHER_VERSION, _ODD_ZERO, _OTHER_SHAPE, _WIDE_NUMBER, _BAD_INPUT_SCALE = range(len(_FAULTS))
+_BAD_SCALE, _UNFIT_SCALE, _OTHER_VERSION, _ODD_ZERO, _OTHER_SHAPE, _WIDE_NUMBER = range(len(_FAULTS))
 
 
 class StagedLayer:
@@ -191,8 +190,6 @@ class StagedLayer:
         if form.number == "int4" and Role.NUMBERS in staged and staged[Role.NUMBERS].dtype == torch.int8:
             numbers = staged[Role.NUMBERS]
             self._note(_WIDE_NUMBER, (numbers < -8).any() | (numbers > 7).any())
-        if Role.INPUT_SCALE in staged:
-            self._note(_BAD_INPUT_SCALE, (staged[Role.INPUT_SCALE] <= 0).any())
         if form.scales == "block":
             self._note(_BAD_SCALE, (staged[Role.SCALES] < 0).any())
 

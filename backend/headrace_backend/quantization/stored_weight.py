@@ -14,7 +14,15 @@ from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
-from headrace_kernels.low_bit.quantized_weight import BLOCK_SIZE, Arrangement, QuantizedWeight, QuantKind, allocate
+from headrace_kernels.low_bit.input_rounding import InputRounding
+from headrace_kernels.low_bit.quantized_weight import (
+    BLOCK_SIZE,
+    INPUT_NUMBERS,
+    Arrangement,
+    QuantizedWeight,
+    QuantKind,
+    allocate,
+)
 from headrace_model_folder import LayerFormat
 from headrace_model_folder.layer_format import LEAST_GROUP
 
@@ -42,7 +50,9 @@ class StoredWeight(LowBitWeight):
             has_zeros=kind is QuantKind.INT8 and not form.is_symmetric,
             scale_outputs=_scale_outputs(outputs) if is_block else 0,
             is_ordered=bool(form.order_digest),
-            rounds_activations=form.rounds_activations,
+            inputs=_input_rounding(form),
+            # Cards would round them of their own accord.
+            keeps_activations=kind is QuantKind.FP8 and form.inputs is None,
         )
         group = BLOCK_SIZE if is_block else _kept_group(form, inputs, placement)
         sizes = (sum(len(rows) for rows in outputs), len(inputs), group)
@@ -67,7 +77,7 @@ class StoredRows(Destination):
 
 
 def are_alike(formats: Sequence[LayerFormat | None]) -> bool:
-    """Whether projections of these formats may lie in one weight: the same numbers, groups and order of inputs. Where they come from in the folder may differ."""
+    """Whether projections of these formats may lie in one weight: the same numbers, groups, order and rounding of inputs. Where they come from in the folder may differ."""
     return len({None if form is None else _essence(form) for form in formats}) == 1
 
 
@@ -75,7 +85,20 @@ def _essence(form: LayerFormat) -> tuple[object, ...]:
     # A scale of a whole tensor becomes one of each output.
     scales = "channel" if form.scales == "tensor" else form.scales
     has_zeros = form.number == "int8" and not form.is_symmetric
-    return (form.number, scales, form.group_size, has_zeros, form.order_digest, form.rounds_activations)
+    return (form.number, scales, form.group_size, has_zeros, form.order_digest, form.inputs)
+
+
+def _input_rounding(form: LayerFormat) -> InputRounding | None:
+    if form.inputs is None:
+        return None
+    scale = form.inputs.scale if form.inputs.scales == "static" else None
+    return InputRounding(
+        INPUT_NUMBERS[KINDS[form.number]],
+        form.inputs.group_size,
+        form.inputs.is_symmetric,
+        scale,
+        form.inputs.zero_point,
+    )
 
 
 def _kept_group(form: LayerFormat, inputs: range, placement: Placement) -> int:

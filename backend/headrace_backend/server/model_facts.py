@@ -115,6 +115,7 @@ def _quantization(report: QuantizationReport, measured: MeasuredLoss | None) -> 
         head_scheme=report.head_scheme,
         head_bits_per_weight=report.head_bits_per_weight,
         head_relative_error=report.head_relative_error,
+        activations=report.activations,
         measured=_measured_loss(measured) if measured else None,
     )
 

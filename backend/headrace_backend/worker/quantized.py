@@ -12,6 +12,7 @@ import torch
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.quantization.rounded_inputs import describe_inputs
 from headrace_backend.quantization.self_check import QuantizationSummary, StoredSummary
 from headrace_backend.quantization.stored_weight import KINDS
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
@@ -68,6 +69,7 @@ def quantization_report(model: CausalLM) -> QuantizationReport | None:
     if layers is None and head is None:
         return None
     report = QuantizationReport() if layers is None else _of_layers(layers)
+    report = msgspec.structs.replace(report, activations=describe_inputs(model.low_bit_weights.values()))
     if head is None:
         return report
     return msgspec.structs.replace(

@@ -2480,7 +2480,11 @@ type Quantization struct {
 	HeadRelativeError float64 `protobuf:"fixed64,9,opt,name=head_relative_error,json=headRelativeError,proto3" json:"head_relative_error,omitempty"`
 	// What the folder's own report says was lost, of text. Absent unless `headrace quantize` wrote the folder and had text to measure on, and where its report is not sound or
 	// contradicts the folder (the server's log names file and rule). The server measured none of it.
-	Measured      *MeasuredLoss `protobuf:"bytes,10,opt,name=measured,proto3" json:"measured,omitempty"`
+	Measured *MeasuredLoss `protobuf:"bytes,10,opt,name=measured,proto3" json:"measured,omitempty"`
+	// How the layers' products round what they multiply, on the device that runs the model: "int8 per token", "fp8 per 128 inputs", "fp8 static" (one scale of the folder's for all),
+	// with "from 65 tokens on" where steps of fewer tokens multiply them as they are. "kept (the folder says fp8 per 128 inputs)": the folder asks for a rounding that this device has no
+	// product for. Several ways are separated by commas, that of most layers first. Empty where all are multiplied as they are.
+	Activations   string `protobuf:"bytes,11,opt,name=activations,proto3" json:"activations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2583,6 +2587,13 @@ func (x *Quantization) GetMeasured() *MeasuredLoss {
 		return x.Measured
 	}
 	return nil
+}
+
+func (x *Quantization) GetActivations() string {
+	if x != nil {
+		return x.Activations
+	}
+	return ""
 }
 
 // What `headrace quantize` found when it made a folder: the quantized layers beside the original ones, both with the original's output layer, on text that was not calibrated on.
@@ -3183,7 +3194,7 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\fquantization\x18\x10 \x01(\v2\x19.headrace.v1.QuantizationR\fquantization\x12\x19\n" +
 	"\bkv_dtype\x18\x14 \x01(\tR\akvDtype\x12+\n" +
 	"\x12kv_bytes_per_token\x18\x15 \x01(\rR\x0fkvBytesPerToken\x12!\n" +
-	"\fnot_followed\x18\x16 \x03(\tR\vnotFollowed\"\xab\x03\n" +
+	"\fnot_followed\x18\x16 \x03(\tR\vnotFollowed\"\xcd\x03\n" +
 	"\fQuantization\x12\x16\n" +
 	"\x06scheme\x18\x01 \x01(\tR\x06scheme\x12\x1d\n" +
 	"\n" +
@@ -3197,7 +3208,8 @@ const file_headrace_v1_inference_proto_rawDesc = "" +
 	"\x14head_bits_per_weight\x18\b \x01(\x01R\x11headBitsPerWeight\x12.\n" +
 	"\x13head_relative_error\x18\t \x01(\x01R\x11headRelativeError\x125\n" +
 	"\bmeasured\x18\n" +
-	" \x01(\v2\x19.headrace.v1.MeasuredLossR\bmeasured\"\x84\x02\n" +
+	" \x01(\v2\x19.headrace.v1.MeasuredLossR\bmeasured\x12 \n" +
+	"\vactivations\x18\v \x01(\tR\vactivations\"\x84\x02\n" +
 	"\fMeasuredLoss\x12\x16\n" +
 	"\x06method\x18\x01 \x01(\tR\x06method\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\x04R\x06tokens\x12+\n" +

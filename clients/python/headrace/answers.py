@@ -118,6 +118,7 @@ class Quantization:
         head_bits_per_weight: Of the output layer, in memory, scales included.
         head_relative_error: Of the output layer.
         measured: What it cost on text, as the folder's own report says; None where the folder has none that is sound, and from servers older than this client.
+        activations: How the layers' products round what they multiply, as in "int8 per token"; "" where they do not, and from servers older than this client.
     """
 
     scheme: str
@@ -130,6 +131,7 @@ class Quantization:
     head_bits_per_weight: float = 0.0
     head_relative_error: float = 0.0
     measured: MeasuredLoss | None = None
+    activations: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,19 @@ def yarn_frequencies(
     return frequencies / factor * ramp + frequencies * (1 - ramp)
 
 
+def longrope_frequencies(head_dim: int, theta: float, divisors: Tensor) -> Tensor:
+    """Each frequency divided by its own factor, [head_dim / 2], of which there is one set for contexts as long as the original one and another for longer ones.
+
+    Source: LongRoPE (Ding et al., 2024).
+    """
+    return 1.0 / (divisors * theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
+
+
+def longrope_attention_factor(factor: float, original_context: int) -> float:
+    """What LongRoPE multiplies cosine and sine by for a context that is stretched by the factor, whichever set of divisors is used."""
+    return math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
+
+
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
     """What YaRN multiplies cosine and sine by, so that attention stays as sharp over a longer context. Source: YaRN, section 3.4."""
 

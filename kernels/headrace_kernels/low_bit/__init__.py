@@ -5,8 +5,10 @@ linear                                the product, and which kernel takes which 
 row_kernels, nibble_row_kernels       one row
 few_kernels, small_kernels            a few
 wide_kernels, warpgroup_kernels       hundreds, and restoring into `restored_weights`
+restored_linear                       more, and all without a card: by restored rows
 numbers                               device functions that all of them share
 fp8_activations, int8_activations     products of tokens that are rounded too
+input_rounding                        inputs rounded as a scheme says, and back
 block_linear, block_linear_kernels    products with blocks
 input_order, stored_rows              inputs in a weight's own order; rows of an embedding
 """

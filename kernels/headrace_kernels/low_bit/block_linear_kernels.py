@@ -4,7 +4,7 @@ Owns the kernels and their launch; which runs when is `block_linear`'s. Sums are
 
 `_small_kernel`: up to 32 rows, on the tensor cores, Y^T = W X^T. Each warp sums tiles of its own (slices). The PLANE inputs of a part have one scale, so that what is multiplied are the small integers
     themselves, exact in any type, and scales meet sums: y = s (sum (q + c) x - (c + offset) sum x) - m sum x, where sum x is a product with ones, which puts it where the first sum is.
-`_restore_kernel`: rows in order, or those that indices name, rounded once. NF4's numbers come from a table of 16.
+`_restore_kernel`: rows in order, or those that indices name, rounded once. NF4's and IQ4's numbers come from a table of 16.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
-from headrace_kernels.low_bit.block_weight import NF4_KINDS, PARTS, BlockWeight, nf4_numbers, plane_inputs, scale_codes
+from headrace_kernels.low_bit.block_weight import PARTS, BlockWeight, plane_inputs, scale_codes, table_numbers
 from headrace_kernels.triton_runtime import INTERPRETED
 
 # Rows of `_small_kernel`.
@@ -228,8 +228,8 @@ def _layout(weight: BlockWeight) -> dict[str, Any]:
 
 
 def _tables(weight: BlockWeight, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """NF4's numbers and what its scales' 8 bits stand for; None where numbers and scales are integers."""
-    numbers = nf4_numbers(dtype, weight.device) if weight.kind in NF4_KINDS else None
+    """What q are places in, and what the 8 bits of NF4's scales stand for; None where numbers and scales are integers."""
+    numbers = table_numbers(weight.format.table, dtype, weight.device) if weight.format.table else None
     return numbers, scale_codes(weight.device) if weight.nested else None
 
 

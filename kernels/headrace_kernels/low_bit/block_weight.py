@@ -3,7 +3,7 @@
 Owns what the bits mean. `restore_rows` is the definition: every product of `block_linear` multiplies by those numbers, in fp32 or rounded to the activations' type. What the bytes of a file
 mean is `gguf_blocks`'s, how NF4 is rounded `nf4`'s; both end in `Pieces`, which `store_rows` puts into place.
 
-A number of input k is s (q - offset) - m. q has 2 to 8 bits; s and m belong to groups of 16, 32 or 64 inputs, and are themselves products of a small integer and a factor of 256 inputs in the K types.
+A number of input k is s (q - offset) - m, or s times what a table has at q (NF4, IQ4). q has 2 to 8 bits; s and m belong to groups of 16, 32 or 64 inputs, and are themselves products of a small integer and a factor of 256 inputs in the K types.
 
 Layout for N outputs and K inputs. Nothing outside this room looks at it. Inputs come in tiles of 4 P; P (`plane_inputs`) is at most a group, so that every product of P inputs has one scale.
 
@@ -38,6 +38,8 @@ NF4_NUMBERS = (
     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
+# The 16 numbers of IQ4, whose distances grow with their size. Source: ggml's public description of its types (`kvalues_iq4nl`).
+IQ4_NUMBERS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 class BlockKind(enum.Enum):
@@ -53,6 +55,8 @@ class BlockKind(enum.Enum):
     Q4_K = "Q4_K"
     Q5_K = "Q5_K"
     Q6_K = "Q6_K"
+    IQ4_NL = "IQ4_NL"
+    IQ4_XS = "IQ4_XS"
     # With scales in 8 bits, which a nested scale and an offset of many of them make numbers ("double quantization").
     NF4 = "NF4"
     # With scales in fp32.
@@ -73,6 +77,8 @@ class BlockFormat:
     has_mins: bool = False
     # Scale and minimum of a group in one byte.
     is_joint: bool = False
+    # What q are places in; empty: q are numbers themselves.
+    table: tuple[float, ...] = ()
 
 
 FORMATS = {
@@ -86,8 +92,10 @@ FORMATS = {
     BlockKind.Q4_K: BlockFormat((4,), 32, 256, has_mins=True),
     BlockKind.Q5_K: BlockFormat((4, 1), 32, 256, has_mins=True),
     BlockKind.Q6_K: BlockFormat((4, 2), 16, 256, offset=32),
-    BlockKind.NF4: BlockFormat((4,), 64, 64),
-    BlockKind.NF4_SINGLE: BlockFormat((4,), 64, 64),
+    BlockKind.IQ4_NL: BlockFormat((4,), 32, 32, table=IQ4_NUMBERS),
+    BlockKind.IQ4_XS: BlockFormat((4,), 32, 256, table=IQ4_NUMBERS),
+    BlockKind.NF4: BlockFormat((4,), 64, 64, table=NF4_NUMBERS),
+    BlockKind.NF4_SINGLE: BlockFormat((4,), 64, 64, table=NF4_NUMBERS),
 }
 
 
@@ -154,11 +162,16 @@ class BlockWeight:
         return -(-self.num_inputs // (PARTS * plane_inputs(self.kind, self.num_inputs)))
 
 
-@functools.cache
 def nf4_numbers(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """NF4's numbers on a device; one tensor for all weights, as copying waits for the device."""
+    """NF4's numbers on a device."""
+    return table_numbers(NF4_NUMBERS, dtype, device)
+
+
+@functools.cache
+def table_numbers(table: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A table on a device; one tensor for all weights, as copying waits for the device."""
     with torch.inference_mode(False):
-        return torch.tensor(NF4_NUMBERS, dtype=dtype, device=device)
+        return torch.tensor(table, dtype=dtype, device=device)
 
 
 @functools.cache
@@ -220,7 +233,7 @@ def allocate(
     is_double = kind is BlockKind.NF4
     scale_type = torch.float32 if kind is BlockKind.NF4_SINGLE else torch.float16
     has_integers = made.group < made.factor
-    # Q3_K's and Q6_K's are signed.
+    # Q3_K's, Q6_K's and IQ4_XS's are signed.
     integers = torch.uint8 if made.has_mins else torch.int8
     reserve(num_outputs, num_inputs, dtype, torch.device(device))
     return BlockWeight(
@@ -316,8 +329,8 @@ def restore_rows(weight: BlockWeight, rows: slice | Tensor, out: Tensor) -> None
     """
     made = weight.format
     numbers = numbers_of_rows(weight, rows)
-    if weight.kind in NF4_KINDS:
-        exact = nf4_numbers(torch.float32, weight.device)[numbers.to(torch.int32)]
+    if made.table:
+        exact = table_numbers(made.table, torch.float32, weight.device)[numbers.to(torch.int32)]
     else:
         exact = numbers.float().sub_(made.offset)
     scales, mins = group_numbers(weight, rows)

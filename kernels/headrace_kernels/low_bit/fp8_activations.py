@@ -29,7 +29,7 @@ _SCALED_TILES: dict[int, tuple[ScaledTile, ScaledTile | None]] = {
 
 def can_scale(weight: QuantizedWeight) -> bool:
     """Whether the card multiplies FP8 by FP8 with scales per token and output: results are bf16 there, and sizes multiples of 16."""
-    if weight.keeps_activations:
+    if weight.keeps_activations or (weight.inputs is not None and not weight.inputs.is_per_token):
         return False
     if weight.kind is not QuantKind.FP8 or weight.is_grouped or weight.dtype != torch.bfloat16:
         return False

@@ -36,6 +36,8 @@ FILE_BLOCKS = {
     BlockKind.Q4_K: FileBlock(256, 144),
     BlockKind.Q5_K: FileBlock(256, 176),
     BlockKind.Q6_K: FileBlock(256, 210),
+    BlockKind.IQ4_NL: FileBlock(32, 18),
+    BlockKind.IQ4_XS: FileBlock(256, 136),
 }
 
 
@@ -155,6 +157,19 @@ def _q6_k(blocks: Tensor) -> Pieces:
     return Pieces((low | high << 4).flatten(1), _half(blocks, 208), group_scales=scales)
 
 
+def _iq4_nl(blocks: Tensor) -> Pieces:
+    return Pieces(_nibbles(blocks, 2).flatten(1), _half(blocks, 0))
+
+
+def _iq4_xs(blocks: Tensor) -> Pieces:
+    # Each 16 bytes hold 32 inputs, as in Q4_0. Of a scale's 6 bits the upper two lie side by side in two bytes, the lower four in four.
+    numbers = _shifted(_cut(blocks[:, :, 8:136], 16), 4, 2).flatten(1)
+    high = _shifted(blocks[:, :, 2:4], 2, 4).transpose(2, 3).flatten(2)
+    low = _shifted(blocks[:, :, 4:8], 4, 2).transpose(2, 3).flatten(2)
+    scales = (low | high << 4).to(torch.int8) - 32
+    return Pieces(numbers, _half(blocks, 0), group_scales=scales.flatten(1))
+
+
 _READERS: dict[BlockKind, Callable[[Tensor], Pieces]] = {
     BlockKind.Q4_0: _q4_0,
     BlockKind.Q4_1: _q4_1,
@@ -166,4 +181,6 @@ _READERS: dict[BlockKind, Callable[[Tensor], Pieces]] = {
     BlockKind.Q4_K: _q4_k,
     BlockKind.Q5_K: _q5_k,
     BlockKind.Q6_K: _q6_k,
+    BlockKind.IQ4_NL: _iq4_nl,
+    BlockKind.IQ4_XS: _iq4_xs,
 }

@@ -29,9 +29,10 @@ _ALIGNMENT = 16
 
 
 def can_scale(weight: QuantizedWeight) -> bool:
-    """Whether products of many rows may round activations: where the weight's scheme does so, and its rows lie as the tiles ask."""
+    """Whether products of many rows may round activations: where the weight's scheme does so with one scale for a token, and its rows lie as the tiles ask."""
     whole = weight.kind is QuantKind.INT8 and not weight.is_grouped
-    return whole and weight.rounds_activations and weight.num_inputs % _ALIGNMENT == 0
+    rounds = weight.inputs is not None and weight.inputs.is_per_token
+    return whole and rounds and weight.num_inputs % _ALIGNMENT == 0
 
 
 def scaled_linear_reference(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:

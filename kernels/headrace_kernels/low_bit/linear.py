@@ -1,7 +1,7 @@
 """Products with weights of 8 and 4 bits, and with what stands before and after them in a decoder layer.
 
 The operations of `linear` and `small_linear` for a `QuantizedWeight`. Owns which path runs for how many rows. Where Triton does not run, the weight is restored in blocks of rows, each used and given
-up, so that nothing of it is kept beside its bits.
+up, so that nothing of it is kept beside its bits; inputs are rounded as the weight's scheme says, however many rows there are.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ import torch
 from torch import Tensor
 
 from headrace_kernels import card
-from headrace_kernels.linear import linear as plain_linear
 from headrace_kernels.linear import linear_reference as plain_linear_reference
 from headrace_kernels.low_bit import fp8_activations, int8_activations, restored_weights
 from headrace_kernels.low_bit.few_kernels import MAX_FEW_ROWS, FewTile, multiply_few, rows_of, takes_few
 from headrace_kernels.low_bit.input_order import take_inputs
+from headrace_kernels.low_bit.input_rounding import InputRounding, rounded_inputs
 from headrace_kernels.low_bit.nibble_row_kernels import NibbleRowTile
-from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, QuantKind, dequantize, restore_rows
+from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, QuantKind, dequantize
+from headrace_kernels.low_bit.restored_linear import linear_in_blocks, restored_linear
 from headrace_kernels.low_bit.row_kernels import RowTile, multiply_row, takes_row
 from headrace_kernels.low_bit.small_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, takes
 from headrace_kernels.low_bit.warpgroup_kernels import WarpgroupTile, splittings, takes_warpgroups
-from headrace_kernels.low_bit.wide_kernels import WideTile, multiply_wide, restore
+from headrace_kernels.low_bit.wide_kernels import WideTile, multiply_wide
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference, rounded_rms_norm
 from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens
 from headrace_kernels.swiglu import swiglu, swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton
 
-# Numbers of a weight that are restored at a time without a card: 4 MB in fp32, which a processor's cache may hold until they are multiplied.
-_BLOCK_NUMBERS = 1 << 20
 # Up to so many rows the wide kernels multiply; beyond, weights are restored for cuBLAS. The four products of 32 layers of an 8B Llama on an H200, tile against restored: INT4 8.4 to 9.1 ms at 128 rows and
 # 15.2 to 10.3 at 256; INT8 10.7 to 10.9 at 256; FP8 6.2 to 9.7 at 128, 11.4 to 11.0 at 256.
 _MOST_WIDE_ROWS = {QuantKind.INT8: 256, QuantKind.INT4: 128, QuantKind.FP8: 128}
@@ -210,6 +209,8 @@ def linear(
     Returns:
         [num_tokens, out], summed in fp32.
     """
+    if weight.inputs is not None and path_rule(x.shape[0], weight) is Path.BLOCKS:
+        x = rounded_inputs(x, weight.inputs)
     return _ordered_linear(take_inputs(x, weight.order), weight, bias, out_dtype)
 
 
@@ -219,11 +220,12 @@ def _ordered_linear(
     """`linear` of inputs that are in the weight's order already."""
     path = path_rule(x.shape[0], weight)
     if path is Path.BLOCKS:
-        return _linear_in_blocks(x, weight, bias, out_dtype)
+        return linear_in_blocks(x, weight, bias, out_dtype)
     if path is Path.RESTORED:
         return restored_linear(x, weight, bias, out_dtype)
     if path is Path.SCALED:
-        return rounded_linear(round_tokens(x, _number(weight)), weight, bias).to(out_dtype or x.dtype)
+        tokens = round_tokens(x, _number(weight), None if weight.inputs is None else weight.inputs.scale)
+        return rounded_linear(tokens, weight, bias).to(out_dtype or x.dtype)
     out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype)
     if path is Path.SMALL:
         _multiply_fused(x, weight, bias, out)
@@ -263,9 +265,23 @@ def rounds_to(num_rows: int, weight: QuantizedWeight) -> torch.dtype | None:
         num_rows: Rows of the step, padding included.
         weight: Of the layer.
     """
-    # Inputs are put in order before they are rounded.
-    is_scaled = weight.order is None and path_rule(num_rows, weight) is Path.SCALED
+    # Inputs are put in order before they are rounded, and what makes tokens knows scales of their own alone.
+    is_static = weight.inputs is not None and weight.inputs.scale is not None
+    is_scaled = weight.order is None and not is_static and path_rule(num_rows, weight) is Path.SCALED
     return _number(weight) if is_scaled else None
+
+
+def input_rounding(num_rows: int, weight: QuantizedWeight) -> InputRounding | None:
+    """How a product of so many rows rounds them first; None: it multiplies them as they are.
+
+    Args:
+        num_rows: Rows of the step, padding included.
+        weight: Of the layer.
+    """
+    path = path_rule(num_rows, weight)
+    if path is Path.SCALED:
+        return weight.inputs or InputRounding(_number(weight))
+    return weight.inputs if path is Path.BLOCKS else None
 
 
 def rounded_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
@@ -283,36 +299,6 @@ def rounded_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor 
     is_fp8 = weight.kind is QuantKind.FP8
     scaled_linear = fp8_activations.scaled_linear if is_fp8 else int8_activations.scaled_linear
     return scaled_linear(tokens, weight, bias)
-
-
-def restored_linear(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """`linear` by way of the card's buffer for restored weights, of inputs in the weight's order."""
-    step = restored_weights.rows_at_a_time(weight.num_outputs, weight.num_inputs, x.dtype)
-    numbers = restored_weights.room(step, weight.num_inputs, x.dtype, x.device)
-    if step == weight.num_outputs:
-        restore(weight, range(step), numbers)
-        return plain_linear(x, numbers, bias, out_dtype)
-    out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype or x.dtype)
-    for first in range(0, weight.num_outputs, step):
-        rows = range(first, min(first + step, weight.num_outputs))
-        part, places = numbers[: len(rows)], slice(rows.start, rows.stop)
-        restore(weight, rows, part)
-        out[:, places] = plain_linear(x, part, None if bias is None else bias[places], out_dtype)
-    return out
-
-
-def _linear_in_blocks(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-    out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype or x.dtype)
-    step = min(weight.num_outputs, max(1, _BLOCK_NUMBERS // weight.num_inputs))
-    block = torch.empty(step, weight.num_inputs, dtype=x.dtype, device=x.device)
-    for first in range(0, weight.num_outputs, step):
-        rows = slice(first, min(first + step, weight.num_outputs))
-        numbers = block[: rows.stop - first]
-        restore_rows(weight, rows, numbers)
-        out[:, rows] = plain_linear(x, numbers, None if bias is None else bias[rows], out_dtype)
-    return out
 
 
 def norm_linear_reference(

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headrace_kernels.low_bit.input_rounding import InputRounding
 from headrace_kernels.low_bit.restored_weights import reserve
 
 # Groups that are no whole row.
@@ -49,6 +50,10 @@ class QuantKind(enum.Enum):
     FP8 = "fp8"
 
 
+# Numbers that inputs of a product may be rounded to.
+INPUT_NUMBERS = {QuantKind.INT8: torch.int8, QuantKind.FP8: torch.float8_e4m3fn}
+
+
 @dataclasses.dataclass(slots=True, frozen=True)
 class Arrangement:
     """What a weight may have beyond its kind and groups. By default what `quantize_rows` needs."""
@@ -59,9 +64,9 @@ class Arrangement:
     scale_outputs: int = 0
     # Inputs in an order of the weight's own.
     is_ordered: bool = False
-    # INT8: products of many rows round activations to 8 bits per token, where the card multiplies such numbers.
-    rounds_activations: bool = False
-    # FP8: products never do, though the card could.
+    # INT8 and FP8: the scheme rounds inputs to numbers of the weight's type; None: it does not say so.
+    inputs: InputRounding | None = None
+    # FP8: products never round inputs, though the card could.
     keeps_activations: bool = False
 
 
@@ -86,7 +91,7 @@ class QuantizedWeight:
     scale_outputs: int = 1
     # [K] int32 or none: see the module.
     order: Tensor | None = None
-    rounds_activations: bool = False
+    inputs: InputRounding | None = None
     keeps_activations: bool = False
 
     @property
@@ -175,7 +180,7 @@ def _empty(
         dtype,
         scale_outputs=arrangement.scale_outputs or 1,
         order=torch.empty(num_inputs, dtype=torch.int32, device=device) if arrangement.is_ordered else None,
-        rounds_activations=arrangement.rounds_activations,
+        inputs=arrangement.inputs,
         keeps_activations=arrangement.keeps_activations,
     )
 
@@ -187,9 +192,11 @@ def _check(
         raise ValueError(f"a weight of {num_outputs} outputs and {num_inputs} inputs: both must be at least 1")
     if dtype not in _FLOATS:
         raise ValueError(f"activations in {dtype}: a quantized weight takes bfloat16, float16 or float32")
-    if (arrangement.has_zeros or arrangement.rounds_activations) and kind is QuantKind.FP8:
-        raise ValueError("fp8 has no zero points, and needs no word to round activations")
-    if arrangement.rounds_activations and arrangement.keeps_activations:
+    if arrangement.has_zeros and kind is QuantKind.FP8:
+        raise ValueError("fp8 has no zero points")
+    if arrangement.inputs is not None and arrangement.inputs.number is not INPUT_NUMBERS.get(kind):
+        raise ValueError(f"inputs in {arrangement.inputs.number}: {kind.value} has inputs of its own type or none")
+    if arrangement.inputs is not None and arrangement.keeps_activations:
         raise ValueError("activations are rounded or kept, not both")
     if arrangement.scale_outputs:
         _check_blocks(kind, group_size, arrangement.scale_outputs)

@@ -134,14 +134,15 @@ def kv_bytes_text(row: Model) -> str:
 
 
 def quantization_line(report: Quantization) -> str:
-    """Scheme, bits, how far the weights are from the folder's, of the layers and of an output layer that has its own; and what the folder says that it cost."""
+    """Scheme, bits, how far the weights are from the folder's, of the layers and of an output layer that has its own; how activations are rounded; and what the folder says that it cost."""
     head = (
         f"{report.head_scheme}, {report.head_bits_per_weight:.2f} bits a weight of the output layer, off by {report.head_relative_error:.2%}"
         if report.head_scheme
         else ""
     )
     measured = _measured_line(report.measured) if report.measured else ""
-    return "; ".join(filter(None, (_layers_line(report) if report.scheme else "", head, measured)))
+    activations = f"activations {report.activations}" if report.activations else ""
+    return "; ".join(filter(None, (_layers_line(report) if report.scheme else "", head, activations, measured)))
 
 
 def _layers_line(report: Quantization) -> str:

@@ -137,7 +137,7 @@ class EngineModel(_message.Message):
     def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_outputs: _Optional[int] = ..., end_of_text_token_ids: _Optional[_Iterable[int]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., device: _Optional[str] = ..., folder: _Optional[str] = ..., max_waiting_requests: _Optional[int] = ..., memory: _Optional[_Union[EngineMemory, _Mapping]] = ..., quantization: _Optional[_Union[EngineQuantization, _Mapping]] = ..., kv_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ...) -> None: ...
 
 class EngineQuantization(_message.Message):
-    __slots__ = ("scheme", "group_size", "bits_per_weight", "mean_relative_error", "worst_relative_error", "worst_tensor", "head_scheme", "head_bits_per_weight", "head_relative_error", "measured")
+    __slots__ = ("scheme", "group_size", "bits_per_weight", "mean_relative_error", "worst_relative_error", "worst_tensor", "head_scheme", "head_bits_per_weight", "head_relative_error", "measured", "activations")
     SCHEME_FIELD_NUMBER: _ClassVar[int]
     GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
     BITS_PER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class EngineQuantization(_message.Message):
     HEAD_BITS_PER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     HEAD_RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
     scheme: str
     group_size: int
     bits_per_weight: float
@@ -158,7 +159,8 @@ class EngineQuantization(_message.Message):
     head_bits_per_weight: float
     head_relative_error: float
     measured: EngineMeasuredLoss
-    def __init__(self, scheme: _Optional[str] = ..., group_size: _Optional[int] = ..., bits_per_weight: _Optional[float] = ..., mean_relative_error: _Optional[float] = ..., worst_relative_error: _Optional[float] = ..., worst_tensor: _Optional[str] = ..., head_scheme: _Optional[str] = ..., head_bits_per_weight: _Optional[float] = ..., head_relative_error: _Optional[float] = ..., measured: _Optional[_Union[EngineMeasuredLoss, _Mapping]] = ...) -> None: ...
+    activations: str
+    def __init__(self, scheme: _Optional[str] = ..., group_size: _Optional[int] = ..., bits_per_weight: _Optional[float] = ..., mean_relative_error: _Optional[float] = ..., worst_relative_error: _Optional[float] = ..., worst_tensor: _Optional[str] = ..., head_scheme: _Optional[str] = ..., head_bits_per_weight: _Optional[float] = ..., head_relative_error: _Optional[float] = ..., measured: _Optional[_Union[EngineMeasuredLoss, _Mapping]] = ..., activations: _Optional[str] = ...) -> None: ...
 
 class EngineMeasuredLoss(_message.Message):
     __slots__ = ("method", "tokens", "perplexity_before", "perplexity_after", "divergence", "divergence_interval")

@@ -335,67 +335,67 @@ public final class InferenceProto extends com.google.protobuf.GeneratedFile {
       "ace.v1.MemoryPlan\022/\n\014quantization\030\020 \001(\0132" +
       "\031.headrace.v1.Quantization\022\020\n\010kv_dtype\030\024" +
       " \001(\t\022\032\n\022kv_bytes_per_token\030\025 \001(\r\022\024\n\014not_" +
-      "followed\030\026 \003(\t\"\231\002\n\014Quantization\022\016\n\006schem" +
+      "followed\030\026 \003(\t\"\256\002\n\014Quantization\022\016\n\006schem" +
       "e\030\001 \001(\t\022\022\n\ngroup_size\030\002 \001(\r\022\027\n\017bits_per_" +
       "weight\030\003 \001(\001\022\033\n\023mean_relative_error\030\004 \001(" +
       "\001\022\034\n\024worst_relative_error\030\005 \001(\001\022\024\n\014worst" +
       "_tensor\030\006 \001(\t\022\023\n\013head_scheme\030\007 \001(\t\022\034\n\024he" +
       "ad_bits_per_weight\030\010 \001(\001\022\033\n\023head_relativ" +
       "e_error\030\t \001(\001\022+\n\010measured\030\n \001(\0132\031.headra" +
-      "ce.v1.MeasuredLoss\"\261\001\n\014MeasuredLoss\022\016\n\006m" +
-      "ethod\030\001 \001(\t\022\016\n\006tokens\030\002 \001(\004\022\031\n\021perplexit" +
-      "y_before\030\003 \001(\001\022\030\n\020perplexity_after\030\004 \001(\001" +
-      "\022\022\n\ndivergence\030\005 \001(\001\022 \n\023divergence_inter" +
-      "val\030\006 \001(\001H\000\210\001\001B\026\n\024_divergence_interval\"\322" +
-      "\001\n\nMemoryPlan\022\024\n\014device_bytes\030\001 \001(\004\022\023\n\013t" +
-      "otal_bytes\030\002 \001(\004\022\024\n\014weight_bytes\030\003 \001(\004\022\030" +
-      "\n\020activation_bytes\030\004 \001(\004\022\023\n\013graph_bytes\030" +
-      "\005 \001(\004\022\023\n\013other_bytes\030\006 \001(\004\022\025\n\rreserve_by" +
-      "tes\030\007 \001(\004\022\026\n\016kv_cache_bytes\030\010 \001(\004\022\020\n\010mea" +
-      "sured\030\t \001(\010\"\037\n\016GetLoadRequest\022\r\n\005model\030\001" +
-      " \001(\t\"\377\002\n\017GetLoadResponse\022\031\n\021running_sequ" +
-      "ences\030\001 \001(\r\022\030\n\020waiting_requests\030\002 \001(\r\022\026\n" +
-      "\016waiting_tokens\030\003 \001(\004\022\026\n\016kv_cache_usage\030" +
-      "\004 \001(\002\022\021\n\tkv_blocks\030\005 \001(\r\022\034\n\024max_waiting_" +
-      "requests\030\006 \001(\r\022 \n\030output_tokens_per_seco" +
-      "nd\030\007 \001(\002\022\030\n\020expected_wait_ns\030\010 \001(\004\022\017\n\007se" +
-      "rving\030\t \001(\010\022\r\n\005model\030\n \001(\t\022\035\n\025max_runnin" +
-      "g_sequences\030\013 \001(\r\022\035\n\025prefix_cache_hit_ra" +
-      "te\030\014 \001(\002\022\020\n\010draining\030\r \001(\010\022\022\n\nopen_calls" +
-      "\030\016 \001(\r\022\026\n\016max_open_calls\030\017 \001(\r*P\n\004Role\022\024" +
-      "\n\020ROLE_UNSPECIFIED\020\000\022\017\n\013ROLE_SYSTEM\020\001\022\r\n" +
-      "\tROLE_USER\020\002\022\022\n\016ROLE_ASSISTANT\020\003*~\n\014Requ" +
-      "estState\022\035\n\031REQUEST_STATE_UNSPECIFIED\020\000\022" +
-      "\030\n\024REQUEST_STATE_QUEUED\020\001\022\031\n\025REQUEST_STA" +
-      "TE_RUNNING\020\002\022\032\n\026REQUEST_STATE_FINISHED\020\003" +
-      "2\316\007\n\020InferenceService\022I\n\010Generate\022\034.head" +
-      "race.v1.GenerateRequest\032\035.headrace.v1.Ge" +
-      "nerateResponse0\001\022G\n\010Complete\022\034.headrace." +
-      "v1.CompleteRequest\032\035.headrace.v1.Complet" +
-      "eResponse\022=\n\004Chat\022\030.headrace.v1.ChatRequ" +
-      "est\032\031.headrace.v1.ChatResponse0\001\022A\n\006Subm" +
-      "it\022\032.headrace.v1.SubmitRequest\032\033.headrac" +
-      "e.v1.SubmitResponse\022L\n\tSubscribe\022\035.headr" +
-      "ace.v1.SubscribeRequest\032\036.headrace.v1.Su" +
-      "bscribeResponse0\001\022H\n\007Session\022\033.headrace." +
-      "v1.SessionRequest\032\034.headrace.v1.SessionR" +
-      "esponse(\0010\001\022A\n\006Cancel\022\032.headrace.v1.Canc" +
-      "elRequest\032\033.headrace.v1.CancelResponse\022S" +
-      "\n\014ListRequests\022 .headrace.v1.ListRequest" +
-      "sRequest\032!.headrace.v1.ListRequestsRespo" +
-      "nse\022G\n\010Tokenize\022\034.headrace.v1.TokenizeRe" +
-      "quest\032\035.headrace.v1.TokenizeResponse\022M\n\n" +
-      "Detokenize\022\036.headrace.v1.DetokenizeReque" +
-      "st\032\037.headrace.v1.DetokenizeResponse\022G\n\010G" +
-      "etModel\022\034.headrace.v1.GetModelRequest\032\035." +
-      "headrace.v1.GetModelResponse\022M\n\nListMode" +
-      "ls\022\036.headrace.v1.ListModelsRequest\032\037.hea" +
-      "drace.v1.ListModelsResponse\022D\n\007GetLoad\022\033" +
-      ".headrace.v1.GetLoadRequest\032\034.headrace.v" +
-      "1.GetLoadResponseBh\n\025io.github.headrace." +
-      "v1B\016InferenceProtoP\001Z=github.com/headrac" +
-      "e/headrace/clients/go/headracev1;headrac" +
-      "ev1b\006proto3"
+      "ce.v1.MeasuredLoss\022\023\n\013activations\030\013 \001(\t\"" +
+      "\261\001\n\014MeasuredLoss\022\016\n\006method\030\001 \001(\t\022\016\n\006toke" +
+      "ns\030\002 \001(\004\022\031\n\021perplexity_before\030\003 \001(\001\022\030\n\020p" +
+      "erplexity_after\030\004 \001(\001\022\022\n\ndivergence\030\005 \001(" +
+      "\001\022 \n\023divergence_interval\030\006 \001(\001H\000\210\001\001B\026\n\024_" +
+      "divergence_interval\"\322\001\n\nMemoryPlan\022\024\n\014de" +
+      "vice_bytes\030\001 \001(\004\022\023\n\013total_bytes\030\002 \001(\004\022\024\n" +
+      "\014weight_bytes\030\003 \001(\004\022\030\n\020activation_bytes\030" +
+      "\004 \001(\004\022\023\n\013graph_bytes\030\005 \001(\004\022\023\n\013other_byte" +
+      "s\030\006 \001(\004\022\025\n\rreserve_bytes\030\007 \001(\004\022\026\n\016kv_cac" +
+      "he_bytes\030\010 \001(\004\022\020\n\010measured\030\t \001(\010\"\037\n\016GetL" +
+      "oadRequest\022\r\n\005model\030\001 \001(\t\"\377\002\n\017GetLoadRes" +
+      "ponse\022\031\n\021running_sequences\030\001 \001(\r\022\030\n\020wait" +
+      "ing_requests\030\002 \001(\r\022\026\n\016waiting_tokens\030\003 \001" +
+      "(\004\022\026\n\016kv_cache_usage\030\004 \001(\002\022\021\n\tkv_blocks\030" +
+      "\005 \001(\r\022\034\n\024max_waiting_requests\030\006 \001(\r\022 \n\030o" +
+      "utput_tokens_per_second\030\007 \001(\002\022\030\n\020expecte" +
+      "d_wait_ns\030\010 \001(\004\022\017\n\007serving\030\t \001(\010\022\r\n\005mode" +
+      "l\030\n \001(\t\022\035\n\025max_running_sequences\030\013 \001(\r\022\035" +
+      "\n\025prefix_cache_hit_rate\030\014 \001(\002\022\020\n\010drainin" +
+      "g\030\r \001(\010\022\022\n\nopen_calls\030\016 \001(\r\022\026\n\016max_open_" +
+      "calls\030\017 \001(\r*P\n\004Role\022\024\n\020ROLE_UNSPECIFIED\020" +
+      "\000\022\017\n\013ROLE_SYSTEM\020\001\022\r\n\tROLE_USER\020\002\022\022\n\016ROL" +
+      "E_ASSISTANT\020\003*~\n\014RequestState\022\035\n\031REQUEST" +
+      "_STATE_UNSPECIFIED\020\000\022\030\n\024REQUEST_STATE_QU" +
+      "EUED\020\001\022\031\n\025REQUEST_STATE_RUNNING\020\002\022\032\n\026REQ" +
+      "UEST_STATE_FINISHED\020\0032\316\007\n\020InferenceServi" +
+      "ce\022I\n\010Generate\022\034.headrace.v1.GenerateReq" +
+      "uest\032\035.headrace.v1.GenerateResponse0\001\022G\n" +
+      "\010Complete\022\034.headrace.v1.CompleteRequest\032" +
+      "\035.headrace.v1.CompleteResponse\022=\n\004Chat\022\030" +
+      ".headrace.v1.ChatRequest\032\031.headrace.v1.C" +
+      "hatResponse0\001\022A\n\006Submit\022\032.headrace.v1.Su" +
+      "bmitRequest\032\033.headrace.v1.SubmitResponse" +
+      "\022L\n\tSubscribe\022\035.headrace.v1.SubscribeReq" +
+      "uest\032\036.headrace.v1.SubscribeResponse0\001\022H" +
+      "\n\007Session\022\033.headrace.v1.SessionRequest\032\034" +
+      ".headrace.v1.SessionResponse(\0010\001\022A\n\006Canc" +
+      "el\022\032.headrace.v1.CancelRequest\032\033.headrac" +
+      "e.v1.CancelResponse\022S\n\014ListRequests\022 .he" +
+      "adrace.v1.ListRequestsRequest\032!.headrace" +
+      ".v1.ListRequestsResponse\022G\n\010Tokenize\022\034.h" +
+      "eadrace.v1.TokenizeRequest\032\035.headrace.v1" +
+      ".TokenizeResponse\022M\n\nDetokenize\022\036.headra" +
+      "ce.v1.DetokenizeRequest\032\037.headrace.v1.De" +
+      "tokenizeResponse\022G\n\010GetModel\022\034.headrace." +
+      "v1.GetModelRequest\032\035.headrace.v1.GetMode" +
+      "lResponse\022M\n\nListModels\022\036.headrace.v1.Li" +
+      "stModelsRequest\032\037.headrace.v1.ListModels" +
+      "Response\022D\n\007GetLoad\022\033.headrace.v1.GetLoa" +
+      "dRequest\032\034.headrace.v1.GetLoadResponseBh" +
+      "\n\025io.github.headrace.v1B\016InferenceProtoP" +
+      "\001Z=github.com/headrace/headrace/clients/" +
+      "go/headracev1;headracev1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
@@ -619,7 +619,7 @@ public final class InferenceProto extends com.google.protobuf.GeneratedFile {
     internal_static_headrace_v1_Quantization_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessage.FieldAccessorTable(
         internal_static_headrace_v1_Quantization_descriptor,
-        new java.lang.String[] { "Scheme", "GroupSize", "BitsPerWeight", "MeanRelativeError", "WorstRelativeError", "WorstTensor", "HeadScheme", "HeadBitsPerWeight", "HeadRelativeError", "Measured", });
+        new java.lang.String[] { "Scheme", "GroupSize", "BitsPerWeight", "MeanRelativeError", "WorstRelativeError", "WorstTensor", "HeadScheme", "HeadBitsPerWeight", "HeadRelativeError", "Measured", "Activations", });
     internal_static_headrace_v1_MeasuredLoss_descriptor =
       getDescriptor().getMessageType(36);
     internal_static_headrace_v1_MeasuredLoss_fieldAccessorTable = new

@@ -35,6 +35,7 @@ private static final long serialVersionUID = 0L;
     scheme_ = "";
     worstTensor_ = "";
     headScheme_ = "";
+    activations_ = "";
   }
 
   public static final com.google.protobuf.Descriptors.Descriptor
@@ -328,6 +329,57 @@ private static final long serialVersionUID = 0L;
     return measured_ == null ? io.github.headrace.v1.MeasuredLoss.getDefaultInstance() : measured_;
   }
 
+  public static final int ACTIVATIONS_FIELD_NUMBER = 11;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object activations_ = "";
+  /**
+   * <pre>
+   * How the layers' products round what they multiply, on the device that runs the model: "int8 per token", "fp8 per 128 inputs", "fp8 static" (one scale of the folder's for all),
+   * with "from 65 tokens on" where steps of fewer tokens multiply them as they are. "kept (the folder says fp8 per 128 inputs)": the folder asks for a rounding that this device has no
+   * product for. Several ways are separated by commas, that of most layers first. Empty where all are multiplied as they are.
+   * </pre>
+   *
+   * <code>string activations = 11;</code>
+   * @return The activations.
+   */
+  @java.lang.Override
+  public java.lang.String getActivations() {
+    java.lang.Object ref = activations_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      activations_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * How the layers' products round what they multiply, on the device that runs the model: "int8 per token", "fp8 per 128 inputs", "fp8 static" (one scale of the folder's for all),
+   * with "from 65 tokens on" where steps of fewer tokens multiply them as they are. "kept (the folder says fp8 per 128 inputs)": the folder asks for a rounding that this device has no
+   * product for. Several ways are separated by commas, that of most layers first. Empty where all are multiplied as they are.
+   * </pre>
+   *
+   * <code>string activations = 11;</code>
+   * @return The bytes for activations.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getActivationsBytes() {
+    java.lang.Object ref = activations_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      activations_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -371,6 +423,9 @@ private static final long serialVersionUID = 0L;
     }
     if (((bitField0_ & 0x00000001) != 0)) {
       output.writeMessage(10, getMeasured());
+    }
+    if (!com.google.protobuf.GeneratedMessage.isStringEmpty(activations_)) {
+      com.google.protobuf.GeneratedMessage.writeString(output, 11, activations_);
     }
     getUnknownFields().writeTo(output);
   }
@@ -418,6 +473,9 @@ private static final long serialVersionUID = 0L;
       size += com.google.protobuf.CodedOutputStream
         .computeMessageSize(10, getMeasured());
     }
+    if (!com.google.protobuf.GeneratedMessage.isStringEmpty(activations_)) {
+      size += com.google.protobuf.GeneratedMessage.computeStringSize(11, activations_);
+    }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
     return size;
@@ -461,6 +519,8 @@ private static final long serialVersionUID = 0L;
       if (!getMeasured()
           .equals(other.getMeasured())) return false;
     }
+    if (!getActivations()
+        .equals(other.getActivations())) return false;
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -499,6 +559,8 @@ private static final long serialVersionUID = 0L;
       hash = (37 * hash) + MEASURED_FIELD_NUMBER;
       hash = (53 * hash) + getMeasured().hashCode();
     }
+    hash = (37 * hash) + ACTIVATIONS_FIELD_NUMBER;
+    hash = (53 * hash) + getActivations().hashCode();
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
     return hash;
@@ -654,6 +716,7 @@ private static final long serialVersionUID = 0L;
         measuredBuilder_.dispose();
         measuredBuilder_ = null;
       }
+      activations_ = "";
       return this;
     }
 
@@ -721,6 +784,9 @@ private static final long serialVersionUID = 0L;
             : measuredBuilder_.build();
         to_bitField0_ |= 0x00000001;
       }
+      if (((from_bitField0_ & 0x00000400) != 0)) {
+        result.activations_ = activations_;
+      }
       result.bitField0_ |= to_bitField0_;
     }
 
@@ -771,6 +837,11 @@ private static final long serialVersionUID = 0L;
       }
       if (other.hasMeasured()) {
         mergeMeasured(other.getMeasured());
+      }
+      if (!other.getActivations().isEmpty()) {
+        activations_ = other.activations_;
+        bitField0_ |= 0x00000400;
+        onChanged();
       }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
@@ -850,6 +921,11 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00000200;
               break;
             } // case 82
+            case 90: {
+              activations_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00000400;
+              break;
+            } // case 90
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -1584,6 +1660,108 @@ private static final long serialVersionUID = 0L;
         measured_ = null;
       }
       return measuredBuilder_;
+    }
+
+    private java.lang.Object activations_ = "";
+    /**
+     * <pre>
+     * How the layers' products round what they multiply, on the device that runs the model: "int8 per token", "fp8 per 128 inputs", "fp8 static" (one scale of the folder's for all),
+     * with "from 65 tokens on" where steps of fewer tokens multiply them as they are. "kept (the folder says fp8 per 128 inputs)": the folder asks for a rounding that this device has no
+     * product for. Several ways are separated by commas, that of most layers first. Empty where all are multiplied as they are.
+     * </pre>
+     *
+     * <code>string activations = 11;</code>
+     * @return The activations.
+     */
+    public java.lang.String getActivations() {
+      java.lang.Object ref = activations_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        activations_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * How the layers' products round what they multiply, on the device that runs the model: "int8 per token", "fp8 per 128 inputs", "fp8 static" (one scale of the folder's for all),
+     * with "from 65 tokens on" where steps of fewer tokens multiply them as they are. "kept (the folder says fp8 per 128 inputs)": the folder asks for a rounding that this device has no
+     * product for. Several ways are separated by commas, that of most layers first. Empty where all are multiplied as they are.
+     * </pre>
+     *
+     * <code>string activations = 11;</code>
+     * @return The bytes for activations.
+     */
+    public com.google.protobuf.ByteString
+        getActivationsBytes() {
+      java.lang.Object ref = activations_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        activations_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * How the layers' products round what they multiply, on the device that runs the model: "int8 per token", "fp8 per 128 inputs", "fp8 static" (one scale of the folder's for all),
+     * with "from 65 tokens on" where steps of fewer tokens multiply them as they are. "kept (the folder says fp8 per 128 inputs)": the folder asks for a rounding that this device has no
+     * product for. Several ways are separated by commas, that of most layers first. Empty where all are multiplied as they are.
+     * </pre>
+     *
+     * <code>string activations = 11;</code>
+     * @param value The activations to set.
+     * @return This builder for chaining.
+     */
+    public Builder setActivations(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      activations_ = value;
+      bitField0_ |= 0x00000400;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * How the layers' products round what they multiply, on the device that runs the model: "int8 per token", "fp8 per 128 inputs", "fp8 static" (one scale of the folder's for all),
+     * with "from 65 tokens on" where steps of fewer tokens multiply them as they are. "kept (the folder says fp8 per 128 inputs)": the folder asks for a rounding that this device has no
+     * product for. Several ways are separated by commas, that of most layers first. Empty where all are multiplied as they are.
+     * </pre>
+     *
+     * <code>string activations = 11;</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearActivations() {
+      activations_ = getDefaultInstance().getActivations();
+      bitField0_ = (bitField0_ & ~0x00000400);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * How the layers' products round what they multiply, on the device that runs the model: "int8 per token", "fp8 per 128 inputs", "fp8 static" (one scale of the folder's for all),
+     * with "from 65 tokens on" where steps of fewer tokens multiply them as they are. "kept (the folder says fp8 per 128 inputs)": the folder asks for a rounding that this device has no
+     * product for. Several ways are separated by commas, that of most layers first. Empty where all are multiplied as they are.
+     * </pre>
+     *
+     * <code>string activations = 11;</code>
+     * @param value The bytes for activations to set.
+     * @return This builder for chaining.
+     */
+    public Builder setActivationsBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      activations_ = value;
+      bitField0_ |= 0x00000400;
+      onChanged();
+      return this;
     }
 
     // @@protoc_insertion_point(builder_scope:headrace.v1.Quantization)

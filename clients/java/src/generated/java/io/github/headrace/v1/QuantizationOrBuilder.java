@@ -164,4 +164,28 @@ public interface QuantizationOrBuilder extends
    * <code>.headrace.v1.MeasuredLoss measured = 10;</code>
    */
   io.github.headrace.v1.MeasuredLossOrBuilder getMeasuredOrBuilder();
+
+  /**
+   * <pre>
+   * How the layers' products round what they multiply, on the device that runs the model: "int8 per token", "fp8 per 128 inputs", "fp8 static" (one scale of the folder's for all),
+   * with "from 65 tokens on" where steps of fewer tokens multiply them as they are. "kept (the folder says fp8 per 128 inputs)": the folder asks for a rounding that this device has no
+   * product for. Several ways are separated by commas, that of most layers first. Empty where all are multiplied as they are.
+   * </pre>
+   *
+   * <code>string activations = 11;</code>
+   * @return The activations.
+   */
+  java.lang.String getActivations();
+  /**
+   * <pre>
+   * How the layers' products round what they multiply, on the device that runs the model: "int8 per token", "fp8 per 128 inputs", "fp8 static" (one scale of the folder's for all),
+   * with "from 65 tokens on" where steps of fewer tokens multiply them as they are. "kept (the folder says fp8 per 128 inputs)": the folder asks for a rounding that this device has no
+   * product for. Several ways are separated by commas, that of most layers first. Empty where all are multiplied as they are.
+   * </pre>
+   *
+   * <code>string activations = 11;</code>
+   * @return The bytes for activations.
+   */
+  com.google.protobuf.ByteString
+      getActivationsBytes();
 }

@@ -1,0 +1,57 @@
+"""How the products of a model round their inputs on the device that runs it, in words for operators.
+
+Owns the words. What is rounded is decided by the kernels' rules (`low_bit.linear.input_rounding`), which are asked here, so that what is stated is what is done.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+import torch
+
+from headrace_backend.quantization.low_bit_weight import LowBitWeight
+from headrace_kernels.low_bit.input_rounding import InputRounding
+from headrace_kernels.low_bit.linear import WARM_ROWS, input_rounding
+from headrace_kernels.low_bit.quantized_weight import QuantizedWeight
+
+_NUMBERS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+_KEPT = "kept"
+
+
+def describe_inputs(weights: Collection[LowBitWeight]) -> str:
+    """How the layers' inputs are rounded, such as "int8 per token" or "fp8 static from 33 tokens on".
+
+    Args:
+        weights: Those of the layers, on the device that multiplies by them.
+
+    Returns:
+        Each way once, that of most weights first; "" where all inputs are multiplied as they are and no scheme says otherwise.
+    """
+    # Weights of one kind round alike, and a rule is asked for some hundred numbers of rows.
+    kinds = Counter(weight.launch_kind() for weight in weights)
+    by_kind = {weight.launch_kind(): weight for weight in weights}
+    ways: Counter[str] = Counter()
+    for kind, count in kinds.items():
+        ways[_way(by_kind[kind].quantized)] += count
+    if set(ways) <= {_KEPT}:
+        return ""
+    return ", ".join(way for way, _ in ways.most_common())
+
+
+def _way(weight: QuantizedWeight) -> str:
+    first = next((rows for rows in range(1, max(WARM_ROWS) + 1) if input_rounding(rows, weight) is not None), None)
+    if first is None:
+        return _KEPT if weight.inputs is None else f"{_KEPT} (the folder says {_words(weight.inputs)})"
+    rounding = input_rounding(first, weight)
+    assert rounding is not None
+    return _words(rounding) + (f" from {first} tokens on" if first > 1 else "")
+
+
+def _words(rounding: InputRounding) -> str:
+    if rounding.scale is not None:
+        shared = "static"
+    else:
+        shared = f"per {rounding.group_size} inputs" if rounding.group_size else "per token"
+    zeros = "" if rounding.is_symmetric else " with zero points"
+    return f"{_NUMBERS[rounding.number]} {shared}{zeros}"
