@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pathlib
 
+import numpy as np
 import pytest
 from tests.backend.backend_harness import add_message, connected, running_backend, settled, until, write_model_folder
 from tests.backend.fake_worker import VOCABULARY, expected_tokens
 
+from headrace_backend.config import EngineConfig
+from headrace_backend.plan_bytes import max_plan_bytes
+from headrace_backend.ring import RingWriter, create_ring
+from headrace_backend.server.worker_group import WorkerLaunch, plan_ring_bytes, result_ring_bytes
+from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepResult
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request import limits
 
 CONTEXT = 131_072
 # A fake worker's blocks take no memory.
@@ -90,3 +97,27 @@ async def test_a_plan_that_outgrows_its_ring_ends_the_request_that_is_to_blame(
             assert (await settled(request)).tokens == expected_tokens(prompt, 800)
         assert all("a step plan: payload of" in line["reason"] for line in backend.log_lines("worker lost"))
         assert len(backend.log_lines("request ended that made steps fail")) == 1
+
+
+@pytest.mark.parametrize(("rows", "budget"), [(1, 16), (64, 2048), (4096, 1 << 20)])
+def test_rings_take_two_of_the_largest_records(long_model: pathlib.Path, rows: int, budget: int) -> None:
+    config = EngineConfig(model=long_model, max_num_seqs=rows, max_num_batched_tokens=budget)
+    prompts, tops = min(budget, MAX_PROMPT_LOGPROBS), limits.MAX_LOGPROBS
+    result = StepResult(1, 1, 2, np.zeros(rows, np.int32), np.ones(rows, np.uint8))
+    for part, count in (("logprob", rows), ("prompt", prompts)):
+        for column, size in (("sampled", count), ("ranks", count)):
+            setattr(result, f"{part}_{column}", np.zeros(size, np.float32 if column == "sampled" else np.int32))
+    result.logprob_samples = result.logprob_counts = np.zeros(rows, np.int32)
+    result.top_token_ids, result.top_logprobs = np.zeros(rows * tops, np.int32), np.zeros(rows * tops, np.float32)
+    result.prompt_top_token_ids = np.zeros(prompts * tops, np.int32)
+    result.prompt_top_logprobs = np.zeros(prompts * tops, np.float32)
+    largest = {result_ring_bytes(config): len(result.encode())}
+    largest[plan_ring_bytes(WorkerLaunch(config, CONTEXT))] = max_plan_bytes(config, CONTEXT)
+    for capacity, num_bytes in largest.items():
+        ring = create_ring(capacity, 1)
+        writer = RingWriter(ring)
+        for _ in range(2):
+            writer.write(1, bytes(num_bytes), timeout_s=0)
+        assert writer.max_payload_at_once >= num_bytes
+        writer.close()
+        ring.close()
