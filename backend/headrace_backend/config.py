@@ -121,7 +121,7 @@ class EngineConfig(_Frozen):
         Field(
             ge=0,
             le=10_000,
-            description="milliseconds that a step should take while answers are being written: prompts come in chunks that fit; 0: 14.5 on a GPU, no limit on a CPU",
+            description="milliseconds that a step should take while answers are being written: prompts come in chunks that fit; 0: 14.5 on a GPU; on a CPU 1000, or a quarter of watchdog_s if that is less, and for every step",
         ),
     ] = 0.0
     enable_prefix_cache: Annotated[bool, Field(description="reuse the blocks of shared prefixes")] = True

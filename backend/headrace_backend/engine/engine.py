@@ -58,7 +58,7 @@ from headrace_backend.engine.step_log import StepLog
 from headrace_backend.engine.step_time import StepTimeModel
 from headrace_backend.engine.subscriptions import Subscriptions
 from headrace_backend.engine.tenant_account import TenantAccount
-from headrace_backend.engine.token_budget import DEFAULT_GPU_STEP_MS, TokenBudget
+from headrace_backend.engine.token_budget import StepLimits, TokenBudget
 from headrace_backend.engine.validation import RequestValidator
 from headrace_backend.step_plan import StepPlan, StepResult
 
@@ -98,7 +98,7 @@ class Engine:
         self._timing = PlanTiming()
         self._meter = LoadMeter(self._step_times, rates, self._timing, config.max_waiting_requests)
         self._budget = TokenBudget(config.max_num_batched_tokens, self._step_times)
-        self._step_time_target_ms = config.step_time_target_ms
+        self._step_limits = StepLimits(config.step_time_target_ms, config.watchdog_s)
         self._scheduler = Scheduler(config, self._budget)
         self._table = RequestTable(config)
         self._admission = Admission(config, rates)
@@ -148,7 +148,7 @@ class Engine:
         self.steps.worker_ready()
         self._step_times.captured = captured_mixed_sizes
         self._timing.worker_ready(holds=bool(captured_mixed_sizes))
-        self._budget.target_us = 1e3 * (self._step_time_target_ms or (DEFAULT_GPU_STEP_MS if on_gpu else 0.0)) or None
+        self._budget.set_limits(self._step_limits, on_gpu)
         self._admission.num_blocks = num_blocks
         self._quotas.set_num_blocks(num_blocks)
         self._endings.end_unfit(self._clock())
@@ -318,7 +318,8 @@ class Engine:
         now_ns = self._clock()
         self._settlement.settle(step, result, now_ns, self._meter.num_settled_steps + 1)
         self._in_flight.popleft()
-        self._meter.note_step(step, result, now_ns)
+        duration_us = self._meter.note_step(step, result, now_ns)
+        self._budget.note_step(step.load, duration_us)
         self.steps.note_step(self._meter.num_settled_steps, step, result, now_ns)
         self._outboxes.stamp(
             self._meter.num_settled_steps, step.planned_at_ns, now_ns, step.num_sequences, step.num_tokens
