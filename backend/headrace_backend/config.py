@@ -122,7 +122,7 @@ class EngineConfig(_Frozen):
         Field(
             ge=0,
             le=10_000,
-            description="milliseconds that a step should take while answers are being written: prompts come in chunks that fit; 0: 14.5 on a GPU, no limit on a CPU",
+            description="milliseconds that a step should take while answers are being written: prompts come in chunks that fit; 0: 14.5 on a GPU; on a CPU 1000, or a quarter of watchdog_s if that is less, and for every step",
         ),
     ] = 0.0
     enable_prefix_cache: Annotated[bool, Field(description="reuse the blocks of shared prefixes")] = True
@@ -153,13 +153,21 @@ class EngineConfig(_Frozen):
     ] = 3600.0
     worker_threads: Annotated[int, Field(ge=0, description="CPU threads of a worker; 0: all cores but one")] = 0
     watchdog_s: Annotated[
-        float, Field(gt=0, description="seconds without progress after which a worker is replaced")
+        float,
+        Field(
+            gt=0,
+            description="seconds without progress (a result, on a CPU a layer) after which a worker is replaced, beyond what the step is expected to take",
+        ),
     ] = 10.0
     start_timeout_s: Annotated[
         float, Field(gt=0, description="seconds without start-up progress before a worker is given up")
     ] = 120.0
     max_worker_restarts: Annotated[
-        int, Field(ge=0, description="worker deaths within a minute at which the backend gives up")
+        int,
+        Field(
+            ge=0,
+            description="worker deaths within a minute, or in a row without a step in between, at which the backend gives up; those that lead to a request that causes them don't count",
+        ),
     ] = 3
 
     @pydantic.model_validator(mode="before")

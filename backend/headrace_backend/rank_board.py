@@ -1,7 +1,11 @@
-"""How far each rank is, in shared memory that all ranks write and the server reads: so that a group that hangs can be told apart by rank.
+"""How far each rank is, in shared memory that the ranks write and the server reads.
 
-Owns the memory's layout. Every rank has a cache line of its own with three counters: steps begun, collectives entered, and the step of the plan. They are written by plain stores, one writer each, and
-read only when something is wrong. Whoever is behind all others is waited for. On GPUs collectives inside a step are not counted (nobody on the host sees them), steps are.
+Owns the memory's layout. By it the server sees whether a step makes progress, and which of several
+ranks the others wait for. Every rank has a cache line of its own with three counters: the step of
+the plan that it began last, collectives entered, and marks of progress inside steps. One writer
+each stores them plainly, and the server reads them a few times a second. On a CPU a step sets a
+mark with every layer. On a GPU the host only launches, so it marks no more than that a step began
+and was launched: nobody sees collectives and layers on the device.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ import os
 from typing import NamedTuple
 
 _LINE_BYTES = 64
-_STEP, _COLLECTIVES = 0, 1
+_STRIDE = _LINE_BYTES // 8
+_STEP, _COLLECTIVES, _PROGRESS, _NUM_COUNTERS = range(4)
 
 
 class RankMark(NamedTuple):
@@ -42,16 +47,15 @@ class RankBoard:
 
     def line(self, rank: int) -> RankLine:
         """A rank's own line, to write."""
-        first = rank * _LINE_BYTES // 8
-        return RankLine(self._counters[first : first + _LINE_BYTES // 8])
+        return RankLine(self._counters[rank * _STRIDE : (rank + 1) * _STRIDE])
 
     def marks(self) -> list[RankMark]:
-        """By rank."""
-        stride = _LINE_BYTES // 8
-        return [
-            RankMark(self._counters[rank * stride + _STEP], self._counters[rank * stride + _COLLECTIVES])
-            for rank in range(self._world_size)
-        ]
+        """The place of each rank, by rank."""
+        return [RankMark(*counters[:_PROGRESS]) for counters in self._lines()]
+
+    def progress(self) -> tuple[int, ...]:
+        """All counters of all ranks: two readings that differ say that some rank went on in between."""
+        return tuple(counter for counters in self._lines() for counter in counters)
 
     def close(self) -> None:
         """Gives the mapping back; no line of it may be in use."""
@@ -59,9 +63,13 @@ class RankBoard:
         self._view.release()
         self._map.close()
 
+    def _lines(self) -> list[list[int]]:
+        firsts = range(0, self._world_size * _STRIDE, _STRIDE)
+        return [self._counters[first : first + _NUM_COUNTERS].tolist() for first in firsts]
+
 
 class RankLine:
-    """What one rank tells of itself."""
+    """What one rank reports of itself."""
 
     def __init__(self, counters: memoryview) -> None:
         self._counters = counters
@@ -73,3 +81,7 @@ class RankLine:
     def enter_collective(self) -> None:
         """Notes that this rank waits for the others, or they for it."""
         self._counters[_COLLECTIVES] += 1
+
+    def make_progress(self) -> None:
+        """Notes that a part of a step is computed."""
+        self._counters[_PROGRESS] += 1

@@ -16,6 +16,7 @@ class RecordKind(enum.IntEnum):
 
     STEP_PLAN = 1  # engine -> worker, StepPlan bytes
     SHUTDOWN = 2  # engine -> worker, empty: finish what was planned, then exit 0
+    RESET = 5  # engine -> worker, empty: after StepRaised, begin anew with an empty batch
     STEP_RESULT = 3  # worker -> engine, StepResult bytes
     MESSAGE = 4  # worker -> engine, a WorkerMessage
 
@@ -94,6 +95,8 @@ class WorkerReady(msgspec.Struct, tag="worker_ready", frozen=True):
     matmul_flops_per_s: float = 0.0
     # None where no weight was quantized.
     quantization: QuantizationReport | None = None
+    # Marks of progress that a step sets on the board, at least: its layers on a CPU; on a GPU, where the host launches and sees no more, 1.
+    marks_per_step: int = 1
 
 
 class Notice(msgspec.Struct, tag="notice", frozen=True):
@@ -115,7 +118,14 @@ class WorkerFailed(msgspec.Struct, tag="worker_failed", frozen=True):
     peer_lost: bool = False
 
 
-WorkerMessage = MemoryPlan | LoadProgress | WorkerReady | Notice | WorkerFailed
+class StepRaised(msgspec.Struct, tag="step_raised", frozen=True):
+    """A step could not be computed, and the worker goes on: a small step of its own succeeded since. It passes over all plans until RESET."""
+
+    reason: str
+    step_id: int
+
+
+WorkerMessage = MemoryPlan | LoadProgress | WorkerReady | Notice | WorkerFailed | StepRaised
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(WorkerMessage)

@@ -99,9 +99,10 @@ def start_backend(
     name: str = "engine.sock",
     backend: dict[str, Any] | None = None,
     inside: Sequence[str] = (),
+    worker: str = "fake_worker.py",
     **engine: Any,
 ) -> BackendProcess:
-    """Starts one. `engine` are fields of EngineConfig, `backend` of BackendConfig, `inside` the beginning of its command line."""
+    """Starts one, with a worker from this folder. `engine` are fields of EngineConfig, `backend` of BackendConfig, `inside` the beginning of its command line."""
     private = folder / "private"
     socket = private / name
     listen = f"unix:{socket}"
@@ -113,7 +114,7 @@ def start_backend(
     log_path = config_path.with_suffix(".log")
     with log_path.open("w") as log:
         process = subprocess.Popen(
-            [*inside, sys.executable, str(script), str(config_path), str(folder), *worker_arguments],
+            [*inside, sys.executable, str(script), str(config_path), str(folder), worker, *worker_arguments],
             env=ENVIRONMENT,
             stderr=log,
             text=True,

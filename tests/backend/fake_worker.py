@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import os
 import pathlib
 import random
 import signal
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from headrace_backend.rank_board import RankBoard
 from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
 from headrace_backend.step_plan import StepPlan, StepResult
 from headrace_backend.worker.lifetime import die_with_parent
@@ -26,6 +28,7 @@ from headrace_backend.worker_messages import (
     Notice,
     QuantizationReport,
     RecordKind,
+    StepRaised,
     WorkerFailed,
     WorkerReady,
     encode_message,
@@ -183,7 +186,35 @@ def start_on_cpu(options: argparse.Namespace, config: dict[str, Any], send: Call
     time.sleep(options.start_s)
     captured = tuple(options.captured)
     phases_s = {"weights": options.start_s}
-    send(WorkerReady("cpu", options.blocks, block_size, 1000, phases_s, captured_mixed_sizes=captured))
+    send(
+        WorkerReady(
+            "cpu",
+            options.blocks,
+            block_size,
+            1000,
+            phases_s,
+            captured_mixed_sizes=captured,
+            marks_per_step=max(options.parts, 1),
+        )
+    )
+
+
+# A step that computes it does something to its worker; the rule never draws it.
+POISON = 3
+# To the real worker with a poison, which may draw shorter runs of it.
+POISON_PROMPT = [POISON] * 9
+
+
+def die_or_hang(poison: str) -> NoReturn:
+    """A worker that can't say what happened to it."""
+    if poison == "exit":
+        os._exit(7)
+    if poison == "crash":
+        # Its stack is nobody's business here.
+        faulthandler.disable()
+        os.kill(os.getpid(), signal.SIGSEGV)
+    while True:
+        time.sleep(1.0)
 
 
 def take_all_memory() -> NoReturn:
@@ -212,17 +243,22 @@ def main() -> int:
     parser.add_argument("--no-memory-file", type=pathlib.Path)
     # Where a file of this name exists, a step that reads it fails as a forward pass that raises would.
     parser.add_argument("--fail-file", type=pathlib.Path)
+    parser.add_argument("--fails-by", choices=["raise", "fail"], default="fail")
     # Where a file of this name exists, a step takes memory until the process is ended, and the file is gone then.
     parser.add_argument("--hungry-file", type=pathlib.Path)
-    # A step that computes this token of a prompt fails, every time.
-    parser.add_argument("--poison-token", type=int, default=-1)
+    # What becomes of the worker in a step that computes POISON, every time.
+    parser.add_argument("--poison", choices=["raise", "fail", "hang", "exit", "crash"])
+    # Parts of a step that are marked on the board as they are done, and how long each takes.
+    parser.add_argument("--parts", type=int, default=0)
+    parser.add_argument("--part-ms", type=float, default=0.0)
     parser.add_argument("--config-json", required=True)
     parser.add_argument("--plan-ring", required=True)
     parser.add_argument("--result-ring", required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
-    # What several ranks share; there is nothing to share here.
-    parser.add_argument("--ranks")
+    parser.add_argument("--board", type=int, required=True)
+    # What several ranks find each other by; there is nobody to be found here.
+    parser.add_argument("--store", type=int)
     # It starts as a worker with a GPU does: every field of what it sends has a value.
     parser.add_argument("--gpu", action="store_true")
     # This rank says how far it is and then nothing more, while the others wait for it.
@@ -251,6 +287,7 @@ def main() -> int:
             send(message)
     else:
         start_on_cpu(options, config, send)
+    line = RankBoard(options.board, config["tp"]).line(options.rank)
     model = FakeModel(config["max_num_seqs"])
     while True:
         record = plans.read(timeout_s=1.0)
@@ -260,17 +297,30 @@ def main() -> int:
         if kind == RecordKind.SHUTDOWN:
             return 0
         plan = StepPlan.decode(payload)
-        poisoned = options.poison_token in plan.forward.token_ids
-        if poisoned or (options.fail_file is not None and options.fail_file.exists()):
-            if options.fail_file is not None:
-                # Once: the next worker may take its first step before a test has seen this one fail.
-                options.fail_file.unlink(missing_ok=True)
+        line.begin_step(plan.step_id)
+        poison = options.poison if POISON in plan.forward.token_ids else None
+        if options.fail_file is not None and options.fail_file.exists():
+            # Once: the next worker may take its first step before a test has seen this one fail.
+            options.fail_file.unlink(missing_ok=True)
+            poison = options.fails_by
+        if poison == "raise":
+            send(StepRaised("forward pass raised", plan.step_id))
+            while (record := plans.read(timeout_s=1.0)) is None or record[0] == RecordKind.STEP_PLAN:
+                pass
+            assert record[0] == RecordKind.RESET
+            continue
+        if poison == "fail":
             send(WorkerFailed("forward pass failed", invalid_model=False, step_id=plan.step_id))
             return 1
+        if poison is not None:
+            die_or_hang(poison)
         if options.hungry_file is not None and options.hungry_file.exists():
             options.hungry_file.unlink()
             take_all_memory()
         time.sleep(options.step_ms / 1000)
+        for _ in range(options.parts):
+            time.sleep(options.part_ms / 1000)
+            line.make_progress()
         if options.random_sleeps is not None:
             time.sleep(random.uniform(0, 0.02))
             with options.random_sleeps.open("a") as noted:

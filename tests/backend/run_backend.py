@@ -1,4 +1,4 @@
-"""A backend process whose worker is `fake_worker.py`, and whose engine can be broken: `run_backend.py CONFIG FAULT_FOLDER WORKER_ARGUMENT...`.
+"""A backend process whose worker is a script beside this one, and whose engine can be broken: `run_backend.py CONFIG FAULT_FOLDER WORKER WORKER_ARGUMENT...`.
 
 A file `raise` in FAULT_FOLDER makes the engine's planning fail, a file `stuck` makes it plan nothing. A file `small-ring` that is there
 at the start has plans cross a ring of so many bytes as are its text, of which the engine does not know.
@@ -38,5 +38,5 @@ if __name__ == "__main__":
     die_with_parent()
     break_engine(pathlib.Path(sys.argv[2]))
     shrink_ring(pathlib.Path(sys.argv[2]))
-    fake_worker = str(pathlib.Path(__file__).with_name("fake_worker.py"))
-    sys.exit(main(["--config-json", sys.argv[1]], worker_command=(sys.executable, fake_worker, *sys.argv[3:])))
+    worker = str(pathlib.Path(__file__).with_name(sys.argv[3]))
+    sys.exit(main(["--config-json", sys.argv[1]], worker_command=(sys.executable, worker, *sys.argv[4:])))

@@ -23,13 +23,17 @@ class Poison:
     position: int = 0
 
 
-class FaultyHarness(Harness):
-    """A worker that can't compute some steps, says which, and is replaced."""
+# What is known of a step that a worker can't compute: its number; that of the step after it, which was launched already; nothing.
+KNOWLEDGE = ("exact", "late", "none")
 
-    def __init__(self, poisons: set[Poison], reports_late: bool = False, **changes: object) -> None:
+
+class FaultyHarness(Harness):
+    """A worker that can't compute some steps, and is replaced."""
+
+    def __init__(self, poisons: set[Poison], known: str = "exact", **changes: object) -> None:
         super().__init__(**changes)  # type: ignore[arg-type]
         self.poisons = poisons
-        self.reports_late = reports_late
+        self.known = known
         self.fails_once = False
         self.num_failures = 0
         self.num_closer = 0
@@ -43,7 +47,7 @@ class FaultyHarness(Harness):
         self.fails_once = False
         self.num_failures += 1
         last = StepPlan.decode(self.worker.plans[-1])
-        outcome = self.engine.worker_lost(last.step_id if self.reports_late else plan.step_id)
+        outcome = self.engine.worker_lost({"exact": plan.step_id, "late": last.step_id, "none": 0}[self.known])
         self.num_closer += outcome.closer
         self.found += [outcome.guilty_request_id] if outcome.guilty_request_id else []
         self.now_ns += 1_000
@@ -75,9 +79,9 @@ def start(harness: Harness, count: int, max_tokens: int = 40) -> list[tuple[Engi
     return [(spec, harness.add(spec)) for spec in specs]
 
 
-@pytest.mark.parametrize("reports_late", [False, True])
-def test_prompt_that_fails_is_found_with_one_more_failure(reports_late: bool) -> None:
-    harness = FaultyHarness({Poison(99)}, reports_late)
+@pytest.mark.parametrize("known", KNOWLEDGE)
+def test_prompt_that_fails_is_found_with_one_more_failure(known: str) -> None:
+    harness = FaultyHarness({Poison(99)}, known)
     asked = start(harness, 5)
     for _ in range(4):
         harness.step()
@@ -155,6 +159,32 @@ def test_device_that_can_compute_nothing_is_not_blamed_on_ever_more_requests() -
     assert (len(harness.found), harness.num_closer) == (8, 3)
 
 
+def test_many_such_prompts_at_once_are_told_from_a_device_that_can_compute_nothing() -> None:
+    harness = FaultyHarness({Poison(seed) for seed in range(90, 98)}, num_blocks=128)
+    asked = start(harness, 5)
+    while not all(reader.tokens for _, reader in asked):
+        harness.step()
+    guilty = [harness.add(request(12, seed=seed)) for seed in range(90, 98)]
+    harness.run()
+    assert all(reader.ends[0].error == GUILTY for reader in guilty)
+    check_tokens(asked)
+    # One that narrows nothing down for each that does: a server that counts those in a row never has two.
+    assert (harness.num_failures, harness.num_closer) == (16, 8)
+
+
+def test_worker_that_is_ended_from_outside_makes_nobody_a_suspect() -> None:
+    harness = FaultyHarness(set(), num_blocks=128)
+    asked = start(harness, 6)
+    for _ in range(3):
+        harness.step()
+    harness.plan()
+    harness.replace_worker()
+    harness.plan()
+    assert harness.engine.load().running_sequences == 6
+    harness.run()
+    check_tokens(asked)
+
+
 def test_worker_that_dies_of_something_else_during_a_trial_changes_nothing() -> None:
     harness = FaultyHarness({Poison(2, position=15)}, num_blocks=128)
     asked = start(harness, 4)
@@ -175,19 +205,19 @@ def test_worker_that_dies_of_something_else_during_a_trial_changes_nothing() -> 
         st.tuples(st.integers(1, 60), st.integers(1, 30), st.integers(1, 3), st.integers(0, 5)), min_size=1, max_size=8
     ),
     poisons=st.dictionaries(st.integers(0, 7), st.integers(0, 80), max_size=3),
-    reports_late=st.booleans(),
+    known=st.sampled_from(KNOWLEDGE),
     deaths=st.sets(st.integers(1, 60), max_size=2),
 )
 def test_only_who_makes_steps_fail_ends_with_an_error(
     num_blocks: int,
     requests: list[tuple[int, int, int, int]],
     poisons: dict[int, int],
-    reports_late: bool,
+    known: str,
     deaths: set[int],
 ) -> None:
     harness = FaultyHarness(
         {Poison(seed, position) for seed, position in poisons.items()},
-        reports_late,
+        known,
         num_blocks=num_blocks,
         max_num_batched_tokens=40,
         max_num_seqs=6,

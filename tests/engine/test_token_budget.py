@@ -12,7 +12,7 @@ from tests.engine.harness import Harness, request
 
 from headrace_backend.engine import token_budget
 from headrace_backend.engine.step_time import StepLoad, StepTimeModel
-from headrace_backend.engine.token_budget import TokenBudget
+from headrace_backend.engine.token_budget import StepLimits, TokenBudget
 
 MODEL = StepTimeModel()
 MAX_TOKENS = 8192
@@ -355,9 +355,82 @@ def test_waiting_tokens_are_counted_up_to_a_limit_each() -> None:
 
 @pytest.mark.parametrize(
     ("target_ms", "on_gpu", "target_us"),
-    [(0.0, True, 14_500), (0.0, False, None), (8.0, True, 8_000), (8.0, False, 8_000)],
+    [(0.0, True, 14_500), (0.0, False, 1_000_000), (8.0, True, 8_000), (8.0, False, 8_000)],
 )
-def test_only_a_gpu_has_a_default_target(target_ms: float, on_gpu: bool, target_us: float | None) -> None:
+def test_each_device_has_a_default_target(target_ms: float, on_gpu: bool, target_us: float) -> None:
     harness = Harness(step_time_target_ms=target_ms)
     harness.engine.worker_ready(64, on_gpu=on_gpu)
     assert harness.engine._budget.target_us == target_us
+
+
+class Cpu:
+    """A budget, its model, and a processor on which each token costs the same."""
+
+    def __init__(self, token_us: float, limits: StepLimits = StepLimits(0.0, 10.0)) -> None:  # noqa: B008  # immutable
+        self.token_us = token_us
+        self.model = StepTimeModel()
+        self.budget = TokenBudget(2048, self.model)
+        self.budget.set_limits(limits, on_gpu=False)
+
+    def duration_us(self, load: StepLoad) -> float:
+        return 3_000 + self.token_us * (12 + load.num_tokens + load.attention_pairs / 4_000)
+
+    def prompt(self, num_tokens: int, num_decodes: int = 0) -> list[tuple[int, float]]:
+        """Computes a prompt: tokens of each chunk, and how long its step took."""
+        steps, start = [], 0
+        while start < num_tokens:
+            load = StepLoad(num_decodes, 100 * num_decodes)
+            self.budget.note_decodes(num_decodes)
+            self.budget.begin(load, num_tokens - start)
+            count = self.budget.chunk(start, num_tokens - start)
+            load.add_chunk(start, count)
+            duration_us = self.duration_us(load)
+            self.model.observe(load, duration_us)
+            self.budget.note_step(load, duration_us)
+            steps.append((count, duration_us))
+            start += count
+        return steps
+
+
+def test_on_a_cpu_the_first_chunk_is_short_and_the_next_ones_grow_to_the_whole_budget() -> None:
+    cpu = Cpu(token_us=100)
+    assert [count for count, _ in cpu.prompt(8000)] == [64, 128, 256, 512, 1024, 2048, 2048, 1920]
+
+
+@hypothesis.given(st.floats(10, 60_000), st.integers(1, 6000), st.integers(0, 64))
+def test_on_a_cpu_no_step_is_much_longer_than_the_limit_from_the_first_on(
+    token_us: float, num_tokens: int, num_decodes: int
+) -> None:
+    cpu = Cpu(token_us)
+    for number in range(3):
+        for count, duration_us in cpu.prompt(num_tokens, num_decodes):
+            # The model learns by what it got wrong: never by more than what was measured before, twice.
+            assert count <= 64 or duration_us < (2.6 if number == 0 else 1.6) * 1_000_000
+
+
+def test_on_a_cpu_a_step_that_took_too_long_makes_the_next_ones_shorter() -> None:
+    cpu = Cpu(token_us=100)
+    cpu.prompt(8000)
+    cpu.token_us = 10_000
+    (first, _), *others = cpu.prompt(8000)
+    assert first == 2048
+    assert max(count for count, _ in others) < 100
+
+
+def test_a_cpu_whose_steps_hold_one_chunk_takes_prompts_in_their_order() -> None:
+    cpu = Cpu(token_us=15_000)
+    cpu.prompt(500)
+    cpu.budget.begin(StepLoad(), 4000)
+    assert not cpu.budget.is_long(0, 4000, 8)
+
+
+@pytest.mark.parametrize(
+    ("target_ms", "watchdog_s", "most_ms"), [(0, 10, 1000), (0, 2, 500), (50, 10, 1000), (4000, 10, 4000)]
+)
+def test_no_step_of_a_cpu_is_planned_for_as_long_as_the_watchdog_waits(
+    target_ms: float, watchdog_s: float, most_ms: float
+) -> None:
+    cpu = Cpu(1_000, StepLimits(target_ms, watchdog_s))
+    for _ in range(20):
+        steps = cpu.prompt(8000)
+    assert 0.6 * most_ms < max(duration_us for _, duration_us in steps) / 1e3 < 1.2 * most_ms

@@ -207,7 +207,7 @@ def test_a_killed_rank(shared: Shared) -> None:
 
 def test_a_stopped_rank(shared: Shared) -> None:
     place = shared.place
-    said = f"no step result for {WATCHDOG_S} s: the others wait for rank {place.victim}"
+    said = f"no progress in a step for {WATCHDOG_S} s: the others wait for rank {place.victim}"
     check_loss(shared, lambda pids: os.kill(pids[place.victim], signal.SIGSTOP), said)
 
 

@@ -19,7 +19,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.models.registry import weight_memory
 from headrace_backend.parallel.rendezvous import MixedRanks, Seat, join
 from headrace_backend.rank_board import RankBoard, RankMark, create_board
-from headrace_backend.server.late_ranks import behind
+from headrace_backend.server.rank_watch import behind
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
@@ -224,4 +224,8 @@ def test_the_board_shows_who_is_behind() -> None:
     lines[1].enter_collective()
     assert board.marks() == [RankMark(7, 2), RankMark(7, 1), RankMark(7, 2)]
     assert behind(board.marks()) == [1]
+    before = board.progress()
+    assert board.progress() == before
+    lines[2].make_progress()
+    assert board.progress() != before and behind(board.marks()) == [1]
     board.close()

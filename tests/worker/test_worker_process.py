@@ -29,6 +29,7 @@ from headrace_backend.worker_messages import (
     LoadProgress,
     MemoryPlan,
     RecordKind,
+    StepRaised,
     WorkerFailed,
     WorkerMessage,
     WorkerReady,
@@ -63,7 +64,7 @@ class Worker:
     def messages(self) -> list[WorkerMessage]:
         """Everything up to readiness or failure."""
         messages: list[WorkerMessage] = []
-        while not messages or not isinstance(messages[-1], WorkerReady | WorkerFailed):
+        while not messages or not isinstance(messages[-1], WorkerReady | WorkerFailed | StepRaised):
             kind, payload = self.read()
             assert kind == RecordKind.MESSAGE
             messages.append(decode_message(payload))
@@ -140,7 +141,9 @@ def test_a_worker_starts_answers_every_plan_in_order_and_ends(
     assert worker.process.wait(240) == 0
 
 
-def test_a_step_that_raises_is_reported_by_its_number(start: Starter, llama_path: pathlib.Path) -> None:
+def test_a_step_that_raises_is_reported_by_its_number_and_the_worker_goes_on(
+    start: Starter, llama_path: pathlib.Path
+) -> None:
     worker = start(llama_path)
     worker.messages()
     # Ctrl-C is the supervisor's business.
@@ -149,11 +152,17 @@ def test_a_step_that_raises_is_reported_by_its_number(start: Starter, llama_path
     assert worker.result().step_id == 1
     # A token that does not exist: the engine never plans one.
     worker.send(step([Entry(0, 1, [10**6], (0,), 1)], step_id=2))
-    failed = worker.messages()[-1]
-    assert isinstance(failed, WorkerFailed)
-    assert (failed.step_id, failed.invalid_model) == (2, False)
-    assert "\n" not in failed.reason
-    assert worker.process.wait(240) == 1
+    raised = worker.messages()[-1]
+    assert isinstance(raised, StepRaised)
+    assert raised.step_id == 2
+    assert "\n" not in raised.reason
+    # It goes on, with an empty batch.
+    worker.send(first_step([5], step_id=3))
+    worker.plans.write(RecordKind.RESET, b"", 1.0)
+    worker.send(first_step([5]))
+    worker.plans.write(RecordKind.SHUTDOWN, b"", 1.0)
+    assert worker.result().step_id == 1
+    assert worker.process.wait(240) == 0
 
 
 def test_dummy_weights_need_a_config_and_nothing_else(
@@ -344,11 +353,12 @@ os.execv(sys.executable, [sys.executable, "-m", "headrace_backend.worker", *sys.
 BACKEND = """
 import asyncio, sys
 from headrace_backend.ring import create_ring
-from headrace_backend.server.worker_process import WorkerProcess
+from headrace_backend.server.worker_process import RankDescriptors, WorkerProcess
 
 async def main():
     command = (sys.executable, "-c", sys.argv[1], sys.argv[2])
-    worker = WorkerProcess(0, command, sys.argv[3], create_ring(1 << 20, 1), 1 << 20, lambda rank, records: None)
+    plans, ranks = create_ring(1 << 20, 1), RankDescriptors.create(1)
+    worker = WorkerProcess(0, command, sys.argv[3], plans, 1 << 20, lambda rank, records: None, ranks)
     print(worker.pid, flush=True)
     await asyncio.sleep(600)
 

@@ -58,7 +58,7 @@ from headrace_backend.engine.step_log import StepLog
 from headrace_backend.engine.step_time import StepTimeModel
 from headrace_backend.engine.subscriptions import Subscriptions
 from headrace_backend.engine.tenant_account import TenantAccount
-from headrace_backend.engine.token_budget import DEFAULT_GPU_STEP_MS, TokenBudget
+from headrace_backend.engine.token_budget import StepLimits, TokenBudget
 from headrace_backend.engine.validation import RequestValidator
 from headrace_backend.step_plan import StepPlan, StepResult
 
@@ -98,7 +98,7 @@ class Engine:
         self._timing = PlanTiming()
         self._meter = LoadMeter(self._step_times, rates, self._timing, config.max_waiting_requests)
         self._budget = TokenBudget(config.max_num_batched_tokens, self._step_times)
-        self._step_time_target_ms = config.step_time_target_ms
+        self._step_limits = StepLimits(config.step_time_target_ms, config.watchdog_s)
         self._scheduler = Scheduler(config, self._budget)
         self._table = RequestTable(config)
         self._admission = Admission(config, rates, model.max_model_len)
@@ -155,25 +155,26 @@ class Engine:
         self.steps.worker_ready()
         self._step_times.captured = captured_mixed_sizes
         self._timing.worker_ready(holds=bool(captured_mixed_sizes))
-        self._budget.target_us = 1e3 * (self._step_time_target_ms or (DEFAULT_GPU_STEP_MS if on_gpu else 0.0)) or None
+        self._budget.set_limits(self._step_limits, on_gpu)
         self._admission.worker_ready(num_blocks, plan_bytes)
         self._quotas.set_num_blocks(num_blocks)
         self._endings.end_unfit(self._clock())
         self._scheduler.create_cache(num_blocks)
 
-    def worker_lost(self, failed_step_id: int = 0) -> LossOutcome:
+    def worker_lost(self, failed_step_id: int | None = None) -> LossOutcome:
         """Steps in flight will never be read; everything that was computed is gone. Requests wait for `worker_ready`.
 
         Args:
-            failed_step_id: The step that the worker could not compute; 0 if it was lost otherwise.
+            failed_step_id: The step that failed, or that was begun last when the worker hung or died: whoever is in it, or in one before it, is suspected. At least the oldest step in flight is held
+                to be at fault, as a worker may end before it can say what it begins. None: the cause lies elsewhere.
         """
         if self._scheduler.kv is None:
             return LossOutcome()
         now_ns = self._clock()
-        guilty, failed = None, any(step.step_id == failed_step_id for step in self._in_flight)
-        if failed:
-            steps = [step for step in self._in_flight if step.step_id <= failed_step_id]
-            guilty = self._isolation.step_failed(steps, self._meter.num_settled_steps)
+        guilty, failed = None, False
+        if failed_step_id is not None and self._in_flight:
+            failed = True
+            guilty = self._isolation.step_failed(self._in_flight, failed_step_id, self._meter.num_settled_steps)
         self._in_flight.clear()
         self._next_step_id = 1
         self._scheduler.drop_cache(now_ns)
@@ -269,6 +270,16 @@ class Engine:
         return len(self._in_flight)
 
     @property
+    def num_settled_steps(self) -> int:
+        """Steps settled so far, over all lives of workers."""
+        return self._meter.num_settled_steps
+
+    @property
+    def expected_step_s(self) -> float:
+        """How long the oldest step in flight is expected to take, in seconds; 0 without one."""
+        return 1e-6 * self._step_times.predict_us(self._in_flight[0].load) if self._in_flight else 0.0
+
+    @property
     def has_work(self) -> bool:
         """Some request has not ended."""
         return self._table.num_active > 0
@@ -293,7 +304,8 @@ class Engine:
         if not self._timing.may_plan(now_ns, self._gains_by_waiting()):
             return None
         self._endings.end_expired(now_ns)
-        if self._isolation.active and not self._isolation.advance(self.num_in_flight, now_ns):
+        num_settled, isolation = self._meter.num_settled_steps, self._isolation
+        if isolation.active and not isolation.advance(self.num_in_flight, num_settled, now_ns):
             return None
         builder = PlanBuilder(self._next_step_id, self._admission.max_admission_bytes)
         if not self._scheduler.schedule(builder, now_ns):
@@ -325,7 +337,8 @@ class Engine:
         now_ns = self._clock()
         self._settlement.settle(step, result, now_ns, self._meter.num_settled_steps + 1)
         self._in_flight.popleft()
-        self._meter.note_step(step, result, now_ns)
+        duration_us = self._meter.note_step(step, result, now_ns)
+        self._budget.note_step(step.load, duration_us)
         self.steps.note_step(self._meter.num_settled_steps, step, result, now_ns)
         self._outboxes.stamp(
             self._meter.num_settled_steps, step.planned_at_ns, now_ns, step.num_sequences, step.num_tokens

@@ -46,8 +46,8 @@ class LoadMeter:
         """A worker with a clock of its own takes over."""
         self._device_free_ns = 0
 
-    def note_step(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
-        """A step was settled. One that was launched while the one before ran began when that one was done."""
+    def note_step(self, step: InFlightStep, result: StepResult, now_ns: int) -> float:
+        """A step was settled. Returns how long it took, in microseconds: one that was launched while the one before ran began when that one was done."""
         self.num_settled_steps += 1
         self._late_work = result.late_work
         self._timing.settled(result.launched_at_ns, result.finished_at_ns)
@@ -57,6 +57,7 @@ class LoadMeter:
         if not step.prompt_runs:
             self._step_times.observe(step.load, duration_ns / 1e3)
         self._rates.note_step(now_ns, duration_ns, step.load.num_prefill_tokens, len(step.samples))
+        return duration_ns / 1e3
 
     def snapshot(self, scheduler: Scheduler, admission: Admission, num_active: int, now_ns: int) -> LoadSnapshot:
         """How busy the engine is. Without a worker there are no blocks."""

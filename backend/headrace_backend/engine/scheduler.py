@@ -87,7 +87,7 @@ class Scheduler:
             self.waiting.push(sequence)
             self.waiting.unpark(account)
             sequence.request.lost_row(now_ns)
-        for sequence in self._queued():
+        for sequence in self.queued():
             sequence.forget_unread()
         self.kv = None
 
@@ -134,7 +134,8 @@ class Scheduler:
             sequence.held = True
             self.held.push(sequence)
 
-    def _queued(self) -> list[Sequence]:
+    def queued(self) -> list[Sequence]:
+        """Those that wait or are held."""
         return [*self.waiting, *(self.held or ())]
 
     @property
@@ -190,7 +191,7 @@ class Scheduler:
         assert sorted(rows + self._free_rows) == list(range(self.num_rows)), "a row is lost or held twice"
         assert all(not sequence.ended for sequence in self.running), "an ended sequence holds a row"
         assert all(s.num_settled <= s.num_computed <= s.capacity for s in self.running), "settled <= scheduled <= room"
-        assert all(not s.blocks and s.row == NO_ROW for s in self._queued()), "a waiting sequence holds something"
+        assert all(not s.blocks and s.row == NO_ROW for s in self.queued()), "a waiting sequence holds something"
         assert all(not s.held for s in self.waiting), "what is held may not be admitted"
         keys = [sequence.urgency for sequence in self.running]
         assert keys == sorted(keys), "running sequences are ordered by urgency"

@@ -14,6 +14,12 @@ Where steps are padded to captured sizes, a chunk that does not finish its promp
 
 A prompt that needs many such steps leaves half of each to those behind it: a book does not hold up a line of questions. Where there is no book, one of more than two steps leaves most of each.
 
+On a CPU every step has a limit, also one beside which nobody reads an answer: others want to be let
+in, cancelled or told that their time is over, and nothing of that happens within a step. Chunks of a
+second are as fast as longer ones there. What a step will take is not known before some have been
+measured, so the first chunk is short, and none is more than twice as long as one that was measured
+to take half of the limit at most.
+
 One step in some hundreds may be stretched: a prompt that would need three or more is ended in one, if that takes no more than four times the limit. Every token that a step decodes is a gap in somebody's answer, and
 earns a small part of the right to a long one; the longest prompts, which wait longest, get most from it. Counted in gaps, so that more readers do not mean more disturbance for each.
 """
@@ -22,12 +28,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 from headrace_backend.engine.step_time import StepLoad, StepTimeModel
 
-# How long a step with decodes should take at most on a GPU. A CPU has no default: a step of the whole budget is the rule there, and a chunk
-# short enough to be unnoticed would make prompts endless.
-DEFAULT_GPU_STEP_MS = 14.5
+# How long a step with decodes should take at most on a GPU.
+_GPU_STEP_US = 14_500.0
+# How long any step should take at most on a CPU. A model of hidden size 896 and 24 layers computes, by
+# one thread, 75 tokens a second in chunks of 64 (0.9 s each), 71 in chunks of 256 and 51 in chunks of
+# 1,024 (random weights in fp32, a busy machine, 2026-11-22): short chunks cost nothing.
+_CPU_STEP_US = 1_000_000.0
+# On a CPU at most so much of the watchdog's time, however short that is.
+_WATCHDOG_SHARE = 0.25
 # Computing time of the waiting prompts, in whole steps of nothing else, at which throughput goes first, and at which it no longer does.
 _THROUGHPUT_FROM_US = 500_000.0
 _THROUGHPUT_UNTIL_US = 50_000.0
@@ -56,14 +68,25 @@ _MOST_STRETCHED = 3
 MAX_COUNTED_TOKENS = 2048
 
 
+class StepLimits(NamedTuple):
+    """What the configuration says of how long steps may take."""
+
+    # How long a step with decodes should take, in milliseconds; 0: as the device's default says.
+    target_ms: float
+    # How long a worker may be without progress before it is replaced, in seconds.
+    watchdog_s: float
+
+
 class TokenBudget:
     """The limits of one step at a time: `begin`, then `chunk` for each prompt in order. Whoever plans adds the chunk to the step's load."""
 
     __slots__ = (
         "_limit_us",
         "_load",
+        "_longest_us",
         "_max_tokens",
         "_model",
+        "_proven_tokens",
         "_reserved_tokens",
         "_reserved_us",
         "_stretchable_gaps",
@@ -73,11 +96,15 @@ class TokenBudget:
     )
 
     def __init__(self, max_tokens: int, model: StepTimeModel) -> None:
-        """No limit but `max_tokens` a step, until `target_us` is set."""
+        """No limit but `max_tokens` a step, until there are others."""
         self._max_tokens = max_tokens
         self._model = model
         # How long a step with decodes should take at most; None: as long as it takes.
         self.target_us: float | None = None
+        # How long any step may take; None: as long as it takes.
+        self._longest_us: float | None = None
+        # Prompt tokens that a step may have where it may not take as long as it takes.
+        self._proven_tokens = _LEAST_CHUNK_TOKENS
         self._throughput = False
         self._load = StepLoad()
         self._limit_us = math.inf
@@ -86,6 +113,22 @@ class TokenBudget:
         # Gaps that may be long ones.
         self._stretchable_gaps = 0.0
         self._stretched = False
+
+    def set_limits(self, limits: StepLimits, on_gpu: bool) -> None:
+        """Steps are for such a device from now on."""
+        default_us = _GPU_STEP_US if on_gpu else min(_CPU_STEP_US, 1e6 * _WATCHDOG_SHARE * limits.watchdog_s)
+        self.target_us = 1e3 * limits.target_ms or default_us
+        self._longest_us = None if on_gpu else max(self.target_us, default_us)
+
+    def note_step(self, load: StepLoad, duration_us: float) -> None:
+        """A step has taken so long."""
+        if self._longest_us is None or not load.num_prefill_tokens:
+            return
+        if duration_us > self._longest_us:
+            shorter = int(load.num_prefill_tokens * self._longest_us / duration_us)
+            self._proven_tokens = max(_LEAST_CHUNK_TOKENS, min(self._proven_tokens, shorter))
+        elif 2 * duration_us <= self._longest_us:
+            self._proven_tokens = max(self._proven_tokens, 2 * load.num_prefill_tokens)
 
     @property
     def throughput(self) -> bool:
@@ -109,10 +152,12 @@ class TokenBudget:
         self._reserved_us, self._reserved_tokens = 0.0, 0
         self._stretched = False
         self._limit_us = self._choose_limit_us(backlog_tokens)
+        if self._longest_us is not None:
+            self._limit_us = min(self._limit_us, self._longest_us)
 
     def chunk(self, start: int, num_left: int) -> int:
         """How many of a prompt's `num_left` tokens from position `start` on the step computes; 0: none."""
-        most = min(num_left, self.num_tokens_left - self._reserved_tokens)
+        most = min(num_left, self.num_tokens_left - self._reserved_tokens, self._num_proven_left)
         if self._limit_us == math.inf or most <= 0:
             return max(0, most)
         return min(most, self._timed_chunk(start, num_left, self._limit_us - self._reserved_us))
@@ -122,6 +167,9 @@ class TokenBudget:
         if self._limit_us == math.inf:
             return num_left > num_steps * self._max_tokens
         fitting = max(_LEAST_CHUNK_TOKENS, self._model.fitting_tokens(self._load, start, self._limit_us))
+        if self._longest_us is not None and min(fitting, self._proven_tokens) < 2 * _LEAST_CHUNK_TOKENS:
+            # A step that holds one chunk can't be shared: all prompts advance if they take turns.
+            return False
         return num_left > num_steps * min(fitting, self._max_tokens)
 
     def reserve(self, share: float) -> None:
@@ -134,6 +182,13 @@ class TokenBudget:
     def unreserve(self) -> None:
         """Whatever is left is for the next chunks."""
         self._reserved_us, self._reserved_tokens = 0.0, 0
+
+    @property
+    def _num_proven_left(self) -> int:
+        """Prompt tokens that are not too many for what has been measured."""
+        if self._longest_us is None:
+            return self._max_tokens
+        return self._proven_tokens - self._load.num_prefill_tokens
 
     def _timed_chunk(self, start: int, num_left: int, limit_us: float) -> int:
         model, load = self._model, self._load
@@ -156,7 +211,8 @@ class TokenBudget:
         alone = StepLoad(load.num_decodes, load.context_tokens)
         if num_left <= _STRETCHED_PROMPT_STEPS * self._model.fitting_tokens(alone, start, self._limit_us):
             return False
-        return self._model.fitting_tokens(load, start, _STRETCH * self._limit_us) >= num_left
+        most_us = min(_STRETCH * self._limit_us, self._longest_us or math.inf)
+        return self._model.fitting_tokens(load, start, most_us) >= num_left
 
     def _least_chunk(self, start: int) -> int:
         """For a prompt whose next token is at position `start`."""
@@ -173,7 +229,7 @@ class TokenBudget:
         backlog_us = backlog_tokens * self._crowd_us_per_token()
         self._throughput = backlog_us > (_THROUGHPUT_UNTIL_US if self._throughput else _THROUGHPUT_FROM_US)
         if self._throughput or self._load.num_decodes == 0:
-            return self._whole_step_us()
+            return self._longest_us or self._whole_step_us()
         pressure = max(1.0, backlog_us / _PRESSURE_FROM_US)
         return max(pressure * self.target_us, (1 + _LEAST_PREFILL_SHARE) * self._model.predict_us(self._load))
 

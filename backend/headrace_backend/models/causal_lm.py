@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -55,6 +55,8 @@ class Decoder(nn.Module):
         self._unlike = tuple({layer.launch_kind(): layer for layer in layers}.values())
         self.norm = residual_norm(config.hidden_size, config.rms_norm_eps, placement)
         self._together = placement.shard.collectives
+        # Called with each layer that is computed; None: nobody wants to know.
+        self.on_progress: Callable[[], None] | None = None
 
     def forward(
         self,
@@ -87,11 +89,11 @@ class Decoder(nn.Module):
         if isinstance(metadata, StepPieces):
             assert self._together is not None, "a step of one rank is whole"
             cut = CutStep(residual, rotations, metadata, self._together)
-            for layer, kv_cache in layers:
+            for layer, kv_cache in self._reported(layers):
                 cut.forward(layer, kv_cache)
             return cut.heads(*last)
         pending: Tensor | None = None
-        for layer, kv_cache in layers:
+        for layer, kv_cache in self._reported(layers):
             pending = layer(pending, residual, rotations, kv_cache, metadata)
         return last[0].heads(pending, residual, rotations, last[1], metadata)
 
@@ -102,10 +104,14 @@ class Decoder(nn.Module):
     def _forward_fused(
         self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata
     ) -> Tensor:
-        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
+        for layer, kv_cache in self._reported(zip(self._layers, kv_caches, strict=True)):
             layer.forward_fused(residual, rotations, kv_cache, metadata)
         hidden: Tensor = self.norm(residual)
         return hidden
+
+    def _reported(self, layers: Iterable[tuple[DecoderLayer, Tensor]]) -> Iterable[tuple[DecoderLayer, Tensor]]:
+        """The layers with their caches; whoever follows the progress hears of each when the next one is asked for."""
+        return layers if self.on_progress is None else _reporting(layers, self.on_progress)
 
     @contextlib.contextmanager
     def unlike_layers(self) -> Iterator[None]:
@@ -117,6 +123,14 @@ class Decoder(nn.Module):
             yield
         finally:
             self._layers, self._places = whole, None
+
+
+def _reporting(
+    layers: Iterable[tuple[DecoderLayer, Tensor]], report: Callable[[], None]
+) -> Iterator[tuple[DecoderLayer, Tensor]]:
+    for layer in layers:
+        yield layer
+        report()
 
 
 class CausalLM(nn.Module, abc.ABC):
@@ -218,7 +232,13 @@ class CausalLM(nn.Module, abc.ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] hidden states of the rows that sample -> [n, vocab_size] fp32."""
         logits: Tensor = self.lm_head(hidden)
+        if self.model.on_progress is not None:
+            self.model.on_progress()
         return logits
+
+    def report_progress(self, report: Callable[[], None]) -> None:
+        """Has `report` called with every layer and every product of the output layer: what a step's time consists of where the host computes it."""
+        self.model.on_progress = report
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The token with the highest logit, int64 [n], and whether the row is sound, bool [n], of hidden states [n, hidden_size]; as `choose_greedy` of their logits."""

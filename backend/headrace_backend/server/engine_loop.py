@@ -92,8 +92,18 @@ class EngineLoop:
         self._send_plan = send_plan
         self._guarded(lambda: self.engine.worker_ready(num_blocks, on_gpu, captured_mixed_sizes, plan_bytes))
 
-    def workers_lost(self, failed_step_id: int = 0) -> LossOutcome:
-        """The workers are gone, and what was in flight with them, because they could not compute a step (0: for another reason)."""
+    @property
+    def num_settled_steps(self) -> int:
+        """Steps settled so far, over all lives of workers."""
+        return self.engine.num_settled_steps
+
+    @property
+    def expected_step_s(self) -> float:
+        """How long the oldest step in flight is expected to take; 0 without one."""
+        return self.engine.expected_step_s
+
+    def workers_lost(self, failed_step_id: int | None = None) -> LossOutcome:
+        """The workers are gone, or have forgotten everything, and what was in flight with them; `Engine.worker_lost` says what the step is."""
         outcome = LossOutcome()
 
         def lose() -> None:

@@ -18,8 +18,8 @@ import msgspec
 from headrace_backend.config import EngineConfig
 from headrace_backend.plan_bytes import max_plan_bytes
 from headrace_backend.ring import RingDescriptors, RingFull, RingWriter, create_ring
-from headrace_backend.server.late_ranks import LateRanks, state
 from headrace_backend.server.logs import get_logger
+from headrace_backend.server.rank_watch import RankWatch, state
 from headrace_backend.server.start_report import StartReport
 from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND, RankDescriptors, Record, WorkerProcess
 from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepPlan
@@ -28,6 +28,7 @@ from headrace_backend.worker_messages import (
     MemoryPlan,
     Notice,
     RecordKind,
+    StepRaised,
     WorkerFailed,
     WorkerReady,
     decode_message,
@@ -42,6 +43,8 @@ _RECORD_BYTES = 16
 _PEER_S = 1.0
 # A stack dump of a worker takes milliseconds once it runs again.
 _DUMP_S = 0.5
+# Signals that no step brings upon its own process. SIGKILL is the kernel's for want of memory too, which is planned so that no request can cause it.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # A process that holds much of a card's memory takes seconds to end, and the next life measures what is free. Waiting ends with the last of them.
 _KILL_S = 30.0
 
@@ -57,12 +60,20 @@ class WorkersLost(Exception):  # what happened, not a mistake of ours
         does_not_fit: bool = False,
         hung: bool = False,
         failed_step_id: int = 0,
+        from_outside: bool = False,
     ) -> None:
-        """Says why: `invalid_model` means that a restart can't help, `does_not_fit` that memory is what is wrong, `hung` that the processes still live and their stacks are worth a look.
+        """Says why.
 
-        `failed_step_id` is the step that could not be computed, 0 if it was none.
+        Args:
+            reason: For people.
+            invalid_model: A restart can't help.
+            does_not_fit: Memory is what is wrong.
+            hung: The processes still live, and their stacks are worth a look.
+            failed_step_id: The step that could not be computed; 0: nobody said which.
+            from_outside: What ended or stopped them is no step's doing.
         """
         super().__init__(reason)
+        self.from_outside = from_outside
         self.failed_step_id = failed_step_id
         self.invalid_model = invalid_model
         self.does_not_fit = does_not_fit
@@ -112,6 +123,8 @@ class WorkerGroup:
         self._log = get_logger()
         # Set when the group can't go on; never set with a result.
         self.lost: asyncio.Future[None] = self._loop.create_future()
+        # Set when a step raised and its worker waits for `reset`.
+        self.raised: asyncio.Future[StepRaised] = self._loop.create_future()
         self._all_ready = asyncio.Event()
         self._ready: dict[int, WorkerReady] = {}
         self._reports = [StartReport(rank, launch.shows_bars and rank == 0) for rank in range(launch.world_size)]
@@ -120,18 +133,18 @@ class WorkerGroup:
         self._closing = False
         # Ranks that ended, or will, because another one is lost.
         self._followers: set[int] = set()
-        self._late_ranks = LateRanks(launch.world_size)
+        self._rank_watch = RankWatch(launch.world_size)
         self._oom_kills = RecentOomKills()
         self._workers: list[WorkerProcess] = []
         plan_ring = create_ring(plan_ring_bytes(launch), num_readers=launch.world_size)
         try:
-            with self._late_ranks.descriptors() as ranks:
+            with self._rank_watch.descriptors() as ranks:
                 self._plans = RingWriter(plan_ring)
                 self._spawn(plan_ring, ranks)
         finally:
             plan_ring.close()
 
-    def _spawn(self, plan_ring: RingDescriptors, ranks: RankDescriptors | None) -> None:
+    def _spawn(self, plan_ring: RingDescriptors, ranks: RankDescriptors) -> None:
         config = self._launch.config
         config_json = config.model_dump_json()
         for rank in range(self._launch.world_size):
@@ -167,7 +180,9 @@ class WorkerGroup:
 
     def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
         if rank not in self._followers:
-            self._lose(WorkersLost(f"worker {rank} ended with {self._ending(exited.result())}"))
+            exit_code = exited.result()
+            reason = f"worker {rank} ended with {self._ending(exit_code)}"
+            self._lose(WorkersLost(reason, from_outside=-exit_code in _FROM_OUTSIDE))
 
     def _ending(self, exit_code: int) -> str:
         """How a process ended, in words."""
@@ -227,6 +242,8 @@ class WorkerGroup:
             self._on_ready(rank, message)
         elif isinstance(message, Notice):
             self._log.warning(message.text, rank=rank)
+        elif isinstance(message, StepRaised):
+            self.raised.set_result(message)
         else:
             assert isinstance(message, WorkerFailed)
             reason = f"worker {rank}: {message.reason}"
@@ -235,6 +252,7 @@ class WorkerGroup:
                 invalid_model=message.invalid_model,
                 does_not_fit=message.does_not_fit,
                 failed_step_id=message.step_id,
+                from_outside=message.peer_lost,
             )
             if message.peer_lost:
                 self._on_peer_lost(rank, lost)
@@ -297,7 +315,21 @@ class WorkerGroup:
 
     def late_ranks(self) -> str:
         """Of several ranks that compute: who is waited for, as the end of a message; empty for one."""
-        return self._late_ranks.described(self._workers)
+        return self._rank_watch.described(self._workers)
+
+    def progress(self) -> tuple[int, ...]:
+        """All that the ranks have sent and marked: two readings that differ say that some rank went on in between."""
+        return (self.num_records, *self._rank_watch.progress())
+
+    @property
+    def begun_step_id(self) -> int:
+        """The step that any rank began last, as plans count them; 0: none."""
+        return self._rank_watch.begun_step_id()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger holds any of them."""
+        return any(worker.is_stopped for worker in self._workers)
 
     def send_plan(self, plan: bytes) -> bool:
         """Appends a plan; False if the workers left no space for it yet, or never can.
@@ -311,6 +343,15 @@ class WorkerGroup:
             return False
         except ValueError as error:
             self._lose(WorkersLost(f"a step plan: {error}", failed_step_id=StepPlan.step_id_of(plan)))
+            return False
+        return True
+
+    def reset(self) -> bool:
+        """Has the worker whose step raised begin anew. False: there was no space to say so."""
+        self.raised = self._loop.create_future()
+        try:
+            self._plans.write(RecordKind.RESET, b"", timeout_s=0)
+        except RingFull:
             return False
         return True
 
@@ -341,7 +382,7 @@ class WorkerGroup:
                 self._log.error("worker does not die", rank=worker.rank, pid=worker.pid)
             worker.close()
         self._plans.close()
-        self._late_ranks.close()
+        self._rank_watch.close()
         if not self.lost.cancel():
             self.lost.exception()  # retrieved, so that asyncio does not report it
 

@@ -37,10 +37,10 @@ _STOPPED_STATES = ("T", "t")
 class RankDescriptors(NamedTuple):
     """What the ranks of one life share besides the plan ring."""
 
-    # An anonymous file in which they find each other.
-    store: int
     # Of `rank_board`.
     board: int
+    # An anonymous file in which several ranks find each other; None: there is one.
+    store: int | None
 
     @classmethod
     def create(cls, world_size: int) -> RankDescriptors:
@@ -49,16 +49,29 @@ class RankDescriptors(NamedTuple):
         Raises:
             OSError: There are no descriptors left, or no memory.
         """
-        store = os.memfd_create("headrace-store", os.MFD_CLOEXEC)
+        board = create_board(world_size)
+        if world_size == 1:
+            return cls(board, None)
         try:
-            return cls(store, create_board(world_size))
+            return cls(board, os.memfd_create("headrace-store", os.MFD_CLOEXEC))
         except OSError:
-            os.close(store)
+            os.close(board)
             raise
 
+    @property
+    def open(self) -> tuple[int, ...]:
+        """Those that there are."""
+        return (self.board,) if self.store is None else (self.board, self.store)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """A worker's arguments that name them."""
+        board = ("--board", str(self.board))
+        return board if self.store is None else (*board, "--store", str(self.store))
+
     def close(self) -> None:
-        """Closes both."""
-        for descriptor in self:
+        """Closes all."""
+        for descriptor in self.open:
             os.close(descriptor)
 
 
@@ -73,7 +86,7 @@ class WorkerProcess:
         plan_ring: RingDescriptors,
         result_ring_bytes: int,
         on_records: Callable[[int, list[Record]], None],
-        ranks: RankDescriptors | None = None,
+        ranks: RankDescriptors,
     ) -> None:
         """Spawns the worker.
 
@@ -84,7 +97,7 @@ class WorkerProcess:
             plan_ring: The ring that all ranks read.
             result_ring_bytes: Capacity of the ring that only this worker writes.
             on_records: Called with the rank and one or more records in order.
-            ranks: What several ranks share; None: there is one.
+            ranks: What the ranks share.
 
         Raises:
             OSError: The process could not be started.
@@ -117,7 +130,7 @@ class WorkerProcess:
         config_json: str,
         plans: RingDescriptors,
         results: RingDescriptors,
-        ranks: RankDescriptors | None,
+        ranks: RankDescriptors,
     ) -> subprocess.Popen[bytes]:
         plan_fds = (plans.memory, plans.data_events[self.rank], plans.space_event)
         result_fds = (results.memory, results.data_events[0], results.space_event)
@@ -128,14 +141,13 @@ class WorkerProcess:
             *("--result-ring", ",".join(map(str, result_fds))),
             *("--rank", str(self.rank)),
             *("--parent-pid", str(os.getpid())),
+            *ranks.arguments,
         ]
-        if ranks is not None:
-            arguments += ["--ranks", ",".join(map(str, ranks))]
         return subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
-            pass_fds=(*plan_fds, *result_fds, *(ranks or ())),
+            pass_fds=(*plan_fds, *result_fds, *ranks.open),
             process_group=0,
         )
 

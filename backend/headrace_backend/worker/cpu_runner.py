@@ -73,6 +73,10 @@ class CpuRunner:
         sampled.prompts = prompts
         return sampled
 
+    def reset(self) -> None:
+        """Gives back all rows. Block tables and last tokens are written anew when a row is taken."""
+        self._sampler.release_all()
+
     def _draw(self, plan: SamplePlan, hidden: torch.Tensor) -> SampledTokens:
         """Rows that want nothing but their most likely token need no logits beyond this rank's own."""
         if self._sampler.is_greedy(plan):

@@ -140,6 +140,10 @@ class GpuRunner:
         store_last_tokens(self._rows.last_tokens, rows, sampled.tokens)
         return sampled
 
+    def reset(self) -> None:
+        """Gives back all rows. Block tables and last tokens are written anew when a row is taken."""
+        self._sampler.release_all()
+
     @torch.inference_mode()
     def capture(self, progress: Progress) -> None:
         """Captures all shapes, the largest first, so that the smaller ones find their memory in the pool; then drops those that take no less time than a larger one.

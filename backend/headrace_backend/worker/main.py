@@ -19,7 +19,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.parallel.errors import PeerLost
 from headrace_backend.ring import RingDescriptors, RingReader, RingWriter
 from headrace_backend.worker.channel import Channel, FollowerChannel
-from headrace_backend.worker.errors import DoesNotFit, StartRefused, StepFailed
+from headrace_backend.worker.errors import DoesNotFit, StartRefused, StepFailed, one_line
 from headrace_backend.worker.lifetime import arrange_signals, die_with_parent
 from headrace_backend.worker.rank_links import RankLinks
 from headrace_backend.worker_messages import WorkerFailed
@@ -28,7 +28,6 @@ from headrace_model_folder import InvalidModelFolder, ModelFolder
 
 _FAILED = 1
 _REFUSED = 2
-_MAX_REASON_CHARACTERS = 1000
 _SPIN_COUNT = "1000"
 
 
@@ -52,9 +51,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--result-ring", required=True, type=_integers(3), help="MEMORY,DATA,SPACE: descriptors")
     parser.add_argument("--rank", type=int, default=0, help="which of the ranks that share the model")
-    parser.add_argument(
-        "--ranks", type=_integers(2), help="STORE,BOARD: descriptors by which several ranks find and watch each other"
-    )
+    parser.add_argument("--board", type=int, help="descriptor of the board on which the worker reports how far it is")
+    parser.add_argument("--store", type=int, help="descriptor of the file in which several ranks find each other")
     # Told, not asked for: a parent that died while this process was being loaded is its parent no more.
     parser.add_argument("--parent-pid", type=int, required=True, help="the process that starts this one, to end with")
     return parser.parse_args(argv)
@@ -88,27 +86,27 @@ def main(argv: list[str]) -> int:
         _run(arguments, channel)
     except (InvalidModelFolder, StartRefused, pydantic.ValidationError) as error:
         channel.send_message(
-            WorkerFailed(_one_line(error), invalid_model=True, does_not_fit=isinstance(error, DoesNotFit))
+            WorkerFailed(one_line(error), invalid_model=True, does_not_fit=isinstance(error, DoesNotFit))
         )
         return _REFUSED
     except StepFailed as error:
         if isinstance(error.__cause__, PeerLost):
             return _end_after_peer(error.__cause__, channel)
         traceback.print_exception(error)
-        channel.send_message(WorkerFailed(_one_line(error.__cause__), invalid_model=False, step_id=error.step_id))
+        channel.send_message(WorkerFailed(one_line(error.__cause__), invalid_model=False, step_id=error.step_id))
         return _FAILED
     except PeerLost as error:
         return _end_after_peer(error, channel)
     except Exception as error:
         traceback.print_exception(error)
-        channel.send_message(WorkerFailed(_one_line(error), invalid_model=False))
+        channel.send_message(WorkerFailed(one_line(error), invalid_model=False))
         return _FAILED
     return 0
 
 
 def _end_after_peer(error: PeerLost, channel: Channel) -> int:
     """Another rank's end is told as such, and without a stack: nothing of it is this rank's."""
-    channel.send_message(WorkerFailed(_one_line(error), invalid_model=False, peer_lost=True))
+    channel.send_message(WorkerFailed(one_line(error), invalid_model=False, peer_lost=True))
     return _FAILED
 
 
@@ -121,7 +119,7 @@ def _run(arguments: argparse.Namespace, channel: Channel) -> None:
     # By name, so that torch is imported now and not with this file.
     start_up = importlib.import_module("headrace_backend.worker.start_up")
     phases = {"folder": opened - started, "imports": time.monotonic() - opened}
-    links = RankLinks(arguments.rank, *arguments.ranks) if arguments.ranks is not None else None
+    links = RankLinks(arguments.rank, arguments.board, arguments.store)
     start_up.start_worker(config, folder, channel, phases, links).run()
 
 
@@ -132,11 +130,3 @@ def _bound_spinning() -> None:
     want the cores too, each spins away the time that the one it waits for needs: 184 to 837 ms a step against 11 to 13. Whoever sets the variable decides.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
-
-
-def _one_line(error: BaseException | None) -> str:
-    """An error as the last message tells it. What the user can mend speaks for itself; anything else needs its class."""
-    text = " ".join(str(error).split())
-    if not isinstance(error, (InvalidModelFolder, StartRefused, PeerLost)):
-        text = f"{type(error).__name__}: {text}"
-    return text[:_MAX_REASON_CHARACTERS]

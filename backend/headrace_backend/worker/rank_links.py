@@ -1,4 +1,4 @@
-"""What a worker gets of the ranks that share its model, as arguments: without torch."""
+"""What a worker gets of its server and of the ranks that share its model, as arguments: without torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class RankLinks(NamedTuple):
-    """Of a worker that is one of several."""
+    """Which rank a worker is, and the descriptors that it inherits as such."""
 
-    rank: int
-    # Descriptor of the anonymous file in which ranks find each other.
-    store: int
-    # Descriptor of the board on which ranks tell how far they are (`rank_board`).
-    board: int
+    rank: int = 0
+    # The board on which it reports how far it is (`rank_board`); None: nobody looks.
+    board: int | None = None
+    # The anonymous file in which several ranks find each other; None: there is one.
+    store: int | None = None

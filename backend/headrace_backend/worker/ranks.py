@@ -1,6 +1,6 @@
-"""A worker as one of several ranks: its device, its share of the machine, its way into the group, its marks on the board.
+"""A worker as a rank: its device, its share of the machine, its way into the group if there are several, its marks on the board.
 
-Owns what start-up does differently where there are several. With one rank nothing here costs anything: no group, no board.
+Owns what start-up does differently where there are several ranks, and what a worker reports of its progress.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 import torch
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.rendezvous import MixedRanks, Seat, join
 from headrace_backend.rank_board import RankBoard, RankLine
@@ -29,7 +30,7 @@ class RankPlace:
     """Which rank a worker is, and what connects it with the others."""
 
     shard: Shard = ALONE
-    # None: there are no others.
+    # None: nobody looks.
     line: RankLine | None = None
 
     @property
@@ -37,9 +38,13 @@ class RankPlace:
         """What the ranks compute together; None: there is one."""
         return self.shard.collectives
 
-    def marked(self, runner: Runner) -> Runner:
-        """The runner, with its steps on the board."""
-        return runner if self.line is None else MarkedRunner(runner, self.line)
+    def marked(self, runner: Runner, model: CausalLM, device: torch.device) -> Runner:
+        """The runner, with its steps on the board, and on a CPU with the model's layers."""
+        if self.line is None:
+            return runner
+        if device.type == "cpu":
+            model.report_progress(self.line.make_progress)
+        return MarkedRunner(runner, self.line)
 
 
 def take_place(
@@ -47,14 +52,21 @@ def take_place(
 ) -> RankPlace:
     """Waits for all other ranks, if there are any.
 
+    Args:
+        config: The engine's configuration.
+        links: Which rank this is; None: the only one, and nobody looks at its progress.
+        device: Where it computes.
+        dtype: Activations' type.
+        channel: Takes the progress of the waiting.
+
     Raises:
         StartRefused: Their devices are of different kinds.
         PeerLost: One of them was lost meanwhile.
     """
-    if links is None:
+    line = _own_line(config, links)
+    if links is None or links.store is None or line is None:
         assert config.tp == 1, "one of several ranks, without links to the others"
-        return RankPlace()
-    line = RankBoard(links.board, config.tp).line(links.rank)
+        return RankPlace(line=line)
     seat = Seat(links.rank, config.tp, links.store)
     try:
         kind = f"{device_kind(device)}, {dtype}"
@@ -64,6 +76,12 @@ def take_place(
             f"tp is {config.tp}: {mixed}; a device of which the next ones are alike works, or tp 1"
         ) from None
     return RankPlace(Shard(links.rank, config.tp, collectives), line)
+
+
+def _own_line(config: EngineConfig, links: RankLinks | None) -> RankLine | None:
+    if links is None or links.board is None:
+        return None
+    return RankBoard(links.board, config.tp).line(links.rank)
 
 
 def device_kind(device: torch.device) -> str:
@@ -76,7 +94,7 @@ def device_kind(device: torch.device) -> str:
 
 
 class MarkedRunner:
-    """A runner that notes each step before it computes it."""
+    """A runner that notes each step before it computes it, and when it has computed it (on a GPU: launched it)."""
 
     def __init__(self, runner: Runner, line: RankLine) -> None:
         self._runner = runner
@@ -90,8 +108,14 @@ class MarkedRunner:
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """See Runner."""
         self._line.begin_step(plan.step_id)
-        return self._runner.forward(plan)
+        hidden = self._runner.forward(plan)
+        self._line.make_progress()
+        return hidden
 
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
         """See Runner."""
         return self._runner.sample(plan, hidden)
+
+    def reset(self) -> None:
+        """See Runner."""
+        self._runner.reset()

@@ -68,6 +68,9 @@ class Runner(Protocol):
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
         """Draws the plan's tokens from what `forward` returned, and tells of prompts; None if there is neither."""
 
+    def reset(self) -> None:
+        """Gives back all rows, whatever a step that raised has left of them. The next plan finds an empty batch."""
+
 
 @runtime_checkable
 class CapturesGraphs(Protocol):

@@ -73,6 +73,7 @@ class Sampler:
     """Parameters and counts of all rows, and the draw."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._num_rows = num_rows
         self._device = device
         self._parameters = RowParameters(num_rows, vocab_size, device)
         self._changes = LogitChanges(device)
@@ -83,6 +84,10 @@ class Sampler:
         for row in rows.tolist():
             self._changes.release(row)
             self._penalties.release(row)
+
+    def release_all(self) -> None:
+        """Forgets all rows."""
+        self.release(np.arange(self._num_rows, dtype=np.int32))
 
     def admit(self, admissions: list[RowAdmission]) -> None:
         """Takes new sequences in free rows."""

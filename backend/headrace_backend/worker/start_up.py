@@ -29,8 +29,10 @@ from headrace_backend.worker.phases import Phases
 from headrace_backend.worker.quantized import checked_schemes, quantization_report
 from headrace_backend.worker.rank_links import RankLinks
 from headrace_backend.worker.ranks import RankPlace, take_place
+from headrace_backend.worker.recovery import Recovery
 from headrace_backend.worker.runner import CapturesGraphs, Runner
 from headrace_backend.worker.step_loop import StepLoop
+from headrace_backend.worker.warm_up import probe_steps
 from headrace_backend.worker_messages import MemoryPlan, Notice, WorkerReady
 from headrace_kernels.triton_runtime import compilation_count
 from headrace_model_folder import ModelFolder
@@ -50,7 +52,7 @@ def start_worker(
         folder: The model.
         channel: Takes the memory plan, progress and readiness.
         phases: Seconds per phase so far; further ones are added.
-        links: To the other ranks; None: there are none.
+        links: Which rank it is; None: the only one, and nobody looks at its progress.
 
     Raises:
         StartRefused: The configuration is at fault.
@@ -94,7 +96,10 @@ def start_worker(
     gc.freeze()
     channel.send_message(_ready(causal_lm, folder, device, plan, rates, runner, phases))
     count_late_work = functools.partial(_count_late_work, runner)
-    return StepLoop(place.marked(runner), channel, device.type == "cuda", count_late_work)
+    # Other ranks may wait in a collective for one that raised.
+    marked = place.marked(runner, causal_lm, device)
+    recovery = Recovery(marked, probe_steps(config, max_model_len, plan.num_blocks)) if config.tp == 1 else None
+    return StepLoop(marked, channel, device.type == "cuda", count_late_work, recovery)
 
 
 def _ready(
@@ -120,6 +125,7 @@ def _ready(
         rates.copy_bytes_per_s,
         rates.matmul_flops_per_s,
         quantization_report(causal_lm),
+        causal_lm.num_layers if device.type == "cpu" else 1,
     )
 
 

@@ -2,12 +2,15 @@
 
 Owns the order: plans are executed as they come, results are written in the same order, one per plan. On a GPU a plan is launched as soon as it is there, whether or not the steps before it are
 done, so that the device never waits for the host; a result is sent as soon as its step is done.
+
+After a step that raised the loop goes on where it can (`recovery`): it says so, passes over what was planned meanwhile, and begins anew at RESET.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 
@@ -15,11 +18,12 @@ import numpy as np
 
 from headrace_backend.step_plan import StepPlan, StepResult
 from headrace_backend.worker.channel import Channel
-from headrace_backend.worker.errors import StepFailed
+from headrace_backend.worker.errors import StepFailed, one_line
 from headrace_backend.worker.finish_times import FinishTimes
 from headrace_backend.worker.host_copy import HostCopy
+from headrace_backend.worker.recovery import Recovery
 from headrace_backend.worker.runner import Launched, Runner
-from headrace_backend.worker_messages import RecordKind
+from headrace_backend.worker_messages import RecordKind, StepRaised
 
 # While the device works the loop looks this often for the next plan and the next result. Sleeping on the ring's event would be no better: poll() counts in milliseconds.
 _LOOK_INTERVAL_S = 50e-6
@@ -53,7 +57,12 @@ class StepLoop:
     """Executes plans until SHUTDOWN."""
 
     def __init__(
-        self, runner: Runner, channel: Channel, runs_ahead: bool, count_late_work: Callable[[], int] = lambda: 0
+        self,
+        runner: Runner,
+        channel: Channel,
+        runs_ahead: bool,
+        count_late_work: Callable[[], int] = lambda: 0,
+        recovery: Recovery | None = None,
     ) -> None:
         """Joins its parts.
 
@@ -62,11 +71,13 @@ class StepLoop:
             channel: Where plans come from and results go.
             runs_ahead: Whether steps are computed elsewhere while this thread goes on (a GPU).
             count_late_work: Kernels compiled and graphs captured so far. What is added after this call should not have happened; every result tells.
+            recovery: The way back after a step that raised; None: there is none.
         """
         self._runner = runner
         self._channel = channel
         self._runs_ahead = runs_ahead
         self._count_late_work = count_late_work
+        self._recovery = recovery
         self._warm_count = count_late_work()
         self._finish_times = FinishTimes()
         self._launched: deque[_LaunchedStep] = deque()
@@ -75,8 +86,34 @@ class StepLoop:
         """Returns after SHUTDOWN, when all that was planned before is answered.
 
         Raises:
-            StepFailed: See there.
+            StepFailed: See there; the worker can't go on.
         """
+        while True:
+            try:
+                self._run()
+                return
+            except StepFailed as failed:
+                if self._recovery is None or not self._recovery.succeeds_after(failed.__cause__):
+                    raise
+                self._report(failed)
+            # Outside of the handler, so that nothing holds the tensors of the step that raised.
+            if not self._await_reset():
+                return
+
+    def _report(self, failed: StepFailed) -> None:
+        traceback.print_exception(failed)
+        self._launched.clear()
+        self._channel.send_message(StepRaised(one_line(failed.__cause__), failed.step_id))
+
+    def _await_reset(self) -> bool:
+        """Passes over plans that were made before the failure was known. False: SHUTDOWN came instead of RESET."""
+        while True:
+            kind, _ = self._channel.wait()
+            if kind != RecordKind.STEP_PLAN:
+                return kind == RecordKind.RESET
+
+    def _run(self) -> None:
+        """Returns after SHUTDOWN. Raises StepFailed."""
         while True:
             record = self._channel.poll() if self._launched else self._channel.wait()
             kind, payload = record if record is not None else (None, b"")

@@ -87,6 +87,11 @@ def short_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> It
     yield release_step(1)
 
 
+def probe_steps(config: EngineConfig, max_model_len: int, num_blocks: int) -> list[StepPlan]:
+    """Steps that succeed on any worker that works: a prompt of a block with every wish, and a token after it. They leave no row taken."""
+    return list(short_steps(config, max_model_len, BlockPool(min(num_blocks, _WARM_UP_BLOCKS), config.block_size)))
+
+
 def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
     """Steps of all classes: decodes by rows, chunks by tokens, chunks behind a context, both mixed; and every kind of draw, for one row and for all."""
     yield from short_steps(config, max_model_len, pool)

@@ -1,7 +1,8 @@
-"""Which of several ranks the others wait for, when nothing moves any more.
+"""How far the ranks of one life are, and, once nothing moves any more, which the others wait for.
 
-Owns the board of one life's ranks (`rank_board`) and the words. A rank is late if it is behind all others: it began fewer steps, or entered fewer collectives. Where all are at the same place, one that is stopped
-was stopped inside a collective. Nothing here is looked at while steps go on.
+Owns the board of one life's ranks (`rank_board`) and the words. A rank is late if it is behind all
+others: it began fewer steps, or entered fewer collectives. Where all are at the same place, one
+that is stopped was stopped inside a collective.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ from headrace_backend.rank_board import RankBoard, RankMark
 from headrace_backend.server.worker_process import RankDescriptors, WorkerProcess
 
 
-class LateRanks:
-    """The board of one life; nothing at all where there is one rank."""
+class RankWatch:
+    """The board of one life."""
 
     def __init__(self, world_size: int) -> None:
+        """Nothing is shared with ranks yet."""
         self._world_size = world_size
         self._board: RankBoard | None = None
 
     @contextlib.contextmanager
-    def descriptors(self) -> Iterator[RankDescriptors | None]:
-        """What the ranks are to inherit; None where there is one."""
-        if self._world_size == 1:
-            yield None
-            return
+    def descriptors(self) -> Iterator[RankDescriptors]:
+        """What the ranks are to inherit.
+
+        Raises:
+            OSError: There are no descriptors left, or no memory.
+        """
         ranks = RankDescriptors.create(self._world_size)
         try:
             self._board = RankBoard(ranks.board, self._world_size)
@@ -33,9 +36,17 @@ class LateRanks:
         finally:
             ranks.close()
 
+    def progress(self) -> tuple[int, ...]:
+        """All that the board counts: two readings that differ say that some rank went on in between."""
+        return () if self._board is None else self._board.progress()
+
+    def begun_step_id(self) -> int:
+        """The step that any rank began last, as plans count them; 0: none."""
+        return 0 if self._board is None else max(mark.step_id for mark in self._board.marks())
+
     def described(self, workers: Sequence[WorkerProcess]) -> str:
         """Who is waited for and where everybody is, as the end of a message; empty where there is one rank."""
-        if self._board is None:
+        if self._board is None or self._world_size == 1:
             return ""
         marks = self._board.marks()
         late = [worker.rank for worker in workers if worker.is_stopped] or behind(marks)
