@@ -59,7 +59,6 @@ async def until_serving(
     process: subprocess.Popen[str],
     metadata: tuple[tuple[str, str], ...] = (),
 ) -> None:
-    """A fake engine on a Unix socket."""
     """Waits until the service lists its models."""
     async with asyncio.timeout(120):
         while True:

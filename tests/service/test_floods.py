@@ -91,7 +91,7 @@ async def test_a_peer_that_does_not_acknowledge_the_settings_is_closed(
             silent.flood(BLOCKS["large fields"], MIB)
             silent.wait_closed()
             sound.ping(b"livelong")
-            return silent.received, sound.received
+            return bytes(silent.received), bytes(sound.received)
 
     async with running_service(model_path, sockets, handshake_timeout_s=1.0) as running:
         silent, sound = await asyncio.to_thread(until_one_is_closed, running.address)

@@ -5,10 +5,10 @@ Owns the bytes of each flood and a connection that sends one until the peer clos
 
 from __future__ import annotations
 
-import contextlib
+import select
 import socket
 import ssl
-import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
@@ -24,6 +24,7 @@ _BATCH_BYTES = 1 << 18
 _LIMIT_S = 240.0
 # A server that takes nothing for so long is done with the connection.
 _STALL_S = 5.0
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ FRAMES: dict[str, Flood] = {
 
 
 class FloodingPeer:
-    """A connection that opens as a client does, and then floods.
+    """A connection that opens as a client does, and then floods. It reads whatever comes while it sends.
 
     Args:
         address: HOST:PORT.
@@ -109,11 +110,9 @@ class FloodingPeer:
         self._socket = socket.create_connection((host, int(port)), timeout=_LIMIT_S)
         if tls is not None:
             self._socket = tls.wrap_socket(self._socket, server_hostname="localhost")
-        self._received = bytearray()
-        self._news = threading.Condition()
-        self._ended = False
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._socket.setblocking(False)
+        self.received = bytearray()
+        self.is_closed = False
         self.send(PREFACE + frame(SETTINGS, 0, 0))
         if acknowledges:
             # The server's answer to the ping follows what it made of the acknowledgement.
@@ -125,20 +124,20 @@ class FloodingPeer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._reader.join()
         self._socket.close()
 
-    @property
-    def received(self) -> bytes:
-        """All that the server sent so far."""
-        with self._news:
-            return bytes(self._received)
-
-    def send(self, data: bytes) -> None:
-        """Sends bytes as they are."""
-        self._socket.sendall(data)
+    def send(self, data: bytes) -> int:
+        """Sends bytes as they are; returns how many went out before the server closed the connection or took no more."""
+        rest = memoryview(data)
+        while rest and not self.is_closed and self._is_ready(writes=True):
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except _NOT_NOW:
+                pass
+            except OSError:
+                self.is_closed = True
+            self._read()
+        return len(data) - len(rest)
 
     def ping(self, data: bytes) -> None:
         """Sends a ping of 8 bytes and waits for the server's answer."""
@@ -146,41 +145,41 @@ class FloodingPeer:
         self._wait_for(data)
 
     def flood(self, flood: Flood, total_bytes: int) -> int:
-        """Sends a flood of `total_bytes`, or until the server closes the connection or takes no more; returns how many bytes were sent."""
+        """Sends a flood of `total_bytes`, or until the server closes the connection or takes no more; returns how many bytes went out."""
         batch = flood.repeated * max(1, _BATCH_BYTES // len(flood.repeated))
-        sent = 0
-        self._socket.settimeout(_STALL_S)
-        try:
-            self.send(flood.first)
-            while sent < total_bytes and not self._ended:
-                self.send(batch)
-                sent += len(batch)
-        except OSError:
-            pass
-        return sent
+        total = self.send(flood.first)
+        while total < total_bytes:
+            sent = self.send(batch)
+            total += sent
+            if sent < len(batch):
+                break
+        return total
 
     def wait_closed(self) -> None:
         """Waits until the server has closed the connection."""
-        self._wait(lambda: self._ended, "the server closes the connection")
-
-    def _next_bytes(self) -> bytes:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                return self._socket.recv(1 << 16)
+        self._wait(lambda: self.is_closed, "the server closes the connection")
 
     def _wait_for(self, data: bytes) -> None:
-        self._wait(lambda: data in self._received, f"the server sends {data!r}")
+        self._wait(lambda: data in self.received, f"the server sends {data!r}")
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        with self._news:
-            assert self._news.wait_for(condition, _LIMIT_S), f"not within {_LIMIT_S} s: {what}"
+        deadline = time.monotonic() + _LIMIT_S
+        while not condition() and not self.is_closed:
+            assert time.monotonic() < deadline, f"not within {_LIMIT_S} s: {what}"
+            self._is_ready(writes=False)
+            self._read()
+        assert condition(), f"the connection is closed before {what}"
+
+    def _is_ready(self, *, writes: bool) -> bool:
+        """Waits until the socket can be read, or with `writes` written; False: the server did nothing for long."""
+        return any(select.select([self._socket], [self._socket] if writes else [], [], _STALL_S))
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):
-            while data := self._next_bytes():
-                with self._news:
-                    self._received += data
-                    self._news.notify_all()
-        with self._news:
-            self._ended = True
-            self._news.notify_all()
+        try:
+            while data := self._socket.recv(1 << 16):
+                self.received += data
+            self.is_closed = True
+        except _NOT_NOW:
+            pass
+        except OSError:
+            self.is_closed = True
