@@ -33,6 +33,7 @@ import uvloop
 
 from benchmarks import bench_kv_waste, figures
 from benchmarks.ceilings import Ceilings, measured
+from benchmarks.ending import CutShort, Ending
 from benchmarks.engine_options import Plan, engine_options, model_folder, plan_of
 from benchmarks.measured_engine import measured_engine
 from benchmarks.measurements import summary
@@ -62,6 +63,7 @@ class Ladder:
     threads: int
     # The last rungs: name -> fields of EngineConfig.
     low_bits: dict[str, dict[str, Any]]
+    ending: Ending
 
     @property
     def dtype(self) -> str:
@@ -88,15 +90,24 @@ def plain_rungs(ladder: Ladder) -> Iterator[dict[str, Any]]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=figures.environment(), text=True
     )
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(json.dumps(job))
-    process.stdin.close()
-    yield from (json.loads(line) for line in process.stdout)
-    if process.wait():
-        raise NotMeasured(f"the plain rungs ended with exit code {process.returncode}")
+    try:
+        process.stdin.write(json.dumps(job))
+        process.stdin.close()
+        yield from (json.loads(line) for line in process.stdout)
+        if process.wait():
+            raise NotMeasured(f"the plain rungs ended with exit code {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()
 
 
-async def engine_rung(ladder: Ladder, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+def engine_rung(ladder: Ladder, name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """One rung of our engine."""
+    rung: dict[str, Any] = uvloop.run(ladder.ending.during(lambda _: _engine_rung(ladder, name, settings)))
+    return rung
+
+
+async def _engine_rung(ladder: Ladder, name: str, settings: dict[str, Any]) -> dict[str, Any]:
     settings = ladder.plan.settings | settings | {"dtype": ladder.dtype}
     plan = dataclasses.replace(ladder.plan, settings=settings, engine=EngineConfig(**settings))
     async with measured_engine(plan, ladder.ceilings) as (session, _, _, _):
@@ -109,13 +120,13 @@ def engine_rungs(ladder: Ladder) -> Iterator[dict[str, Any]]:
     """The engine's rungs that exist on this device."""
     rows = {"max_num_seqs": ladder.rows}
     if ladder.ceilings.device == "cuda":
-        yield uvloop.run(engine_rung(ladder, "paged", rows | {"graph_sizes": "off"}))
-        yield uvloop.run(engine_rung(ladder, "graphs", rows))
+        yield engine_rung(ladder, "paged", rows | {"graph_sizes": "off"})
+        yield engine_rung(ladder, "graphs", rows)
     else:
-        yield uvloop.run(engine_rung(ladder, "paged", rows))
-    yield uvloop.run(engine_rung(ladder, "full", {}))
+        yield engine_rung(ladder, "paged", rows)
+    yield engine_rung(ladder, "full", {})
     for name, settings in ladder.low_bits.items():
-        yield uvloop.run(engine_rung(ladder, name, settings))
+        yield engine_rung(ladder, name, settings)
 
 
 def low_bit_rungs(names: str, quantize_group: int) -> dict[str, dict[str, Any]]:
@@ -150,7 +161,7 @@ def climb(ladder: Ladder, rungs: list[dict[str, Any]]) -> str:
             rungs.append(rung)
             rates = f"{rung['output_tok_s']:>10,.1f} tok/s {rung['gain']:>7.2f} x {rung['total_gain']:>8.1f} x in all"
             print(f"{rung['rung']:<10} {rates}", flush=True)
-    except (RuntimeError, NotMeasured) as error:
+    except (RuntimeError, NotMeasured, CutShort) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -200,19 +211,28 @@ def main() -> int:
     options.quant_group = None
     # The rows are a rung's business; `full` takes the engine's own default.
     options.rows, options.workloads = 0, "mix1000"
-    rungs: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
-        plan = plan_of(parser, options, model_folder(options, pathlib.Path(parent)))
-        ceilings = measured(options.device, options.threads)
-        rows, requests, few = _GPU_SIZES if ceilings.device == "cuda" else _CPU_SIZES
-        sizes = plan.shape.vocab_size, plan.shape.max_position_embeddings
-        workload = fitted(build("mix1000", plan.seed, options.requests or requests), *sizes)
-        ladder = Ladder(plan, ceilings, workload, given_rows or rows, few, options.threads, low_bits)
-        error = climb(ladder, rungs)
-    record = _record(ladder, rungs, error)
-    print(error or f"unused share of allocated cache: {record['kv_waste']}", flush=True)
+    with Ending(options.limit_s) as ending, tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
+        try:
+            plan = plan_of(parser, options, model_folder(options, pathlib.Path(parent)))
+            record = _climbed(plan, options, given_rows, low_bits, ending)
+        except CutShort as cut:
+            record = {"name": "ladder", "rungs": [], "error": str(cut)}
+    print(record.get("error") or f"unused share of allocated cache: {record['kv_waste']}", flush=True)
     figures.write_json(record | figures.provenance(options.git), options.json)
-    return 1 if error else 0
+    return 1 if "error" in record else 0
+
+
+def _climbed(
+    plan: Plan, options: argparse.Namespace, given_rows: int, low_bits: dict[str, dict[str, Any]], ending: Ending
+) -> dict[str, Any]:
+    """The record of all rungs that there is time for. Raises CutShort: before the first."""
+    ceilings = measured(options.device, options.threads)
+    rows, requests, few = _GPU_SIZES if ceilings.device == "cuda" else _CPU_SIZES
+    sizes = plan.shape.vocab_size, plan.shape.max_position_embeddings
+    workload = fitted(build("mix1000", plan.seed, options.requests or requests), *sizes)
+    ladder = Ladder(plan, ceilings, workload, given_rows or rows, few, options.threads, low_bits, ending)
+    rungs: list[dict[str, Any]] = []
+    return _record(ladder, rungs, climb(ladder, rungs))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -23,9 +24,11 @@ from tokenizers import Tokenizer
 
 from benchmarks import results_table, serving_telemetry
 from benchmarks.ceilings import Ceilings, measured
+from benchmarks.ending import CutShort, Ending
 from benchmarks.engine_options import Plan, engine_options, model_folder, plan_of
 from benchmarks.engine_session import EngineSession
-from benchmarks.measured_engine import measure_all, measured_engine, record
+from benchmarks.figures import write_json
+from benchmarks.measured_engine import measure_all, measured_engine, record, unmeasured
 from benchmarks.measurements import itl_over_time, medians, summary
 from benchmarks.sending import counters, send, uncached
 from benchmarks.serving import Services, send_texts, services, worded
@@ -73,6 +76,7 @@ async def _measure(session: EngineSession, front: Front, workload: Workload, rep
         "cached_tokens": 0,
         "repeats": repeats,
         "cut": workload.cut,
+        "unanswered": sum(run.unanswered for run in runs),
         "sent_late_ms": round(max(run.latest_s for run in runs) * 1e3, 3),
         "spread": spread,
         "engine_api_spread": engine_spread,
@@ -90,7 +94,9 @@ def _lines(result: dict[str, Any]) -> list[str]:
     return [*shown, f"  {loss}{', '.join(added)}; {result['service_us_per_token']} us of service CPU per token"]
 
 
-async def run(plan: Plan, ceilings: Ceilings, num_services: int, clients: int, path: pathlib.Path | None) -> bool:
+async def run(
+    plan: Plan, ceilings: Ceilings, num_services: int, clients: int, path: pathlib.Path | None, ending: Ending
+) -> bool:
     """Starts everything, warms it, and measures every workload both ways; `path` holds what there is after each. False if one could not be measured, or not on a warm engine."""
     tokenizer = Tokenizer.from_file(str(pathlib.Path(plan.settings["model"]) / "tokenizer.json"))
     async with measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
@@ -104,7 +110,7 @@ async def run(plan: Plan, ceilings: Ceilings, num_services: int, clients: int, p
                 result = record(figures, workload, plan, ceilings, started, session.model)
                 return result | {"peak_memory_gib": peak_gib()}
 
-            return await measure_all(texts, measure, _lines, path)
+            return await measure_all(texts, measure, _lines, path, ending)
 
 
 def main() -> int:
@@ -129,16 +135,20 @@ def main() -> int:
         parser.error(f"--telemetry: off and some of {', '.join(serving_telemetry.DETAILS)}, not {options.telemetry}")
     if modes and "users1000" in options.workloads:
         parser.error("--telemetry: turns must be alike, and the users of users1000 come as they are answered")
-    with tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
-        folder = model_folder(options, pathlib.Path(parent), tokenizer=True)
-        plan = plan_of(parser, options, folder)
-        ceilings = measured(options.device, options.threads)
-        processes = options.services, options.clients
-        if modes:
-            measured_all = serving_telemetry.run(plan, ceilings, modes, *processes, options.json)
-        else:
-            measured_all = run(plan, ceilings, *processes, options.json)
-        complete = uvloop.run(measured_all)
+    with Ending(options.limit_s) as ending, tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
+        try:
+            folder = model_folder(options, pathlib.Path(parent), tokenizer=True)
+            plan = plan_of(parser, options, folder)
+            about = plan, measured(options.device, options.threads)
+            front = options.services, options.clients, options.json
+            if modes:
+                work = functools.partial(serving_telemetry.run, *about, modes, *front)
+            else:
+                work = functools.partial(run, *about, *front)
+            complete = uvloop.run(ending.during(work))
+        except CutShort as cut:
+            write_json(unmeasured(options.workloads.split(","), str(cut), options.git), options.json)
+            complete = False
     return 0 if complete else 1
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import pathlib
 import time
 from typing import Any
@@ -21,6 +22,7 @@ from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 
 # Making the weights of a large model takes minutes on a slow host.
 START_TIMEOUT_S = 900.0
+_LIMIT_S = 3600.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,6 +101,20 @@ def which_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="added to the workloads' own seeds")
     parser.add_argument("--git", default="", help="the commit, where the tree has no history")
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument(
+        "--limit-s",
+        type=positive_seconds,
+        default=_LIMIT_S,
+        help="wall time of the whole; then, as on SIGTERM and SIGINT, what was measured is written and marked incomplete (default %(default)g)",
+    )
+
+
+def positive_seconds(text: str) -> float:
+    """Seconds above 0, of an option."""
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, is {text}")
+    return seconds
 
 
 def model_folder(options: argparse.Namespace, parent: pathlib.Path, *, tokenizer: bool = False) -> pathlib.Path:

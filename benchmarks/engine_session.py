@@ -171,7 +171,9 @@ class EngineSession:
         elif kind == "done":
             del self._answers[event.handle]
             answer.done = event.done
-            answer.finished.set_result(None)
+            # Who waited may have been cancelled meanwhile, and the future with them.
+            if not answer.finished.done():
+                answer.finished.set_result(None)
 
     async def hello(self) -> None:
         """Opens the conversation and waits until the engine serves; afterwards `model` tells what."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.backend_process import GpuMemory
 from benchmarks.ceilings import Ceilings
+from benchmarks.ending import CutShort, Ending
 from benchmarks.engine_options import START_TIMEOUT_S, Plan
 from benchmarks.engine_session import EngineSession, engine_session
 from benchmarks.figures import provenance, write_json
@@ -180,6 +181,7 @@ async def measure_all(
     measure: Callable[[Workload], Awaitable[dict[str, Any]]],
     lines: Callable[[dict[str, Any]], list[str]],
     path: pathlib.Path | None,
+    ending: Ending,
 ) -> bool:
     """Measures workloads one after the other, on an engine that is there.
 
@@ -188,24 +190,38 @@ async def measure_all(
         measure: Makes the record of one; may raise NotMeasured, which the others outlive.
         lines: What is printed of a record.
         path: Holds the records there are, after each.
+        ending: What may cut it short; those that were not measured by then have records that say so.
 
     Returns:
         Whether all were measured, and on a warm engine.
     """
     results: list[dict[str, Any]] = []
     complete = True
-    for workload in workloads:
+    for place, workload in enumerate(workloads):
         try:
-            result = await measure(workload)
+            with ending.told_apart():
+                result = await measure(workload)
         except NotMeasured as error:
             print(f"NOT MEASURED: {error}", flush=True)
             complete = False
             continue
+        except CutShort as cut:
+            write_json(results + unmeasured([each.name for each in workloads[place:]], str(cut)), path)
+            return False
         print("\n".join(lines(result)), flush=True)
         complete = _is_clean(result) and complete
         results.append(result)
         write_json(results, path)
+        if cut_short := result.get("incomplete"):
+            write_json(results + unmeasured([each.name for each in workloads[place + 1 :]], cut_short), path)
+            return False
     return complete
+
+
+def unmeasured(names: Sequence[str], why: str, git: str = "") -> list[dict[str, Any]]:
+    """The records of workloads that the end came before."""
+    print(f"CUT SHORT: {why}; not measured: {', '.join(names) or 'nothing'}", flush=True)
+    return [{"name": name, "incomplete": why, **provenance(git)} for name in names]
 
 
 def _is_clean(result: dict[str, Any]) -> bool:

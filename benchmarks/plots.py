@@ -89,7 +89,9 @@ def ladder(record: Record) -> Figure:
 
 
 def figures_of(value: Any) -> Iterator[tuple[str, Figure]]:
-    """The plots that a result file gives, each with a name."""
+    """The plots that a result file gives, each with a name. Records of workloads that were cut short are left out."""
+    if isinstance(value, list):
+        value = [record for record in value if not record.get("incomplete")]
     if isinstance(value, list) and value and "itl_p50" in value[0]:
         yield "latency", throughput_against_latency(value)
         if any(record.get("itl_over_time") for record in value):

@@ -156,7 +156,8 @@ def main() -> None:
     records: list[dict[str, Any]] = []
     for file in options.files:
         value = json.loads(file.read_text())
-        records += value if isinstance(value, list) else [value]
+        # Not those that were cut short.
+        records += [each for each in (value if isinstance(value, list) else [value]) if not each.get("incomplete")]
     if not (subjects := collected(records)):
         parser.error("no file has a record of more than one GPU")
     if options.plot:

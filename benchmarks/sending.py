@@ -6,15 +6,17 @@ Owns the loops (open by arrival times, closed by requests open at once, closed b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import itertools
 import time
 from collections.abc import Mapping, Sequence
 
+from benchmarks.ending import CutShort, Ending
 from benchmarks.engine_session import Answer, EngineSession, Prompt
 from benchmarks.measurements import Request
-from benchmarks.workloads import Turn, Users, Workload, build, fitted
+from benchmarks.workloads import USERS_DRAIN_SECONDS, Turn, Users, Workload, build, fitted
 from headrace_protos.engine.v1 import engine_pb2
 
 # Counters of the worker that must stand still once it is warm; a backend that does not count them has none.
@@ -24,6 +26,8 @@ _PLANNING = ("step_count", "held_plans", "late_plans")
 _WARM_UP_SEED = 1_000_003
 _MAX_ROUNDS = 5
 _UNCOUNTED_ROUNDS = 2
+# For requests that are given up to leave the engine.
+_ABORT_S = 10.0
 
 
 class NotMeasured(Exception):
@@ -39,6 +43,20 @@ class Run:
     cached_tokens: int
     # The most that a request of an open loop was sent behind its time.
     latest_s: float
+    # Requests that were sent and given up, because the time was over.
+    unanswered: int = 0
+
+
+class Unfinished(CutShort):
+    """The end came while a workload was sent.
+
+    Attributes:
+        run: what had been answered by then; None where nothing had.
+    """
+
+    def __init__(self, why: str, run: Run | None) -> None:
+        super().__init__(why)
+        self.run = run
 
 
 def uncached(run: Run, workload: Workload) -> Run:
@@ -62,69 +80,96 @@ def planning(load: engine_pb2.Load) -> dict[str, int]:
     return {name: int(getattr(load, name)) for name in _PLANNING}
 
 
-async def _open_loop(session: EngineSession, prompts: Sequence[Prompt], arrivals_s: Sequence[float]) -> list[Answer]:
+# Requests that were sent, by place in the trace.
+_Answers = dict[int, Answer]
+
+
+async def _open_loop(
+    session: EngineSession, prompts: Sequence[Prompt], arrivals_s: Sequence[float], answers: _Answers
+) -> None:
     begin_s = time.perf_counter()
-    answers = []
-    for prompt, arrival_s in zip(prompts, arrivals_s, strict=True):
+    for index, (prompt, arrival_s) in enumerate(zip(prompts, arrivals_s, strict=True)):
         await asyncio.sleep(max(0.0, begin_s + arrival_s - time.perf_counter()))
-        answers.append(await session.send(prompt))
-    return answers
+        answers[index] = await session.send(prompt)
 
 
-async def _closed_loop(session: EngineSession, prompts: Sequence[Prompt], concurrency: int) -> list[Answer]:
-    answers: dict[int, Answer] = {}
+async def _closed_loop(session: EngineSession, prompts: Sequence[Prompt], concurrency: int, answers: _Answers) -> None:
     waiting = iter(enumerate(prompts))
 
     async def caller() -> None:
         for index, prompt in waiting:
-            answers[index] = await session.ask(prompt)
+            answers[index] = await session.send(prompt)
+            await answers[index].finished
 
     await asyncio.gather(*(caller() for _ in range(concurrency)))
-    return [answers[index] for index in range(len(prompts))]
 
 
-async def send(session: EngineSession, workload: Workload, salt: bytes) -> Run:
-    """Sends the workload and waits for its last token.
-
-    Args:
-        session: The engine.
-        workload: What to send.
-        salt: Sets this run apart in the prefix cache from runs of the same prompts.
-
-    Raises:
-        NotMeasured: An answer has not the length that was asked for.
-    """
-    prompts = [Prompt.of(ids, output, salt) for ids, output in workload.trace]
-    gc.collect()
-    gc.freeze()
+async def _people(session: EngineSession, prompts: Sequence[Prompt], users: Users, answers: _Answers) -> None:
+    """Returns when all have their answers, or when the time for answers is over."""
     begin_s = time.perf_counter()
-    if workload.users is not None:
-        answers = await _people(session, prompts, workload.users)
-    elif workload.arrivals_s is not None:
-        answers = dict(enumerate(await _open_loop(session, prompts, workload.arrivals_s)))
-    else:
-        answers = dict(enumerate(await _closed_loop(session, prompts, workload.concurrency or len(prompts))))
-    await asyncio.gather(*(answer.finished for answer in answers.values()))
-    return _checked(workload, answers, begin_s)
-
-
-async def _people(session: EngineSession, prompts: Sequence[Prompt], users: Users) -> dict[int, Answer]:
-    """Answers by place in the trace."""
-    begin_s = time.perf_counter()
-    answers: dict[int, Answer] = {}
 
     async def user(turns: Sequence[Turn]) -> None:
         for turn in turns:
             await asyncio.sleep(turn.think_s)
             if time.perf_counter() - begin_s > users.seconds:
                 return
-            answers[turn.index] = await session.ask(prompts[turn.index])
+            answers[turn.index] = await session.send(prompts[turn.index])
+            await answers[turn.index].finished
 
-    await asyncio.gather(*(user(turns) for turns in users.turns))
-    return answers
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(users.seconds + USERS_DRAIN_SECONDS):
+            await asyncio.gather(*(user(turns) for turns in users.turns))
 
 
-def _checked(workload: Workload, answers: Mapping[int, Answer], begin_s: float) -> Run:
+async def _send_all(session: EngineSession, workload: Workload, prompts: Sequence[Prompt], answers: _Answers) -> None:
+    if workload.users is not None:
+        await _people(session, prompts, workload.users, answers)
+        return
+    if workload.arrivals_s is not None:
+        await _open_loop(session, prompts, workload.arrivals_s, answers)
+    else:
+        await _closed_loop(session, prompts, workload.concurrency or len(prompts), answers)
+    await asyncio.gather(*(answer.finished for answer in answers.values()))
+
+
+async def send(session: EngineSession, workload: Workload, salt: bytes, ending: Ending | None = None) -> Run:
+    """Sends the workload and waits for its last token, or until the time of its users is over.
+
+    Args:
+        session: The engine.
+        workload: What to send.
+        salt: Sets this run apart in the prefix cache from runs of the same prompts.
+        ending: What may cut it short; None: that is the caller's affair.
+
+    Raises:
+        NotMeasured: An answer has not the length that was asked for.
+        Unfinished: It was cut short.
+    """
+    prompts = [Prompt.of(ids, output, salt) for ids, output in workload.trace]
+    gc.collect()
+    gc.freeze()
+    begin_s = time.perf_counter()
+    answers: _Answers = {}
+    try:
+        with ending.told_apart() if ending else contextlib.nullcontext():
+            await _send_all(session, workload, prompts, answers)
+    except CutShort as cut:
+        whole = {index: answer for index, answer in answers.items() if answer.done}
+        raise Unfinished(str(cut), _checked(workload, whole, begin_s, len(answers)) if whole else None) from None
+    whole = {index: answer for index, answer in answers.items() if answer.done}
+    run = _checked(workload, whole, begin_s, len(answers))
+    await _give_up(session, [answer for answer in answers.values() if not answer.done])
+    return run
+
+
+async def _give_up(session: EngineSession, answers: Sequence[Answer]) -> None:
+    """Has the engine end requests, so that the next workload finds it idle."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ABORT_S):
+            await asyncio.gather(*(session.abort(answer, engine_pb2.ABORT_CAUSE_CANCELLED) for answer in answers))
+
+
+def _checked(workload: Workload, answers: Mapping[int, Answer], begin_s: float, num_sent: int) -> Run:
     requests = []
     for index, answer in sorted(answers.items()):
         ids, output = workload.trace[index]
@@ -134,10 +179,11 @@ def _checked(workload: Workload, answers: Mapping[int, Answer], begin_s: float) 
         requests.append(Request(answer.start_s, len(ids), times))
     arrivals = workload.arrivals_s or ()
     if not requests:
-        raise NotMeasured(f"{workload.name}: nobody came to ask anything")
-    late = [answers[index].start_s - begin_s - due for index, due in enumerate(arrivals)]
+        why = f"of {num_sent} requests none was answered in time" if num_sent else "nobody came to ask anything"
+        raise NotMeasured(f"{workload.name}: {why}")
+    late = [answer.start_s - begin_s - arrivals[index] for index, answer in answers.items()] if arrivals else []
     cached = sum(answer.done.cached_tokens for answer in answers.values() if answer.done)
-    return Run(requests, begin_s, cached, max(late, default=0.0))
+    return Run(requests, begin_s, cached, max(late, default=0.0), num_sent - len(requests))
 
 
 async def warm_up(

@@ -26,7 +26,7 @@ from benchmarks.measurements import Request
 from benchmarks.sending import NotMeasured, Run
 from benchmarks.serving_client import Call, CallResult, Job
 from benchmarks.synthetic_tokenizer import as_words
-from benchmarks.workloads import Users, Workload
+from benchmarks.workloads import USERS_DRAIN_SECONDS, Users, Workload
 from headrace_service.config import ServiceConfig
 
 _START_TIMEOUT_S = 60.0
@@ -138,7 +138,8 @@ def _users_jobs(workload: Workload, users: Users, texts: Sequence[str], empty: J
     ]
     clients = min(clients, len(own))
     parts = [own[number::clients] for number in range(clients)]
-    return [msgspec.structs.replace(empty, users=part, seconds=users.seconds) for part in parts]
+    timing = {"seconds": users.seconds, "drain_s": USERS_DRAIN_SECONDS}
+    return [msgspec.structs.replace(empty, users=part, **timing) for part in parts]
 
 
 async def _client(job: Job) -> list[CallResult]:
@@ -177,7 +178,8 @@ async def send_texts(
         for client in running_clients:
             client.cancel()
         await asyncio.gather(*running_clients, return_exceptions=True)
-    results = sorted((result for part in parts for result in part), key=lambda result: result.index)
+    sent = sorted((result for part in parts for result in part), key=lambda result: result.index)
+    results = [result for result in sent if not result.unanswered]
     requests = []
     if not results:
         raise NotMeasured(f"{workload.name}: nobody came to ask anything")
@@ -194,4 +196,5 @@ async def send_texts(
         requests.append(Request(result.start_s, result.prompt_tokens, np.asarray(result.arrivals_s)))
     begin_s = work[0].begin_s
     late = [request.start_s - begin_s - due for request, due in zip(requests, workload.arrivals_s or (), strict=False)]
-    return Run(requests, begin_s, sum(result.cached_tokens for result in results), max(late, default=0.0))
+    cached = sum(result.cached_tokens for result in results)
+    return Run(requests, begin_s, cached, max(late, default=0.0), len(sent) - len(results))

@@ -48,6 +48,8 @@ class Job(msgspec.Struct, frozen=True):
     # Closed loop of people, each with calls of their own: none is sent after so many seconds.
     users: list[list[Call]] = []
     seconds: float = 0.0
+    # How long after that their last answers may take.
+    drain_s: float = 0.0
     # TraceDetail of the requests; 0: what the server has.
     detail: int = 0
 
@@ -61,6 +63,8 @@ class CallResult(msgspec.Struct):
     cached_tokens: int = 0
     arrivals_s: list[float] = []
     error: str = ""
+    # Given up, because the time for answers was over.
+    unanswered: bool = False
 
 
 def _request(call: Call, salt: str, detail: int) -> bytes:
@@ -92,14 +96,18 @@ async def _generate(stub: Any, index: int, request: bytes) -> CallResult:
     return result
 
 
-async def _user(calls: list[tuple[Call, bytes]], end_s: float, stub: Any) -> list[CallResult]:
-    """Thinks, asks, reads the whole answer, and so on until the time is over."""
+async def _user(calls: list[tuple[Call, bytes]], end_s: float, drain_s: float, stub: Any) -> list[CallResult]:
+    """Thinks, asks, reads the whole answer, and so on until the time is over; an answer that is not whole `drain_s` later is given up."""
     results = []
     for call, request in calls:
         await asyncio.sleep(call.think_s)
         if time.perf_counter() > end_s:
             break
-        results.append(await _generate(stub, call.index, request))
+        try:
+            async with asyncio.timeout(max(0.0, end_s + drain_s - time.perf_counter())):
+                results.append(await _generate(stub, call.index, request))
+        except TimeoutError:
+            results.append(CallResult(call.index, unanswered=True))
     return results
 
 
@@ -118,7 +126,7 @@ async def _run(job: Job) -> list[CallResult]:
     if own:
         # From now: a process that started late has as much time as the others.
         end_s = time.perf_counter() + job.seconds
-        parts = await asyncio.gather(*(_user(calls, end_s, next(stubs)) for calls in own))
+        parts = await asyncio.gather(*(_user(calls, end_s, job.drain_s, next(stubs)) for calls in own))
         return [result for part in parts for result in part]
     if job.calls and job.calls[0].at_s is not None:
         tasks = []

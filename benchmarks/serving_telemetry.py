@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from benchmarks import front_parties
 from benchmarks.backend_process import GpuMemory
 from benchmarks.ceilings import Ceilings
+from benchmarks.ending import Ending
 from benchmarks.engine_options import Plan
 from benchmarks.engine_session import EngineSession
 from benchmarks.measured_engine import measure_all, measured_engine, record
@@ -84,7 +85,13 @@ class Sides:
 
 
 async def run(
-    plan: Plan, ceilings: Ceilings, modes: Sequence[str], num_services: int, clients: int, path: pathlib.Path | None
+    plan: Plan,
+    ceilings: Ceilings,
+    modes: Sequence[str],
+    num_services: int,
+    clients: int,
+    path: pathlib.Path | None,
+    ending: Ending,
 ) -> bool:
     """Starts everything, warms it, and measures every workload in all modes; `path` holds what there is after each. False if one could not be measured, or not on a warm engine."""
     if ceilings.device == "cuda":
@@ -106,7 +113,7 @@ async def run(
             figures = await _measure(sides, workload, modes, plan.repeats or _REPEATS)
             return record(figures, workload, plan, ceilings, started, off.model)
 
-        return await measure_all(texts, measure, lines, path)
+        return await measure_all(texts, measure, lines, path, ending)
 
 
 def _sharing(plan: Plan) -> Plan:

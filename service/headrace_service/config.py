@@ -137,7 +137,12 @@ class ServiceConfig(pydantic.BaseModel):
         ),
     ] = 0.0
     handshake_timeout_s: Annotated[
-        float, Field(ge=0.1, le=600, description="seconds a client may take to begin with TLS and HTTP/2")
+        float,
+        Field(
+            ge=0.1,
+            le=600,
+            description="seconds a client may take to begin with TLS and HTTP/2, and to acknowledge its settings",
+        ),
     ] = 10.0
     default_time_limit_s: Annotated[
         float,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import grpc
 
+from headrace_credentials import stranger_limits
 from headrace_credentials.server_tls import ServerTls
 from headrace_service.config import ServiceConfig
 
@@ -39,10 +40,7 @@ def channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
         # A client that pings more often, twice in a row, is sent away.
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 2),
-        ("grpc.server_handshake_timeout_ms", int(config.handshake_timeout_s * 1000)),
-        # One limit instead of a range in which requests are refused at random.
-        ("grpc.max_metadata_size", _MAX_TRANSPORT_METADATA_BYTES),
-        ("grpc.absolute_max_metadata_size", _MAX_TRANSPORT_METADATA_BYTES),
+        *stranger_limits.server_options(config.handshake_timeout_s, _MAX_TRANSPORT_METADATA_BYTES),
     ]
     if config.max_connection_age_s:
         options.append(("grpc.max_connection_age_ms", int(config.max_connection_age_s * 1000)))

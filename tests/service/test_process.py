@@ -4,60 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import pathlib
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 
 import grpc
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.service.fake_engine import FakeEngine
-from tests.service.harness import engine_model, events_of
+from tests.service.harness import events_of
+from tests.service.service_process import ENVIRONMENT, engine, service_process, until_serving
 from tests.support.ports import free_address
 
 from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from headrace_service.config import ServiceConfig
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(
-        str(_ROOT / part) for part in ("service", "backend", "protos/python", "clients/python")
-    ),
-}
-
-
-@contextmanager
-def service_process(config: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headrace_service", "--config-json", "-"],
-        env=_ENVIRONMENT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdin is not None
-    process.stdin.write(config)
-    process.stdin.close()
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdout, process.stderr):
-            assert pipe is not None
-            pipe.close()
-
-
-@asynccontextmanager
-async def engine(model_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[FakeEngine]:
-    fake = FakeEngine(engine_model(model_path), lambda add, index: [200] * 8)
-    await fake.start(f"unix:{sockets}/engine.sock")
-    yield fake
-    await fake.stop()
 
 
 def test_nothing_of_the_service_imports_torch() -> None:
@@ -69,7 +33,7 @@ import importlib, sys
 for name in {modules!r}: importlib.import_module("headrace_service." + name)
 print([name for name in sys.modules if name.split(".")[0] in ("torch", "transformers", "triton", "headrace_kernels", "headrace_backend")])
 """
-    found = subprocess.run([sys.executable, "-c", code], env=_ENVIRONMENT, capture_output=True, text=True, check=True)
+    found = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
@@ -84,7 +48,7 @@ async def test_a_process_serves_and_ends_with_0_on_sigterm(
             async with grpc.aio.insecure_channel(address) as channel:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
                 spec = generation_pb2.GenerationSpec(text="hello")
-                await _until_serving(stub, process)
+                await until_serving(stub, process)
                 assert psutil.Process(process.pid).memory_info().rss < 200 << 20
                 fake.running.clear()
                 call = stub.Generate(inference_pb2.GenerateRequest(spec=spec))
@@ -101,17 +65,6 @@ async def test_a_process_serves_and_ends_with_0_on_sigterm(
             assert process.stderr is not None
             log = process.stderr.read()
             assert "Traceback" not in log and "hello" not in log
-
-
-async def _until_serving(stub: inference_pb2_grpc.InferenceServiceStub, process: subprocess.Popen[str]) -> None:
-    async with asyncio.timeout(120):
-        while True:
-            assert process.poll() is None
-            try:
-                await stub.ListModels(inference_pb2.ListModelsRequest(), wait_for_ready=True)
-                return
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(0.05)
 
 
 async def _until_not_serving(channel: grpc.aio.Channel) -> None:

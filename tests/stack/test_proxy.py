@@ -1,0 +1,235 @@
+"""The stack's front door for real: Envoy with the shipped configuration and credentials, a service process behind it, and callers and floods before it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import ssl
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.service.auth.credentials_case import bearer
+from tests.service.fake_engine import FakeEngine
+from tests.service.harness import events_of, ids_of
+from tests.service.model_folder import write_model_folder
+from tests.service.service_process import engine, service_process, until_serving
+from tests.support.compose_files import DEPLOY
+from tests.support.http2_floods import BLOCKS, FRAMES, Flood, FloodingPeer
+from tests.support.peak_memory import MIB, PeakMemory
+from tests.support.ports import free_address
+from tests.support.real_envoy import Proxy, running_proxy
+from tests.support.running_server import environment
+
+from headrace.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
+from headrace_service.config import ServiceConfig
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+# The fake engine's answer to everything.
+NUM_TOKENS = 8
+# Long before, Envoy ends a header block.
+SENT = 64 * MIB
+
+
+@dataclass(frozen=True)
+class Front:
+    """What runs, and what a caller has."""
+
+    credentials: pathlib.Path
+    proxy: Proxy
+    service_pid: int
+    engine: FakeEngine
+    stub: inference_pb2_grpc.InferenceServiceStub
+    channel: grpc.aio.Channel
+
+    @property
+    def key(self) -> str:
+        return (self.credentials / "caller" / "first.key").read_text().strip()
+
+    def tls(self) -> ssl.SSLContext:
+        """Of a peer that trusts the caller's CA."""
+        context = ssl.create_default_context(cafile=str(self.credentials / "caller" / "ca.pem"))
+        context.set_alpn_protocols(["h2"])
+        return context
+
+    def generate(
+        self, tokens: int = NUM_TOKENS, timeout: float | None = None, **fields: object
+    ) -> grpc.aio.UnaryStreamCall:
+        """Calls Generate with the caller's key."""
+        stop = generation_pb2.StopConditions(max_tokens=tokens)
+        spec = generation_pb2.GenerationSpec(text="hello", stop=stop, **fields)
+        request = inference_pb2.GenerateRequest(spec=spec)
+        return self.stub.Generate(request, metadata=bearer(self.key), timeout=timeout)
+
+
+def first_start(folder: pathlib.Path) -> None:
+    """Makes, or hands out again, what the stack's containers mount."""
+    path = os.pathsep.join((str(pathlib.Path(sys.executable).parent), os.environ["PATH"]))
+    command = ["sh", str(DEPLOY / "first-start"), str(folder)]
+    done = subprocess.run(command, env={**environment(), "PATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return write_model_folder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[pathlib.Path]:
+    """A folder whose path is short enough for Unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="hr-") as name:
+        yield pathlib.Path(name)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(model_path: pathlib.Path, folder: pathlib.Path) -> AsyncIterator[Front]:
+    """Everything, ready for a first call."""
+    credentials = folder / "credentials"
+    for name in ("authority", "service", "backend", "proxy", "caller"):
+        (credentials / name).mkdir(parents=True)
+    first_start(credentials)
+    files = {"tls_cert": "server.pem", "tls_key": "server.key", "keys_file": "keys.json"}
+    address = free_address()
+    async with engine(model_path, folder) as fake:
+        settings = {name: credentials / "service" / file for name, file in files.items()}
+        config = ServiceConfig(listen=(address,), engine=fake.address, **settings)  # type: ignore[arg-type]
+        with (
+            service_process(config.model_dump_json()) as process,
+            running_proxy(folder, address, credentials / "proxy") as proxy,
+        ):
+            trust = grpc.ssl_channel_credentials((credentials / "caller" / "ca.pem").read_bytes())
+            async with grpc.aio.secure_channel(proxy.address, trust) as channel:
+                stub = inference_pb2_grpc.InferenceServiceStub(channel)
+                found = Front(credentials, proxy, process.pid, fake, stub, channel)
+                await until_serving(stub, process, bearer(found.key))
+                yield found
+
+
+@pytest.fixture
+def front(running: Front) -> Front:
+    """The same for all tests; its engine answers as fast as it can, unless a test says otherwise."""
+    running.engine.running.set()
+    running.engine.aborts.clear()
+    running.engine.requests.clear()
+    return running
+
+
+async def test_tokens_pass_one_by_one_as_they_are_made(front: Front) -> None:
+    front.engine.running.clear()
+    call = front.generate(token_ids_only=True)
+    await _until(lambda: front.engine.requests)
+    for _ in range(NUM_TOKENS):
+        front.engine.step()
+        # No further token is made before this one is here.
+        while not (await call.read()).event.delta.token_ids:
+            pass
+    await events_of(call)
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_many_streams_pass_at_once(front: Front) -> None:
+    calls = [front.generate() for _ in range(500)]
+    for events in await asyncio.gather(*map(events_of, calls)):
+        assert len(ids_of(events)) == NUM_TOKENS
+
+
+async def test_deadlines_and_cancels_reach_the_service(front: Front) -> None:
+    front.engine.running.clear()
+    late = front.generate(timeout=2)
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await events_of(late)
+    assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await _until(lambda: len(front.engine.aborts) == 1)
+    given_up = front.generate()
+    await given_up.read()
+    given_up.cancel()
+    await _until(lambda: len(front.engine.aborts) == 2)
+
+
+async def test_refusals_pass_with_their_details(front: Front) -> None:
+    for call, code in (
+        (front.stub.ListModels(inference_pb2.ListModelsRequest()), grpc.StatusCode.UNAUTHENTICATED),
+        (front.generate(tokens=0), grpc.StatusCode.INVALID_ARGUMENT),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call if code is grpc.StatusCode.UNAUTHENTICATED else await events_of(call)
+        assert refused.value.code() is code
+    assert "max_tokens" in refused.value.details()
+    assert any(key == "grpc-status-details-bin" for key, _ in refused.value.trailing_metadata())
+
+
+async def test_a_key_that_is_too_long_is_refused_by_the_service(front: Front) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await front.stub.ListModels(inference_pb2.ListModelsRequest(), metadata=bearer("x" * (60 << 10)))
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_health_passes_without_a_key(front: Front) -> None:
+    health = health_pb2_grpc.HealthStub(front.channel)
+    serving = health_pb2.HealthCheckResponse.SERVING
+    assert (await health.Check(health_pb2.HealthCheckRequest())).status == serving
+    assert (await health.Watch(health_pb2.HealthCheckRequest()).read()).status == serving
+
+
+async def test_large_requests_and_answers_pass(front: Front) -> None:
+    request = inference_pb2.TokenizeRequest(text="hello " * 500_000)
+    answer = await front.stub.Tokenize(request, metadata=bearer(front.key))
+    assert len(answer.token_ids) > 500_000
+
+
+async def test_header_blocks_without_end_end_at_the_proxy(front: Front) -> None:
+    """Those of peers that acknowledge no settings too, of whom gRPC would take 16 MiB of metadata."""
+    service, proxy = PeakMemory(front.service_pid), PeakMemory(front.proxy.pid)
+    for name, flood in BLOCKS.items():
+        for acknowledges in (True, False):
+            sent = await asyncio.to_thread(_flood, front, flood, acknowledges)
+            assert sent < SENT, (name, acknowledges)
+    small = BLOCKS["small fields"]
+    await asyncio.gather(*(asyncio.to_thread(_flood, front, small, False) for _ in range(8)))
+    assert len(ids_of(await events_of(front.generate()))) == NUM_TOKENS
+    assert service.growth < 8 * MIB and proxy.growth < 32 * MIB, (service.growth, proxy.growth)
+
+
+async def test_frames_that_no_flow_control_counts_do_not_reach_the_service(front: Front) -> None:
+    service, proxy = PeakMemory(front.service_pid), PeakMemory(front.proxy.pid)
+    for flood in FRAMES.values():
+        await asyncio.to_thread(_flood, front, flood, True)
+    assert len(ids_of(await events_of(front.generate()))) == NUM_TOKENS
+    assert service.growth < 8 * MIB and proxy.growth < 32 * MIB, (service.growth, proxy.growth)
+
+
+def _flood(front: Front, flood: Flood, acknowledges: bool) -> int:
+    """Bytes that the proxy let come."""
+    with FloodingPeer(front.proxy.address, acknowledges=acknowledges, tls=front.tls()) as peer:
+        return peer.flood(flood, SENT)
+
+
+async def test_a_new_certificate_is_shown_without_a_restart(front: Front) -> None:
+    before = await asyncio.to_thread(_certificate, front)
+    certs = front.credentials / "authority" / "callers"
+    command = [sys.executable, "-m", "headrace", "certs", "server", str(certs), "--host", "service", "--replace"]
+    await asyncio.to_thread(subprocess.run, command, env=environment(), check=True)
+    await asyncio.to_thread(first_start, front.credentials)
+    async with asyncio.timeout(240):
+        while await asyncio.to_thread(_certificate, front) == before:
+            await asyncio.sleep(0.1)
+    assert len(ids_of(await events_of(front.generate()))) == NUM_TOKENS
+
+
+def _certificate(front: Front) -> str:
+    host, _, port = front.proxy.address.rpartition(":")
+    return ssl.get_server_certificate((host, int(port)))
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(240):
+        while not condition():
+            await asyncio.sleep(0.01)
