@@ -114,12 +114,15 @@ def logprob_entries(columns: LogprobColumns) -> list[tuple[float, int, list[int]
 class Harness:
     """Everything in one place; `step` is one turn of the server's loop."""
 
-    def __init__(self, num_blocks: int = 64, model_len: int = 512, **changes: Any) -> None:
+    def __init__(
+        self, num_blocks: int = 64, model_len: int = 512, attention_window: int | None = None, **changes: Any
+    ) -> None:
         self.now_ns = 1_000_000_000
         self.config = config(**changes)
         self.num_blocks = num_blocks
-        limits = ModelLimits(VOCAB_SIZE, model_len, (EOS,))
+        limits = ModelLimits(VOCAB_SIZE, model_len, (EOS,), attention_window)
         self.engine = Engine(self.config, limits, TOKEN_BYTES, lambda: self.now_ns, lambda: self.now_ns)
+        self.attention_window = attention_window
         self.worker = self.new_worker()
         self.engine.worker_ready(num_blocks)
         self.readers: dict[tuple[int, int], Reader] = {}
@@ -127,7 +130,9 @@ class Harness:
 
     def new_worker(self) -> FakeWorker:
         config = self.config
-        return FakeWorker(self.num_blocks, config.block_size, config.max_num_batched_tokens, config.max_num_seqs)
+        worker = FakeWorker(self.num_blocks, config.block_size, config.max_num_batched_tokens, config.max_num_seqs)
+        worker.attention_window = self.attention_window
+        return worker
 
     def replace_worker(self, pause_ns: int = 1_000) -> None:
         self.engine.worker_lost()

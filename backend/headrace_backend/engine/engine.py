@@ -288,7 +288,7 @@ class Engine:
         self._endings.end_expired(now_ns)
         if self._isolation.active and not self._isolation.advance(self.num_in_flight, now_ns):
             return None
-        builder = PlanBuilder(self._next_step_id)
+        builder = PlanBuilder(self._next_step_id, self._model.attention_window)
         if not self._scheduler.schedule(builder, now_ns):
             return None
         for request in self._scheduler.entered:

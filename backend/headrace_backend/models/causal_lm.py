@@ -150,6 +150,7 @@ class CausalLM(nn.Module, abc.ABC):
         # Of activations.
         self.dtype = placement.dtype
         self.vocab_size = config.vocab_size
+        self.attention_window = config.attention_window
         self.max_position = max_position
         # How the layers were quantized, once they are; None where they were not.
         self.quantization: QuantizationSummary | StoredSummary | None = None

@@ -22,11 +22,12 @@ from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.device_rows import DeviceRows
 from headrace_backend.worker.kv_caches import copy_planned_blocks
 from headrace_backend.worker.prompt_logprobs import hidden_indices, prompt_logprobs
-from headrace_backend.worker.runner import NOTHING_LAUNCHED, CausalModel, Launched
+from headrace_backend.worker.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden
 from headrace_backend.worker.sampler import SampledTokens, Sampler
 from headrace_backend.worker.step_buffers import Gathers, StepBuffers, StepLimits
 from headrace_backend.worker.step_graphs import StepGraphs
 from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smallest_holding, undominated
+from headrace_kernels.finite_rows import finite_rows
 from headrace_kernels.step_inputs import store_last_tokens
 
 # Shapes of up to this many tokens are kept untimed: theirs is the reading of the weights, whatever is padded.
@@ -99,7 +100,7 @@ class GpuRunner:
         """Takes and gives back rows, then launches the pass over the plan's tokens.
 
         Returns:
-            Hidden states of the sampled tokens, then those that tell of prompts, [num_samples + num_prompt_tokens, hidden_size], valid until the next step.
+            Hidden states of the sampled tokens, those that are checked, then those that tell of prompts, [num_samples + num_checked + num_prompt_tokens, hidden_size], valid until the next step.
         """
         self._sampler.release(plan.released_rows)
         self._sampler.admit(plan.admissions)
@@ -125,17 +126,19 @@ class GpuRunner:
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """Draws the plan's tokens from what `forward` returned, and tells of prompts; None if there is neither."""
-        num_samples = plan.sample.rows.size
-        prompts = prompt_logprobs(plan.prompt_logprobs, hidden[num_samples:], self._model.logits)
+        """Draws the plan's tokens from what `forward` returned, checks it, and tells of prompts; None if there is nothing of these to do."""
+        sampled_from, checked, telling = split_hidden(plan, hidden)
+        prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
+        finite = finite_rows(checked) if len(checked) else None
+        num_samples = len(sampled_from)
         if not num_samples:
-            return SampledTokens.none(prompts, self._device)
+            return SampledTokens.none(prompts, finite, self._device)
         assert self._shape is not None
         if self._sampler.is_plain(plan.sample):
             tokens, sound = self._launch(_Piece.DRAW, self._shape)
-            return SampledTokens(tokens[:num_samples], sound[:num_samples], None, prompts)
-        sampled = self._sampler.sample(plan.sample, self._model.logits(hidden[:num_samples]))
-        sampled.prompts = prompts
+            return SampledTokens(tokens[:num_samples], sound[:num_samples], None, prompts, finite)
+        sampled = self._sampler.sample(plan.sample, self._model.logits(sampled_from))
+        sampled.prompts, sampled.checked = prompts, finite
         rows = self._buffers.columns(self._shape).sample_rows[:num_samples]
         store_last_tokens(self._rows.last_tokens, rows, sampled.tokens)
         return sampled

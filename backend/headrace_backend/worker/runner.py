@@ -63,10 +63,10 @@ class Runner(Protocol):
         """Of the last `forward`."""
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Takes and gives back rows, then computes the plan's tokens; hidden states of the sampled ones and of those that tell of prompts, [num_samples + num_prompt_tokens, hidden_size]."""
+        """Takes and gives back rows, then computes the plan's tokens; hidden states of the sampled ones, of those that are checked and of those that tell of prompts, [num_samples + num_checked + num_prompt_tokens, hidden_size]."""
 
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """Draws the plan's tokens from what `forward` returned, and tells of prompts; None if there is neither."""
+        """Draws the plan's tokens from what `forward` returned, checks it, and tells of prompts; None if there is nothing of these to do."""
 
 
 @runtime_checkable
@@ -83,3 +83,9 @@ class CapturesGraphs(Protocol):
 
     def capture(self, progress: Progress) -> None:
         """Captures them; the cache is there already."""
+
+
+def split_hidden(plan: StepPlan, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What `Runner.forward` gave, in its three parts: of the sampled tokens, of those that are checked, of those that tell of prompts."""
+    num_samples, num_checked = plan.sample.rows.size, plan.forward.checked_indices.size
+    return hidden.tensor_split((num_samples, num_samples + num_checked))

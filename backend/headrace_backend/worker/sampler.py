@@ -50,14 +50,18 @@ class SampledTokens:
     sound: torch.Tensor
     logprobs: SampledLogprobs | None
     prompts: PromptLogprobs | None = None
+    # bool [num_checked] whether the hidden states that the plan wants checked are finite; None: it wants none.
+    checked: torch.Tensor | None = None
 
     @classmethod
-    def none(cls, prompts: PromptLogprobs | None, device: torch.device) -> SampledTokens | None:
-        """Of a step that draws nothing; None if it tells nothing of prompts either."""
-        if prompts is None:
+    def none(
+        cls, prompts: PromptLogprobs | None, checked: torch.Tensor | None, device: torch.device
+    ) -> SampledTokens | None:
+        """Of a step that draws nothing; None if it tells nothing of prompts and checks nothing either."""
+        if prompts is None and checked is None:
             return None
         tokens = torch.empty(0, dtype=torch.int64, device=device)
-        return cls(tokens, tokens.bool(), None, prompts)
+        return cls(tokens, tokens.bool(), None, prompts, checked)
 
     def fill(self, result: StepResult) -> None:
         """Waits for the device and writes the columns of a result."""
@@ -67,6 +71,8 @@ class SampledTokens:
             _fill_logprobs(result, self.logprobs)
         if self.prompts is not None:
             self.prompts.fill(result)
+        if self.checked is not None:
+            result.checked_ok = self.checked.to(torch.uint8).cpu().numpy()
 
 
 class Sampler:

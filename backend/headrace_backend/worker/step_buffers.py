@@ -46,6 +46,15 @@ class StepLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    # Tokens that a token sees in every layer; None: all before it.
+    attention_window: int | None = None
+
+    @property
+    def max_num_wanted(self) -> int:
+        """Most hidden states that a step samples from and checks: one of each row, and one for each window of tokens."""
+        return self.max_num_seqs + self.max_num_batched_tokens // (
+            self.attention_window or self.max_num_batched_tokens + 1
+        )
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,7 +95,7 @@ class StepBuffers:
         _, _, num_kv_heads, self._block_size, head_dim = kv_cache.shape
         largest = StepShape.mixed(limits.max_num_batched_tokens, limits.max_num_seqs, sizes)
         # Wherever a step is cut, a piece has no more entries and tiles than it all.
-        largest_cut = dataclasses.replace(largest, pieces=(largest, largest))
+        largest_cut = dataclasses.replace(largest, num_samples=limits.max_num_wanted, pieces=(largest, largest))
         self._piece = torch.zeros(columns_size(largest_cut), dtype=torch.int32, device=device)
         self._token_ids, self._positions, self._slots = torch.zeros(
             3, largest.num_tokens, dtype=torch.int64, device=device
@@ -95,8 +104,8 @@ class StepBuffers:
             sizes.num_heads, num_kv_heads, head_dim, DECODE_QUERY_LEN, device, sizes.programs
         )
         self._gather_scratch = GatherScratch.allocate(num_kv_heads, head_dim, dtype, device, gather_bytes)
-        # [num_samples, hidden_size] what the forward pass leaves for the draw.
-        self.hidden = torch.zeros(limits.max_num_seqs, hidden_size, dtype=dtype, device=device)
+        # [num_samples, hidden_size] what the forward pass leaves for the draw and for checks.
+        self.hidden = torch.zeros(limits.max_num_wanted, hidden_size, dtype=dtype, device=device)
 
     @property
     def gather_capacity(self) -> int:
