@@ -193,12 +193,15 @@ def test_tokens_over_a_quantized_cache_are_those_of_the_cpu(
 def wishful_plans() -> list[StepPlan]:
     """Rows that draw in every way the sampler knows, together and then plain ones alone."""
     history = {"needs_history": True, "prompt_ids": id_bytes(*PROMPTS[3]), "output_ids": id_bytes()}
+    # The most likely token by its bias may not come twice in a row.
+    bias = {"logit_bias_ids": id_bytes(4), "logit_bias_values": np.float32(30).tobytes()}
+    banned = {"bad_words": [id_bytes(4, 4)], "needs_history": True, "prompt_ids": id_bytes(*PROMPTS[4])}
     rows = [
         admission(0, temperature=0.8),
         admission(1, temperature=0.7, top_k=20, top_p=0.9, num_logprobs=3),
         admission(2, temperature=1.5, min_p=0.05),
         admission(3, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.1, **history),
-        admission(4, logit_bias_ids=id_bytes(4), logit_bias_values=np.float32(6).tobytes(), num_logprobs=0),
+        admission(4, **bias, **banned, min_tokens=2, stop_token_ids=id_bytes(9), num_logprobs=0),
     ]
     tables = {row: [row * 8 + i for i in range(8)] for row in range(5)}
     plans = [step([Entry(row, 0, PROMPTS[row], (row,)) for row in range(5)], rows, tables, step_id=1)]
@@ -210,10 +213,13 @@ def wishful_plans() -> list[StepPlan]:
     return plans
 
 
-def test_rows_with_wishes_draw_as_on_the_cpu(device: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+def test_rows_with_wishes_draw_as_on_the_cpu(
+    device: str, batch_sizes: tuple[int, ...], request: pytest.FixtureRequest
+) -> None:
     names = ("shallow_llama",) * 2 if device == "cpu" else ("llama_on_gpu", "llama")
     model, twin = map(request.getfixturevalue, names)
-    on_gpu, on_cpu = gpu_runner(model, device, (1, 2, 4, 8)), cpu_runner(twin)
+    on_gpu, on_cpu = gpu_runner(model, device, batch_sizes), cpu_runner(twin)
     for plan in wishful_plans():
         drawn, wanted = execute(on_gpu, plan), execute(on_cpu, plan)
         assert drawn.tokens.tolist() == wanted.tokens.tolist()

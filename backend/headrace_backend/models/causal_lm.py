@@ -221,6 +221,19 @@ class CausalLM(nn.Module, abc.ABC):
         logits: Tensor = self.lm_head(hidden)
         return logits
 
+    @property
+    def part_size(self) -> int:
+        """Tokens of this rank's part of the vocabulary, of which it computes logits itself."""
+        return self.lm_head.part_size
+
+    def write_logits(self, hidden: Tensor, out: Tensor) -> None:
+        """Logits of this rank's part of the vocabulary, to [n, part_size] fp32. Sends nothing to other ranks."""
+        self.lm_head.part(hidden, out)
+
+    def gather_logits(self, part: Tensor, out: Tensor) -> None:
+        """All ranks' parts side by side, to [n, vocab_size] fp32; of one rank, whose part is `out`, nothing is to be done."""
+        self.lm_head.whole(part, out)
+
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The token with the highest logit, int64 [n], and whether the row is sound, bool [n], of hidden states [n, hidden_size]; as `choose_greedy` of their logits."""
         return self.lm_head.most_likely(hidden)

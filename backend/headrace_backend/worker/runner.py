@@ -39,6 +39,16 @@ class CausalModel(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_samples, vocab_size] from [num_samples, hidden_size]: float32, on a GPU also the model's type."""
 
+    @property
+    def part_size(self) -> int:
+        """Tokens of this rank's part of the vocabulary, of which it computes logits itself."""
+
+    def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """Logits of this rank's part of the vocabulary, from [n, hidden_size] to [n, part_size] fp32. Can be captured: it sends nothing to other ranks."""
+
+    def gather_logits(self, part: torch.Tensor, out: torch.Tensor) -> None:
+        """All ranks' parts side by side, to [n, vocab_size] fp32; of one rank, whose part is `out`, nothing is to be done."""
+
     def most_likely(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the same logits the most likely tokens, int64 [num_samples], and whether rows are sound, bool [num_samples]."""
 

@@ -78,6 +78,7 @@ class StepBuffers:
         kv_cache: torch.Tensor,
         dtype: torch.dtype,
         hidden_size: int,
+        logit_sizes: tuple[int, int],
         gather_bytes: int,
     ) -> None:
         """Allocates for the largest step.
@@ -88,6 +89,7 @@ class StepBuffers:
             kv_cache: Of one layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]; its device is everybody's.
             dtype: Of queries and hidden states.
             hidden_size: Of the model.
+            logit_sizes: Tokens of this rank's part of the vocabulary, and of all of it.
             gather_bytes: Most memory for contexts that are gathered before attention.
         """
         self._device = device = kv_cache.device
@@ -106,6 +108,12 @@ class StepBuffers:
         self._gather_scratch = GatherScratch.allocate(num_kv_heads, head_dim, dtype, device, gather_bytes)
         # [num_samples, hidden_size] what the forward pass leaves for the draw and for checks.
         self.hidden = torch.zeros(limits.max_num_wanted, hidden_size, dtype=dtype, device=device)
+        part_size, vocab_size = logit_sizes
+        # fp32 [num_samples, part_size] the logits that this rank computes, and [num_samples, vocab_size] those that are drawn from: of one rank the same.
+        self.logits_part = torch.zeros(limits.max_num_seqs, part_size, dtype=torch.float32, device=device)
+        self.logits = self.logits_part
+        if part_size < vocab_size:
+            self.logits = torch.zeros(limits.max_num_seqs, vocab_size, dtype=torch.float32, device=device)
 
     @property
     def gather_capacity(self) -> int:

@@ -197,35 +197,32 @@ def linear_reference(
 
 
 def linear(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """X W^T + b.
+    """X W^T + b, summed in fp32.
 
     Args:
         x: [num_tokens, in] in the weight's activation type.
         weight: Filled.
         bias: [out].
         out_dtype: Of the result; None: the type of x.
-
-    Returns:
-        [num_tokens, out], summed in fp32.
+        out: [num_tokens, out] of that type, to be written and returned; None: a new tensor.
     """
-    return _ordered_linear(take_inputs(x, weight.order), weight, bias, out_dtype)
-
-
-def _ordered_linear(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """`linear` of inputs that are in the weight's order already."""
-    path = path_rule(x.shape[0], weight)
-    if path is Path.BLOCKS:
-        return _linear_in_blocks(x, weight, bias, out_dtype)
-    if path is Path.RESTORED:
-        return restored_linear(x, weight, bias, out_dtype)
+    x, path = take_inputs(x, weight.order), path_rule(x.shape[0], weight)
     if path is Path.SCALED:
-        return rounded_linear(round_tokens(x, _number(weight)), weight, bias).to(out_dtype or x.dtype)
-    out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype)
-    if path is Path.SMALL:
+        product = rounded_linear(round_tokens(x, _number(weight)), weight, bias).to(out_dtype or x.dtype)
+        return product if out is None else out.copy_(product)
+    if path is Path.RESTORED:
+        return restored_linear(x, weight, bias, out_dtype, out)
+    if out is None:
+        out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype)
+    if path is Path.BLOCKS:
+        _multiply_in_blocks(x, weight, bias, out)
+    elif path is Path.SMALL:
         _multiply_fused(x, weight, bias, out)
     else:
         multiply_wide(x, weight, bias, out, wide_rule(x.shape[0], weight))
@@ -286,33 +283,36 @@ def rounded_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor 
 
 
 def restored_linear(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """`linear` by way of the card's buffer for restored weights, of inputs in the weight's order."""
     step = restored_weights.rows_at_a_time(weight.num_outputs, weight.num_inputs, x.dtype)
     numbers = restored_weights.room(step, weight.num_inputs, x.dtype, x.device)
     if step == weight.num_outputs:
         restore(weight, range(step), numbers)
-        return plain_linear(x, numbers, bias, out_dtype)
-    out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype or x.dtype)
+        return plain_linear(x, numbers, bias, out_dtype, out)
+    if out is None:
+        out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype)
     for first in range(0, weight.num_outputs, step):
         rows = range(first, min(first + step, weight.num_outputs))
         part, places = numbers[: len(rows)], slice(rows.start, rows.stop)
         restore(weight, rows, part)
-        out[:, places] = plain_linear(x, part, None if bias is None else bias[places], out_dtype)
+        out[:, places] = plain_linear(x, part, None if bias is None else bias[places], out.dtype)
     return out
 
 
-def _linear_in_blocks(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-    out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype or x.dtype)
+def _multiply_in_blocks(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor) -> None:
     step = min(weight.num_outputs, max(1, _BLOCK_NUMBERS // weight.num_inputs))
     block = torch.empty(step, weight.num_inputs, dtype=x.dtype, device=x.device)
     for first in range(0, weight.num_outputs, step):
         rows = slice(first, min(first + step, weight.num_outputs))
         numbers = block[: rows.stop - first]
         restore_rows(weight, rows, numbers)
-        out[:, rows] = plain_linear(x, numbers, None if bias is None else bias[rows], out_dtype)
-    return out
+        out[:, rows] = plain_linear(x, numbers, None if bias is None else bias[rows], out.dtype)
 
 
 def norm_linear_reference(
