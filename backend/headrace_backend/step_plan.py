@@ -92,8 +92,8 @@ class ForwardPlan:
     # Copy-on-write, [num_copies]: whole blocks, in every layer.
     copy_sources: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     copy_targets: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
-    # [num_checked] indices, in the step's flattened tokens, of hidden states that are reported to be finite or not:
-    # those that show whether the keys and values of a chunk are, where no sample does.
+    # [num_checked] indices, in the step's flattened tokens, of hidden states that are reported to be
+    # finite or not: those that show it of a chunk's keys and values, where no sample does.
     checked_indices: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
 
 
@@ -167,7 +167,10 @@ class StepPlan:
 
     @property
     def wanted_indices(self) -> Int32Column:
-        """Hidden states that the step needs for its samples and its checks, in this order: [num_samples + num_checked] indices in its flattened tokens."""
+        """[num_samples + num_checked] hidden states that are needed for samples, then for checks.
+
+        Indices in the step's flattened tokens.
+        """
         checked = self.forward.checked_indices
         return np.concatenate((self.sample.token_indices, checked)) if checked.size else self.sample.token_indices
 

@@ -88,7 +88,7 @@ class ModelConfig:
 
     @property
     def attention_window(self) -> int | None:
-        """Tokens that a token sees in every layer, itself included; None: all before it in all of them."""
+        """Tokens that a token sees in every layer, itself included; None: all before it."""
         return min(filter(None, self.layer_windows), default=None)
 
     @property

@@ -3,7 +3,8 @@
 The KV of a token is a chain over everything before it, *read through the row's block table*; a sampled token depends on all of them, on the seed,
 the output, the position and, where penalties are in use, on the history in the row. Blocks are never cleared. So a wrong table, a missed copy,
 a stale or shared block, a wrong start or a token in the wrong place changes the answer, which `expected_tokens` knows without any of this.
-A slot can be made to hold what is not finite: so does every slot behind it that sees it, and no state that sees it is reported as finite.
+A slot can be made to hold what is not finite: so does every slot behind it that sees it, and no state
+that sees it is reported as finite.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Prompts that begin alike are computed once: published chunk by chunk, waited for, kept when their requests end early, and never shared if they are not finite."""
+"""Prompts that begin alike are computed once.
+
+They are published chunk by chunk, waited for, kept when their requests end early, and never shared
+if they are not finite.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,8 @@ def test_a_preempted_prompt_finds_its_settled_chunks() -> None:
     harness.run()
     assert reader.tokens[0] == expected_tokens(spec, 0)
     assert reader.done is not None and reader.done.preemptions == 1
-    # 8, 60 and 60 tokens were planned before, of which the first two chunks had settled: their four full blocks are not computed again.
+    # 8, 60 and 60 tokens were planned before, of which the first two chunks had settled: their four
+    # full blocks are not computed again.
     assert harness.worker.num_tokens == 4 * (14 + 7) + 140 + 1 + (8 + 60 + 60 - 64)
 
 
@@ -82,7 +87,7 @@ def test_a_prefix_is_found_while_its_prompt_is_still_computed() -> None:
 
 
 def test_a_prompt_that_shares_little_does_not_wait() -> None:
-    """A chunk of the first takes the whole step; the next step has room for the second, which has fewer than the least tokens in common."""
+    """The step has room for both, which have fewer than the least tokens in common."""
     shared = prefix_followers.LEAST_SHARED_TOKENS - 16
     harness = Harness(max_num_batched_tokens=256)
     harness.add(request(prompt(shared, 20, 1), 2))
@@ -161,7 +166,7 @@ def test_outputs_without_a_row_do_not_compute_the_prompt_again() -> None:
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("poisoned", [0, 70, 130, 190])
 def test_a_poisoned_chunk_is_never_published(poisoned: int, window: int | None) -> None:
-    """Chunks of 64 tokens, one of which has a token whose KV is not finite, near its end or far before what the last token of its chunk sees."""
+    """One token's KV is not finite, near its chunk's end or before all that the last token sees."""
     harness = Harness(max_num_batched_tokens=64, attention_window=window)
     reader = harness.add(request(prompt(200, 0)))
     harness.worker.poison_after = poisoned
@@ -218,7 +223,7 @@ def arrivals(draw: st.DrawFn) -> tuple[EngineRequest, int]:
 def test_tokens_do_not_depend_on_sharing_and_poison_stays_with_its_request(
     specs: list[tuple[EngineRequest, int]], least: int, num_blocks: int, budget: int, poisons: dict[int, int]
 ) -> None:
-    """Reference counts and tables are checked after every step (`checked_step`); as many requests fail as had something that is not finite, at most, and all others give the tokens of a model alone."""
+    """Reference counts and tables hold after every step (`checked_step`), and only requests with something that is not finite fail."""
     harness = Harness(num_blocks, model_len=160, max_num_batched_tokens=budget, max_num_seqs=4, ageing_s=1e-5)
     steps = 0
 

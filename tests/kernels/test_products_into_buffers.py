@@ -1,4 +1,4 @@
-"""Products that are written where they are asked to be: the numbers that a new tensor would have, and nothing beside them."""
+"""Products that are written to a buffer: the numbers of a new tensor, and nothing beside them."""
 
 from __future__ import annotations
 

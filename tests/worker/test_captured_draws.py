@@ -1,4 +1,4 @@
-"""Captured steps: what is replayed, what is launched between the two graphs, and that no rank waits for another inside of a draw."""
+"""Captured steps: what is replayed, what is launched between, and that no draw waits for a rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ CPU = torch.device("cpu")
 
 
 class RecordedGraphs:
-    """Graphs without a card: a replay runs what was captured. Notes replays, and calls of the ranks' collectives inside of each piece."""
+    """Graphs without a card: a replay runs what was captured.
+
+    Notes replays, and calls of the ranks' collectives inside of each piece.
+    """
 
     def __init__(self, num_calls: Callable[[], int] = lambda: 0) -> None:
         self._runs: dict[Hashable, Callable[[], Any]] = {}
@@ -145,7 +148,7 @@ def test_steps_without_wishes_launch_nothing_beside_their_graphs(shallow_llama: 
 def test_more_hidden_states_than_rows_are_checked_where_windows_are_short(
     shallow_llama: CausalLM, on_kernels: None
 ) -> None:
-    """A step of which one hidden state in four is checked, although nothing is drawn; the model's windows do not matter to the runner."""
+    """One hidden state in four is checked; what the model's layers see does not matter to the runner."""
     graphs = RecordedGraphs()
     runner = captured_runner(shallow_llama, graphs, window=4)
     plan = step([Entry(0, 0, [5] * 60)], [admission(0)], {0: list(range(8))})
@@ -172,7 +175,7 @@ class TakingTurns(ThreadCollectives):
 
 
 def test_ranks_put_their_logits_together_outside_of_graphs(tmp_path: Any, on_kernels: None) -> None:
-    """A group's captured draws send nothing, so that no graph holds an operation that waits for others; every rank draws what one alone does."""
+    """A group's captured draws send nothing, and every rank draws what one alone does."""
     write_checkpoint(tmp_path, "llama-mha")
     folder = ModelFolder.open(tmp_path)
     turn = threading.Lock()

@@ -1,8 +1,9 @@
 """Which blocks a sequence holds: growing, taking up a known prefix, sharing between outputs, copying before a write, giving back.
 
 Owns every change to a sequence's `blocks`, and through it the block pool and what the tenants' accounts count as held. Does not decide who may have blocks (`scheduler`). A block is
-published to the prefix cache when the step that filled it has settled, if the hidden states that attended to all of it came out finite (a sample's, or those that the plan has
-checked, see `plan_builder`): a NaN anywhere in it would have shown there.
+published to the prefix cache when the step that filled it has settled, if the hidden states that
+attended to all of it came out finite (a sample's, or those that the plan has checked, see
+`plan_builder`): a NaN anywhere in it would have shown there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class KVCacheManager:
     __slots__ = ("_enable_prefix_cache", "_held_sources", "_keys", "_source_accounts", "block_size", "pool")
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_cache: bool, keys: PrefixKeys) -> None:
-        """All blocks free, no prefix known. `keys` outlive the cache, as sequences do, which remember theirs."""
+        """All blocks free, no prefix known. `keys` outlive the cache, as sequences remember theirs."""
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self._keys = keys
@@ -57,7 +58,7 @@ class KVCacheManager:
         return blocks
 
     def num_reusable(self, sequence: Sequence) -> int:
-        """Tokens from the sequence's start on that may come from the prefix cache, if they are known there."""
+        """Tokens from the sequence's start on that may come from the prefix cache."""
         if not self._enable_prefix_cache:
             return 0
         if sequence.prompt_log is not None and sequence.prompt_log.num_planned < sequence.num_prompt_tokens:
@@ -65,11 +66,11 @@ class KVCacheManager:
         return sequence.num_tokens - 1
 
     def num_published(self, sequence: Sequence) -> int:
-        """Tokens of a sequence with a row, from its start on, whose blocks were offered to later prompts or came from there."""
+        """Tokens of a running sequence, from its start on, whose blocks were published or found."""
         return sequence.publish_at - self.block_size
 
     def next_key(self, sequence: Sequence) -> bytes | None:
-        """Key of the first full block of the prompt that the sequence has not published yet; None: there is none to come."""
+        """Key of the first full block of the prompt that is not published yet; None: all are."""
         index = self.num_published(sequence) // self.block_size
         if not self._enable_prefix_cache or index >= sequence.num_prompt_tokens // self.block_size:
             return None

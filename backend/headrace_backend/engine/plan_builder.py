@@ -98,7 +98,7 @@ class PlanBuilder:
     )
 
     def __init__(self, step_id: int, attention_window: int | None = None) -> None:
-        """An empty step of a model whose tokens see so many in every layer; None: all before them."""
+        """An empty step. A token sees `attention_window` tokens in every layer; None: all."""
         self.step_id = step_id
         self._attention_window = attention_window
         self.num_tokens = 0
@@ -128,7 +128,10 @@ class PlanBuilder:
         self._prompt_runs: list[tuple[LiveRequest, PromptRun]] = []
 
     def most_computed(self, sequence: Sequence, num_known: int) -> int:
-        """Tokens that the step may compute of a sequence of which so many are computed: all others, unless they report more of a prompt than a step can."""
+        """Tokens that the step may compute of a sequence of which `num_known` are computed.
+
+        These are all others, unless they report more of a prompt than a step can.
+        """
         num_missing = sequence.num_tokens - num_known
         log = sequence.prompt_log
         if log is None:
@@ -240,7 +243,7 @@ class PlanBuilder:
         )
 
     def _check(self, sequence: Sequence, count: int, is_sampled: bool) -> None:
-        """Has the next `count` tokens of the step checked: whether all that they write to the cache is finite.
+        """Has it checked whether all that the next `count` tokens write to the cache is finite.
 
         The last token's hidden state shows it: in each layer it is a sum over all keys and values
         that the token sees, and a NaN among them, or an infinite value, makes it NaN or infinite,

@@ -1,16 +1,16 @@
-"""Sequences that wait for another one to compute the prefix that they share with it, instead of computing it too.
+"""Sequences that wait for another one to compute the prefix that they share with it.
 
-Owns who waits for whom, and until how many tokens are published: it takes sequences out of the waiting
-queue and gives them back. Does not own rows or blocks (`scheduler`), and never looks for a prefix in the
-cache (`kv_cache_manager`).
+Owns who waits for whom, and until how many tokens are published: it takes sequences out of the
+waiting queue and gives them back. Does not own rows or blocks (`scheduler`), and never looks for a
+prefix in the cache (`kv_cache_manager`).
 
-A *leader* has a row and a prompt of which full blocks are not published yet; it is known by the key of
-the first of these. A sequence whose prompt goes on with that very block, and which the leader precedes
-in urgency, can become its *follower*: it leaves the waiting queue and comes back when all that both
-share is published, or when the leader loses its row, whatever the reason. As a leader is more urgent
-than its followers and has what it needs to go on, nobody waits in a circle; and as a follower would have
-to compute the same tokens within the same budget, it waits no longer than it would have computed, but
-for the step in flight. So a few tokens, which cost less than that step, are computed again.
+A *leader* has a row and a prompt of which full blocks are not published yet; it is known by the key
+of the first of these. A sequence whose prompt goes on with that very block, and which the leader
+precedes in urgency, can become its *follower*: it leaves the waiting queue and comes back when all
+that both share is published, or when the leader loses its row, whatever the reason. As a leader is
+more urgent than its followers and holds a row, nobody waits in a circle. A follower would have to
+compute the same tokens within the same budget, so what it loses is the wait for the step in flight;
+a few shared tokens, which cost less than that, are computed again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from headrace_backend.engine.sequence import LiveRequest, Sequence
 from headrace_backend.engine.token_budget import MAX_COUNTED_TOKENS
 from headrace_backend.engine.waiting_queue import WaitingQueue
 
-# Fewer shared tokens are computed anew. Reckoned, not measured: an 8B model computes 128 tokens in about
-# 1.5 ms of an H200 beside other work, and the step that would be waited for takes 5 to 15 ms; but of a
-# wave of requests every one would compute them.
+# Fewer shared tokens are computed anew. Reckoned, not measured: an 8B model computes 128 tokens in
+# about 1.5 ms of an H200 beside other work, and the step that would be waited for takes 5 to 15 ms;
+# but of a wave of requests every one would compute them.
 LEAST_SHARED_TOKENS = 128
 
 
@@ -41,9 +41,9 @@ class PrefixFollowers:
         self._waiting = waiting
         self._leaders: dict[bytes, list[Sequence]] = {}
         self._keys: dict[Sequence, bytes] = {}
-        # Heaps by the number of shared tokens, of leaders that have followers; entries of followers that ended stay.
+        # Heaps by the number of shared tokens, of leaders that have followers, ended ones included.
         self._following: dict[Sequence, list[tuple[int, tuple[int, int, int], Sequence]]] = {}
-        # Tokens that followers will have to compute themselves, each follower's counted up to a limit.
+        # Tokens that followers will compute themselves, each follower's counted up to a limit.
         self.num_counted_tokens = 0
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -58,7 +58,7 @@ class PrefixFollowers:
             self._leaders.setdefault(key, []).append(sequence)
 
     def advance(self, sequence: Sequence, kv: KVCacheManager) -> None:
-        """A sequence with a row has published further blocks. Followers that have now all that they waited for go back to the queue."""
+        """Gives followers back that have all they waited for, as a leader has published blocks."""
         if sequence not in self._keys:
             return
         self._forget_key(sequence)
@@ -76,12 +76,15 @@ class PrefixFollowers:
             self._give_back(entry[2])
 
     def take_first(self, sequence: Sequence, num_known: int, kv: KVCacheManager) -> bool:
-        """Takes the first sequence of the queue out of it, if another one computes the next tokens of its prompt. Returns whether it did.
+        """Takes the first sequence out of the queue, if another one computes its next tokens.
 
         Args:
             sequence: What the queue shows.
             num_known: Tokens of it that the prefix cache has.
             kv: The cache.
+
+        Returns:
+            Whether it did: the sequence waits here from now on.
         """
         num_reusable = kv.num_reusable(sequence)
         least = num_known + LEAST_SHARED_TOKENS
@@ -96,7 +99,7 @@ class PrefixFollowers:
         return False
 
     def note_left(self, sequence: Sequence) -> None:
-        """A follower follows nobody any more; if it has ended, its entry is dead weight until its leader gets to it."""
+        """A follower follows nobody any more; its entry stays until its leader gets to it."""
         sequence.leader = None
         self.num_counted_tokens -= sequence.num_counted_tokens
 

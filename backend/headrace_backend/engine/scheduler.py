@@ -8,7 +8,8 @@ There are no phases: each step lets sequences catch up with their tokens, within
 1. Sequences whose row holds the token to compute (one token each; people call it decoding), most urgent first.
 2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent first, in chunks of what the budget leaves
    (`token_budget`, which may also set the long ones back behind 3, with a share kept for them).
-3. Waiting sequences, most urgent first, unless blocks were short in this step; but for those whose prompt goes on as one that is being computed (`prefix_followers`).
+3. Waiting sequences, most urgent first, unless blocks were short in this step. Those whose prompt
+   goes on as one that is being computed wait for that (`prefix_followers`).
 
 A tenant's sequences hold at most its share of the blocks. One that waits for more is passed over with its whole tenant, and those of others go on; one that runs and
 needs more preempts the least urgent of its own tenant, never another's.

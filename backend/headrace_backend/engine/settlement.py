@@ -84,7 +84,10 @@ class Settlement:
             self._append(sequence, token, now_ns)
 
     def _end_poisoned(self, sequence: Sequence, now_ns: int) -> None:
-        """What a sequence wrote to the cache is not finite: whatever it would sample could not be either. Nor could outputs that wait for its prompt."""
+        """Ends a sequence that wrote what is not finite: it could sample nothing.
+
+        Outputs that wait for its prompt could not either.
+        """
         if sequence.request.unforked:
             self._endings.end_all(sequence.request, EndReason.ERROR, now_ns, error=_UNSOUND)
         elif not sequence.ended:
@@ -189,7 +192,7 @@ class Settlement:
 
 
 def _poisoned(step: InFlightStep, result: StepResult) -> dict[Sequence, None]:
-    """Sequences whose checked hidden states are not all finite, each once, in the order of the plan."""
+    """Sequences whose checked hidden states are not all finite, each once."""
     if len(result.checked_ok) != len(step.checked):
         raise ValueError(
             f"step {step.step_id}: {len(result.checked_ok)} hidden states are checked, not {len(step.checked)}"

@@ -93,7 +93,10 @@ class OutputHead(ShardedModule):
         return len(self._rows)
 
     def whole(self, part: Tensor, out: Tensor | None = None) -> Tensor:
-        """[num_tokens, part_size] of each rank -> [num_tokens, vocab_size] on all: `out`, if it is given. Of one rank it is the part itself."""
+        """[num_tokens, part_size] of each rank -> [num_tokens, vocab_size] on all, in `out` if given.
+
+        Of one rank it is the part itself.
+        """
         return part if self._is_whole else self._shard.together.gather_columns(part, out)
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -227,11 +227,17 @@ class CausalLM(nn.Module, abc.ABC):
         return self.lm_head.part_size
 
     def write_logits(self, hidden: Tensor, out: Tensor) -> None:
-        """Logits of this rank's part of the vocabulary, to [n, part_size] fp32. Sends nothing to other ranks."""
+        """Logits of this rank's part of the vocabulary, to [n, part_size] fp32.
+
+        Sends nothing to other ranks.
+        """
         self.lm_head.part(hidden, out)
 
     def gather_logits(self, part: Tensor, out: Tensor) -> None:
-        """All ranks' parts side by side, to [n, vocab_size] fp32; of one rank, whose part is `out`, nothing is to be done."""
+        """Puts all ranks' parts side by side, to [n, vocab_size] fp32.
+
+        Of one rank, whose part is `out` already, nothing is to be done.
+        """
         self.lm_head.whole(part, out)
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,10 @@ class Collectives(abc.ABC):
         return rounded_add_rms_norm(self.all_reduce(partial), residual, weight, eps, number)
 
     def gather_columns(self, part: Tensor, out: Tensor | None = None) -> Tensor:
-        """The ranks' columns side by side: [num_rows, n] -> [num_rows, world_size * n], contiguous: `out`, if it is given."""
+        """The ranks' columns side by side: [num_rows, n] -> [num_rows, world_size * n].
+
+        Written to `out`, if it is given, which must be contiguous.
+        """
         by_row = self.all_gather(part.contiguous()).transpose(0, 1)
         if out is None:
             return by_row.reshape(part.shape[0], -1)

@@ -43,7 +43,7 @@ class CpuRunner:
         """Takes and gives back rows, then computes the plan's tokens.
 
         Returns:
-            Hidden states of the sampled tokens, those that are checked, then those that tell of prompts, [num_samples + num_checked + num_prompt_tokens, hidden_size].
+            As Runner says.
         """
         self._sampler.release(plan.released_rows)
         self._sampler.admit(plan.admissions)
@@ -64,7 +64,7 @@ class CpuRunner:
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """Draws the plan's tokens from what `forward` returned, checks it, and tells of prompts; None if there is nothing of these to do."""
+        """See Runner."""
         sampled_from, checked, telling = split_hidden(plan, hidden)
         prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
         finite = finite_rows(checked) if len(checked) else None

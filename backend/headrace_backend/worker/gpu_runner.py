@@ -1,12 +1,18 @@
 """Executes step plans on a GPU: columns up, kernels launched, nothing waited for.
 
-Owns the order inside a step, and whether it is replayed or launched kernel by kernel. A step that fits a captured shape is padded to it and replayed as two graphs, the forward pass and the draw;
-any other, one whose contexts are to be gathered, and one that tells of prompts, is launched as it is. Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and never a variant.
+Owns the order inside a step, and whether it is replayed or launched kernel by kernel. A step that
+fits a captured shape is padded to it and replayed as two graphs, the forward pass and the draw; any
+other, one whose contexts are to be gathered, and one that tells of prompts, is launched as it is.
+Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and never
+a variant.
 
-    plan -> StepBuffers.upload (one copy) -> _forward -> logits -> ... -> _draw -> tokens, which the next step finds in `DeviceRows`
+    plan -> StepBuffers.upload (one copy) -> _forward -> logits -> ... -> _draw -> tokens,
+                                                         which the next step finds in `DeviceRows`
 
-Between the two graphs is what must not be captured, because few steps need it or because it waits for others: ranks put their logits together, and rows with bias, bans or penalties have theirs
-changed. Behind the draw come notes and log probabilities of rows that ask for them. None of it takes the other rows off their graphs.
+Between the two graphs is what must not be captured, because few steps need it or because it waits for
+others: ranks put their logits together, and rows with bias, bans or penalties have theirs changed.
+Behind the draw come notes and log probabilities of rows that ask for them. None of it takes the other
+rows off their graphs.
 """
 
 from __future__ import annotations
@@ -83,7 +89,7 @@ class GpuRunner:
         self._shapes = tuple(shapes)
         self._agreed_times = agreed_times
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
-        # Of the step launched last, between `forward` and `sample`: its shape, and whether it is one of `shapes`.
+        # The shape of the step launched last, for `sample`, and whether it is one of `shapes`.
         self._shape: StepShape | None = None
         self._is_padded = False
         self._gathers: Gathers = ()
@@ -104,7 +110,7 @@ class GpuRunner:
         """Takes and gives back rows, then launches the pass over the plan's tokens.
 
         Returns:
-            Hidden states of the sampled tokens, those that are checked, then those that tell of prompts, [num_samples + num_checked + num_prompt_tokens, hidden_size], valid until the next step.
+            As Runner says, valid until the next step.
         """
         self._sampler.release(plan.released_rows)
         self._sampler.admit(plan.admissions)
@@ -133,7 +139,7 @@ class GpuRunner:
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """Draws the plan's tokens from what `forward` returned, checks it, and tells of prompts; None if there is nothing of these to do."""
+        """See Runner."""
         sampled_from, checked, telling = split_hidden(plan, hidden)
         prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
         finite = finite_rows(checked) if len(checked) else None

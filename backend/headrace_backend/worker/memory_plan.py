@@ -127,7 +127,7 @@ def _gathered_bytes(world_size: int, size: int) -> int:
 
 
 def _graphs_estimate(config: EngineConfig, bytes_per_token: int) -> int:
-    """Activations of the largest shape, and every shape's own. Logits are the runner's, whether a step is captured or not."""
+    """Activations of the largest shape, and every shape's own. Logits are in the runner's buffers."""
     batches = config.captured_batch_sizes()
     if not batches:
         return 0

@@ -3,10 +3,13 @@
 Owns the order: changes to single logits, penalties, then the choice (`headrace_kernels.sampling.choice`), log probabilities of the changed logits, and the notes that later
 steps of the row need. Rows that need none of it cost an argmax. Does not own logits (the runners) nor any decision about when an output ends.
 
-    logits -> change: rows that ask for it, in place -> draw_all: every row, one way -> finish: notes and log probabilities of rows that ask for them
+    logits -> change     in place, of rows that ask for it
+           -> draw_all   every row, one way
+           -> finish     notes and log probabilities, of rows that ask for them
 
-On a GPU nothing here waits for the device: what the host must know of a row, its traits, it knows since the row's admission. The draw in the middle is the same few
-kernels whatever its rows ask for, so that it can be captured in a graph, and no row takes the others' draw off it.
+On a GPU nothing here waits for the device: what the host must know of a row, its traits, it knows
+since the row's admission. The draw in the middle is the same few kernels whatever its rows ask for,
+so that it can be captured in a graph, and no row takes the others' draw off it.
 """
 
 from __future__ import annotations
@@ -52,14 +55,14 @@ class SampledTokens:
     sound: torch.Tensor
     logprobs: SampledLogprobs | None
     prompts: PromptLogprobs | None = None
-    # bool [num_checked] whether the hidden states that the plan wants checked are finite; None: it wants none.
+    # bool [num_checked] whether the hidden states that the plan has checked are finite; None: none.
     checked: torch.Tensor | None = None
 
     @classmethod
     def none(
         cls, prompts: PromptLogprobs | None, checked: torch.Tensor | None, device: torch.device
     ) -> SampledTokens | None:
-        """Of a step that draws nothing; None if it tells nothing of prompts and checks nothing either."""
+        """What a step gives that draws nothing; None if it has no prompts to tell of nor checks."""
         if prompts is None and checked is None:
             return None
         tokens = torch.empty(0, dtype=torch.int64, device=device)
@@ -121,7 +124,9 @@ class Sampler:
     def draw_all(
         self, logits: torch.Tensor, rows: torch.Tensor, output_positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draws one token per sample from logits that `change` has seen. Can be captured in a CUDA graph: parameters are read when it runs.
+        """Draws one token per sample from logits that `change` has seen.
+
+        Can be captured in a CUDA graph: parameters are read when it runs.
 
         Args:
             logits: bf16, fp16 or fp32 [num_samples, vocab_size].
@@ -151,9 +156,10 @@ class Sampler:
         return self.finish(plan, traits, logits, tokens, sound)
 
     def change(self, plan: SamplePlan, logits: torch.Tensor) -> UInt8Column:
-        """Launches what changes the logits of rows that ask for it, before the draw: bias, bans, penalties. For all other plans nothing.
+        """Launches what changes the logits of rows that ask for it: bias, bans, penalties.
 
-        Whatever else decides which tokens a row may draw belongs here too, and may come to the worker after the forward pass was launched.
+        Of plans without such rows it launches nothing. Whatever else decides which tokens a row may
+        draw belongs here too, and may come to the worker after the forward pass was launched.
 
         Args:
             plan: Rows and positions, num_samples of each.
@@ -170,7 +176,7 @@ class Sampler:
     def finish(
         self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, tokens: torch.Tensor, sound: torch.Tensor
     ) -> SampledTokens:
-        """Launches what follows a draw for rows that ask for it: notes for their next draws, log probabilities.
+        """Launches what follows a draw: notes for rows' next draws, log probabilities.
 
         Args:
             plan: As for `change`.

@@ -51,7 +51,7 @@ class StepLimits:
 
     @property
     def max_num_wanted(self) -> int:
-        """Most hidden states that a step samples from and checks: one of each row, and one for each window of tokens."""
+        """Most hidden states that a step samples from and checks: of each row, of each window."""
         return self.max_num_seqs + self.max_num_batched_tokens // (
             self.attention_window or self.max_num_batched_tokens + 1
         )
@@ -109,7 +109,8 @@ class StepBuffers:
         # [num_samples, hidden_size] what the forward pass leaves for the draw and for checks.
         self.hidden = torch.zeros(limits.max_num_wanted, hidden_size, dtype=dtype, device=device)
         part_size, vocab_size = logit_sizes
-        # fp32 [num_samples, part_size] the logits that this rank computes, and [num_samples, vocab_size] those that are drawn from: of one rank the same.
+        # fp32 [num_samples, part_size] the logits that this rank computes, and [num_samples, vocab_size]
+        # those that are drawn from: of one rank the same.
         self.logits_part = torch.zeros(limits.max_num_seqs, part_size, dtype=torch.float32, device=device)
         self.logits = self.logits_part
         if part_size < vocab_size:

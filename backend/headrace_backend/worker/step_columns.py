@@ -54,7 +54,8 @@ class StepColumns(Generic[Column]):
     positions: Column
     # [num_entries] the row of each entry of the whole step.
     rows: Column
-    # [num_samples] the row that receives the token, the index of its hidden state, and the token's position in the output; of a hidden state that is only checked the scratch row.
+    # [num_samples] the row that receives the token, the index of its hidden state, and the token's
+    # position in the output. Hidden states that are only checked have the scratch row.
     sample_rows: Column
     sample_tokens: Column
     output_positions: Column
