@@ -92,7 +92,9 @@ def answer(plan: StepPlan) -> StepResult:
     """Any token for every sample."""
     samples = plan.sample.rows.size
     now = time.monotonic_ns()
-    return StepResult(plan.step_id, now, now, np.full(samples, 7, np.int32), np.ones(samples, np.uint8))
+    tokens, finite = np.full(samples, 7, np.int32), np.ones(samples, np.uint8)
+    checked = np.ones(plan.forward.checked_indices.size, np.uint8)
+    return StepResult(plan.step_id, now, now, tokens, finite, checked_ok=checked)
 
 
 def run(requests: int, rows: int, block_size: Literal[16, 32, 64], seed: int) -> dict[str, Any]:

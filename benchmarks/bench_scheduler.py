@@ -141,7 +141,8 @@ class InstantWorker:
         plan = StepPlan.decode(encoded)
         tokens = self._generator.integers(3, VOCAB_SIZE, plan.sample.rows.size, np.int32)
         began_ns = plan.step_id * STEP_NS
-        return StepResult(plan.step_id, began_ns, began_ns + STEP_NS, tokens, np.ones(tokens.size, np.uint8)).encode()
+        finite, checked = np.ones(tokens.size, np.uint8), np.ones(plan.forward.checked_indices.size, np.uint8)
+        return StepResult(plan.step_id, began_ns, began_ns + STEP_NS, tokens, finite, checked_ok=checked).encode()
 
 
 def measure(case: Case, num_steps: int) -> dict[str, float]:

@@ -41,8 +41,9 @@ class _Model:
         if self._step_s:
             self._free_at_s = max(started_ns / 1e9, self._free_at_s) + self._step_s
             time.sleep(max(0.0, self._free_at_s - time.monotonic()))
-        sound = np.ones(tokens.size, np.uint8)
-        return StepResult(plan.step_id, started_ns, time.monotonic_ns(), tokens, sound).encode()
+        finite, checked = np.ones(tokens.size, np.uint8), np.ones(plan.forward.checked_indices.size, np.uint8)
+        ended_ns = time.monotonic_ns()
+        return StepResult(plan.step_id, started_ns, ended_ns, tokens, finite, checked_ok=checked).encode()
 
 
 def _descriptors(text: str) -> list[int]:

@@ -24,6 +24,8 @@ _COUNTERS = ("late_work",)
 # How the engine planned: what of it changed belongs to a measurement, and none of it is wrong.
 _PLANNING = ("step_count", "held_plans", "late_plans")
 _WARM_UP_SEED = 1_000_003
+# Greedy otherwise.
+_PENALIZED = engine_pb2.EngineSampling(top_p=1.0, repetition_penalty=1.1)
 _MAX_ROUNDS = 5
 _UNCOUNTED_ROUNDS = 2
 # For requests that are given up to leave the engine.
@@ -146,6 +148,8 @@ async def send(session: EngineSession, workload: Workload, salt: bytes, ending: 
         Unfinished: It was cut short.
     """
     prompts = [Prompt.of(ids, output, salt) for ids, output in workload.trace]
+    penalized = [dataclasses.replace(prompt, sampling=_PENALIZED) for prompt in prompts[: workload.penalized]]
+    prompts[: workload.penalized] = penalized
     gc.collect()
     gc.freeze()
     begin_s = time.perf_counter()

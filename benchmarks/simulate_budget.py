@@ -122,10 +122,9 @@ class Device:
         tokens = np.full(num_samples, 5, np.int32)
         self.steps.append((int(plan.forward.known_counts.sum()), num_samples, duration_ms))
         times_ns = int(asked_ms * 1e6), int(self.free_at_ms * 1e6)
-        sound = np.ones(num_samples, np.uint8)
-        return StepResult(
-            plan.step_id, *times_ns, tokens, sound, launched_at_ns=0 if self._ahead else int(launched_ms * 1e6)
-        )
+        finite, checked = np.ones(num_samples, np.uint8), np.ones(plan.forward.checked_indices.size, np.uint8)
+        launched_ns = 0 if self._ahead else int(launched_ms * 1e6)
+        return StepResult(plan.step_id, *times_ns, tokens, finite, launched_at_ns=launched_ns, checked_ok=checked)
 
     def _cost_ms(self, plan: StepPlan) -> float:
         forward = plan.forward

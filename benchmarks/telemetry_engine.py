@@ -130,7 +130,8 @@ def _answer(encoded: bytes, generator: np.random.Generator) -> tuple[bytes, int]
     plan = StepPlan.decode(encoded)
     tokens = generator.integers(3, VOCAB_SIZE, plan.sample.rows.size, np.int32)
     now_ns = time.monotonic_ns()
-    result = StepResult(plan.step_id, now_ns, now_ns, tokens, np.ones(tokens.size, np.uint8))
+    finite, checked = np.ones(tokens.size, np.uint8), np.ones(plan.forward.checked_indices.size, np.uint8)
+    result = StepResult(plan.step_id, now_ns, now_ns, tokens, finite, checked_ok=checked)
     return result.encode(), tokens.size
 
 

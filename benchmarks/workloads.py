@@ -114,6 +114,8 @@ class Workload:
     users: Users | None = None
     # Indices of requests whose figures are kept apart from the others'.
     apart: frozenset[int] = frozenset()
+    # How many of its first requests ask for a repetition penalty.
+    penalized: int = 0
     # Whether prompts, outputs or ids were changed to fit a small model, or users have another time.
     cut: bool = False
 
@@ -125,6 +127,10 @@ class Workload:
 
 def _single(seed: int) -> Workload:
     return Workload("single", single(seed=1 + seed), concurrency=1)
+
+
+def _burst256_penalized(seed: int) -> Workload:
+    return Workload("burst256_penalized", burst256(seed=2 + seed), penalized=1)
 
 
 def _poisson15(seed: int) -> Workload:
@@ -144,6 +150,7 @@ def _longprompt_poisson15(seed: int) -> Workload:
 WORKLOADS: Mapping[str, Callable[[int], Workload]] = {
     "single": _single,
     "burst256": lambda seed: Workload("burst256", burst256(seed=2 + seed)),
+    "burst256_penalized": _burst256_penalized,
     "mix1000": lambda seed: Workload("mix1000", mix1000(seed=3 + seed)),
     "prefill8k": lambda seed: Workload("prefill8k", prefill8k(seed=4 + seed)),
     "longctx": lambda seed: Workload("longctx", longctx(seed=5 + seed)),

@@ -104,6 +104,7 @@ def _decode_admissions(data: bytes) -> list[RowAdmission]:
 
 _EMPTY = np.empty(0, np.int32)
 _NO_FLOATS = np.empty(0, np.float32)
+_NO_FLAGS = np.empty(0, np.uint8)
 
 # Most prompt tokens of one step whose log probabilities are reported. Bounds what the output layer computes beyond the draws, the results
 # and what a reader is sent at once, whatever the token budget.
@@ -136,6 +137,9 @@ class ForwardPlan:
     # Copy-on-write, [num_copies]: whole blocks, in every layer.
     copy_sources: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     copy_targets: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
+    # [num_checked] indices, in the step's flattened tokens, of hidden states that are reported to be
+    # finite or not: those that show it of a chunk's keys and values, where no sample does.
+    checked_indices: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
 
 
 @dataclasses.dataclass(slots=True)
@@ -209,6 +213,15 @@ class StepPlan:
     prompt_logprobs: PromptLogprobPlan = NO_PROMPT_LOGPROBS
 
     @property
+    def wanted_indices(self) -> Int32Column:
+        """[num_samples + num_checked] hidden states that are needed for samples, then for checks.
+
+        Indices in the step's flattened tokens.
+        """
+        checked = self.forward.checked_indices
+        return np.concatenate((self.sample.token_indices, checked)) if checked.size else self.sample.token_indices
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that the forward pass computes."""
         return int(self.forward.counts.sum())
@@ -246,7 +259,7 @@ class StepPlan:
         return cls(step_id, columns[0], admissions, forward, sample, prompt_logprobs)
 
 
-_RESULT_HEADER = struct.Struct("<QQQQ8I")
+_RESULT_HEADER = struct.Struct("<QQQQ9I")
 
 
 @dataclasses.dataclass(slots=True)
@@ -285,6 +298,8 @@ class StepResult:
     prompt_ranks: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     prompt_top_token_ids: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     prompt_top_logprobs: Float32Column = dataclasses.field(default_factory=lambda: _NO_FLOATS)
+    # [num_checked] 1 where the hidden state that the plan wants checked is finite.
+    checked_ok: UInt8Column = dataclasses.field(default_factory=lambda: _NO_FLAGS)
 
     def encode(self) -> bytes:
         """The result as bytes: a header of lengths, then the columns, four bytes an entry first."""
@@ -301,6 +316,7 @@ class StepResult:
             self.captured,
             self.prompt_sampled.size,
             self.prompt_top_token_ids.size,
+            self.checked_ok.size,
         )
         columns = (
             self.tokens,
@@ -312,6 +328,7 @@ class StepResult:
             self.top_logprobs,
             *self._prompt_columns(),
             self.ok,
+            self.checked_ok,
         )
         return b"".join([header, *(c.tobytes() for c in columns)])
 
@@ -337,6 +354,7 @@ class StepResult:
             captured,
             prompts,
             prompt_tops,
+            checked,
         ) = _RESULT_HEADER.unpack_from(data)
         offset = _RESULT_HEADER.size
 
@@ -358,6 +376,6 @@ class StepResult:
         )
         if prompts:
             flat += (column(f32, prompts), column(i32, prompts), column(i32, prompt_tops), column(f32, prompt_tops))
-        ok = column(np.uint8, samples)
+        ok, checked_ok = column(np.uint8, samples), column(np.uint8, checked)
         about = (late_work, padded_tokens, bool(captured), launched)
-        return cls(step_id, started, finished, tokens, ok, *about, *flat)  # type: ignore[arg-type]  # dtypes are as written above
+        return cls(step_id, started, finished, tokens, ok, *about, *flat, checked_ok=checked_ok)  # type: ignore[arg-type,misc]  # dtypes are as written above

@@ -87,6 +87,11 @@ class ModelConfig:
     names_own_code: bool = False
 
     @property
+    def attention_window(self) -> int | None:
+        """Tokens that a token sees in every layer, itself included; None: all before it."""
+        return min(filter(None, self.layer_windows), default=None)
+
+    @property
     def quantized_by(self) -> str | None:
         """Who quantized the folder's weights, as config.json spells it; None: nobody, or a GGUF file's maker."""
         if self.quantization is not None:

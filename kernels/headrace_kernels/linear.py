@@ -21,7 +21,13 @@ def linear_reference(
     return functional.linear(x, weight, bias).to(out_dtype or x.dtype)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Multiplies by a weight.
 
     Args:
@@ -29,14 +35,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: tor
         weight: [out, in] in the type of x, in any order in memory; `empty_weight` makes the best one.
         bias: [out].
         out_dtype: Of the result; None: the type of x. On a GPU fp32 is the unrounded sum.
+        out: [num_tokens, out] of that type, contiguous, to be written; None: a new tensor.
 
     Returns:
-        [num_tokens, out], summed in fp32.
+        [num_tokens, out], summed in fp32; `out` if given.
     """
     if fuses(x.shape[0], weight):
-        return small_linear(x, weight, bias, out_dtype)
+        return small_linear(x, weight, bias, out_dtype, out)
     if x.is_cuda and out_dtype == torch.float32 != x.dtype and bias is None:
-        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        if out is None:
+            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+    product = _by_a_library(x, weight, bias, out_dtype)
+    return product if out is None else out.copy_(product)
+
+
+def _by_a_library(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     # In lower precision PyTorch takes oneDNN by itself where the processor has the instructions; this call would raise where it has not.
     if _HAS_ONEDNN and x.is_cpu and x.dtype == torch.float32 and x.shape[0] > 1:
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

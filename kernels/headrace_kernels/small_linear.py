@@ -52,7 +52,13 @@ def fuses(num_rows: int, weight: Tensor) -> bool:
     return weight.is_contiguous() and weight.shape[1] % 8 == 0
 
 
-def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+def small_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """X W^T + b by Triton, for `linear`, whose description holds here too.
 
     Args:
@@ -60,8 +66,10 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtyp
         weight: [out, in].
         bias: [out].
         out_dtype: Of the result; None: the type of x.
+        out: [num_rows, out] of that type, to be written; None: a new tensor.
     """
-    out = x.new_empty(x.shape[0], weight.shape[0], dtype=out_dtype)
+    if out is None:
+        out = x.new_empty(x.shape[0], weight.shape[0], dtype=out_dtype)
     multiply(x, weight, bias, out, launch_rule(x.shape[0], out.shape[1], x.shape[1]))
     return out
 

@@ -77,6 +77,7 @@ class FakeModel:
             time.monotonic_ns(),
             np.array(sampled, np.int32),
             np.ones(len(sampled), np.uint8),
+            checked_ok=np.ones(plan.forward.checked_indices.size, np.uint8),
         )
         self._add_logprobs(result, rows, sampled)
         self._add_prompt_logprobs(result, plan, tokens)

@@ -72,6 +72,7 @@ class Device:
         size = plan.sample.rows.size
         tokens, sound = np.full(size, 5, np.int32), np.ones(size, np.uint8)
         result = StepResult(plan.step_id, now_ns, self._free_ns, tokens, sound, launched_at_ns=now_ns)
+        result.checked_ok = np.ones(plan.forward.checked_indices.size, np.uint8)
         self._running.append((self._free_ns, result))
         self._timer.set(self._running[0][0])
         return True

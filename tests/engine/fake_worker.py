@@ -3,6 +3,8 @@
 The KV of a token is a chain over everything before it, *read through the row's block table*; a sampled token depends on all of them, on the seed,
 the output, the position and, where penalties are in use, on the history in the row. Blocks are never cleared. So a wrong table, a missed copy,
 a stale or shared block, a wrong start or a token in the wrong place changes the answer, which `expected_tokens` knows without any of this.
+A slot can be made to hold what is not finite: so does every slot behind it that sees it, and no state
+that sees it is reported as finite.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from headrace_backend.step_plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS, RowAdmi
 
 VOCAB_SIZE = 24
 _EMPTY_SLOT = -1
+POISON = -2
 
 
 def chain(previous: int, token: int) -> int:
     """KV of a token after the KV before it."""
-    return hash((previous, token))
+    return POISON if previous == POISON else hash((previous, token))
 
 
 def draw(slots: list[int], seed: int, output_index: int, position: int, history: tuple[int, ...]) -> int:
@@ -111,10 +114,15 @@ class FakeWorker:
         self.plan_bytes, self.column_bytes = sys.maxsize, 1 << 30
         self.largest_plan_bytes = 0
         self.num_tokens = 0
+        self.attention_window: int | None = None
         self.num_copies = 0
         self.num_prompt_logprobs = 0
         # A prompt token whose log probability is not a number.
         self.unsound_prompt_token: int | None = None
+        # How many of the tokens that are computed next are to pass before one whose KV is not finite; None: all.
+        self.poison_after: int | None = None
+        # The row whose KV came out so, each time.
+        self.poisoned_rows: list[int] = []
 
     def push(self, plan: StepPlan) -> None:
         encoded = plan.encode()
@@ -191,7 +199,10 @@ class FakeWorker:
                 tokens.append(row.last_token)
             for position, token in enumerate(tokens, start):
                 previous = self._read(row, position - 1) if position else 0
-                self._write(row, position, chain(previous, token))
+                if previous == POISON and self.attention_window is not None:
+                    # As in the last layer, whose keys and values only those in the window see.
+                    previous = 0
+                self._write(row, position, self._poisoned(row_index) or chain(previous, token))
                 writes.append((row.table[position // self.block_size], position % self.block_size))
                 hidden.append((row, position + 1))
             row.num_computed = start + count
@@ -217,7 +228,7 @@ class FakeWorker:
                 assert [self._read(row, p) for p in range(num_tokens)] == slots
             admission = row.admission
             token = draw(slots, admission.seed, admission.output_index, position, tuple(row.history))
-            if row_index in self.unsound_rows:
+            if row_index in self.unsound_rows or not self._is_finite(source, num_tokens):
                 tokens.append(0)
                 ok.append(0)
             else:
@@ -230,6 +241,7 @@ class FakeWorker:
                 logprobs.append((index, -float(token), token + 1, len(top_tokens(token, admission.num_logprobs))))
                 tops.extend(top_tokens(token, admission.num_logprobs))
         result = StepResult(plan.step_id, 0, 1000, np.array(tokens, np.int32), np.array(ok, np.uint8))
+        result.checked_ok = np.array([self._is_finite(*hidden[i]) for i in plan.forward.checked_indices], np.uint8)
         if logprobs:
             samples, sampled, ranks, counts = zip(*logprobs, strict=True)
             result.logprob_samples = np.array(samples, np.int32)
@@ -257,6 +269,21 @@ class FakeWorker:
         result.prompt_ranks = np.array([rank for _, rank, _ in entries], np.int32)
         result.prompt_top_token_ids = np.array(tops, np.int32)
         result.prompt_top_logprobs = -np.array(tops, np.float32)
+
+    def _poisoned(self, row: int) -> int:
+        """POISON if it is the next token's turn, else 0."""
+        if self.poison_after is None:
+            return 0
+        if self.poison_after:
+            self.poison_after -= 1
+            return 0
+        self.poison_after = None
+        self.poisoned_rows.append(row)
+        return POISON
+
+    def _is_finite(self, row: Row, num_tokens: int) -> bool:
+        window = self.attention_window or num_tokens
+        return all(self._read(row, p) != POISON for p in range(max(0, num_tokens - window), num_tokens))
 
     def _read(self, row: Row, position: int) -> int:
         slot = self.blocks[row.table[position // self.block_size]][position % self.block_size]

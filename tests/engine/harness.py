@@ -116,15 +116,21 @@ class Harness:
     """Everything in one place; `step` is one turn of the server's loop."""
 
     def __init__(
-        self, num_blocks: int = 64, model_len: int = 512, plan_bytes: int | None = None, **changes: Any
+        self,
+        num_blocks: int = 64,
+        model_len: int = 512,
+        plan_bytes: int | None = None,
+        attention_window: int | None = None,
+        **changes: Any,
     ) -> None:
         """`plan_bytes` is what the worker's ring takes; None: what the configuration makes of it."""
         self.now_ns = 1_000_000_000
         self.config = config(**changes)
         self.num_blocks = num_blocks
         self.plan_bytes = plan_bytes or max_plan_bytes(self.config, model_len)
-        limits = ModelLimits(VOCAB_SIZE, model_len, (EOS,))
+        limits = ModelLimits(VOCAB_SIZE, model_len, (EOS,), attention_window)
         self.engine = Engine(self.config, limits, TOKEN_BYTES, lambda: self.now_ns, lambda: self.now_ns)
+        self.attention_window = attention_window
         self.worker = self.new_worker()
         self.engine.worker_ready(num_blocks, plan_bytes=plan_bytes)
         self.readers: dict[tuple[int, int], Reader] = {}
@@ -134,6 +140,7 @@ class Harness:
         config = self.config
         worker = FakeWorker(self.num_blocks, config.block_size, config.max_num_batched_tokens, config.max_num_seqs)
         worker.plan_bytes, worker.column_bytes = self.plan_bytes, columns_bytes(config)
+        worker.attention_window = self.attention_window
         return worker
 
     def replace_worker(self, pause_ns: int = 1_000) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.engine.fake_worker import expected_prompt, expected_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 
+from headrace_backend.engine import prefix_followers
 from headrace_backend.engine.errors import RequestRefused
 from headrace_backend.engine.requests import AbortCause, EndReason, EngineRequest
 
@@ -50,8 +52,11 @@ class EngineMachine(RuleBasedStateMachine):
         num_rows=st.integers(1, 6),
         budget=st.sampled_from([16, 17, 40, 200]),
         prefix_cache=st.booleans(),
+        least_shared=st.sampled_from([16, 128]),
     )
-    def start(self, num_blocks: int, num_rows: int, budget: int, prefix_cache: bool) -> None:
+    def start(self, num_blocks: int, num_rows: int, budget: int, prefix_cache: bool, least_shared: int) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(prefix_followers, "LEAST_SHARED_TOKENS", least_shared)
         self.harness = Harness(
             num_blocks,
             model_len=MAX_LEN,
@@ -188,7 +193,10 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "harness"):
             return
-        self.harness.run()
+        try:
+            self.harness.run()
+        finally:
+            self.patch.undo()
         for asked in self.asked:
             self._check_ended(asked)
         load = self.engine.load()

@@ -6,6 +6,7 @@ from tests.engine.harness import request
 
 from headrace_backend.engine.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.ledger import Ledger
+from headrace_backend.engine.prefix_keys import PrefixKeys
 from headrace_backend.engine.requests import EngineRequest
 from headrace_backend.engine.sequence import LiveRequest, Sequence
 from headrace_backend.engine.tenant_account import TenantAccount
@@ -35,7 +36,7 @@ def forked(kv: KVCacheManager, n: int) -> list[Sequence]:
 
 
 def test_source_of_a_copy_is_not_given_away_before_the_plan_is_complete() -> None:
-    kv = KVCacheManager(4, 16, enable_prefix_cache=True)
+    kv = KVCacheManager(4, 16, enable_prefix_cache=True, keys=PrefixKeys())
     leader, sibling = forked(kv, 2)
     copy = kv.copy_on_write(leader)
     assert copy is not None
@@ -50,7 +51,7 @@ def test_source_of_a_copy_is_not_given_away_before_the_plan_is_complete() -> Non
 
 
 def test_last_holder_writes_in_place() -> None:
-    kv = KVCacheManager(8, 16, enable_prefix_cache=True)
+    kv = KVCacheManager(8, 16, enable_prefix_cache=True, keys=PrefixKeys())
     first, second, third = forked(kv, 3)
     assert kv.num_missing(first, 21) == 1
     assert kv.copy_on_write(first) is not None
@@ -64,7 +65,7 @@ def test_last_holder_writes_in_place() -> None:
 
 
 def test_copy_is_made_once() -> None:
-    kv = KVCacheManager(8, 16, enable_prefix_cache=True)
+    kv = KVCacheManager(8, 16, enable_prefix_cache=True, keys=PrefixKeys())
     first, second = forked(kv, 2)
     assert kv.copy_on_write(first) is not None
     first.num_computed += 1
@@ -74,7 +75,7 @@ def test_copy_is_made_once() -> None:
 
 
 def test_disabled_prefix_cache_publishes_nothing() -> None:
-    kv = KVCacheManager(8, 16, enable_prefix_cache=False)
+    kv = KVCacheManager(8, 16, enable_prefix_cache=False, keys=PrefixKeys())
     (sequence,) = sequences(request(40))
     computed(kv, sequence)
     sequence.num_settled = 40
@@ -86,7 +87,7 @@ def test_disabled_prefix_cache_publishes_nothing() -> None:
 
 
 def test_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
-    kv = KVCacheManager(3, 16, enable_prefix_cache=True)
+    kv = KVCacheManager(3, 16, enable_prefix_cache=True, keys=PrefixKeys())
     (sequence,) = sequences(request(48))
     computed(kv, sequence)
     sequence.num_settled = 48

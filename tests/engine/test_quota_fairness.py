@@ -105,7 +105,8 @@ class Simulation:
         self.now_ns += STEP_NS + TOKEN_NS * plan.num_tokens
         num_samples = plan.sample.rows.size
         tokens, sound = np.full(num_samples, 7, np.int32), np.ones(num_samples, np.uint8)
-        self.engine.settle(StepResult(plan.step_id, began_ns, self.now_ns, tokens, sound))
+        checked = np.ones(plan.forward.checked_indices.size, np.uint8)
+        self.engine.settle(StepResult(plan.step_id, began_ns, self.now_ns, tokens, sound, checked_ok=checked))
         self.engine.expire()
         for outbox in self.engine.take_outboxes().values():
             for handle, event in outbox.events:

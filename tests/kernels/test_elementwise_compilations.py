@@ -11,6 +11,7 @@ from headrace_kernels.attention.rope import rope_rows
 from headrace_kernels.attention.rope_frequencies import default_frequencies, rope_table
 from headrace_kernels.attention.rope_kv import rope_and_write_kv
 from headrace_kernels.embedding import embedding
+from headrace_kernels.finite_rows import finite_rows
 from headrace_kernels.rms_norm import add_rms_norm, rms_norm
 from headrace_kernels.step_inputs import build_step_inputs, scatter_int32, store_last_tokens
 from headrace_kernels.swiglu import swiglu
@@ -45,6 +46,7 @@ class Model:
         qkv = self.numbers.randn(size, HEADS + 2 * KV_HEADS, HEAD_DIM)
         rope_and_write_kv(qkv, rope_rows(self.table, positions), self.kv_cache, slots, HEADS)
         swiglu(normed)
+        finite_rows(normed[offset:])
         store_last_tokens(self.last_tokens, rows, ids[:7])
         scatter_int32(self.block_tables.view(-1), slots.clamp(max=1199), self.column(size, 0, 100, offset))
         copies = torch.randperm(100, device="cuda")[: min(size, 50)]

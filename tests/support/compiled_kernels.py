@@ -27,7 +27,7 @@ from tests.support.raw_case import RawCase
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from headrace_kernels import card, rms_norm, rounded_tokens, small_linear, small_linear_kernels, swiglu
+from headrace_kernels import card, finite_rows, rms_norm, rounded_tokens, small_linear, small_linear_kernels, swiglu
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention import rope_kv
 from headrace_kernels.low_bit import block_linear_kernels, block_weight, input_order, int8_activations
@@ -412,6 +412,17 @@ def compile_rounded(arch: int) -> list[Any]:
     return compiled
 
 
+def compile_finite(arch: int) -> list[Any]:
+    """Rows of three models, at addresses of any alignment."""
+    with mock.patch.object(finite_rows, "uses_triton", lambda x: True), compiling_for(arch) as compiled:
+        for dtype, hidden in itertools.product((torch.bfloat16, torch.float16), (896, 4096, 8192)):
+            for first in range(3):
+                finite_rows.finite_rows(
+                    torch.empty(6 * hidden, dtype=dtype)[first : first + 5 * hidden].view(5, hidden)
+                )
+    return list({id(kernel): kernel for kernel in compiled}.values())
+
+
 def _multiply_blocks(weight: block_weight.BlockWeight, num_rows: int) -> None:
     x = torch.empty(num_rows, weight.num_inputs, dtype=weight.dtype)
     out = torch.empty(num_rows, weight.num_outputs, dtype=weight.dtype)
@@ -460,6 +471,7 @@ _ROOMS = {
     "arranged": compile_arranged,
     "arranged_all": functools.partial(compile_arranged, every=True),
     "rounded": compile_rounded,
+    "finite": compile_finite,
     "blocks": compile_blocks,
     "blocks_all": functools.partial(compile_blocks, every=True),
 }

@@ -59,7 +59,7 @@ def step(
     copies: tuple[tuple[int, int], ...] = (),
     step_id: int = 1,
 ) -> StepPlan:
-    """A plan, through its byte form. `tables`: whole block tables of some rows."""
+    """A plan, through its byte form, in which entries that draw nothing are checked. `tables`: whole block tables of some rows."""
     tables = tables or {}
     counts = [1 if entry.ids is None else len(entry.ids) for entry in entries]
     ends = np.cumsum(counts)
@@ -76,6 +76,7 @@ def step(
         table_blocks=column(*(block for blocks in tables.values() for block in blocks)),
         copy_sources=column(*(source for source, _ in copies)),
         copy_targets=column(*(target for _, target in copies)),
+        checked_indices=column(*(int(end) - 1 for e, end in zip(entries, ends, strict=True) if not e.drawing)),
     )
     columns = [column(*(d[i] for d in drawn)) for i in range(3)]
     telling = [(entry, int(end) - count) for entry, end, count in zip(entries, ends, counts, strict=True) if entry.told]

@@ -118,7 +118,8 @@ class FakeGraphs:
 class OneProduct:
     """A model of one layer's widest product, of which nothing but its time is of interest."""
 
-    vocab_size, hidden_size, dtype = 128, 4096, torch.bfloat16
+    vocab_size = part_size = 128
+    hidden_size, dtype = 4096, torch.bfloat16
 
     def __init__(self, device: torch.device) -> None:
         wide = 28_672 if device.type == "cuda" else 1
@@ -137,8 +138,8 @@ class OneProduct:
             torch.nn.functional.linear(hidden, self.weight)
         return hidden if wanted is None else hidden.index_select(0, wanted)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(hidden, self.weight[: self.vocab_size]).float()
+    def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(torch.nn.functional.linear(hidden, self.weight[: self.vocab_size]))
 
 
 def runner_of(device: torch.device) -> GpuRunner:

@@ -206,6 +206,23 @@ def test_steps_without_samples_or_without_rows_are_answered(runner: CpuRunner) -
     assert execute(runner, step([], released=(0,), step_id=8)).step_id == 8
 
 
+def test_chunks_report_whether_what_they_saw_is_finite(runner: CpuRunner) -> None:
+    tables = {0: blocks_of(0), 1: blocks_of(1)}
+    result = execute(runner, step([Entry(0, 0, PROMPT), Entry(1, 0, PROMPT)], [admission(0), admission(1)], tables))
+    assert (result.tokens.size, result.checked_ok.tolist()) == (0, [1, 1])
+    runner._kv_caches[-1][blocks_of(1)[0]] = torch.nan
+    start = len(PROMPT)
+    result = execute(
+        runner,
+        step(
+            [Entry(0, start, [5, 6]), Entry(1, start, [5, 6]), Entry(2, 0, [7], (2,))],
+            [admission(2)],
+            {2: blocks_of(2)},
+        ),
+    )
+    assert (result.ok.tolist(), result.checked_ok.tolist()) == ([1], [1, 0])
+
+
 def test_a_foul_cache_block_does_not_leak_into_its_next_owner(runner: CpuRunner) -> None:
     """A block whose last owner left NaN behind the new owner's tokens."""
     expected = generate(runner, 0, OTHER, 5)

@@ -42,10 +42,9 @@ class Recorder:
         hidden: torch.Tensor = self._model(*arguments)
         return hidden
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._model.logits(hidden)
-        self.given.append(logits.float().cpu())
-        return logits
+    def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        self._model.write_logits(hidden, out)
+        self.given.append(out.cpu())
 
 
 def random_model(family: str, path: pathlib.Path) -> pathlib.Path:

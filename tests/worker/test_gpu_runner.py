@@ -175,8 +175,8 @@ def test_a_last_layer_of_sampled_tokens_alone_draws_the_same(
     monkeypatch.setattr(GpuRunner, "_wanted", noted)
     runner = gpu_runner(model, device, ())
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
-    # Two steps with prompts, in whole pairs of rows; in steps of decodes every token is sampled.
-    assert [None if rows is None else len(rows) for rows in asked] == [4, 6, *[None] * (len(expected) - 2)]
+    # Two steps with prompts, in whole pairs of rows, one that is only checked among them; in steps of decodes every token is sampled.
+    assert [None if rows is None else len(rows) for rows in asked] == [6, 6, *[None] * (len(expected) - 2)]
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
@@ -193,12 +193,15 @@ def test_tokens_over_a_quantized_cache_are_those_of_the_cpu(
 def wishful_plans() -> list[StepPlan]:
     """Rows that draw in every way the sampler knows, together and then plain ones alone."""
     history = {"needs_history": True, "prompt_ids": id_bytes(*PROMPTS[3]), "output_ids": id_bytes()}
+    # The most likely token by its bias may not come twice in a row.
+    bias = {"logit_bias_ids": id_bytes(4), "logit_bias_values": np.float32(30).tobytes()}
+    banned = {"bad_words": [id_bytes(4, 4)], "needs_history": True, "prompt_ids": id_bytes(*PROMPTS[4])}
     rows = [
         admission(0, temperature=0.8),
         admission(1, temperature=0.7, top_k=20, top_p=0.9, num_logprobs=3),
         admission(2, temperature=1.5, min_p=0.05),
         admission(3, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.1, **history),
-        admission(4, logit_bias_ids=id_bytes(4), logit_bias_values=np.float32(6).tobytes(), num_logprobs=0),
+        admission(4, **bias, **banned, min_tokens=2, stop_token_ids=id_bytes(9), num_logprobs=0),
     ]
     tables = {row: [row * 8 + i for i in range(8)] for row in range(5)}
     plans = [step([Entry(row, 0, PROMPTS[row], (row,)) for row in range(5)], rows, tables, step_id=1)]
@@ -210,10 +213,13 @@ def wishful_plans() -> list[StepPlan]:
     return plans
 
 
-def test_rows_with_wishes_draw_as_on_the_cpu(device: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+def test_rows_with_wishes_draw_as_on_the_cpu(
+    device: str, batch_sizes: tuple[int, ...], request: pytest.FixtureRequest
+) -> None:
     names = ("shallow_llama",) * 2 if device == "cpu" else ("llama_on_gpu", "llama")
     model, twin = map(request.getfixturevalue, names)
-    on_gpu, on_cpu = gpu_runner(model, device, (1, 2, 4, 8)), cpu_runner(twin)
+    on_gpu, on_cpu = gpu_runner(model, device, batch_sizes), cpu_runner(twin)
     for plan in wishful_plans():
         drawn, wanted = execute(on_gpu, plan), execute(on_cpu, plan)
         assert drawn.tokens.tolist() == wanted.tokens.tolist()
@@ -235,3 +241,21 @@ def test_bad_numbers_end_their_own_row_only(model: CausalLM, device: str) -> Non
     result = execute(runner, step([Entry(row, len(PROMPTS[row]), None, (row,), 1) for row in range(3)]))
     assert result.ok.tolist() == [1, 0, 1]
     assert result.tokens[1] == 0
+
+
+@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+def test_chunks_report_whether_what_they_saw_is_finite(
+    model: CausalLM, device: str, batch_sizes: tuple[int, ...]
+) -> None:
+    """Two chunks in the middle of their prompts, alone and beside a row that draws; the second sees a broken block."""
+    runner = gpu_runner(model, device, batch_sizes)
+    tables = {row: [row * 8 + i for i in range(8)] for row in range(3)}
+    prompts = [Entry(row, 0, PROMPTS[row][:5]) for row in range(2)]
+    first = execute(runner, step(prompts, [admission(row) for row in range(3)], tables))
+    assert (first.tokens.size, first.checked_ok.tolist()) == (0, [1, 1])
+    runner.kv_caches[-1][8].fill_(torch.nan)
+    beside = Entry(2, 0, PROMPTS[2], (2,))
+    second = execute(runner, step([Entry(row, 5, [7, 8, 9]) for row in range(2)] + [beside], step_id=2))
+    assert (second.ok.tolist(), second.checked_ok.tolist()) == ([1], [1, 0])
+    third = execute(runner, step([Entry(1, 8, [7]), Entry(2, len(PROMPTS[2]), None, (2,), 1)], step_id=3))
+    assert (third.ok.tolist(), third.checked_ok.tolist()) == ([1], [0])

@@ -105,28 +105,32 @@ PLAIN = [
     {"temperature": 0.7, "top_p": 0.8, "seed": 2**64 - 1},
     {"temperature": 2.0, "top_k": 5},
 ]
-NOT_PLAIN = [
-    {"num_logprobs": 0},
-    {"presence_penalty": 0.5, "needs_history": True},
+CHANGED = [
+    {"repetition_penalty": 2.0, "needs_history": True, "prompt_ids": id_bytes(1)},
     {"min_tokens": 1, "stop_token_ids": id_bytes(3)},
+    {"logit_bias_ids": id_bytes(5), "logit_bias_values": np.array([3.0], np.float32).tobytes()},
 ]
 
 
-def test_a_plan_is_plain_as_long_as_no_row_needs_more_than_a_draw() -> None:
+def test_only_the_logits_of_rows_that_ask_for_it_are_changed() -> None:
     sampler = Sampler(NUM_ROWS, VOCAB, CPU)
-    sampler.admit([admission(row, **changes) for row, changes in enumerate(PLAIN + NOT_PLAIN)])
+    sampler.admit([admission(row, **changes) for row, changes in enumerate(PLAIN + CHANGED)])
+    before = torch.randn(NUM_ROWS, VOCAB, generator=torch.Generator().manual_seed(1)).abs()
 
-    def is_plain(*rows: int) -> bool:
-        return sampler.is_plain(SamplePlan(column(*rows), column(*range(len(rows))), column(*[0] * len(rows))))
+    def changed(*rows: int) -> list[bool]:
+        logits = before[: len(rows)].clone()
+        sampler.change(SamplePlan(column(*rows), column(*range(len(rows))), column(*[0] * len(rows))), logits)
+        return (logits != before[: len(rows)]).any(dim=1).tolist()
 
-    assert is_plain(0, 1, 2, 3)
-    for row in range(len(PLAIN), len(PLAIN) + len(NOT_PLAIN)):
-        assert not is_plain(row)
-        assert not is_plain(0, row, 1)
-    # A row's next sequence may be plain again.
-    sampler.release(column(len(PLAIN)))
-    sampler.admit([admission(len(PLAIN))])
-    assert is_plain(0, len(PLAIN))
+    first = len(PLAIN)
+    assert not any(changed(*range(first)))
+    for row in range(first, first + len(CHANGED)):
+        assert changed(row) == [True]
+        assert changed(0, row, 1) == [False, True, False]
+    # A row's next sequence may ask for nothing.
+    sampler.release(column(first))
+    sampler.admit([admission(first)])
+    assert changed(0, first) == [False, False]
 
 
 def test_a_plain_draw_is_the_general_one_and_padding_is_greedy() -> None:
@@ -136,7 +140,7 @@ def test_a_plain_draw_is_the_general_one_and_padding_is_greedy() -> None:
     plan = SamplePlan(column(3, 0, 2, 1), column(0, 1, 2, 3), column(4, 5, 6, 7))
     expected = sampler.sample(plan, logits[:4].clone())
     rows, positions = torch.tensor([3, 0, 2, 1, NUM_ROWS]).int(), torch.tensor([4, 5, 6, 7, 0]).int()
-    tokens, sound = sampler.sample_plain(logits, rows, positions)
+    tokens, sound = sampler.draw_all(logits, rows, positions)
     assert tokens.tolist() == [*expected.tokens.tolist(), int(logits[4].argmax())]
     assert sound.all()
 

@@ -40,9 +40,10 @@ def test_tokens_positions_and_entries_follow_the_plan() -> None:
     assert columns.rows.tolist() == attention.rows.tolist() == [3, 1, 0]
     assert attention.seq_lens.tolist() == [12, 8, 3]
     assert attention.query_start_loc.tolist() == [0, 2, 3, 6]
-    assert columns.sample_rows.tolist() == [1, 0, 2]
-    assert columns.sample_tokens.tolist() == [2, 5, 5]
-    assert columns.output_positions.tolist() == [4, 0, 0]
+    # What is drawn, then the chunk that is only checked.
+    assert columns.sample_rows.tolist() == [1, 0, 2, SCRATCH]
+    assert columns.sample_tokens.tolist() == [2, 5, 5, 1]
+    assert columns.output_positions.tolist() == [4, 0, 0, 0]
 
 
 def test_padding_takes_part_in_nothing() -> None:

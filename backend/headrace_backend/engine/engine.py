@@ -307,7 +307,7 @@ class Engine:
         num_settled, isolation = self._meter.num_settled_steps, self._isolation
         if isolation.active and not isolation.advance(self.num_in_flight, num_settled, now_ns):
             return None
-        builder = PlanBuilder(self._next_step_id, self._admission.max_admission_bytes)
+        builder = PlanBuilder(self._next_step_id, self._admission.max_admission_bytes, self._model.attention_window)
         if not self._scheduler.schedule(builder, now_ns):
             return None
         for request in self._scheduler.entered:

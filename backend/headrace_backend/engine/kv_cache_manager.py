@@ -1,7 +1,9 @@
 """Which blocks a sequence holds: growing, taking up a known prefix, sharing between outputs, copying before a write, giving back.
 
 Owns every change to a sequence's `blocks`, and through it the block pool and what the tenants' accounts count as held. Does not decide who may have blocks (`scheduler`). A block is
-published to the prefix cache only when a sample that attended to all of it came out sound: a NaN anywhere in it would have shown there.
+published to the prefix cache when the step that filled it has settled, if the hidden states that
+attended to all of it came out finite (a sample's, or those that the plan has checked, see
+`plan_builder`): a NaN anywhere in it would have shown there.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ class KVCacheManager:
 
     __slots__ = ("_enable_prefix_cache", "_held_sources", "_keys", "_source_accounts", "block_size", "pool")
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_cache: bool) -> None:
-        """All blocks free, no prefix known."""
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_cache: bool, keys: PrefixKeys) -> None:
+        """All blocks free, no prefix known. `keys` outlive the cache, as sequences remember theirs."""
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
-        self._keys = PrefixKeys()
+        self._keys = keys
         self._enable_prefix_cache = enable_prefix_cache
         # Sources of the copies of the step in the making: not to be given away before its plan is complete.
         self._held_sources: Counter[int] = Counter()
@@ -47,18 +49,32 @@ class KVCacheManager:
 
         Nor any whose hidden states have to tell of the prompt.
         """
-        if not self._enable_prefix_cache:
-            return []
-        num_tokens = sequence.num_tokens - 1
-        if sequence.prompt_log is not None and sequence.prompt_log.num_planned < sequence.num_prompt_tokens:
-            num_tokens = sequence.prompt_log.num_reusable
         blocks = []
-        for index in range(num_tokens // self.block_size):
-            block = self.pool.find(self._key(sequence, index))
+        for index in range(self.num_reusable(sequence) // self.block_size):
+            block = self.pool.find(self.key(sequence, index))
             if block is None:
                 break
             blocks.append(block)
         return blocks
+
+    def num_reusable(self, sequence: Sequence) -> int:
+        """Tokens from the sequence's start on that may come from the prefix cache."""
+        if not self._enable_prefix_cache:
+            return 0
+        if sequence.prompt_log is not None and sequence.prompt_log.num_planned < sequence.num_prompt_tokens:
+            return sequence.prompt_log.num_reusable
+        return sequence.num_tokens - 1
+
+    def num_published(self, sequence: Sequence) -> int:
+        """Tokens of a running sequence, from its start on, whose blocks were published or found."""
+        return sequence.publish_at - self.block_size
+
+    def next_key(self, sequence: Sequence) -> bytes | None:
+        """Key of the first full block of the prompt that is not published yet; None: all are."""
+        index = self.num_published(sequence) // self.block_size
+        if not self._enable_prefix_cache or index >= sequence.num_prompt_tokens // self.block_size:
+            return None
+        return self.key(sequence, index)
 
     def num_needed(self, sequence: Sequence, prefix: list[int]) -> int:
         """Available blocks that the sequence would use up to compute all its tokens, given a prefix just found."""
@@ -128,8 +144,18 @@ class KVCacheManager:
         first, num_full = sequence.publish_at // self.block_size - 1, sequence.num_settled // self.block_size
         if self._enable_prefix_cache:
             for index in range(first, num_full):
-                self.pool.publish(sequence.blocks[index], self._key(sequence, index))
+                self.pool.publish(sequence.blocks[index], self.key(sequence, index))
         sequence.publish_at = (num_full + 1) * self.block_size
+
+    def key(self, sequence: Sequence, index: int) -> bytes:
+        """Key of the sequence's block `index`, whose tokens must have been read; the chain is kept with the sequence."""
+        keys = sequence.block_keys
+        while len(keys) <= index:
+            spec = sequence.request.spec
+            start = len(keys) * self.block_size
+            parent = keys[-1] if keys else self._keys.salt(spec.tenant, spec.cache_salt)
+            keys.append(self._keys.extend(parent, sequence.token_bytes(start, start + self.block_size)))
+        return keys[index]
 
     def release(self, sequence: Sequence) -> None:
         """Gives all blocks back; the end of a prefix is forgotten before its beginning."""
@@ -158,13 +184,3 @@ class KVCacheManager:
             return False
         block = sequence.blocks[sequence.num_computed // self.block_size]
         return self.pool.ref_counts[block] - self._held_sources[block] > 1
-
-    def _key(self, sequence: Sequence, index: int) -> bytes:
-        """Key of the sequence's block `index`, whose tokens must have been read; the chain is kept with the sequence."""
-        keys = sequence.block_keys
-        while len(keys) <= index:
-            spec = sequence.request.spec
-            start = len(keys) * self.block_size
-            parent = keys[-1] if keys else self._keys.salt(spec.tenant, spec.cache_salt)
-            keys.append(self._keys.extend(parent, sequence.token_bytes(start, start + self.block_size)))
-        return keys[index]

@@ -46,6 +46,8 @@ class InFlightStep:
     samples: list[Sequence]
     # Sequences that computed without sampling: with their epoch, and the tokens computed after the step.
     chunks: list[tuple[Sequence, int, int]]
+    # In the order of the plan's checked hidden states: whose they are.
+    checked: list[Sequence]
     num_sequences: int
     # Samples whose log probabilities were asked for.
     num_logprobs: int
@@ -74,6 +76,9 @@ class PlanBuilder:
     __slots__ = (
         "_admission_bytes_left",
         "_admissions",
+        "_attention_window",
+        "_checked",
+        "_checked_indices",
         "_chunks",
         "_copies",
         "_counts",
@@ -98,11 +103,18 @@ class PlanBuilder:
         "step_id",
     )
 
-    def __init__(self, step_id: int, max_admission_bytes: int) -> None:
-        """An empty step, whose admissions and their block tables may take so many bytes."""
+    def __init__(self, step_id: int, max_admission_bytes: int, attention_window: int | None = None) -> None:
+        """Starts an empty step.
+
+        Args:
+            step_id: Number of the step.
+            max_admission_bytes: Bytes that its admissions and their block tables may take.
+            attention_window: Tokens that a token sees in every layer; None: all.
+        """
         self.step_id = step_id
         self._admission_bytes_left = max_admission_bytes
         self._last_admitted: Sequence | None = None
+        self._attention_window = attention_window
         self.num_tokens = 0
         self.load = StepLoad()
         # Prompt tokens reported by the step.
@@ -111,6 +123,8 @@ class PlanBuilder:
         self._decode_starts: list[int] = []
         self._samples: list[Sequence] = []
         self._chunks: list[tuple[Sequence, int, int]] = []
+        self._checked: list[Sequence] = []
+        self._checked_indices: list[int] = []
         self._admissions: list[RowAdmission] = []
         self._copies: list[BlockCopy] = []
         # Entries that are not decodes.
@@ -127,10 +141,16 @@ class PlanBuilder:
         self._prompt_indices: list[int] = []
         self._prompt_runs: list[tuple[LiveRequest, PromptRun]] = []
 
-    @property
-    def num_prompt_logprobs_left(self) -> int:
-        """Prompt tokens that the step can report beside those it does."""
-        return MAX_PROMPT_LOGPROBS - self.num_prompt_logprobs
+    def most_computed(self, sequence: Sequence, num_known: int) -> int:
+        """Tokens that the step may compute of a sequence of which `num_known` are computed.
+
+        These are all others, unless they report more of a prompt than a step can.
+        """
+        num_missing = sequence.num_tokens - num_known
+        log = sequence.prompt_log
+        if log is None:
+            return num_missing
+        return log.most_computed(num_known, num_missing, MAX_PROMPT_LOGPROBS - self.num_prompt_logprobs)
 
     def admit(self, sequence: Sequence, row: int, num_blocks: int) -> bool:
         """Has the sequence take a row with this step, and write a block table of so many blocks. False: the plan has no room left, and nothing has changed."""
@@ -172,6 +192,7 @@ class PlanBuilder:
         self._token_bytes.append(sequence.token_bytes(start, end))
         if sequence.prompt_log is not None:
             self._report_prompt(sequence, start, end)
+        self._check(sequence, count, is_sampled=end == sequence.num_tokens)
         self.num_tokens += count
         self.load.add_chunk(start, count)
         sequence.num_computed = end
@@ -218,6 +239,7 @@ class PlanBuilder:
             table_blocks=_column(self._table_blocks),
             copy_sources=_column([copy.source for copy in self._copies]),
             copy_targets=_column([copy.target for copy in self._copies]),
+            checked_indices=_column(self._checked_indices),
         )
         sample = SamplePlan(
             rows=_column([sequence.row for sequence in samples]),
@@ -238,11 +260,27 @@ class PlanBuilder:
             self.load,
             samples,
             self._chunks,
+            self._checked,
             len(self._chunks) + len(samples),
             sum([sequence.wants_logprobs for sequence in samples]),
             self._prompt_runs,
             self._entries,
         )
+
+    def _check(self, sequence: Sequence, count: int, is_sampled: bool) -> None:
+        """Has it checked whether all that the next `count` tokens write to the cache is finite.
+
+        The last token's hidden state shows it: in each layer it is a sum over all keys and values
+        that the token sees, and a NaN among them, or an infinite value, makes it NaN or infinite,
+        which no later layer undoes. (An infinite key whose product with every query is -inf is the
+        one that stays unseen, there and in a sample.) In a layer with a sliding window a token sees
+        the last `attention_window` ones, so one token of each such stretch is checked, counted from
+        the last. A sample shows the last one's state itself.
+        """
+        stride = self._attention_window or count
+        for back in range(stride if is_sampled else 0, count, stride):
+            self._checked.append(sequence)
+            self._checked_indices.append(self.num_tokens + count - 1 - back)
 
     def _report_prompt(self, sequence: Sequence, start: int, end: int) -> None:
         """Tokens [start, end) of the sequence are the next of the step: what they tell of the prompt."""

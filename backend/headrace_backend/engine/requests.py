@@ -187,3 +187,6 @@ class ModelLimits:
     # Most tokens of prompt and output.
     max_model_len: int
     eos_token_ids: tuple[int, ...] = ()
+    # Tokens that a token sees in every layer, itself included: the smallest sliding window of any.
+    # None: no layer has one.
+    attention_window: int | None = None

@@ -8,8 +8,9 @@ There are no phases: each step lets sequences catch up with their tokens, within
 1. Sequences whose row holds the token to compute (one token each; people call it decoding), most urgent first.
 2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent first, in chunks of what the budget leaves
    (`token_budget`, which may also set the long ones back behind 3, with a share kept for them).
-3. Waiting sequences, most urgent first, unless blocks were short in this step, until the plan has no room for the next one's
-   admission (`plan_bytes`).
+3. Waiting sequences, most urgent first, unless blocks were short in this step, until the plan has no
+   room for the next one's admission (`plan_bytes`). Those whose prompt goes on as one that is being
+   computed wait for that (`prefix_followers`).
 
 A tenant's sequences hold at most its share of the blocks. One that waits for more is passed over with its whole tenant, and those of others go on; one that runs and
 needs more preempts the least urgent of its own tenant, never another's.
@@ -24,15 +25,17 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.kv_cache_manager import KVCacheManager
 from headrace_backend.engine.plan_builder import PlanBuilder
+from headrace_backend.engine.prefix_followers import PrefixFollowers
+from headrace_backend.engine.prefix_keys import PrefixKeys
 from headrace_backend.engine.sequence import NO_ROW, LiveRequest, Sequence
 from headrace_backend.engine.tenant_account import TenantAccount
-from headrace_backend.engine.token_budget import LONG_PROMPTS, MAX_COUNTED_TOKENS, TokenBudget
+from headrace_backend.engine.token_budget import MAX_COUNTED_TOKENS, TokenBudget
 from headrace_backend.engine.waiting_queue import WaitingQueue
 
 # One block is left available for so many running sequences when another is admitted: each of them asks for one within `block_size`
@@ -49,9 +52,12 @@ class Scheduler:
         self.waiting = WaitingQueue()
         # Those that are not to be computed while a few are on trial (`isolation`); None: nobody is on trial.
         self.held: WaitingQueue | None = None
+        # Those that wait for the prefix that another one computes.
+        self._followers = PrefixFollowers(self.waiting)
         # Sequences with a row, most urgent first.
         self.running: list[Sequence] = []
         self.kv: KVCacheManager | None = None
+        self._prefix_keys = PrefixKeys()
         # Since the engine began.
         self.num_preemptions = 0
         self.num_prefix_query_tokens = 0
@@ -73,7 +79,8 @@ class Scheduler:
     def create_cache(self, num_blocks: int) -> None:
         """A worker with empty rows and an empty cache is there."""
         assert not self.running, "sequences of the worker before were evicted"
-        self.kv = KVCacheManager(num_blocks, self._config.block_size, self._config.enable_prefix_cache)
+        config = self._config
+        self.kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_cache, self._prefix_keys)
         self._free_rows = list(range(self.num_rows - 1, -1, -1))
         self._leaving_rows = []
 
@@ -87,6 +94,7 @@ class Scheduler:
             self.waiting.push(sequence)
             self.waiting.unpark(account)
             sequence.request.lost_row(now_ns)
+            self._followers.retire(sequence)
         for sequence in self.queued():
             sequence.forget_unread()
         self.kv = None
@@ -103,6 +111,8 @@ class Scheduler:
         assert sequence.ended, "only what ended leaves"
         if sequence.row != NO_ROW:
             self._vacate(sequence, now_ns)
+        elif sequence.leader is not None:
+            self._followers.note_left(sequence)
         elif sequence not in sequence.request.unforked:
             queue = self.held if sequence.held else self.waiting
             assert queue is not None, "what is held is in a queue"
@@ -128,6 +138,12 @@ class Scheduler:
                 self.waiting.push(sequence)
             self.held = None
 
+    def publish(self, sequence: Sequence) -> None:
+        """Offers the full blocks of a running sequence's settled tokens to later prompts."""
+        assert self.kv is not None, "a step was computed"
+        self.kv.publish(sequence)
+        self._followers.advance(sequence, self.kv)
+
     def _hold(self, sequences: Iterable[Sequence]) -> None:
         assert self.held is not None, "somebody is on trial"
         for sequence in sequences:
@@ -136,16 +152,12 @@ class Scheduler:
 
     def queued(self) -> list[Sequence]:
         """Those that wait or are held."""
-        return [*self.waiting, *(self.held or ())]
+        return [*self.waiting, *self._followers, *(self.held or ())]
 
     @property
     def takes_newcomers(self) -> bool:
         """Whether a sequence that comes now could be computed in the next step: there is a row for it, and no crowd before it."""
         return bool(self._free_rows) and not (self._budget.throughput and self.waiting)
-
-    def sequences(self) -> Iterator[Sequence]:
-        """All sequences that hold blocks."""
-        return iter(self.running)
 
     def schedule(self, builder: PlanBuilder, now_ns: int) -> bool:
         """Fills a step. Returns whether there is anything to compute; if not, nothing of the builder is to be used."""
@@ -193,6 +205,7 @@ class Scheduler:
         assert all(s.num_settled <= s.num_computed <= s.capacity for s in self.running), "settled <= scheduled <= room"
         assert all(not s.blocks and s.row == NO_ROW for s in self.queued()), "a waiting sequence holds something"
         assert all(not s.held for s in self.waiting), "what is held may not be admitted"
+        self._followers.check_integrity()
         keys = [sequence.urgency for sequence in self.running]
         assert keys == sorted(keys), "running sequences are ordered by urgency"
 
@@ -214,25 +227,16 @@ class Scheduler:
     def _num_backlog_tokens(self, catching_up: list[Sequence]) -> int:
         """Tokens that wait to be computed, each sequence counted up to a limit."""
         counts = [min(sequence.num_tokens - sequence.num_computed, MAX_COUNTED_TOKENS) for sequence in catching_up]
-        return self.waiting.num_counted_tokens + sum(counts)
+        return self.waiting.num_counted_tokens + self._followers.num_counted_tokens + sum(counts)
 
     def _take_long(self, catching_up: list[Sequence]) -> list[Sequence]:
         """Removes the long prompts, if anything else could be computed before them, and keeps a share of the step for them."""
-        long, share = self._find_long(catching_up)
+        long, share = self._budget.find_long(catching_up)
         if not long or (len(long) == len(catching_up) and not (self.waiting and self._free_rows)):
             return []
         catching_up[:] = [sequence for sequence in catching_up if sequence not in long]
         self._budget.reserve(share)
         return long
-
-    def _find_long(self, catching_up: list[Sequence]) -> tuple[list[Sequence], float]:
-        """The long prompts, and their share of the step."""
-        is_long = self._budget.is_long
-        for num_steps, share in LONG_PROMPTS:
-            long = [s for s in catching_up if is_long(s.num_computed, s.num_tokens - s.num_computed, num_steps)]
-            if long:
-                return long, share
-        return [], 0.0
 
     def _schedule_catching_up(self, sequences: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
         """Chunks for those that have more than one token to compute."""
@@ -240,7 +244,7 @@ class Scheduler:
             # It may have been preempted for one before it.
             if sequence.row == NO_ROW:
                 continue
-            num_wanted = _num_wanted(sequence, sequence.num_computed, builder)
+            num_wanted = builder.most_computed(sequence, sequence.num_computed)
             if num_wanted == 0:
                 continue
             count = self._budget.chunk(sequence.num_computed, num_wanted)
@@ -265,6 +269,9 @@ class Scheduler:
                 return
             account = sequence.request.account
             prefix = [] if sequence.num_unread else kv.find_prefix(sequence)
+            num_known = len(prefix) * kv.block_size
+            if not sequence.num_unread and self._followers.take_first(sequence, num_known, kv):
+                continue
             num_needed = kv.num_needed(sequence, prefix)
             if num_needed + _num_spare_blocks(account.num_running) + promised[account] > account.num_blocks_left:
                 self.waiting.park()
@@ -274,13 +281,13 @@ class Scheduler:
                 return
             if num_needed + _num_spare_blocks(len(self.running)) + num_promised > kv.pool.num_available:
                 return
-            num_known = len(prefix) * kv.block_size
-            count = budget.chunk(num_known, _num_wanted(sequence, num_known, builder))
+            count = budget.chunk(num_known, builder.most_computed(sequence, num_known))
             if count == 0 or not builder.admit(sequence, self._free_rows[-1], kv.num_blocks_for(num_known + count)):
                 return
             self.waiting.pop()
             self._occupy(sequence, now_ns)
             kv.take_prefix(sequence, prefix)
+            self._followers.lead(sequence, kv)
             self._note_prefix(sequence)
             kv.grow(sequence, sequence.num_computed + count)
             builder.update_table(sequence.row, 0, sequence.blocks)
@@ -377,17 +384,11 @@ class Scheduler:
         self._free_rows.append(sequence.row)
         self._leaving_rows.append(sequence.row)
         self.kv.release(sequence)
+        self._followers.retire(sequence)
         sequence.leave_row()
         sequence.request.account.num_running -= 1
         self.waiting.unpark(sequence.request.account)
         sequence.request.lost_row(now_ns)
-
-
-def _num_wanted(sequence: Sequence, num_known: int, builder: PlanBuilder) -> int:
-    """Tokens that the step may compute of a sequence of which so many are computed: all others, unless they report more of a prompt than a step can."""
-    num_missing = sequence.num_tokens - num_known
-    log = sequence.prompt_log
-    return num_missing if log is None else log.most_computed(num_known, num_missing, builder.num_prompt_logprobs_left)
 
 
 def _num_spare_blocks(num_running: int) -> int:

@@ -40,6 +40,7 @@ class Sequence:
         "ended",
         "epoch",
         "held",
+        "leader",
         "log",
         "max_output_tokens",
         "max_tokens_total",
@@ -92,6 +93,8 @@ class Sequence:
         self.ended = False
         # Waits apart, while others are on trial.
         self.held = False
+        # Computes the prefix that this one waits for (`prefix_followers`).
+        self.leader: Sequence | None = None
         # Counts the times it lost its row, so that what an earlier stay planned is recognized.
         self.epoch = 0
         self.block_keys: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Reads a step's result: tokens go to their sequences, stops are found, sound blocks are published, readers get what is released.
+"""Reads a step's result: tokens go to their sequences, stops are found, finite blocks are published, readers get what is released.
 
 Owns the order of these for one settled step. Tokens are matched to sequences by the record of the planned step, in its order, never by row: a
 row may belong to another sequence by now. A sequence that ended while the step ran is passed over, so the token that was sampled ahead
@@ -55,6 +55,7 @@ class Settlement:
         tokens = self._checked_tokens(step, result)
         logprobs = self._checked_logprobs(step, result)
         _check_prompt_logprobs(step, result)
+        poisoned = _poisoned(step, result)
         step_id = step.step_id
         if self._table.num_recorded:
             self._note_ways(step, settled_id)
@@ -62,8 +63,12 @@ class Settlement:
             if not sequence.ended:
                 if sequence.request.last_step_id != step_id:
                     self._count_step(sequence.request, step_id)
-                if sequence.epoch == epoch:
+                if sequence.epoch == epoch and sequence not in poisoned:
                     sequence.num_settled = num_settled
+                    if num_settled >= sequence.publish_at:
+                        self._scheduler.publish(sequence)
+        for sequence in poisoned:
+            self._end_poisoned(sequence, now_ns)
         if step.prompt_runs:
             self._report_prompts(step, result, now_ns)
         for index, (sequence, token) in enumerate(zip(step.samples, tokens, strict=True)):
@@ -77,6 +82,16 @@ class Settlement:
             if sequence.wants_logprobs:
                 sequence.log.append_logprobs(logprobs[index])
             self._append(sequence, token, now_ns)
+
+    def _end_poisoned(self, sequence: Sequence, now_ns: int) -> None:
+        """Ends a sequence that wrote what is not finite: it could sample nothing.
+
+        Outputs that wait for its prompt could not either.
+        """
+        if sequence.request.unforked:
+            self._endings.end_all(sequence.request, EndReason.ERROR, now_ns, error=_UNSOUND)
+        elif not sequence.ended:
+            self._endings.end_output(sequence, _error(sequence), now_ns)
 
     def _note_ways(self, step: InFlightStep, settled_id: int) -> None:
         """What the step did for recorded requests, before its tokens are read. Whoever decodes was sampled by the step before too, unless it was passed over."""
@@ -140,8 +155,7 @@ class Settlement:
         if sequence.row != NO_ROW:
             sequence.num_settled = num_settled = sequence.num_prompt_tokens + num_tokens - 1
             if num_settled >= sequence.publish_at:
-                assert self._scheduler.kv is not None, "a step was computed"
-                self._scheduler.kv.publish(sequence)
+                self._scheduler.publish(sequence)
         ledger = sequence.request.ledger
         if not ledger.first_token_at_ns:
             ledger.first_token(now_ns)
@@ -175,6 +189,17 @@ class Settlement:
         if num_tokens >= sequence.max_output_tokens:
             return OutputEnd(output_index, EndReason.LENGTH)
         return None
+
+
+def _poisoned(step: InFlightStep, result: StepResult) -> dict[Sequence, None]:
+    """Sequences whose checked hidden states are not all finite, each once."""
+    if len(result.checked_ok) != len(step.checked):
+        raise ValueError(
+            f"step {step.step_id}: {len(result.checked_ok)} hidden states are checked, not {len(step.checked)}"
+        )
+    if result.checked_ok.all():
+        return {}
+    return {sequence: None for sequence, ok in zip(step.checked, result.checked_ok.tolist(), strict=True) if not ok}
 
 
 def _check_prompt_logprobs(step: InFlightStep, result: StepResult) -> None:

@@ -30,6 +30,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from headrace_backend.engine.sequence import Sequence
 from headrace_backend.engine.step_time import StepLoad, StepTimeModel
 
 # How long a step with decodes should take at most on a GPU.
@@ -58,7 +59,7 @@ _DEEP_CONTEXT_TOKENS = 16_384
 _LEAST_DEEP_CHUNK_TOKENS = 384
 # A prompt that needs more steps like this one than the first is a long one, and keeps the second of a step if others could use it. The first line for which there are any holds.
 # Simulated: the second line takes 1 to 2 ms off poisson15's TTFT p95; it alone would let prompts of some steps wait behind one of a hundred.
-LONG_PROMPTS = ((8, 0.5), (2, 0.3))
+_LONG_PROMPTS = ((8, 0.5), (2, 0.3))
 # Stretched steps: how much longer than the limit, for prompts of how many steps, for what share of the gaps, and how many may be saved up. A share of 0.01 would be all of a 99th percentile.
 _STRETCH = 4.0
 _STRETCHED_PROMPT_STEPS = 2.5
@@ -161,6 +162,14 @@ class TokenBudget:
         if self._limit_us == math.inf or most <= 0:
             return max(0, most)
         return min(most, self._timed_chunk(start, num_left, self._limit_us - self._reserved_us))
+
+    def find_long(self, catching_up: list[Sequence]) -> tuple[list[Sequence], float]:
+        """The long prompts of those that are to be computed, and their share of the step."""
+        for num_steps, share in _LONG_PROMPTS:
+            long = [s for s in catching_up if self.is_long(s.num_computed, s.num_tokens - s.num_computed, num_steps)]
+            if long:
+                return long, share
+        return [], 0.0
 
     def is_long(self, start: int, num_left: int, num_steps: int) -> bool:
         """Whether a prompt needs more than so many steps like this one."""

@@ -85,8 +85,19 @@ class OutputHead(ShardedModule):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, size] -> [num_tokens, vocab_size] fp32."""
-        logits = self.part(hidden)
-        return logits if self._is_whole else self._shard.together.gather_columns(logits)
+        return self.whole(self.part(hidden))
+
+    @property
+    def part_size(self) -> int:
+        """Tokens of this rank's part of the vocabulary."""
+        return len(self._rows)
+
+    def whole(self, part: Tensor, out: Tensor | None = None) -> Tensor:
+        """[num_tokens, part_size] of each rank -> [num_tokens, vocab_size] on all, in `out` if given.
+
+        Of one rank it is the part itself.
+        """
+        return part if self._is_whole else self._shard.together.gather_columns(part, out)
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """`choose_greedy` of forward(hidden). Of several ranks each finds its own best, and only those travel."""
@@ -97,13 +108,13 @@ class OutputHead(ShardedModule):
         candidates = self._shard.together.all_gather(torch.stack((peaks.double(), tokens.double()), dim=1))
         return best_candidates(candidates)
 
-    def part(self, hidden: Tensor) -> Tensor:
-        """[num_tokens, size] -> [num_tokens, this rank's part of the vocabulary] fp32."""
+    def part(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[num_tokens, size] -> [num_tokens, part_size] fp32: `out`, if it is given."""
         if isinstance(self.weight, HeadWeight):
-            return self.weight.logits(hidden)
+            return self.weight.logits(hidden, out)
         if isinstance(self.weight, BlockLinearWeight):
-            return self.weight.multiply_to(hidden, None, torch.float32)
-        return linear(hidden, self.weight, out_dtype=torch.float32)
+            return self.weight.multiply_to(hidden, None, torch.float32, out)
+        return linear(hidden, self.weight, out_dtype=torch.float32, out=out)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight; nothing if the embedding's tensor fills it."""

@@ -164,6 +164,7 @@ class CausalLM(nn.Module, abc.ABC):
         # Of activations.
         self.dtype = placement.dtype
         self.vocab_size = config.vocab_size
+        self.attention_window = config.attention_window
         self.max_position = max_position
         # How the layers were quantized, once they are; None where they were not.
         self.quantization: QuantizationSummary | StoredSummary | None = None
@@ -239,6 +240,25 @@ class CausalLM(nn.Module, abc.ABC):
     def report_progress(self, report: Callable[[], None]) -> None:
         """Has `report` called with every layer and every product of the output layer: what a step's time consists of where the host computes it."""
         self.model.on_progress = report
+
+    @property
+    def part_size(self) -> int:
+        """Tokens of this rank's part of the vocabulary, of which it computes logits itself."""
+        return self.lm_head.part_size
+
+    def write_logits(self, hidden: Tensor, out: Tensor) -> None:
+        """Logits of this rank's part of the vocabulary, to [n, part_size] fp32.
+
+        Sends nothing to other ranks.
+        """
+        self.lm_head.part(hidden, out)
+
+    def gather_logits(self, part: Tensor, out: Tensor) -> None:
+        """Puts all ranks' parts side by side, to [n, vocab_size] fp32.
+
+        Of one rank, whose part is `out` already, nothing is to be done.
+        """
+        self.lm_head.whole(part, out)
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The token with the highest logit, int64 [n], and whether the row is sound, bool [n], of hidden states [n, hidden_size]; as `choose_greedy` of their logits."""

@@ -96,9 +96,16 @@ class Collectives(abc.ABC):
         """As `add_rms_norm`, the norm rounded to 8 bits as `round_tokens` does."""
         return rounded_add_rms_norm(self.all_reduce(partial), residual, weight, eps, number)
 
-    def gather_columns(self, part: Tensor) -> Tensor:
-        """The ranks' columns side by side: [num_rows, n] -> [num_rows, world_size * n]."""
-        return self.all_gather(part.contiguous()).transpose(0, 1).reshape(part.shape[0], -1)
+    def gather_columns(self, part: Tensor, out: Tensor | None = None) -> Tensor:
+        """The ranks' columns side by side: [num_rows, n] -> [num_rows, world_size * n].
+
+        Written to `out`, if it is given, which must be contiguous.
+        """
+        by_row = self.all_gather(part.contiguous()).transpose(0, 1)
+        if out is None:
+            return by_row.reshape(part.shape[0], -1)
+        out.view(by_row.shape).copy_(by_row)
+        return out
 
     def maximum(self, part: Tensor) -> Tensor:
         """The greatest of the ranks' tensors, number by number, exactly alike on all ranks."""

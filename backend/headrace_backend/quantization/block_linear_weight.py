@@ -112,9 +112,10 @@ class BlockLinearWeight(LinearWeight):
         """See LinearWeight."""
         return self.multiply_to(x, bias, x.dtype)
 
-    def multiply_to(self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-        """`multiply` in a type of its own."""
-        out = x.new_empty(x.shape[0], self.num_outputs, dtype=out_dtype)
+    def multiply_to(self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """`multiply` in a type of its own, into `out` if it is given."""
+        if out is None:
+            out = x.new_empty(x.shape[0], self.num_outputs, dtype=out_dtype)
         for part, outputs in zip(self.parts, self.outputs, strict=True):
             place = slice(outputs.start, outputs.stop)
             part_bias = None if bias is None else bias[place]

@@ -30,9 +30,9 @@ class HeadWeight(RoundedWeight):
         """Allocates it, empty."""
         super().__init__(num_outputs, num_inputs, scheme, placement, Arrangement(keeps_activations=True))
 
-    def logits(self, x: Tensor) -> Tensor:
-        """[num_rows, num_inputs] -> [num_rows, num_outputs] fp32."""
-        return low_bit_linear.linear(x, self.quantized, None, torch.float32)
+    def logits(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[num_rows, num_inputs] -> [num_rows, num_outputs] fp32; `out`, if it is given."""
+        return low_bit_linear.linear(x, self.quantized, None, torch.float32, out)
 
 
 def summarize_head(scheme: Scheme, targets: Mapping[str, WeightTarget], weight: HeadWeight) -> QuantizationSummary:

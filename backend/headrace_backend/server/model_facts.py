@@ -19,6 +19,7 @@ def model_limits(config: EngineConfig, folder: ModelFolder) -> ModelLimits:
         vocab_size=folder.config.vocab_size,
         max_model_len=config.max_model_len or folder.config.max_position_embeddings,
         eos_token_ids=folder.generation_defaults.eos_token_ids,
+        attention_window=folder.config.attention_window,
     )
 
 

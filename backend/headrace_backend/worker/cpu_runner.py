@@ -15,8 +15,9 @@ from headrace_backend.step_plan import SamplePlan, StepPlan
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.kv_caches import copy_planned_blocks
 from headrace_backend.worker.prompt_logprobs import hidden_indices, prompt_logprobs
-from headrace_backend.worker.runner import NOTHING_LAUNCHED, CausalModel, Launched
+from headrace_backend.worker.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden
 from headrace_backend.worker.sampler import SampledTokens, Sampler
+from headrace_kernels.finite_rows import finite_rows
 
 
 class CpuRunner:
@@ -42,7 +43,7 @@ class CpuRunner:
         """Takes and gives back rows, then computes the plan's tokens.
 
         Returns:
-            Hidden states of the sampled tokens, then those that tell of prompts, [num_samples + num_prompt_tokens, hidden_size].
+            As Runner says.
         """
         self._sampler.release(plan.released_rows)
         self._sampler.admit(plan.admissions)
@@ -56,21 +57,22 @@ class CpuRunner:
         inputs = self._batch.build(plan.forward, first_piece)
         self.launched = Launched(plan.num_tokens, captured=False)
         hidden = self._model(inputs.token_ids, inputs.positions, self._kv_caches, inputs.metadata)
-        indices = plan.sample.token_indices.astype(np.int64)
+        indices = plan.wanted_indices.astype(np.int64)
         if plan.prompt_logprobs.counts.size:
             indices = np.concatenate((indices, hidden_indices(plan.prompt_logprobs)))
         return hidden.index_select(0, torch.from_numpy(indices))
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """Draws the plan's tokens from what `forward` returned, and tells of prompts; None if there is neither."""
-        num_samples = plan.sample.rows.size
-        prompts = prompt_logprobs(plan.prompt_logprobs, hidden[num_samples:], self._model.logits)
-        if not num_samples:
-            return SampledTokens.none(prompts, hidden.device)
-        sampled = self._draw(plan.sample, hidden[:num_samples])
+        """See Runner."""
+        sampled_from, checked, telling = split_hidden(plan, hidden)
+        prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
+        finite = finite_rows(checked) if len(checked) else None
+        if not len(sampled_from):
+            return SampledTokens.none(prompts, finite, hidden.device)
+        sampled = self._draw(plan.sample, sampled_from)
         self._batch.remember(plan.sample.rows, sampled.tokens)
-        sampled.prompts = prompts
+        sampled.prompts, sampled.checked = prompts, finite
         return sampled
 
     def reset(self) -> None:

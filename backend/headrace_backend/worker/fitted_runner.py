@@ -81,7 +81,7 @@ def make_runner(
     if device.type == "cpu":
         batch = CpuBatch(config.max_num_seqs, max_model_len, config.block_size, num_blocks)
         return CpuRunner(model, batch, sampler, kv_caches)
-    limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
+    limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len, model.attention_window)
     sizes = AttentionSizes.of(model.num_heads, kv_caches[0], model.dtype)
     mixed_sizes = sorted({*config.captured_mixed_sizes(), *long_sizes})
     first_piece = functools.partial(model.first_piece, is_captured=True)

@@ -1,10 +1,18 @@
 """Executes step plans on a GPU: columns up, kernels launched, nothing waited for.
 
-Owns the order inside a step, and whether it is replayed or launched kernel by kernel. A step that fits a captured shape is padded to it and replayed as two graphs, the forward pass and the plain
-draw; any other, one whose contexts are to be gathered, and one that tells of prompts, is launched as it is. Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and never a variant. Rows that need more than
-a plain draw take the sampler's general way, from the same hidden states.
+Owns the order inside a step, and whether it is replayed or launched kernel by kernel. A step that
+fits a captured shape is padded to it and replayed as two graphs, the forward pass and the draw; any
+other, one whose contexts are to be gathered, and one that tells of prompts, is launched as it is.
+Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and never
+a variant.
 
-    plan -> StepBuffers.upload (one copy) -> _forward -> hidden states -> _draw -> tokens, which the next step finds in `DeviceRows`
+    plan -> StepBuffers.upload (one copy) -> _forward -> logits -> ... -> _draw -> tokens,
+                                                         which the next step finds in `DeviceRows`
+
+Between the two graphs is what must not be captured, because few steps need it or because it waits for
+others: ranks put their logits together, and rows with bias, bans or penalties have theirs changed.
+Behind the draw come notes and log probabilities of rows that ask for them. None of it takes the other
+rows off their graphs.
 """
 
 from __future__ import annotations
@@ -16,17 +24,18 @@ from typing import Any
 
 import torch
 
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step_plan import SamplePlan, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.device_rows import DeviceRows
 from headrace_backend.worker.kv_caches import copy_planned_blocks
 from headrace_backend.worker.prompt_logprobs import hidden_indices, prompt_logprobs
-from headrace_backend.worker.runner import NOTHING_LAUNCHED, CausalModel, Launched
+from headrace_backend.worker.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden
 from headrace_backend.worker.sampler import SampledTokens, Sampler
 from headrace_backend.worker.step_buffers import Gathers, StepBuffers, StepLimits
 from headrace_backend.worker.step_graphs import StepGraphs
 from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smallest_holding, undominated
+from headrace_kernels.finite_rows import finite_rows
 from headrace_kernels.step_inputs import store_last_tokens
 
 # Shapes of up to this many tokens are kept untimed: theirs is the reading of the weights, whatever is padded.
@@ -75,12 +84,14 @@ class GpuRunner:
         num_blocks, _, _, block_size, _ = kv_caches[0].shape
         self._sizes = sizes
         self._rows = DeviceRows(limits.max_num_seqs, -(-limits.max_model_len // block_size), num_blocks, self._device)
-        self._buffers = StepBuffers(limits, sizes, kv_caches[0], model.dtype, model.hidden_size, _GATHER_BYTES)
+        about_model = (model.dtype, model.hidden_size, (model.part_size, model.vocab_size))
+        self._buffers = StepBuffers(limits, sizes, kv_caches[0], *about_model, _GATHER_BYTES)
         self._shapes = tuple(shapes)
         self._agreed_times = agreed_times
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
-        # Of the step launched last, between `forward` and `sample`.
+        # The shape of the step launched last, for `sample`, and whether it is one of `shapes`.
         self._shape: StepShape | None = None
+        self._is_padded = False
         self._gathers: Gathers = ()
         self.launched = NOTHING_LAUNCHED
 
@@ -99,7 +110,7 @@ class GpuRunner:
         """Takes and gives back rows, then launches the pass over the plan's tokens.
 
         Returns:
-            Hidden states of the sampled tokens, then those that tell of prompts, [num_samples + num_prompt_tokens, hidden_size], valid until the next step.
+            As Runner says, valid until the next step.
         """
         self._sampler.release(plan.released_rows)
         self._sampler.admit(plan.admissions)
@@ -113,32 +124,43 @@ class GpuRunner:
         tells_of_prompts = plan.prompt_logprobs.counts.size > 0
         held = None if tells_of_prompts else smallest_holding(self._shapes, needed)
         self._shape = shape = held or self._cut(needed, plan)
-        self.launched = Launched(shape.num_tokens, captured=self._is_captured(_Piece.FORWARD, shape))
-        self._gathers = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=held is not None)
-        if tells_of_prompts:
-            # No graph keeps the hidden states that are not sampled.
-            hidden = self._forward(shape, wants_all=True)
-            indices = indices_on_device(hidden_indices(plan.prompt_logprobs), self._device)
-            return torch.cat((self._buffers.hidden[: shape.num_samples], hidden[indices]))
-        self._launch(_Piece.FORWARD, shape)
-        return self._buffers.hidden[: needed.num_samples]
+        self._is_padded = is_padded = held is not None
+        self.launched = Launched(shape.num_tokens, is_padded and self._is_captured(_Piece.FORWARD, shape))
+        self._gathers = self._buffers.upload(plan, shape, self._rows.scratch_row, is_captured=is_padded)
+        if is_padded:
+            self._launch(_Piece.FORWARD, shape)
+            return self._buffers.hidden[: needed.num_samples]
+        # No graph keeps the hidden states that are not sampled.
+        hidden = self._forward(shape, wants_all=tells_of_prompts)
+        if not tells_of_prompts:
+            return self._buffers.hidden[: shape.num_samples]
+        indices = indices_on_device(hidden_indices(plan.prompt_logprobs), self._device)
+        return torch.cat((self._buffers.hidden[: shape.num_samples], hidden[indices]))
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """Draws the plan's tokens from what `forward` returned, and tells of prompts; None if there is neither."""
-        num_samples = plan.sample.rows.size
-        prompts = prompt_logprobs(plan.prompt_logprobs, hidden[num_samples:], self._model.logits)
-        if not num_samples:
-            return SampledTokens.none(prompts, self._device)
-        assert self._shape is not None
-        if self._sampler.is_plain(plan.sample):
-            tokens, sound = self._launch(_Piece.DRAW, self._shape)
-            return SampledTokens(tokens[:num_samples], sound[:num_samples], None, prompts)
-        sampled = self._sampler.sample(plan.sample, self._model.logits(hidden[:num_samples]))
-        sampled.prompts = prompts
-        rows = self._buffers.columns(self._shape).sample_rows[:num_samples]
-        store_last_tokens(self._rows.last_tokens, rows, sampled.tokens)
+        """See Runner."""
+        sampled_from, checked, telling = split_hidden(plan, hidden)
+        prompts = prompt_logprobs(plan.prompt_logprobs, telling, self._model.logits)
+        finite = finite_rows(checked) if len(checked) else None
+        if not len(sampled_from):
+            return SampledTokens.none(prompts, finite, self._device)
+        sampled = self._sample(plan.sample)
+        sampled.prompts, sampled.checked = prompts, finite
         return sampled
+
+    def _sample(self, plan: SamplePlan) -> SampledTokens:
+        """Draws from the hidden states that the forward pass has left."""
+        shape, num_samples = self._shape, plan.rows.size
+        assert shape is not None, "forward comes before sample"
+        if not self._is_padded:
+            self._write_logits(num_samples)
+        logits = self._buffers.logits[:num_samples]
+        self._model.gather_logits(self._buffers.logits_part[:num_samples], logits)
+        traits = self._sampler.change(plan, logits)
+        drawn = self._launch(_Piece.DRAW, shape) if self._is_padded else self._draw(shape, num_samples)
+        tokens, sound = (column[:num_samples] for column in drawn)
+        return self._sampler.finish(plan, traits, logits, tokens, sound)
 
     def reset(self) -> None:
         """Gives back all rows. Block tables and last tokens are written anew when a row is taken."""
@@ -195,8 +217,9 @@ class GpuRunner:
 
     def _run(self, piece: _Piece, shape: StepShape) -> tuple[torch.Tensor, torch.Tensor] | None:
         if piece is _Piece.DRAW:
-            return self._draw(shape)
+            return self._draw(shape, shape.num_samples)
         self._forward(shape)
+        self._write_logits(shape.num_samples)
         return None
 
     def _forward(self, shape: StepShape, wants_all: bool = False) -> torch.Tensor:
@@ -220,10 +243,14 @@ class GpuRunner:
         wanted[: shape.num_samples] = self._buffers.columns(shape).sample_tokens
         return wanted
 
-    def _draw(self, shape: StepShape) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens int64 [num_samples] and whether each is sound, for rows without special wishes."""
+    def _write_logits(self, num_samples: int) -> None:
+        """This rank's part of the logits, from the hidden states that are sampled."""
+        self._model.write_logits(self._buffers.hidden[:num_samples], self._buffers.logits_part[:num_samples])
+
+    def _draw(self, shape: StepShape, num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int64 [num_samples] and whether the logits of each are finite."""
         columns = self._buffers.columns(shape)
-        logits = self._model.logits(self._buffers.hidden[: shape.num_samples])
-        tokens, sound = self._sampler.sample_plain(logits, columns.sample_rows, columns.output_positions)
-        store_last_tokens(self._rows.last_tokens, columns.sample_rows, tokens)
+        rows, positions = columns.sample_rows[:num_samples], columns.output_positions[:num_samples]
+        tokens, sound = self._sampler.draw_all(self._buffers.logits[:num_samples], rows, positions)
+        store_last_tokens(self._rows.last_tokens, rows, tokens)
         return tokens, sound

@@ -35,6 +35,7 @@ class HostCopy:
                 sound=_to_host(sampled.sound),
                 logprobs=None if logprobs is None else _logprobs_to_host(logprobs),
                 prompts=None if sampled.prompts is None else _logprobs_to_host(sampled.prompts),
+                checked=None if sampled.checked is None else _to_host(sampled.checked),
             )
         # Blocking: who waits sleeps instead of spinning.
         self._arrived = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]

@@ -100,7 +100,7 @@ def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish, draws: bool 
         chunks: At most as many as there are rows.
         pool: Blocks to write to and to read from.
         wish: Of all rows.
-        draws: False: nothing is drawn, as in the middle of a long prompt.
+        draws: False: nothing is drawn, and each row's last token checked, as in the middle of a long prompt.
     """
     rows = np.arange(len(chunks), dtype=np.int32)
     starts, counts = (_column(values) for values in zip(*chunks, strict=True))
@@ -118,6 +118,8 @@ def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish, draws: bool 
     )
     admissions = [msgspec.structs.replace(_ADMISSIONS[wish], row=row) for row in range(len(chunks))]
     sample = _draws(rows, counts, output_position=0) if draws else SamplePlan()
+    if not draws:
+        forward.checked_indices = np.cumsum(counts, dtype=np.int32) - 1
     prompt_logprobs = _told(counts) if wish is Wish.EVERYTHING else NO_PROMPT_LOGPROBS
     return StepPlan(0, _NOTHING, admissions, forward, sample, prompt_logprobs)
 

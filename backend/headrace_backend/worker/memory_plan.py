@@ -35,8 +35,6 @@ _GPU_LEAST_RESERVE = 256 * _MIB
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 # The sampler holds about this many float32 copies of the logits at once: logits, log-softmax, scaled, noise, two int64 temporaries.
 _LOGIT_COPIES = 8
-# The plain draw that is captured needs the logits and a copy; ranks that share them also what they have gathered, in the order in which it came.
-_CAPTURED_LOGIT_COPIES = 2
 # The driver's memory for one captured shape, on top of its activations, which all shapes share. Not measured yet on our graphs; other engines' captures of such models take 8 to 10 MiB.
 _SHAPE_BYTES = 10 * _MIB
 
@@ -117,7 +115,7 @@ def model_memory(
         weights=weights.weights,
         activations=config.max_num_batched_tokens * per_token + sampled + weights.scratch,
         kv_block=config.block_size * kv_token_bytes(model, size, config.kv_dtype),
-        graphs=_graphs_estimate(config, per_token, model.vocab_size) if on_gpu else 0,
+        graphs=_graphs_estimate(config, per_token) if on_gpu else 0,
         scratch=weights.scratch,
         graph_token=per_token,
     )
@@ -128,16 +126,13 @@ def _gathered_bytes(world_size: int, size: int) -> int:
     return world_size * size + (8 if size == 4 else 12)
 
 
-def _graphs_estimate(config: EngineConfig, bytes_per_token: int, vocab_size: int) -> int:
-    """Activations and logits of the largest shape, and every shape's own."""
+def _graphs_estimate(config: EngineConfig, bytes_per_token: int) -> int:
+    """Activations of the largest shape, and every shape's own. Logits are in the runner's buffers."""
     batches = config.captured_batch_sizes()
     if not batches:
         return 0
     captured = (*batches, *config.captured_mixed_sizes())
-    num_tokens = max(captured)
-    copies = _CAPTURED_LOGIT_COPIES + (config.tp > 1)
-    logits = min(num_tokens, config.max_num_seqs) * 4 * copies * vocab_size
-    return num_tokens * bytes_per_token + logits + len(captured) * _SHAPE_BYTES
+    return max(captured) * bytes_per_token + len(captured) * _SHAPE_BYTES
 
 
 def with_long_graphs(memory: ModelMemory, config: EngineConfig, long_sizes: Sequence[int]) -> ModelMemory:

@@ -39,6 +39,22 @@ class CausalModel(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_samples, vocab_size] from [num_samples, hidden_size]: float32, on a GPU also the model's type."""
 
+    @property
+    def part_size(self) -> int:
+        """Tokens of this rank's part of the vocabulary, of which it computes logits itself."""
+
+    def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """Logits of this rank's part of the vocabulary: from [n, hidden_size], to [n, part_size] fp32.
+
+        Can be captured: it sends nothing to other ranks.
+        """
+
+    def gather_logits(self, part: torch.Tensor, out: torch.Tensor) -> None:
+        """Puts all ranks' parts side by side, to [n, vocab_size] fp32.
+
+        Of one rank, whose part is `out` already, nothing is to be done.
+        """
+
     def most_likely(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the same logits the most likely tokens, int64 [num_samples], and whether rows are sound, bool [num_samples]."""
 
@@ -63,10 +79,19 @@ class Runner(Protocol):
         """Of the last `forward`."""
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Takes and gives back rows, then computes the plan's tokens; hidden states of the sampled ones and of those that tell of prompts, [num_samples + num_prompt_tokens, hidden_size]."""
+        """Takes and gives back rows, then computes the plan's tokens.
+
+        Returns:
+            Hidden states of the sampled tokens, of those that are checked and of those that tell of
+            prompts, [num_samples + num_checked + num_prompt_tokens, hidden_size]; see `split_hidden`.
+        """
 
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
-        """Draws the plan's tokens from what `forward` returned, and tells of prompts; None if there is neither."""
+        """Draws the plan's tokens from what `forward` returned, checks it, and tells of prompts.
+
+        Returns:
+            None if there is nothing of these to do.
+        """
 
     def reset(self) -> None:
         """Gives back all rows, whatever a step that raised has left of them. The next plan finds an empty batch."""
@@ -86,3 +111,9 @@ class CapturesGraphs(Protocol):
 
     def capture(self, progress: Progress) -> None:
         """Captures them; the cache is there already."""
+
+
+def split_hidden(plan: StepPlan, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The three parts of what `Runner.forward` gave: sampled, checked, telling of prompts."""
+    num_samples, num_checked = plan.sample.rows.size, plan.forward.checked_indices.size
+    return hidden.tensor_split((num_samples, num_samples + num_checked))

@@ -3,8 +3,13 @@
 Owns the order: changes to single logits, penalties, then the choice (`headrace_kernels.sampling.choice`), log probabilities of the changed logits, and the notes that later
 steps of the row need. Rows that need none of it cost an argmax. Does not own logits (the runners) nor any decision about when an output ends.
 
-On a GPU nothing here waits for the device: what the host must know of a row, its traits, it knows since the row's admission. A *plain* step (`is_plain`) is the choice alone, the same few
-kernels whatever its rows ask for, so that it can be captured in a graph.
+    logits -> change     in place, of rows that ask for it
+           -> draw_all   every row, one way
+           -> finish     notes and log probabilities, of rows that ask for them
+
+On a GPU nothing here waits for the device: what the host must know of a row, its traits, it knows
+since the row's admission. The draw in the middle is the same few kernels whatever its rows ask for,
+so that it can be captured in a graph, and no row takes the others' draw off it.
 """
 
 from __future__ import annotations
@@ -50,14 +55,18 @@ class SampledTokens:
     sound: torch.Tensor
     logprobs: SampledLogprobs | None
     prompts: PromptLogprobs | None = None
+    # bool [num_checked] whether the hidden states that the plan has checked are finite; None: none.
+    checked: torch.Tensor | None = None
 
     @classmethod
-    def none(cls, prompts: PromptLogprobs | None, device: torch.device) -> SampledTokens | None:
-        """Of a step that draws nothing; None if it tells nothing of prompts either."""
-        if prompts is None:
+    def none(
+        cls, prompts: PromptLogprobs | None, checked: torch.Tensor | None, device: torch.device
+    ) -> SampledTokens | None:
+        """What a step gives that draws nothing; None if it has no prompts to tell of nor checks."""
+        if prompts is None and checked is None:
             return None
         tokens = torch.empty(0, dtype=torch.int64, device=device)
-        return cls(tokens, tokens.bool(), None, prompts)
+        return cls(tokens, tokens.bool(), None, prompts, checked)
 
     def fill(self, result: StepResult) -> None:
         """Waits for the device and writes the columns of a result."""
@@ -67,6 +76,8 @@ class SampledTokens:
             _fill_logprobs(result, self.logprobs)
         if self.prompts is not None:
             self.prompts.fill(result)
+        if self.checked is not None:
+            result.checked_ok = self.checked.to(torch.uint8).cpu().numpy()
 
 
 class Sampler:
@@ -101,10 +112,6 @@ class Sampler:
             if traits & Trait.PENALIZED:
                 self._penalties.admit(admission)
 
-    def is_plain(self, plan: SamplePlan) -> bool:
-        """Whether `sample_plain` is all that the plan's rows need: no changed logits, no penalties, no log probabilities."""
-        return not (np.bitwise_or.reduce(self._parameters.traits[plan.rows]) & (_CHANGED | Trait.LOGPROBS))
-
     def is_greedy(self, plan: SamplePlan) -> bool:
         """Whether the plan's rows all want their most likely token, and nothing else."""
         return not np.bitwise_or.reduce(self._parameters.traits[plan.rows])
@@ -119,10 +126,12 @@ class Sampler:
         """
         return SampledTokens(tokens.masked_fill_(~sound, 0), sound, None)
 
-    def sample_plain(
+    def draw_all(
         self, logits: torch.Tensor, rows: torch.Tensor, output_positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draws one token per sample of a plain plan. Can be captured in a CUDA graph: parameters are read when it runs.
+        """Draws one token per sample from logits that `change` has seen.
+
+        Can be captured in a CUDA graph: parameters are read when it runs.
 
         Args:
             logits: bf16, fp16 or fp32 [num_samples, vocab_size].
@@ -139,19 +148,49 @@ class Sampler:
 
         Args:
             plan: Rows and positions, num_samples of each.
-            logits: float32 [num_samples, vocab_size], on a GPU also bf16 or fp16. May be changed in place.
+            logits: [num_samples, vocab_size]. May be changed in place.
         """
-        traits = self._parameters.traits[plan.rows]
-        present = int(np.bitwise_or.reduce(traits))
-        if present & _CHANGED:
-            logits = logits.float()
-            self._change(plan, traits, logits)
-        if present & Trait.RANDOM or uses_triton(logits):
+        logits = logits.float()
+        traits = self.change(plan, logits)
+        if np.bitwise_or.reduce(traits) & Trait.RANDOM or uses_triton(logits):
             rows, positions = copy_to_device(np.stack((plan.rows, plan.output_positions)), self._device)
-            tokens, sound = self.sample_plain(logits, rows, positions)
+            tokens, sound = self.draw_all(logits, rows, positions)
         else:
             tokens, sound = choose_greedy(logits)
             tokens.masked_fill_(~sound, 0)
+        return self.finish(plan, traits, logits, tokens, sound)
+
+    def change(self, plan: SamplePlan, logits: torch.Tensor) -> UInt8Column:
+        """Launches what changes the logits of rows that ask for it: bias, bans, penalties.
+
+        Of plans without such rows it launches nothing. Whatever else decides which tokens a row may
+        draw belongs here too, and may come to the worker after the forward pass was launched.
+
+        Args:
+            plan: Rows and positions, num_samples of each.
+            logits: float32 [num_samples, vocab_size], changed in place.
+
+        Returns:
+            The traits of each sample's row, for `finish`.
+        """
+        traits: UInt8Column = self._parameters.traits[plan.rows]
+        if np.bitwise_or.reduce(traits) & _CHANGED:
+            self._change(plan, traits, logits)
+        return traits
+
+    def finish(
+        self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, tokens: torch.Tensor, sound: torch.Tensor
+    ) -> SampledTokens:
+        """Launches what follows a draw: notes for rows' next draws, log probabilities.
+
+        Args:
+            plan: As for `change`.
+            traits: What `change` gave.
+            logits: What was drawn from.
+            tokens: int64 [num_samples], drawn.
+            sound: bool [num_samples].
+        """
+        present = int(np.bitwise_or.reduce(traits))
         if present & _CHANGED:
             self._note(plan, traits, tokens)
         logprobs = self._logprobs(plan, traits, logits, tokens) if present & Trait.LOGPROBS else None

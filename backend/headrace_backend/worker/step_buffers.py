@@ -46,6 +46,15 @@ class StepLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    # Tokens that a token sees in every layer; None: all before it.
+    attention_window: int | None = None
+
+    @property
+    def max_num_wanted(self) -> int:
+        """Most hidden states that a step samples from and checks: of each row, of each window."""
+        return self.max_num_seqs + self.max_num_batched_tokens // (
+            self.attention_window or self.max_num_batched_tokens + 1
+        )
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,6 +78,7 @@ class StepBuffers:
         kv_cache: torch.Tensor,
         dtype: torch.dtype,
         hidden_size: int,
+        logit_sizes: tuple[int, int],
         gather_bytes: int,
     ) -> None:
         """Allocates for the largest step.
@@ -79,6 +89,7 @@ class StepBuffers:
             kv_cache: Of one layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]; its device is everybody's.
             dtype: Of queries and hidden states.
             hidden_size: Of the model.
+            logit_sizes: Tokens of this rank's part of the vocabulary, and of all of it.
             gather_bytes: Most memory for contexts that are gathered before attention.
         """
         self._device = device = kv_cache.device
@@ -86,7 +97,7 @@ class StepBuffers:
         _, _, num_kv_heads, self._block_size, head_dim = kv_cache.shape
         largest = StepShape.mixed(limits.max_num_batched_tokens, limits.max_num_seqs, sizes)
         # Wherever a step is cut, a piece has no more entries and tiles than it all.
-        largest_cut = dataclasses.replace(largest, pieces=(largest, largest))
+        largest_cut = dataclasses.replace(largest, num_samples=limits.max_num_wanted, pieces=(largest, largest))
         self._piece = torch.zeros(columns_size(largest_cut), dtype=torch.int32, device=device)
         self._token_ids, self._positions, self._slots = torch.zeros(
             3, largest.num_tokens, dtype=torch.int64, device=device
@@ -95,8 +106,15 @@ class StepBuffers:
             sizes.num_heads, num_kv_heads, head_dim, DECODE_QUERY_LEN, device, sizes.programs
         )
         self._gather_scratch = GatherScratch.allocate(num_kv_heads, head_dim, dtype, device, gather_bytes)
-        # [num_samples, hidden_size] what the forward pass leaves for the draw.
-        self.hidden = torch.zeros(limits.max_num_seqs, hidden_size, dtype=dtype, device=device)
+        # [num_samples, hidden_size] what the forward pass leaves for the draw and for checks.
+        self.hidden = torch.zeros(limits.max_num_wanted, hidden_size, dtype=dtype, device=device)
+        part_size, vocab_size = logit_sizes
+        # fp32 [num_samples, part_size] the logits that this rank computes, and [num_samples, vocab_size]
+        # those that are drawn from: of one rank the same.
+        self.logits_part = torch.zeros(limits.max_num_seqs, part_size, dtype=torch.float32, device=device)
+        self.logits = self.logits_part
+        if part_size < vocab_size:
+            self.logits = torch.zeros(limits.max_num_seqs, vocab_size, dtype=torch.float32, device=device)
 
     @property
     def gather_capacity(self) -> int:

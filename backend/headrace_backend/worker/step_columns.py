@@ -54,7 +54,8 @@ class StepColumns(Generic[Column]):
     positions: Column
     # [num_entries] the row of each entry of the whole step.
     rows: Column
-    # [num_samples] the row that receives the token, the index of its hidden state, and the token's position in the output.
+    # [num_samples] the row that receives the token, the index of its hidden state, and the token's
+    # position in the output. Hidden states that are only checked have the scratch row.
     sample_rows: Column
     sample_tokens: Column
     output_positions: Column
@@ -117,7 +118,7 @@ def fill_columns(
     _fill_tokens(columns, forward)
     _fill(columns.rows, forward.rows, scratch_row)
     _fill(columns.sample_rows, plan.sample.rows, scratch_row)
-    _fill(columns.sample_tokens, plan.sample.token_indices, 0)
+    _fill(columns.sample_tokens, plan.wanted_indices, 0)
     _fill(columns.output_positions, plan.sample.output_positions, 0)
     whole = Entries.of(forward)
     # A step that is padded may end within the first piece.

@@ -62,6 +62,7 @@ class StepShape:
     num_tokens: int
     # Rows that take part.
     num_entries: int
+    # Hidden states that are sampled from, and those that are only checked to be finite.
     num_samples: int
     # Work of the decode kernel, which takes entries with one query token; 0 if there are no such entries.
     num_splits: int
@@ -81,7 +82,7 @@ class StepShape:
     def of(cls, plan: StepPlan, sizes: AttentionSizes, gather_capacity: int = 0) -> Self:
         """The sizes that a plan needs; `gather_capacity`: tokens of context that may be gathered."""
         entries = Entries.of(plan.forward)
-        needed = cls._of_entries(entries, plan.sample.rows.size, sizes)
+        needed = cls._of_entries(entries, plan.wanted_indices.size, sizes)
         is_chunk = entries.counts > DECODE_QUERY_LEN
         chunks, seq_lens = entries.counts[is_chunk], entries.seq_lens[is_chunk]
         group = sizes.num_heads // sizes.num_kv_heads

@@ -20,7 +20,7 @@ from headrace_kernels.low_bit.input_order import take_inputs
 from headrace_kernels.low_bit.input_rounding import InputRounding, rounded_inputs
 from headrace_kernels.low_bit.nibble_row_kernels import NibbleRowTile
 from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, QuantKind, dequantize
-from headrace_kernels.low_bit.restored_linear import linear_in_blocks, restored_linear
+from headrace_kernels.low_bit.restored_linear import multiply_in_blocks, restored_linear
 from headrace_kernels.low_bit.row_kernels import RowTile, multiply_row, takes_row
 from headrace_kernels.low_bit.small_kernels import MAX_SMALL_ROWS, SmallTile, multiply_small, takes
 from headrace_kernels.low_bit.warpgroup_kernels import WarpgroupTile, splittings, takes_warpgroups
@@ -196,38 +196,46 @@ def linear_reference(
 
 
 def linear(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """X W^T + b.
+    """X W^T + b, summed in fp32.
 
     Args:
         x: [num_tokens, in] in the weight's activation type.
         weight: Filled.
         bias: [out].
         out_dtype: Of the result; None: the type of x.
-
-    Returns:
-        [num_tokens, out], summed in fp32.
+        out: [num_tokens, out] of that type, to be written and returned; None: a new tensor.
     """
     if weight.inputs is not None and path_rule(x.shape[0], weight) is Path.BLOCKS:
         x = rounded_inputs(x, weight.inputs)
-    return _ordered_linear(take_inputs(x, weight.order), weight, bias, out_dtype)
+    return _ordered_linear(take_inputs(x, weight.order), weight, bias, out_dtype, out)
 
 
 def _ordered_linear(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """`linear` of inputs that are in the weight's order already."""
     path = path_rule(x.shape[0], weight)
-    if path is Path.BLOCKS:
-        return linear_in_blocks(x, weight, bias, out_dtype)
-    if path is Path.RESTORED:
-        return restored_linear(x, weight, bias, out_dtype)
     if path is Path.SCALED:
         tokens = round_tokens(x, _number(weight), None if weight.inputs is None else weight.inputs.scale)
-        return rounded_linear(tokens, weight, bias).to(out_dtype or x.dtype)
-    out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype)
-    if path is Path.SMALL:
+        product = rounded_linear(tokens, weight, bias).to(out_dtype or x.dtype)
+        return product if out is None else out.copy_(product)
+    if path is Path.RESTORED:
+        return restored_linear(x, weight, bias, out_dtype, out)
+    if out is None:
+        out = x.new_empty(x.shape[0], weight.num_outputs, dtype=out_dtype)
+    if path is Path.BLOCKS:
+        multiply_in_blocks(x, weight, bias, out)
+    elif path is Path.SMALL:
         _multiply_fused(x, weight, bias, out)
     else:
         multiply_wide(x, weight, bias, out, wide_rule(x.shape[0], weight))
