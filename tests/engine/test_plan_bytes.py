@@ -49,7 +49,8 @@ class LongEngine:
         assert len(encoded) <= self.limit, f"a plan of {len(encoded)} bytes outgrows {self.limit}"
         self.now_ns += 1_000_000
         ones = np.ones(plan.sample.rows.size, np.int32)
-        self.engine.settle(StepResult(plan.step_id, 1, 2, ones, ones.astype(np.uint8)))
+        finite = np.ones(plan.forward.checked_indices.size, np.uint8)
+        self.engine.settle(StepResult(plan.step_id, 1, 2, ones, ones.astype(np.uint8), checked_ok=finite))
         return plan
 
     def run(self) -> None:

@@ -6,6 +6,8 @@ if they are not finite.
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -24,6 +26,14 @@ def prompt(shared: int, own: int, number: int = 0) -> list[int]:
 def cached_tokens(reader: Reader) -> int:
     assert reader.started is not None
     return reader.started.cached_tokens
+
+
+def measured_harness(**changes: Any) -> Harness:
+    """A harness whose steps were measured to be short, so that the token budget alone cuts chunks."""
+    harness = Harness(**changes)
+    harness.add(request(prompt(0, 500, 99), 1))
+    harness.run()
+    return harness
 
 
 def wave(count: int, shared: int, own: int) -> list[EngineRequest]:
@@ -89,7 +99,7 @@ def test_a_prefix_is_found_while_its_prompt_is_still_computed() -> None:
 def test_a_prompt_that_shares_little_does_not_wait() -> None:
     """The step has room for both, which have fewer than the least tokens in common."""
     shared = prefix_followers.LEAST_SHARED_TOKENS - 16
-    harness = Harness(max_num_batched_tokens=256)
+    harness = measured_harness(max_num_batched_tokens=256)
     harness.add(request(prompt(shared, 20, 1), 2))
     reader = harness.add(request(prompt(shared, 20, 2), 2))
     harness.plan()
@@ -98,7 +108,7 @@ def test_a_prompt_that_shares_little_does_not_wait() -> None:
 
 @pytest.mark.parametrize("priority", [0, 1])
 def test_only_the_less_urgent_waits_for_the_other(priority: int) -> None:
-    harness = Harness(max_num_batched_tokens=150, ageing_s=60.0)
+    harness = measured_harness(max_num_batched_tokens=150, ageing_s=60.0)
     first = harness.add(request(prompt(400, 1, 1), 2))
     harness.step()
     second = harness.add(request(prompt(400, 1, 2), 2, priority=priority))
@@ -144,7 +154,7 @@ def test_a_prefix_computed_again_after_a_lost_worker_is_found() -> None:
 
 
 def test_a_tenants_prefix_is_not_waited_for_by_others() -> None:
-    harness = Harness(max_num_batched_tokens=256)
+    harness = measured_harness(max_num_batched_tokens=256)
     harness.add(request(prompt(300, 1, 1), 2))
     harness.step()
     other = harness.add(request(prompt(300, 1, 2), 2, tenant="other"))
