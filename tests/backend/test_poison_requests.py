@@ -120,14 +120,22 @@ async def test_the_real_worker_is_kept_where_a_step_raised_and_answers_as_before
     await check_real_worker(model, tmp_path, poison, num_lost, device="cpu", worker_threads=1)
 
 
-# Out of bounds of everything: an error that the device's context keeps, so that the worker's own small step fails too.
+# Out of bounds of everything: an error that the device's context keeps, so that the worker's own small step fails too, or a device
+# that never answers again, which the watchdog finds.
 @pytest.mark.gpu
 @pytest.mark.parametrize(("poison", "num_lost"), [("raise", 0), ("illegal", 2)])
 async def test_a_worker_on_a_gpu_is_kept_unless_its_device_is_lost_to_it(
     tmp_path: pathlib.Path, poison: str, num_lost: int
 ) -> None:
-    small = {"max_num_seqs": 16, "graph_sizes": "1,2,4,8", "max_num_batched_tokens": 1024, "dtype": "bf16"}
-    await check_real_worker(DEMO, tmp_path, poison, num_lost, device="cuda", load="folder", **small)
+    small = {
+        "max_num_seqs": 16,
+        "graph_sizes": "1,2,4,8",
+        "max_num_batched_tokens": 1024,
+        "dtype": "bf16",
+        "num_blocks": 256,
+    }
+    shared = {"device": "cuda", "dtype": "bf16", "load": "folder", "watchdog_s": 12.0}
+    await check_real_worker(DEMO, tmp_path, poison, num_lost, **shared, **small)
 
 
 @pytest.mark.parametrize("poison", ["raise", "fail", "exit"])
