@@ -20,8 +20,8 @@ from headrace_telemetry.otlp_bytes import link, text_element
 from headrace_telemetry.span_frame import check_time
 
 NUM_STEPS: Final = 65_536
-# About 500 bytes each. Steps name their requests when they are exported, seconds after they were computed, so that the newest are enough.
-NUM_REQUESTS: Final = 32_768
+# About 800 bytes each. Steps name their requests when they are exported, seconds after they were computed, so that the newest are enough.
+NUM_REQUESTS: Final = 16_384
 
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
@@ -126,7 +126,8 @@ class EngineBook:
         self._offsets = np.zeros(num_steps, np.int64)
         # The step in this place that was exported.
         self._exported = np.zeros(num_steps, np.uint64)
-        self._told: list[tuple[_Told, int] | None] = [None] * num_steps
+        # Members of each step (`_packed`): as arrays they would take a kilobyte, which 65,536 times is most of this process's memory.
+        self._told: list[bytes | None] = [None] * num_steps
         self._requests: collections.OrderedDict[int, Request] = collections.OrderedDict()
         # Most steps have the members of the one before.
         self._last_people: tuple[bytes, People] = (b"", People(b"", []))
@@ -214,7 +215,7 @@ class EngineBook:
         told = self._told[slot]
         if told is None or self._step_ids[slot] != step_id:
             return None
-        return told[0].members(told[1])
+        return _unpacked(told)
 
     def unix_offsets_ns(self, ids: U64) -> npt.NDArray[np.int64]:
         """What takes the times of known steps to UNIX time, [n]."""
@@ -245,7 +246,7 @@ class EngineBook:
         for row in np.flatnonzero(known | fresh).tolist():
             slot = int(slots[row])
             if self._told[slot] is None:
-                self._told[slot] = (told, row)
+                self._told[slot] = _packed(told.members(row))
                 added.append(row)
         return records["step_id"][added].astype(np.uint64)
 
@@ -266,6 +267,21 @@ def _ids_of(engine: str, step_id: int) -> bytes:
 
 def _link(span: facts.SpanContext) -> bytes:
     return link(bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id), span.tracestate)
+
+
+def _packed(members: Members) -> bytes:
+    """Returns a step's members as 4-byte numbers: how many requests and chunks there are, then all columns."""
+    counts = np.array([len(members.numbers), len(members.chunks)], np.uint32)
+    return b"".join([counts.tobytes(), *(column.tobytes() for column in members)])
+
+
+def _unpacked(data: bytes) -> Members:
+    """Returns what `_packed` was given."""
+    values = np.frombuffer(data, np.uint32)
+    num_requests, num_chunks = values[:2].tolist()
+    chunks = 2 + num_requests
+    preempted = chunks + 3 * num_chunks
+    return Members(values[2:chunks], values[chunks:preempted].reshape(-1, 3), values[preempted:])
 
 
 def _read_members(steps: facts.Steps, num_steps: int) -> _Told:
