@@ -1,13 +1,14 @@
 """Reading a sync call such that Ctrl-C cannot strike inside grpc.
 
-grpc's sync streams wait on Python locks. A KeyboardInterrupt that is raised between two steps of such a wait leaves a lock taken, or gives one
-back twice: the channel's next call then never gets an answer, or fails with a RuntimeError. Only the main thread is interrupted, so what is read
-there is read by a thread of its own, and the main thread waits on a queue that has no such steps. Owns that thread. Calls go in; messages and
-exceptions come out as they would of the call.
+grpc's sync streams wait on Python locks, and take them to cancel. A KeyboardInterrupt that is raised between two steps of that leaves a lock taken, or
+gives one back twice: the channel's next call then never gets an answer, or fails with a RuntimeError. Only the main thread is interrupted, so what is
+read there is read by a thread of its own and cancelled by another, and the main thread puts into queues and waits on queues, which have no such steps.
+Owns these threads. Calls go in; messages and exceptions come out as they would of the call.
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from typing import Any, Protocol
@@ -26,10 +27,32 @@ class Readable(Protocol):
         """Ends the call."""
 
 
+class _Canceller:
+    """Cancels calls in a thread of its own, which begins with the first. May be asked from anywhere, destructors and their interruptions included."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._begun_in = 0
+
+    def begin(self) -> None:
+        """Starts the thread, once in each process; only the main thread asks."""
+        if self._begun_in != os.getpid():
+            threading.Thread(target=_cancel, args=(self._calls,), name="headrace-canceller", daemon=True).start()
+            self._begun_in = os.getpid()
+
+    def cancel(self, call: Any) -> None:
+        """Has a call cancelled, soon."""
+        self._calls.put(call)
+
+
+_canceller = _Canceller()
+
+
 class _CallReader:
     """A call that is read in a thread of its own."""
 
     def __init__(self, call: Any) -> None:
+        _canceller.begin()
         self._call = call
         self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # One entry per message that may be read; False ends the thread.
@@ -51,14 +74,20 @@ class _CallReader:
         return message
 
     def cancel(self) -> None:
-        self._call.cancel()
         self._wanted.put(False)
+        if self._end is None:
+            _canceller.cancel(self._call)
 
 
 def readable(call: Any) -> Readable:
     """The call, to be read by this thread."""
     is_main = threading.current_thread() is threading.main_thread()
     return _CallReader(call) if is_main else call
+
+
+def _cancel(calls: queue.SimpleQueue[Any]) -> None:
+    while True:
+        calls.get().cancel()
 
 
 def _read(call: Any, arrived: queue.SimpleQueue[Any], wanted: queue.SimpleQueue[bool]) -> None:

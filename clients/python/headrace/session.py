@@ -60,8 +60,10 @@ class Session(SessionBase[SessionGeneration]):
     """
 
     def __init__(self, open_call: Callable[[Iterator[Any]], Any]) -> None:
-        self._changed = threading.Condition()
-        super().__init__(self._changed)
+        # Taken as it is and not through the condition, whose __enter__ has steps between which a KeyboardInterrupt leaves it taken.
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        super().__init__(lock)
         self._is_reading = False
         self._requests: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
         requests = self._requests
@@ -81,7 +83,7 @@ class Session(SessionBase[SessionGeneration]):
         """
         self._claim("steps()")
         while (step := self._read()) is not None:
-            with self._changed:
+            with self._lock:
                 step = self._noted(step)
             yield step
         self._check(None)
@@ -90,7 +92,7 @@ class Session(SessionBase[SessionGeneration]):
         """All generations' events in the order of their arrival; Failed where one cannot start or go on. Ends as steps() does."""
         self._claim("events()")
         while (step := self._read()) is not None:
-            with self._changed:
+            with self._lock:
                 pairs = self._pairs(step)
             for generation, event in pairs:
                 yield generation, generation._inbox.hand_out(event)
@@ -98,8 +100,9 @@ class Session(SessionBase[SessionGeneration]):
 
     def close(self) -> None:
         """Ends the session's call; what was submitted and not detached is cancelled. May be called from any thread and more than once."""
-        with self._changed:
+        with self._lock:
             self._closed = self._ended = True
+            self._changed.notify_all()
         self._call.cancel()
 
     def __enter__(self) -> Self:
@@ -120,8 +123,16 @@ class Session(SessionBase[SessionGeneration]):
 
     def _next_event(self, inbox: Inbox) -> Event | None:
         """The next event of one generation; None after its last."""
+        try:
+            return self._awaited_event(inbox)
+        except KeyboardInterrupt:
+            # Wherever it struck: others may be waiting for what this thread was about to read.
+            self.close()
+            raise
+
+    def _awaited_event(self, inbox: Inbox) -> Event | None:
         while True:
-            with self._changed:
+            with self._lock:
                 event = self._arrived(inbox)
                 if event is not None or self._is_over(inbox):
                     return event
@@ -138,7 +149,7 @@ class Session(SessionBase[SessionGeneration]):
         try:
             step = self._read()
         finally:
-            with self._changed:
+            with self._lock:
                 if step is not None:
                     self._deal_out(step)
                 self._is_reading = False

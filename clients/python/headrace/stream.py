@@ -6,7 +6,8 @@ remembers is in stream_state.py; aio_stream.py is the same for asyncio. Messages
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -88,10 +89,12 @@ class Stream(EventReader):
         self._open_call = open_call
         self._call = readable(open_call(state))
         self._pause: float | None = None
-        self._closed = threading.Event()
+        self._closed = False
+        # Ends a pause when the stream is closed. An Event would have steps between which a KeyboardInterrupt leaves its lock taken, and the next close() waits for good.
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def __next__(self) -> Event:
-        while not self._closed.is_set():
+        while not self._closed:
             try:
                 event = self._next()
             except KeyboardInterrupt:
@@ -104,7 +107,8 @@ class Stream(EventReader):
 
     def close(self) -> None:
         """Ends the stream, and with it the call if it still runs. May be called from any thread and more than once."""
-        self._closed.set()
+        self._closed = True
+        self._woken.put(None)
         self._call.cancel()
 
     def __enter__(self) -> Self:
@@ -120,21 +124,22 @@ class Stream(EventReader):
     def _next(self) -> Event | None:
         """Reads one message, or opens the call again first; None where there is nothing to yield."""
         if self._pause is not None:
-            if self._closed.wait(self._pause):
+            with contextlib.suppress(queue.Empty):
+                self._woken.get(timeout=self._pause)
                 return None
             self._pause, self._call = None, readable(self._open_call(self._state))
         try:
             return self._state.take(next(self._call).event)
         except StopIteration:
             self._state.ended()
-            self._closed.set()
+            self._closed = True
         except grpc.RpcError as error:
             return self._failed(error)
         return None
 
     def _failed(self, error: grpc.RpcError) -> Reconnecting | None:
-        if self._closed.is_set() or self._state.transcript.done:
-            self._closed.set()
+        if self._closed or self._state.transcript.done:
+            self._closed = True
             return None
         reconnecting = self._state.failed(from_rpc_error(error, self.request_id))
         self._pause = reconnecting.delay
