@@ -34,7 +34,10 @@ _REPEATS = {"single": 3}
 async def _runs(
     session: EngineSession, workload: Workload, repeats: int, ending: Ending
 ) -> tuple[list[Run], dict[str, Any]]:
-    """Whole runs, and what the engine counted meanwhile; of a workload that is cut short those that were whole, or else what there is of the first, and why.
+    """Runs the workload `repeats` times; returns the runs and what the engine counted meanwhile.
+
+    Of a workload that is cut short it returns the whole runs, or else what there is of the first,
+    and why it was cut.
 
     Raises:
         CutShort: Before anything was answered.

@@ -190,7 +190,8 @@ async def measure_all(
         measure: Makes the record of one; may raise NotMeasured, which the others outlive.
         lines: What is printed of a record.
         path: Holds the records there are, after each.
-        ending: What may cut it short; those that were not measured by then have records that say so.
+        ending: What may cut it short; those that were not measured by then have records that say
+            so.
 
     Returns:
         Whether all were measured, and on a warm engine.

@@ -89,7 +89,7 @@ def ladder(record: Record) -> Figure:
 
 
 def figures_of(value: Any) -> Iterator[tuple[str, Figure]]:
-    """The plots that a result file gives, each with a name. Records of workloads that were cut short are left out."""
+    """The plots that a result file gives, each with a name; workloads that were cut short have none."""
     if isinstance(value, list):
         value = [record for record in value if not record.get("incomplete")]
     if isinstance(value, list) and value and "itl_p50" in value[0]:

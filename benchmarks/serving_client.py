@@ -97,7 +97,10 @@ async def _generate(stub: Any, index: int, request: bytes) -> CallResult:
 
 
 async def _user(calls: list[tuple[Call, bytes]], end_s: float, drain_s: float, stub: Any) -> list[CallResult]:
-    """Thinks, asks, reads the whole answer, and so on until the time is over; an answer that is not whole `drain_s` later is given up."""
+    """Thinks, asks, reads the whole answer, and so on until the time is over.
+
+    An answer that is not whole `drain_s` later is given up.
+    """
     results = []
     for call, request in calls:
         await asyncio.sleep(call.think_s)

@@ -18,7 +18,8 @@ POISSON_RATE = 15.0
 NUM_USERS = 1000
 USERS_SECONDS = 300.0
 THINK_SECONDS = 45.0
-# How long after their time their last answers may take; those that are not whole by then are given up, and counted.
+# How long after their time their last answers may take; those that are not whole by then are given
+# up, and counted.
 USERS_DRAIN_SECONDS = 30.0
 LONG_PROMPT_TOKENS = 100_000
 # The long prompt comes when the load that it disturbs has settled.

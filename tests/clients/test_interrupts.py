@@ -1,8 +1,9 @@
 """Ctrl-C in a program of one's own: it ends what is read, and the client goes on.
 
-A KeyboardInterrupt inside grpc's wait left one of its locks taken, once in about thirty times: the channel's next call never got an answer. One inside close() did so, too.
-Python drops an interrupt that strikes in a destructor or in the callback of a weak reference ("Exception ignored in ..."), as people know it who press Ctrl-C twice: the
-programs here press again until they see it.
+A KeyboardInterrupt inside grpc's wait left one of its locks taken, once in about thirty times: the
+channel's next call never got an answer. One inside close() did so, too. Python drops an interrupt
+that strikes in a destructor or in the callback of a weak reference ("Exception ignored in ..."), as
+people know it who press Ctrl-C twice: the programs here press again until they see it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sys
 import pytest
 from tests.clients.canned_service import CannedServer
 
-# What `during` does in a loop is interrupted at a moment of a few milliseconds that chance chooses, in each of many turns.
+# What `during` does in a loop is interrupted at a moment of a few milliseconds that chance chooses,
+# in each of many turns.
 PROGRAM = """
 import os, random, signal, sys, threading, time
 import headrace

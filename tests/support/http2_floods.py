@@ -1,6 +1,7 @@
-"""Floods of HTTP/2 frames that need no key: header blocks without an end, and frames that no flow control counts.
+"""Floods of HTTP/2 frames that need no key: header blocks without an end, frames beside flow control.
 
-Owns the bytes of each flood and a connection that sends one until the peer closes or a total is reached. Frames are `http2`'s.
+Owns the bytes of each flood and a connection that sends one until the peer closes or a total is
+reached. Frames are `http2`'s.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Flood:
 
 
 def _integer(value: int, bits: int, flags: int = 0) -> bytes:
-    """An integer as header compression writes it, in the low `bits` of a byte and as many bytes more as it takes."""
+    """An integer as header compression writes it: in the low `bits` of a byte, and further bytes."""
     most = (1 << bits) - 1
     if value < most:
         return bytes([flags | value])
@@ -97,11 +98,12 @@ FRAMES: dict[str, Flood] = {
 
 
 class FloodingPeer:
-    """A connection that opens as a client does, and then floods. It reads whatever comes while it sends.
+    """A connection that opens as a client does, and then floods; it reads while it sends.
 
     Args:
         address: HOST:PORT.
-        acknowledges: whether it acknowledges the server's settings, and waits until the server knows.
+        acknowledges: whether it acknowledges the server's settings, and waits until the server
+            knows.
         tls: context of a TLS connection; None: plain.
     """
 
@@ -127,7 +129,7 @@ class FloodingPeer:
         self._socket.close()
 
     def send(self, data: bytes) -> int:
-        """Sends bytes as they are; returns how many went out before the server closed the connection or took no more."""
+        """Sends bytes as they are, until the server closes or takes no more; returns how many went."""
         rest = memoryview(data)
         while rest and not self.is_closed and self._is_ready(writes=True):
             try:
@@ -145,7 +147,7 @@ class FloodingPeer:
         self._wait_for(data)
 
     def flood(self, flood: Flood, total_bytes: int) -> int:
-        """Sends a flood of `total_bytes`, or until the server closes the connection or takes no more; returns how many bytes went out."""
+        """Sends a flood of `total_bytes`, or as much of it as the server takes; returns how much."""
         batch = flood.repeated * max(1, _BATCH_BYTES // len(flood.repeated))
         total = self.send(flood.first)
         while total < total_bytes:
@@ -171,7 +173,7 @@ class FloodingPeer:
         assert condition(), f"the connection is closed before {what}"
 
     def _is_ready(self, *, writes: bool) -> bool:
-        """Waits until the socket can be read, or with `writes` written; False: the server did nothing for long."""
+        """Waits until the socket can be read, or with `writes` written; False: nothing came of it."""
         return any(select.select([self._socket], [self._socket] if writes else [], [], _STALL_S))
 
     def _read(self) -> None:

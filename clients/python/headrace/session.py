@@ -60,7 +60,8 @@ class Session(SessionBase[SessionGeneration]):
     """
 
     def __init__(self, open_call: Callable[[Iterator[Any]], Any]) -> None:
-        # Taken as it is and not through the condition, whose __enter__ has steps between which a KeyboardInterrupt leaves it taken.
+        # Taken as it is and not through the condition, whose __enter__ has steps between which a
+        # KeyboardInterrupt leaves it taken.
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         super().__init__(lock)

@@ -90,7 +90,8 @@ class Stream(EventReader):
         self._call = readable(open_call(state))
         self._pause: float | None = None
         self._closed = False
-        # Ends a pause when the stream is closed. An Event would have steps between which a KeyboardInterrupt leaves its lock taken, and the next close() waits for good.
+        # Ends a pause when the stream is closed. An Event would have steps between which a
+        # KeyboardInterrupt leaves its lock taken, and the next close() waits for good.
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def __next__(self) -> Event:
