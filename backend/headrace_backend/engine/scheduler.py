@@ -151,7 +151,7 @@ class Scheduler:
             self.held.push(sequence)
 
     def queued(self) -> list[Sequence]:
-        """Those that wait or are held."""
+        """Returns the sequences that wait or are held."""
         return [*self.waiting, *self._followers, *(self.held or ())]
 
     @property

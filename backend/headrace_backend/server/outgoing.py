@@ -129,7 +129,7 @@ def _empty_part(outbox: Outbox) -> Outbox:
 
 
 def slice_logprobs(columns: LogprobColumns, start: int, stop: int, top_start: int, top_stop: int) -> LogprobColumns:
-    """Those of the tokens from `start` to `stop`, whose top entries are those from `top_start` to `top_stop`."""
+    """Returns the columns of the tokens from `start` to `stop`, with the top entries from `top_start` to `top_stop`."""
     return LogprobColumns(
         sampled=columns.sampled[start:stop],
         ranks=columns.ranks[start:stop],
