@@ -1,12 +1,16 @@
-"""What quantizing costs in answers, on the same generated questions and the same held-out text; writes a table of docs/accuracy.md.
+"""What quantizing costs in answers, on the same generated questions and the same held-out text;
+writes a table of docs/accuracy.md.
 
-    --of weights (the default)  the demo model unquantized, in every scheme of --quantize and --quantize-head, and in folders of `headrace quantize`
+    --of weights (the default)  the demo model unquantized, in every scheme of --quantize and
+    --quantize-head, and in folders of `headrace quantize`
     --of cache                  over every --kv-dtype, weights unquantized
 
-Each row is kept in a folder as soon as it is measured; where code and model are the same, it is not measured again. `--only` measures some rows (and the plain one, which all are compared with) and leaves the document alone.
+Each row is kept in a folder as soon as it is measured; where code and model are the same, it is not
+measured again. `--only` measures some rows (and the plain one, which all are compared with) and
+leaves the document alone.
 
-python -m benchmarks.accuracy --questions 5120 --documents 300 --threads 1 --json FILE --table docs/accuracy.md
-python -m benchmarks.accuracy --only nf4 --only "output layer int8"
+python -m benchmarks.accuracy --questions 5120 --documents 300 --threads 1 --json FILE --table
+docs/accuracy.md python -m benchmarks.accuracy --only nf4 --only "output layer int8"
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ from headrace_backend.quantization.self_check import QuantizationSummary
 from headrace_backend.weights.scheme import Schemes
 from headrace_model_folder import ModelFolder
 
-# EngineConfig's quantize, quantize_group and quantize_head. The demo model's MLP has 704 inputs, which groups of 128 do not divide.
+# EngineConfig's quantize, quantize_group and quantize_head. The demo model's MLP has 704 inputs,
+# which groups of 128 do not divide.
 SCHEMES = {
     "off": ("off", 128, "off"),
     "int8": ("int8", 128, "off"),
@@ -171,7 +176,10 @@ def _bits_per_weight(model: CausalLM) -> float:
 
 
 def _mean_error(model: CausalLM) -> float | None:
-    """Of the layers' tensors, or of the output layer's if it alone was rounded here. 0: nothing was; None: what the folder was made of is not at hand."""
+    """Of the layers' tensors, or of the output layer's if it alone was rounded here.
+
+    0: nothing was; None: what the folder was made of is not at hand.
+    """
     if model.quantization is not None:
         return model.quantization.mean_relative_error if isinstance(model.quantization, QuantizationSummary) else None
     return model.head_quantization.mean_relative_error if model.head_quantization else 0.0

@@ -1,4 +1,5 @@
-"""How a quantized model's distributions differ from the unquantized one's on held-out text: perplexity of both, and the divergence between them.
+"""How a quantized model's distributions differ from the unquantized one's on held-out text:
+perplexity of both, and the divergence between them.
 
 Owns the sums. Both models run in this process, on whole documents, over a cache of one row.
 """

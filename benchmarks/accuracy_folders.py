@@ -1,6 +1,8 @@
-"""Folders that `headrace quantize` makes of the demo model, for `accuracy`: how each is made, and on which text it is calibrated.
+"""Folders that `headrace quantize` makes of the demo model, for `accuracy`: how each is made, and
+on which text it is calibrated.
 
-Owns the commands. The text is of the training split, so that no question and no held-out text is in it.
+Owns the commands. The text is of the training split, so that no question and no held-out text is in
+it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from benchmarks.accuracy_tasks import DEMO, training_text
 
 _SEED = 77_021
 _DOCUMENTS = 2_000
-# Whatever is the same for all: the demo model's MLP has 704 inputs, which groups of 128 do not divide.
+# Whatever is the same for all: the demo model's MLP has 704 inputs, which groups of 128 do not
+# divide.
 _OPTIONS = ("--group-size", "64", "--samples", "128", "--sequence-length", "512", "--device", "cpu")
 
 

@@ -1,7 +1,9 @@
-"""Rows of `accuracy` that were measured already, so that a table can be made again, go on after an interruption, or have one row more.
+"""Rows of `accuracy` that were measured already, so that a table can be made again, go on after an
+interruption, or have one row more.
 
-Owns when a row may be used again: only for the same case, questions and texts, on the same code, model and torch, byte for byte. A row says itself when, where and at which commit it was measured, and which questions were
-answered right, because differences are paired.
+Owns when a row may be used again: only for the same case, questions and texts, on the same code,
+model and torch, byte for byte. A row says itself when, where and at which commit it was measured,
+and which questions were answered right, because differences are paired.
 """
 
 from __future__ import annotations

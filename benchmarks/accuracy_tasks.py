@@ -1,6 +1,8 @@
-"""The demo model's generated questions, asked of an engine and judged: what `accuracy` counts right answers of.
+"""The demo model's generated questions, asked of an engine and judged: what `accuracy` counts right
+answers of.
 
-Owns the questions' number and how they are sent: greedy, all at once, each up to its own end. Which questions there are, and what a right answer is, is the demo model's own evaluation
+Owns the questions' number and how they are sent: greedy, all at once, each up to its own end. Which
+questions there are, and what a right answer is, is the demo model's own evaluation
 (`models/demo/scripts`), on values and phrasings that training never saw.
 """
 
@@ -46,7 +48,9 @@ def encoder() -> Encoder:
 
 
 def questions(count: int) -> list[Question]:
-    """About `count` questions, in the evaluation's shares of domains and half from each of its splits."""
+    """About `count` questions, in the evaluation's shares of domains and half from each of its
+    splits.
+    """
     encode, share = encoder(), count / (len(SPLITS) * sum(COUNTS.values()))
     drawn = []
     for split in SPLITS:
@@ -66,7 +70,9 @@ def documents(count: int) -> list[tuple[list[int], list[bool]]]:
 
 
 def training_text(seed: int, count: int) -> str:
-    """Documents with the values and phrasings of training, as the model reads them, one after the other."""
+    """Documents with the values and phrasings of training, as the model reads them, one after the
+    other.
+    """
     draw = Draw(seed, "train")
     texts = []
     for _ in range(count):

@@ -1,6 +1,7 @@
 """A backend process for benchmarks: started with the given engine settings, watched, and stopped.
 
-Owns the process, its socket and its log, from which start-up phases are read; and the peak of the memory that its worker takes. Does not speak with it (`engine_session`).
+Owns the process, its socket and its log, from which start-up phases are read; and the peak of the
+memory that its worker takes. Does not speak with it (`engine_session`).
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class BackendProcess:
         return {}
 
     def captured_mixed_sizes(self) -> list[int]:
-        """Tokens of the steps with prompts that its workers replay from graphs, if the backend says them."""
+        """Tokens of the steps with prompts that its workers replay from graphs, if the backend says
+        them.
+        """
         said = (record["captured_mixed_sizes"] for record in self.records() if "captured_mixed_sizes" in record)
         return list(next(said, []))
 
@@ -131,10 +134,15 @@ class _NvmlMemory(ctypes.Structure):
 
 
 class GpuMemory:
-    """Peak of the memory in use on a GPU, by NVML, which needs no CUDA context; beyond what was in use at the beginning."""
+    """Peak of the memory in use on a GPU, by NVML, which needs no CUDA context; beyond what was in
+    use at the beginning.
+    """
 
     def __init__(self, index: int = 0) -> None:
-        """Watches from now on: the card that this process would call by that index. Without NVML there are no figures."""
+        """Watches from now on: the card that this process would call by that index.
+
+        Without NVML there are no figures.
+        """
         self._nvml = _load_nvml()
         self._handle = ctypes.c_void_p()
         if self._nvml is not None and _find_card(self._nvml, index, self._handle):
@@ -189,7 +197,10 @@ class GpuMemory:
 
 
 def _find_card(nvml: Any, index: int, handle: ctypes.c_void_p) -> int:
-    """Fills the handle; 0: found. NVML knows nothing of CUDA_VISIBLE_DEVICES, by which programs count cards."""
+    """Fills the handle; 0: found.
+
+    NVML knows nothing of CUDA_VISIBLE_DEVICES, by which programs count cards.
+    """
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     name = named[index] if index < len(named) else str(index)
     if name.isdigit():

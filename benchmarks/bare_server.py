@@ -1,7 +1,9 @@
-"""A gRPC server that does nothing but write: what grpc.aio alone costs, beside which a front end is measured.
+"""A gRPC server that does nothing but write: what grpc.aio alone costs, beside which a front end is
+measured.
 
-Answers any server-streaming method by the same bytes again and again: as fast as the stream takes them, or one per stream at a set rate, all streams of a step
-woken together as a step of an engine wakes them.
+Answers any server-streaming method by the same bytes again and again: as fast as the stream takes
+them, or one per stream at a set rate, all streams of a step woken together as a step of an engine
+wakes them.
 
     python -m benchmarks.bare_server --listen 127.0.0.1:50099 --bytes 32 [--rate 50]
 """

@@ -1,9 +1,12 @@
-"""In-flight against static batching: same engine, same kernels, same batch limit, the lengths of mix1000.
+"""In-flight against static batching: same engine, same kernels, same batch limit, the lengths of
+mix1000.
 
-`static`: a batch of fixed shape runs until its longest answer has ended; rows whose answers ended early are computed on as padding, which is
-what an engine without in-flight batching does, and what they generate is thrown away. `static_dropped`: the same, but ended rows leave the batch and stand empty;
-a kinder rival, which only an engine that could also refill them can be. `in_flight`: everything is sent at once and the scheduler fills each row
-as it falls free. Printed: useful output tokens per second, and the reason for the difference, the share of row-steps without a useful token.
+`static`: a batch of fixed shape runs until its longest answer has ended; rows whose answers ended
+early are computed on as padding, which is what an engine without in-flight batching does, and what
+they generate is thrown away. `static_dropped`: the same, but ended rows leave the batch and stand
+empty; a kinder rival, which only an engine that could also refill them can be. `in_flight`:
+everything is sent at once and the scheduler fills each row as it falls free. Printed: useful output
+tokens per second, and the reason for the difference, the share of row-steps without a useful token.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ MODES = ("static", "static_dropped", "in_flight")
 
 
 def fitted(trace: Trace, vocab_size: int, max_context: int) -> Trace:
-    """The trace's lengths with prompts cut so that any output of the trace fits behind them, and ids below the vocabulary size."""
+    """The trace's lengths with prompts cut so that any output of the trace fits behind them, and
+    ids below the vocabulary size.
+    """
     rng = random.Random(0)
     room = max_context - max(output for _, output in trace)
     return [([rng.randrange(10, vocab_size) for _ in range(min(len(p), room))], output) for p, output in trace]

@@ -1,8 +1,12 @@
-"""Sums over GPUs: our kernels beside NCCL and torch's own symmetric memory operations, in CUDA graphs, each checked against the sum in fp32 before it is timed.
+"""Sums over GPUs: our kernels beside NCCL and torch's own symmetric memory operations, in CUDA
+graphs, each checked against the sum in fp32 before it is timed.
 
     python -m benchmarks.bench_collectives --ranks 4 --json FILE
 
-One process per rank. A time is the slowest rank's, the median of `_REPEATS` readings of graphs of `_CALLS` calls. Before, all ways follow each other in one graph, in sizes that change, and every result of every replay is checked. On a CPU the ranks are gloo's, timed by the clock, which says something about the machine only. NVLink multicast is not used.
+One process per rank. A time is the slowest rank's, the median of `_REPEATS` readings of graphs of
+`_CALLS` calls. Before, all ways follow each other in one graph, in sizes that change, and every
+result of every replay is checked. On a CPU the ranks are gloo's, timed by the clock, which says
+something about the machine only. NVLink multicast is not used.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ _LARGE_BYTES = 2 << 20
 _MIXED_CALLS = 60
 _MIXED_REPLAYS = 40
 _CPU_CALLS = 20
-# Of bf16, sums of up to 8 numbers of size 1: half a unit in the last place of the sum, and NCCL rounds at each of its steps.
+# Of bf16, sums of up to 8 numbers of size 1: half a unit in the last place of the sum, and NCCL
+# rounds at each of its steps.
 _TOLERANCE = 2.0**-5
 _EPS = 1e-5
 Way = Callable[[torch.Tensor], torch.Tensor]
@@ -71,7 +76,9 @@ def _nccl(x: torch.Tensor) -> torch.Tensor:
 
 
 def _torch_ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, Way]]:
-    """Torch's operations take what lies in symmetric memory already: the copy into it is theirs, as ours is within the kernel."""
+    """Torch's operations take what lies in symmetric memory already: the copy into it is theirs, as
+    ours is within the kernel.
+    """
     world = dist.group.WORLD
     assert world is not None
     shared = symmetric_memory.empty(num_bytes // 2, dtype=torch.bfloat16, device=collectives.device)
@@ -93,7 +100,11 @@ def _torch_ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str,
 
 
 def norm_ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, Way]]:
-    """The same with the residual addition and the norm behind it: in one launch, whatever the rule says, and as two operations. On a CPU as the rule says."""
+    """The same with the residual addition and the norm behind it: in one launch, whatever the rule
+    says, and as two operations.
+
+    On a CPU as the rule says.
+    """
     for width in _WIDTHS:
         if num_bytes % (2 * width):
             continue
@@ -167,7 +178,10 @@ def check(name: str, way: Way, collectives: Collectives, num_bytes: int) -> None
 
 
 def check_norm(collectives: Collectives, num_bytes: int, width: int) -> None:
-    """The same of sums that go into the residual stream, with fresh numbers there too. Raises AssertionError."""
+    """The same of sums that go into the residual stream, with fresh numbers there too.
+
+    Raises AssertionError.
+    """
     for call in range(3):
         parts = [part.view(-1, width) for part in inputs(collectives, num_bytes, call)]
         if not can_norm(collectives, parts[0]):
@@ -182,7 +196,10 @@ def check_norm(collectives: Collectives, num_bytes: int, width: int) -> None:
 
 
 def check_rounded(collectives: Collectives, num_bytes: int, width: int) -> None:
-    """Norms that are rounded: in one launch to the bit what two give, the residual stream included. Raises AssertionError."""
+    """Norms that are rounded: in one launch to the bit what two give, the residual stream included.
+
+    Raises AssertionError.
+    """
     for call in range(3):
         parts = [part.view(-1, width) for part in inputs(collectives, num_bytes, call)]
         if not isinstance(collectives, SymmetricCollectives) or not all_reduce.can_rounded_norm(
@@ -202,7 +219,10 @@ def check_rounded(collectives: Collectives, num_bytes: int, width: int) -> None:
 
 
 def check_mixed(collectives: SymmetricCollectives) -> None:
-    """Sums of sizes and ways that are drawn, in one graph, replayed with fresh numbers. Ours must be right to the bit. Raises AssertionError."""
+    """Sums of sizes and ways that are drawn, in one graph, replayed with fresh numbers.
+
+    Ours must be right to the bit. Raises AssertionError.
+    """
     draw = random.Random(0)
     calls = [_drawn_call(collectives, draw) for _ in range(_MIXED_CALLS)]
     parts = [torch.zeros(collectives.world_size, num_bytes // 2, dtype=torch.bfloat16, device=collectives.device) for _, _, num_bytes in calls]  # fmt: skip

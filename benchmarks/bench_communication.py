@@ -1,12 +1,19 @@
-"""Exposed communication: how much longer a step takes because ranks compute it together, in microseconds.
+"""Exposed communication: how much longer a step takes because ranks compute it together, in
+microseconds.
 
-Ranks take the same steps twice: as a server's ranks do, then each for itself, with the same kernels but without a word to the others (sums are a rank's own part, gathered logits its own several times). Norms, residual additions
-and the writing of what is gathered stay, so that the difference is what meeting and moving cost, whatever a kernel does besides. Decode steps are graphs on cards. The slowest rank counts.
+Ranks take the same steps twice: as a server's ranks do, then each for itself, with the same kernels
+but without a word to the others (sums are a rank's own part, gathered logits its own several
+times). Norms, residual additions and the writing of what is gathered stay, so that the difference
+is what meeting and moving cost, whatever a kernel does besides. Decode steps are graphs on cards.
+The slowest rank counts.
 
-Steps whose sums run beside products are cut into pieces for that (`layers.cut_step`). Silent ones are not: what smaller products and a copy cost is exposed, too. `--cut-mib 0` has no step cut, which shows what cutting gains.
-Steps with prompts are launched kernel by kernel, or from graphs with `--chunk-graphs`; a server takes graphs where launching is what takes the time.
+Steps whose sums run beside products are cut into pieces for that (`layers.cut_step`). Silent ones
+are not: what smaller products and a copy cost is exposed, too. `--cut-mib 0` has no step cut, which
+shows what cutting gains. Steps with prompts are launched kernel by kernel, or from graphs with
+`--chunk-graphs`; a server takes graphs where launching is what takes the time.
 
-    python -m benchmarks.bench_communication --shape llama-3.1-8b --ranks 4 --steps 1x640,256x640,chunk8192 --json FILE
+    python -m benchmarks.bench_communication --shape llama-3.1-8b --ranks 4 --steps
+    1x640,256x640,chunk8192 --json FILE
 """
 
 from __future__ import annotations
@@ -49,7 +56,9 @@ _CARD_BLOCKS, _CPU_BLOCKS = 16_384, 256
 
 
 class Interruptible(Collectives):
-    """A group's collectives, or, while silent, those of a rank that has nobody to wait for: right sizes, wrong numbers, and no reason to cut a step."""
+    """A group's collectives, or, while silent, those of a rank that has nobody to wait for: right
+    sizes, wrong numbers, and no reason to cut a step.
+    """
 
     def __init__(self, group: Collectives, piece_rule: PieceRule | None) -> None:
         self.rank, self.world_size, self.device = group.rank, group.world_size, group.device

@@ -1,8 +1,11 @@
-"""The engine's own speed: workloads as token ids into one backend, every figure beside the floor that this run's ceilings allow.
+"""The engine's own speed: workloads as token ids into one backend, every figure beside the floor
+that this run's ceilings allow.
 
-One configuration serves all workloads. Greedy, answers of fixed length, prefix cache on and finding nothing. The ceilings are measured first, in a process of their own.
+One configuration serves all workloads. Greedy, answers of fixed length, prefix cache on and finding
+nothing. The ceilings are measured first, in a process of their own.
 
-    python -m benchmarks.bench_engine --shape llama-3.1-8b --dtype bf16 --load dummy --workloads single,burst256 --seed 0 --json FILE
+    python -m benchmarks.bench_engine --shape llama-3.1-8b --dtype bf16 --load dummy --workloads
+    single,burst256 --seed 0 --json FILE
 """
 
 from __future__ import annotations
@@ -81,7 +84,11 @@ def _others(run: Run, workload: Workload) -> list[Any]:
 
 
 async def run(plan: Plan, ceilings: Ceilings, path: pathlib.Path | None, ending: Ending) -> bool:
-    """Starts the backend, warms it, and measures every workload; `path` holds what there is after each. False if one could not be measured, or not on a warm engine."""
+    """Starts the backend, warms it, and measures every workload; `path` holds what there is after
+    each.
+
+    False if one could not be measured, or not on a warm engine.
+    """
     async with measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
 
         async def measure(workload: Workload) -> dict[str, Any]:

@@ -1,9 +1,12 @@
-"""How many token spans a second one core of telemetry makes, from facts on its socket to bytes at a collector, and what a bad collector costs.
+"""How many token spans a second one core of telemetry makes, from facts on its socket to bytes at a
+collector, and what a bad collector costs.
 
 Usage: python -m benchmarks.bench_exporter [--spans 1000000] [--json FILE]
 
-Three processes: this one, which tells facts that were encoded before the clock starts; the telemetry process as it is served; and a collector that counts spans. Rates are per second of CPU time of the
-telemetry process, so that a busy machine does not change them much. A bad collector is down, hangs, or answers errors; then what counts is its memory, and that no span is lost uncounted.
+Three processes: this one, which tells facts that were encoded before the clock starts; the
+telemetry process as it is served; and a collector that counts spans. Rates are per second of CPU
+time of the telemetry process, so that a busy machine does not change them much. A bad collector is
+down, hangs, or answers errors; then what counts is its memory, and that no span is lost uncounted.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ def greeting(kind: str, instance: str) -> bytes:
 
 
 def rounds(num_spans: int, length: int, detail: facts.Detail) -> Iterator[list[bytes]]:
-    """Facts of `STREAMS` generations of `length` tokens that run together, again and again, until they have `num_spans` tokens."""
+    """Facts of `STREAMS` generations of `length` tokens that run together, again and again, until
+    they have `num_spans` tokens.
+    """
     yield [frame(facts.EngineFacts(ENGINE, "m", "cpu", 10**9, 2e9, 1e5, 1e6, 10**5, 1e10, 1e11))]
     for index in range(max(1, num_spans // (STREAMS * length))):
         yield _round(index, length, detail)
@@ -135,7 +140,9 @@ def _generation(
 
 
 def collect(answer: str, port: Synchronized[int], spans: Synchronized[int]) -> None:
-    """A collector: "ok" counts spans; "hung" never answers; anything else is the status that it answers with."""
+    """A collector: "ok" counts spans; "hung" never answers; anything else is the status that it
+    answers with.
+    """
 
     def export(request: bytes, context: grpc.ServicerContext) -> bytes:
         if answer == "hung":
@@ -168,7 +175,10 @@ def _retry_info() -> bytes:
 
 @contextlib.contextmanager
 def collector(answer: str) -> Iterator[tuple[int, Synchronized[int]]]:
-    """A running collector's port, and the spans that it has counted. "down": a port that nobody listens on."""
+    """A running collector's port, and the spans that it has counted.
+
+    "down": a port that nobody listens on.
+    """
     spans: Synchronized[int] = _SPAWN.Value("q", 0)
     if answer == "down":
         yield _free_port(), spans

@@ -1,11 +1,15 @@
-"""The front end beside a bare grpc.aio server: messages and tokens per second and core, CPU per token by stage, latency added, scaling over processes.
+"""The front end beside a bare grpc.aio server: messages and tokens per second and core, CPU per
+token by stage, latency added, scaling over processes.
 
-Every party has cores of its own: a fake backend (or the bare server), the services, several client processes. On a machine with other work the wall clock
-tells little; the CPU time that the services themselves took per token says what whole cores would carry. Runs of one invocation:
+Every party has cores of its own: a fake backend (or the bare server), the services, several client
+processes. On a machine with other work the wall clock tells little; the CPU time that the services
+themselves took per token says what whole cores would carry. Runs of one invocation:
 
-- `single`: one token a message at a set rate, by Generate, by KServe, and by a bare server of the same message size at the same rate and as fast as it can;
+- `single`: one token a message at a set rate, by Generate, by KServe, and by a bare server of the
+  same message size at the same rate and as fast as it can;
 - `full`: as much as one core takes, by Generate and by KServe;
-- `session`: many generations through a few sessions at a set rate, with ids and with text; the rate per core follows from the CPU time;
+- `session`: many generations through a few sessions at a set rate, with ids and with text; the rate
+  per core follows from the CPU time;
 - `latency`: gaps between messages of a stream beyond the period of the backend's steps;
 - `scaling`: Generate over 1, 2, 4 services, where the machine has the cores;
 - `stages`: CPU per token of each stage, without gRPC.
@@ -35,7 +39,8 @@ from headrace_service import event_wire
 
 _WAYS = ("generate", "kserve", "session-ids", "session-text")
 _RUNS = ("single", "full", "session", "latency", "scaling", "stages")
-# Steps a second of the backend in the latency runs, by number of streams: what one core can carry one by one, with room.
+# Steps a second of the backend in the latency runs, by number of streams: what one core can carry
+# one by one, with room.
 _LATENCY_RATES = {64: 100.0, 256: 40.0, 1024: 8.0}
 _SESSION_RATES = {64: 400.0, 256: 200.0, 1024: 150.0}
 _MAX_SERVICES = 4
@@ -145,7 +150,9 @@ def _full(bench: _Bench) -> dict[str, Any]:
 
 
 def _session(bench: _Bench) -> list[dict[str, Any]]:
-    """Not as fast as it goes: clients would be the limit, and messages that wait for them hold few tokens."""
+    """Not as fast as it goes: clients would be the limit, and messages that wait for them hold few
+    tokens.
+    """
     return [
         {"steps_per_s": rate, **bench.service(way, streams, rate)}
         for streams, rate in _SESSION_RATES.items()

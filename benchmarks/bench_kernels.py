@@ -1,6 +1,8 @@
-"""Each kernel's time inside a CUDA graph, beside the ceiling of the same run: bytes over copy bandwidth or operations over the matrix rate, whichever takes longer.
+"""Each kernel's time inside a CUDA graph, beside the ceiling of the same run: bytes over copy
+bandwidth or operations over the matrix rate, whichever takes longer.
 
-The cases are in `benchmarks/kernel_cases`, the timing is in `kernel_timing`; each file of cases runs in a process of its own. Without a GPU the cases are only listed.
+The cases are in `benchmarks/kernel_cases`, the timing is in `kernel_timing`; each file of cases
+runs in a process of its own. Without a GPU the cases are only listed.
 
     python -m benchmarks.bench_kernels --only attention,sampling --json FILE
 """

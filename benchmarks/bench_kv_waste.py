@@ -1,9 +1,11 @@
-"""How much of the KV cache is allocated but unused: paged blocks against a contiguous cache, on the lengths of mix1000.
+"""How much of the KV cache is allocated but unused: paged blocks against a contiguous cache, on the
+lengths of mix1000.
 
-The real engine plans every step; a worker without a model answers. Allocated slots and used slots are read off the step plans
-themselves (block table updates and positions), so the figure holds for what a worker is told to keep. Each step weighs the time that it would take on
-average, that is, all steps weigh the same. Beside it, for the same steps, what a cache would waste that reserves for each running
-sequence one contiguous stretch of (a) the whole context, (b) its prompt and max_tokens.
+The real engine plans every step; a worker without a model answers. Allocated slots and used slots
+are read off the step plans themselves (block table updates and positions), so the figure holds for
+what a worker is told to keep. Each step weighs the time that it would take on average, that is, all
+steps weigh the same. Beside it, for the same steps, what a cache would waste that reserves for each
+running sequence one contiguous stretch of (a) the whole context, (b) its prompt and max_tokens.
 """
 
 from __future__ import annotations
@@ -83,7 +85,10 @@ class Ledger:
 
 
 def request(index: int, prompt: list[int], output: int) -> EngineRequest:
-    """A greedy request of fixed length. Its seed tells the ledger which request a row belongs to."""
+    """A greedy request of fixed length.
+
+    Its seed tells the ledger which request a row belongs to.
+    """
     sampling = SamplingSpec(temperature=0.0, seed=index)
     return EngineRequest(f"r{index}", np.asarray(prompt, np.int32), StopSpec(output), sampling=sampling, detached=True)
 
@@ -98,7 +103,9 @@ def answer(plan: StepPlan) -> StepResult:
 
 
 def run(requests: int, rows: int, block_size: Literal[16, 32, 64], seed: int) -> dict[str, Any]:
-    """Serves the whole trace and returns shares of allocated slots that are not used, averaged over steps."""
+    """Serves the whole trace and returns shares of allocated slots that are not used, averaged over
+    steps.
+    """
     trace = mix1000(requests, seed)
     config = EngineConfig(
         model=pathlib.Path("none"),

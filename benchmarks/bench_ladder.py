@@ -1,17 +1,25 @@
-"""Where the speed comes from, on one model, machine and trace (lengths of mix1000), rung by rung; each rung in useful output tokens per second.
+"""Where the speed comes from, on one model, machine and trace (lengths of mix1000), rung by rung;
+each rung in useful output tokens per second.
 
-recompute   plain PyTorch without a cache, one request at a time (a few requests only: it is that slow)
+recompute   plain PyTorch without a cache, one request at a time (a few requests only: it is that
+            slow)
 kv_cache    the same with a contiguous KV cache
 static      batches of fixed shape, which run until their longest answer has ended
-in_flight   rows refilled as they fall free, each with room for the longest sequence of the trace in a contiguous cache
-paged       our engine with as many rows: blocks, chunked prompts, prefix cache; on a GPU our kernels, but no CUDA graphs; sampling and scheduling in processes of their own
+in_flight   rows refilled as they fall free, each with room for the longest sequence of the trace in
+            a contiguous cache
+paged       our engine with as many rows: blocks, chunked prompts, prefix cache; on a GPU our
+            kernels, but no CUDA graphs; sampling and scheduling in processes of their own
 graphs      the same with CUDA graphs (GPU only)
 full        the engine as it is configured by default: more rows, because blocks leave room for them
-int8, int4, fp8, nf4   full with the layers' weights in as many bits, each against full; those that --low-bits names
-head-int8, head-fp8    full with the output layer in 8 bits; after a scheme of the layers and a plus, both: int4+head-int8
+int8, int4, fp8, nf4   full with the layers' weights in as many bits, each against full; those that
+                       --low-bits names
+head-int8, head-fp8    full with the output layer in 8 bits; after a scheme of the layers and a
+                       plus, both: int4+head-int8
 
-The first four share a plain model, the others the engine: the step between in_flight and paged therefore holds everything in which the two differ, kernels of ours on a GPU included. Beside the rungs: the
-share of allocated cache that is not used, of blocks and of both contiguous ways of reserving (`bench_kv_waste`).
+The first four share a plain model, the others the engine: the step between in_flight and paged
+therefore holds everything in which the two differ, kernels of ours on a GPU included. Beside the
+rungs: the share of allocated cache that is not used, of blocks and of both contiguous ways of
+reserving (`bench_kv_waste`).
 
     python -m benchmarks.bench_ladder --shape llama-3.1-8b --dtype bf16 --json FILE
 """
@@ -152,7 +160,10 @@ def low_bit_rungs(names: str, quantize_group: int) -> dict[str, dict[str, Any]]:
 
 
 def climb(ladder: Ladder, rungs: list[dict[str, Any]]) -> str:
-    """Appends all rungs, each with its gain over the one before and over the first. Returns why it ended early; "" if it did not."""
+    """Appends all rungs, each with its gain over the one before and over the first.
+
+    Returns why it ended early; "" if it did not.
+    """
     try:
         for rung in itertools.chain(plain_rungs(ladder), engine_rungs(ladder)):
             first, before = (rungs[0], _before(rungs)) if rungs else (rung, rung)

@@ -1,9 +1,11 @@
-"""What figures cost the telemetry process: microseconds for each generation, call and step, milliseconds for each scrape.
+"""What figures cost the telemetry process: microseconds for each generation, call and step,
+milliseconds for each scrape.
 
 Usage: python -m benchmarks.bench_metrics [--repeats 5] [--json FILE]
 
-Drives the sink of metrics with facts that lie ready, in one process, without sockets; the smallest of several repeats is told, as others share the machine. Steps come as a backend tells them: some dozens
-between two ticks.
+Drives the sink of metrics with facts that lie ready, in one process, without sockets; the smallest
+of several repeats is told, as others share the machine. Steps come as a backend tells them: some
+dozens between two ticks.
 """
 
 from __future__ import annotations

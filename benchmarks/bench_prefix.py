@@ -1,10 +1,12 @@
-"""What a prefix hit saves: time to first token of prompts that share a long beginning, with it cached and without.
+"""What a prefix hit saves: time to first token of prompts that share a long beginning, with it
+cached and without.
 
-Every prompt is `shared` tokens plus `own` tokens. Cold: a shared part that the cache has not seen. Warm: one that an earlier request left behind.
-Cold and warm requests alternate on one engine, one at a time; the engine's own count of cached tokens is printed beside the times.
+Every prompt is `shared` tokens plus `own` tokens. Cold: a shared part that the cache has not seen.
+Warm: one that an earlier request left behind. Cold and warm requests alternate on one engine, one
+at a time; the engine's own count of cached tokens is printed beside the times.
 
-Then `wave` requests come at once, whose shared part nobody has sent before: how many of their prompts'
-tokens were computed, and how long all of them took.
+Then `wave` requests come at once, whose shared part nobody has sent before: how many of their
+prompts' tokens were computed, and how long all of them took.
 """
 
 from __future__ import annotations

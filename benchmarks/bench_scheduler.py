@@ -1,11 +1,14 @@
-"""What one step costs the engine, without a model: plan, encode, settle, stops, token log, outboxes, on one core.
+"""What one step costs the engine, without a model: plan, encode, settle, stops, token log,
+outboxes, on one core.
 
     python -m benchmarks.bench_scheduler --json FILE
 
-A fake worker answers every sample with a token at once; its own time is not counted. For each number of decoding rows and of waiting requests the
-batch is filled first, then steps are timed with two in flight, as the backend runs them. A quarter of the rows have a stop string. In the cases
-called parked, a row is free, and all that wait are of a tenant that runs one request and may not take the blocks for another (`kv_cache_share`). `p50` and
-`p99` are elapsed time; `cpu` is the thread's own CPU time, which says nearly the same on a machine that does other things too.
+A fake worker answers every sample with a token at once; its own time is not counted. For each
+number of decoding rows and of waiting requests the batch is filled first, then steps are timed with
+two in flight, as the backend runs them. A quarter of the rows have a stop string. In the cases
+called parked, a row is free, and all that wait are of a tenant that runs one request and may not
+take the blocks for another (`kv_cache_share`). `p50` and `p99` are elapsed time; `cpu` is the
+thread's own CPU time, which says nearly the same on a machine that does other things too.
 """
 
 from __future__ import annotations
@@ -96,7 +99,9 @@ def build_engine(case: Case, num_steps: int) -> Engine:
 
 
 def add_parked(engine: Engine, case: Case, max_tokens: int, blocks_per_row: int) -> None:
-    """One request that runs, in the place of a row, and many behind it that need all blocks of its tenant's share."""
+    """One request that runs, in the place of a row, and many behind it that need all blocks of its
+    tenant's share.
+    """
     engine.abort("r0", "", AbortCause.CANCELLED)
     limits = TenantLimits(kv_cache_share=1 / (case.rows * (blocks_per_row + 1)) * blocks_per_row)
     running = np.full(PROMPT_TOKENS, 3, np.int32)

@@ -1,11 +1,15 @@
-"""What text and gRPC cost: the same workloads, on the same backend, through service processes and through the engine's own stream, in turns.
+"""What text and gRPC cost: the same workloads, on the same backend, through service processes and
+through the engine's own stream, in turns.
 
-Text in and out with a byte-level BPE of our own that has as many entries as the model's vocabulary; several client processes; one or more service processes. Loss is the share of the engine's
-output tokens per second that is missing through gRPC. Runs alternate, medians are compared.
+Text in and out with a byte-level BPE of our own that has as many entries as the model's vocabulary;
+several client processes; one or more service processes. Loss is the share of the engine's output
+tokens per second that is missing through gRPC. Runs alternate, medians are compared.
 
-    python -m benchmarks.bench_serving --shape llama-3.1-8b --dtype bf16 --workloads burst256,poisson15 --services 1 --clients 4 --json FILE
+    python -m benchmarks.bench_serving --shape llama-3.1-8b --dtype bf16 --workloads
+    burst256,poisson15 --services 1 --clients 4 --json FILE
 
-With `--telemetry off,array,span` what differs is not the way but how much is traced (`serving_telemetry`).
+With `--telemetry off,array,span` what differs is not the way but how much is traced
+(`serving_telemetry`).
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ from benchmarks.sending import counters, send, uncached
 from benchmarks.serving import Services, send_texts, services, worded
 from benchmarks.workloads import WORKLOADS, Workload, first_of
 
-# The loss is a small difference of two figures, which takes several runs; five minutes of people are enough by themselves.
+# The loss is a small difference of two figures, which takes several runs; five minutes of people
+# are enough by themselves.
 _REPEATS = {"users1000": 1}
 
 
@@ -48,7 +53,9 @@ class Front:
 
 
 async def _measure(session: EngineSession, front: Front, workload: Workload, repeats: int) -> dict[str, Any]:
-    """Alternates both ways; the figures through gRPC, with the engine's own beside them under "more"."""
+    """Alternates both ways; the figures through gRPC, with the engine's own beside them under
+    "more".
+    """
     before, cpu_s = counters(await session.load()), front.services.cpu_s()
     engine_runs, runs = [], []
     for number in range(repeats):
@@ -67,7 +74,8 @@ async def _measure(session: EngineSession, front: Front, workload: Workload, rep
         "services": len(front.services.addresses),
         "clients": front.clients,
         "engine_api": engine,
-        # Arrivals, and people who think, do not come faster where a server is: there the latencies tell.
+        # Arrivals, and people who think, do not come faster where a server is: there the latencies
+        # tell.
         "loss": None
         if workload.arrivals_s or workload.users
         else round(1 - figures["output_tok_s"] / engine["output_tok_s"], 4),
@@ -97,7 +105,11 @@ def _lines(result: dict[str, Any]) -> list[str]:
 async def run(
     plan: Plan, ceilings: Ceilings, num_services: int, clients: int, path: pathlib.Path | None, ending: Ending
 ) -> bool:
-    """Starts everything, warms it, and measures every workload both ways; `path` holds what there is after each. False if one could not be measured, or not on a warm engine."""
+    """Starts everything, warms it, and measures every workload both ways; `path` holds what there
+    is after each.
+
+    False if one could not be measured, or not on a warm engine.
+    """
     tokenizer = Tokenizer.from_file(str(pathlib.Path(plan.settings["model"]) / "tokenizer.json"))
     async with measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
         with services(session.process.address, num_services) as running:

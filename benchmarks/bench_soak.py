@@ -1,17 +1,22 @@
-"""A soak: thousands of random requests with cancels through one backend, and afterwards nothing is left, late, or other than it was.
+"""A soak: thousands of random requests with cancels through one backend, and afterwards nothing is
+left, late, or other than it was.
 
-Prompts and answers of all lengths, every kind of sampling, shared beginnings, several outputs, stops; a tenth is cancelled at some moment. The exit code is 1 if anything that must hold does not:
+Prompts and answers of all lengths, every kind of sampling, shared beginnings, several outputs,
+stops; a tenth is cancelled at some moment. The exit code is 1 if anything that must hold does not:
 
-- every request ended once, with the number of tokens it had to have, and its tokens keep the request's own rules;
+- every request ended once, with the number of tokens it had to have, and its tokens keep the
+  request's own rules;
 - nothing was compiled or captured after the workers were ready;
 - no block, row, queue entry or descriptor stayed behind, and the workers are the same processes;
 - memory of backend, workers and card is flat from the second quarter to the last;
 - a greedy request on the idle engine has the same tokens before and after.
 
-    python -m benchmarks.bench_soak --shape llama-3.1-8b --dtype bf16 --load dummy --seed 0 --json FILE
+    python -m benchmarks.bench_soak --shape llama-3.1-8b --dtype bf16 --load dummy --seed 0 --json
+    FILE
 
-With `--through server` the same is asked of a whole server as users run it (`soak_server`): every kind of call over gRPC, and each of its
-processes flat within a few MiB, which takes half an hour to tell.
+With `--through server` the same is asked of a whole server as users run it (`soak_server`): every
+kind of call over gRPC, and each of its processes flat within a few MiB, which takes half an hour to
+tell.
 
     python -m benchmarks.bench_soak --through server --seconds 1800 --json FILE
 """
@@ -47,7 +52,8 @@ from headrace_protos.engine.v1 import engine_pb2
 
 # Logs of ended requests are kept on purpose; with few of them the backend's memory is flat too.
 _SETTINGS = {"max_logs": 256}
-# A small cache is full soon: its pages are all touched early, blocks are evicted, and sequences preempted.
+# A small cache is full soon: its pages are all touched early, blocks are evicted, and sequences
+# preempted.
 _CPU_SETTINGS = {"num_blocks": 64}
 _CANARY_TOKENS = 64
 _SECONDS = 300.0
@@ -75,13 +81,18 @@ class Soak:
         # The first canary's tokens, on the idle engine.
         self.first_canary: list[int] = []
         self.sent: list[Sent] = []
-        # How many of its first tokens a canary among others had as the one before; None: none was sent. In other batches sums may round otherwise, so that nothing follows from a difference.
+        # How many of its first tokens a canary among others had as the one before; None: none was
+        # sent. In other batches sums may round otherwise, so that nothing follows from a
+        # difference.
         self.canary_same_tokens: int | None = None
         self.wall_s = 0.0
         self.timed_out = False
 
     async def canary(self) -> list[int]:
-        """The tokens of the greedy request that is always the same. Its salt is new: nothing of it comes from the prefix cache."""
+        """The tokens of the greedy request that is always the same.
+
+        Its salt is new: nothing of it comes from the prefix cache.
+        """
         self._num_canaries += 1
         salt = f"canary {self._num_canaries}".encode()
         answer = await self._session.ask(Prompt.of(self._make.canary(), _CANARY_TOKENS, salt))

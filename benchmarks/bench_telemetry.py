@@ -2,7 +2,10 @@
 
     python -m benchmarks.bench_telemetry --part engine --json FILE
 
-`engine` and `service` are CPU times of our own code, in minutes, `recorded` what of both a recorded token costs, ten times over, `instructions` the same in a unit that other load does not change (needs valgrind). `live` is one server that is switched while it runs (`telemetry_live`), `serving` whole servers beside each other (`telemetry_serving`), which takes a quarter of an hour.
+`engine` and `service` are CPU times of our own code, in minutes, `recorded` what of both a recorded
+token costs, ten times over, `instructions` the same in a unit that other load does not change
+(needs valgrind). `live` is one server that is switched while it runs (`telemetry_live`), `serving`
+whole servers beside each other (`telemetry_serving`), which takes a quarter of an hour.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The engine against `transformers` generate on the same machine: same weights, threads and type, greedy, fixed output lengths.
+"""The engine against `transformers` generate on the same machine: same weights, threads and type,
+greedy, fixed output lengths.
 
-Development-only (transformers is no dependency of the server). Two cases: one request alone, and mixed lengths, where transformers gets
-left-padded batches of 32 that run until their longest output is done, and the engine gets the same requests at once with 32 rows. Runs
-are interleaved; medians and spread are reported. The outputs of both are compared token by token.
+Development-only (transformers is no dependency of the server). Two cases: one request alone, and
+mixed lengths, where transformers gets left-padded batches of 32 that run until their longest output
+is done, and the engine gets the same requests at once with 32 rows. Runs are interleaved; medians
+and spread are reported. The outputs of both are compared token by token.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Rival:
         self._model.generation_config.eos_token_id = None
 
     def batch(self, trace: Trace) -> list[list[int]]:
-        """One padded batch, run until the longest output is done; each output cut to its own length."""
+        """One padded batch, run until the longest output is done; each output cut to its own
+        length.
+        """
         width, steps = max(len(p) for p, _ in trace), max(o for _, o in trace)
         ids = torch.tensor([[0] * (width - len(p)) + p for p, _ in trace])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p, _ in trace])

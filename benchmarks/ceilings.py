@@ -1,6 +1,8 @@
-"""What the device can do at most, as every benchmark states it: copy bandwidth and matrix rates of the same run.
+"""What the device can do at most, as every benchmark states it: copy bandwidth and matrix rates of
+the same run.
 
-Owns the record and the process that measures it (`measure_ceilings`): apart, so that a benchmark's own process imports no torch, has no CUDA context, and the memory is free again.
+Owns the record and the process that measures it (`measure_ceilings`): apart, so that a benchmark's
+own process imports no torch, has no CUDA context, and the memory is free again.
 """
 
 from __future__ import annotations

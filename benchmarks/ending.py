@@ -1,8 +1,8 @@
 """How a benchmark ends before it is through: by its own clock, or by SIGTERM or SIGINT.
 
-Either way what was measured is written. Owns the three signals and the reason. A process has one set of handlers, so it has one `Ending`.
-Only the first end counts: what follows it, at most the 30 s in which a backend stops, is not cut
-short again.
+Either way what was measured is written. Owns the three signals and the reason. A process has one
+set of handlers, so it has one `Ending`. Only the first end counts: what follows it, at most the 30
+s in which a backend stops, is not cut short again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Ending:
         return is_first
 
     async def during(self, work: Callable[[Ending], Coroutine[Any, Any, T]]) -> T:
-        """Awaits work in the running event loop; there the end cancels this task, and raises nothing."""
+        """Awaits work in the running event loop; there the end cancels this task, and raises
+        nothing.
+        """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 

@@ -1,6 +1,7 @@
 """Which engine a benchmark measures: command-line options, and what they come to on this device.
 
-Owns the options that `bench_engine`, `bench_serving` and `bench_ladder` share, and the refusal of mistakes before anything is measured.
+Owns the options that `bench_engine`, `bench_serving` and `bench_ladder` share, and the refusal of
+mistakes before anything is measured.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Plan:
 
 
 def engine_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which engine is measured with workloads; shared with the benchmarks beside this one."""
+    """The options that say which engine is measured with workloads; shared with the benchmarks
+    beside this one.
+    """
     which_engine(parser)
     parser.add_argument(
         "--requests",
@@ -130,7 +133,10 @@ def model_folder(options: argparse.Namespace, parent: pathlib.Path, *, tokenizer
 
 
 def plan_of(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: pathlib.Path) -> Plan:
-    """What the options ask for, on the model in `folder`. Mistakes end the program as argparse's own do."""
+    """What the options ask for, on the model in `folder`.
+
+    Mistakes end the program as argparse's own do.
+    """
     names = tuple(options.workloads.split(","))
     try:
         for name in names:

@@ -1,7 +1,9 @@
-"""A backend process and one stream to it, for benchmarks that measure the engine without the text service in front.
+"""A backend process and one stream to it, for benchmarks that measure the engine without the text
+service in front.
 
-Owns the conversation: requests as token ids in, columns of `StepOutputs` into a `TokenLog`. Per message it does no work that grows with the tokens, so that it stays out of the way of the engine that it
-measures. Does not own the process (`backend_process`), workloads or figures.
+Owns the conversation: requests as token ids in, columns of `StepOutputs` into a `TokenLog`. Per
+message it does no work that grows with the tokens, so that it stays out of the way of the engine
+that it measures. Does not own the process (`backend_process`), workloads or figures.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ class Answer:
         return ids
 
     def outputs(self, num_outputs: int) -> list[Tokens]:
-        """The tokens of each of its outputs. Raises ValueError for a token of one that there is not."""
+        """The tokens of each of its outputs.
+
+        Raises ValueError for a token of one that there is not.
+        """
         return self._log.outputs_of(self._handle, num_outputs)
 
     @property
@@ -122,7 +127,9 @@ class EngineSession:
             await self._stream.write(message)
 
     async def read(self) -> None:
-        """Deals messages until the stream ends; whoever waits for one that will not come is told why."""
+        """Deals messages until the stream ends; whoever waits for one that will not come is told
+        why.
+        """
         try:
             while isinstance(message := await self._stream.read(), engine_pb2.FromEngine):
                 self._take(message)
@@ -187,7 +194,11 @@ class EngineSession:
                 self._model = message.welcome.model
 
     async def send(self, prompt: Prompt) -> Answer:
-        """Sends a request of `max_tokens` tokens per output, unless one of its stop ids comes first. Returns when it is written."""
+        """Sends a request of `max_tokens` tokens per output, unless one of its stop ids comes
+        first.
+
+        Returns when it is written.
+        """
         handle, self._next = self._next, self._next + 1
         answer = self._answers[handle] = Answer(self._log, handle, f"bench-{self._run}-{handle}")
         add = engine_pb2.AddRequest(

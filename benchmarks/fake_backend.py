@@ -1,9 +1,12 @@
-"""An engine without a model: serves the engine protocol, and every request gets its tokens at a set rate, or as fast as its stream takes them.
+"""An engine without a model: serves the engine protocol, and every request gets its tokens at a set
+rate, or as fast as its stream takes them.
 
-For benchmarks of what stands in front of the engine. Owns a minimal EngineService: add, abort, detach, load and list are answered, attach finds nothing.
-Each step gives one token to every active request of a stream in one StepOutputs, as the engine does; nothing is computed, nothing validated.
+For benchmarks of what stands in front of the engine. Owns a minimal EngineService: add, abort,
+detach, load and list are answered, attach finds nothing. Each step gives one token to every active
+request of a stream in one StepOutputs, as the engine does; nothing is computed, nothing validated.
 
-    python -m benchmarks.fake_backend --model models/demo --listen unix:/path/in/a/private/folder/engine.sock [--rate 50]
+    python -m benchmarks.fake_backend --model models/demo --listen
+    unix:/path/in/a/private/folder/engine.sock [--rate 50]
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ _BREATHE_STEPS = 16
 
 
 def text_tokens(folder: ModelFolder) -> npt.NDArray[np.uint32]:
-    """[4096] ids of ordinary tokens with plain ASCII text, so that the detokenizer does real work and always ends at a character."""
+    """[4096] ids of ordinary tokens with plain ASCII text, so that the detokenizer does real work
+    and always ends at a character.
+    """
     table = folder.token_table
     if table is None:
         raise SystemExit(f"{folder.path} has no tokenizer.json")

@@ -34,7 +34,10 @@ def _commit() -> str:
 
 
 def provenance(git: str = "") -> dict[str, Any]:
-    """Machine, software and command of this run. `git` names the commit where the tree has no history."""
+    """Machine, software and command of this run.
+
+    `git` names the commit where the tree has no history.
+    """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "git": git or _commit(),
@@ -46,7 +49,9 @@ def provenance(git: str = "") -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of processes that a benchmark starts: ours, and our packages can be imported from the tree."""
+    """The environment of processes that a benchmark starts: ours, and our packages can be imported
+    from the tree.
+    """
     path = [*(str(ROOT / package) for package in _PACKAGES), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 

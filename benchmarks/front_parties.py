@@ -1,4 +1,6 @@
-"""The processes of `bench_front`, each pinned to a core of its own: backend or bare server, services, clients; started and ended here."""
+"""The processes of `bench_front`, each pinned to a core of its own: backend or bare server,
+services, clients; started and ended here.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ def bare_server(cores: Sequence[int], num_bytes: int, rate: float) -> Iterator[t
 def services(
     cores: Sequence[int], model: pathlib.Path, folder: str, rate: float, num_services: int
 ) -> Iterator[tuple[str, list[int]]]:
-    """Services on the first cores, and a fake backend on the next. Yields the address and the services' process ids."""
+    """Services on the first cores, and a fake backend on the next.
+
+    Yields the address and the services' process ids.
+    """
     engine, address = f"unix:{folder}/engine.sock", f"127.0.0.1:{free_port()}"
     backend = ("--model", str(model), "--listen", engine, "--rate", str(rate))
     config = ServiceConfig(

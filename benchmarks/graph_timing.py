@@ -1,4 +1,6 @@
-"""Time of GPU work inside a CUDA graph, and of CPU work by the clock: launches from Python would otherwise be what is measured."""
+"""Time of GPU work inside a CUDA graph, and of CPU work by the clock: launches from Python would
+otherwise be what is measured.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def _replays_seconds(graph: torch.cuda.CUDAGraph, count: int) -> float:
 
 
 def graph_seconds(launches: Sequence[Callable[[], object]], repeats: int = REPEATS) -> list[float]:
-    """Seconds per launch of a CUDA graph that holds all of them in order, `repeats` readings, after a warm-up of each and of the graph."""
+    """Seconds per launch of a CUDA graph that holds all of them in order, `repeats` readings, after
+    a warm-up of each and of the graph.
+    """
     for launch in launches:
         launch()
     torch.cuda.synchronize()

@@ -1,6 +1,8 @@
-"""The real backend with a worker that computes nothing (`instant_worker`): `python -m benchmarks.instant_backend STEP_MS --config-json FILE`.
+"""The real backend with a worker that computes nothing (`instant_worker`): `python -m
+benchmarks.instant_backend STEP_MS --config-json FILE`.
 
-SIGUSR1 has it tell nobody of its steps, as if it had no telemetry, and SIGUSR2 as before: so that one process can be measured both ways.
+SIGUSR1 has it tell nobody of its steps, as if it had no telemetry, and SIGUSR2 as before: so that
+one process can be measured both ways.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from headrace_backend.server.telemetry import new_step_log
 
 
 def switched_step_log(clock: Callable[[], int]) -> StepLog:
-    """The log of a backend, silenced and woken by signals to this process. `clock` is the engine's."""
+    """The log of a backend, silenced and woken by signals to this process.
+
+    `clock` is the engine's.
+    """
     steps = new_step_log(clock)
     told = (False, False)
 

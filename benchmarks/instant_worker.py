@@ -1,6 +1,8 @@
-"""A worker that computes nothing: what it samples follows from row and position, at once or at the end of steps of a set length.
+"""A worker that computes nothing: what it samples follows from row and position, at once or at the
+end of steps of a set length.
 
-For benchmarks of all that stands around a model. Owns the worker's side of the rings, as short as it can be; the engine before it is the real one (`instant_backend`).
+For benchmarks of all that stands around a model. Owns the worker's side of the rings, as short as
+it can be; the engine before it is the real one (`instant_backend`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ class _Model:
         self._free_at_s = 0.0
 
     def run(self, payload: bytes) -> bytes:
-        """The result of a plan. A step begins when the one before has ended and its plan is there."""
+        """The result of a plan.
+
+        A step begins when the one before has ended and its plan is there.
+        """
         plan = StepPlan.decode(payload)
         started_ns = time.monotonic_ns()
         sample = plan.sample

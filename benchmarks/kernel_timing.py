@@ -1,4 +1,6 @@
-"""Times the cases of one file of `benchmarks.kernel_cases`: one line of JSON each. A process of its own, so that a kernel that breaks the device's context costs its own file only.
+"""Times the cases of one file of `benchmarks.kernel_cases`: one line of JSON each.
+
+A process of its own, so that a kernel that breaks the device's context costs its own file only.
 
 python -m benchmarks.kernel_timing attention [--match 256x640]
 """
@@ -46,7 +48,9 @@ def cases(module: types.ModuleType) -> Iterator[tuple[str, Callable[[], Case]]]:
 
 
 def copies(make: Callable[[], Case]) -> tuple[list[Callable[[], object]], float, float]:
-    """Launches on fresh data each, as many as it takes to find nothing in a cache; and the bytes and operations of one."""
+    """Launches on fresh data each, as many as it takes to find nothing in a cache; and the bytes
+    and operations of one.
+    """
     launches: list[Callable[[], object]] = []
     num_bytes = flops = 0.0
     while not launches or (len(launches) < _MAX_COPIES and len(launches) * num_bytes < _ROTATED_BYTES):

@@ -1,7 +1,8 @@
 """Copy bandwidth and matrix rate of one device, as a line of JSON.
 
-On a GPU the copy is an elementwise kernel inside a CUDA graph (a memcpy node is slower than the memory), on a CPU it is a copy between arrays that no cache holds. Matrices are
-Gaussian: a product of zeros runs faster.
+On a GPU the copy is an elementwise kernel inside a CUDA graph (a memcpy node is slower than the
+memory), on a CPU it is a copy between arrays that no cache holds. Matrices are Gaussian: a product
+of zeros runs faster.
 
     python -m benchmarks.measure_ceilings --device cuda
 """
@@ -33,7 +34,9 @@ def copy_bytes_s(device: torch.device) -> float:
 
 
 def gemm_flop_s(device: torch.device, rows: int) -> float:
-    """Rate of `rows` x K times K x N: bf16 on a GPU, fp32 on a CPU; the median, since a clock's first peak does not last."""
+    """Rate of `rows` x K times K x N: bf16 on a GPU, fp32 on a CPU; the median, since a clock's
+    first peak does not last.
+    """
     on_gpu = device.type == "cuda"
     columns, depth, _ = GPU_GEMM if on_gpu else CPU_GEMM
     dtype = torch.bfloat16 if on_gpu else torch.float32

@@ -1,6 +1,7 @@
 """A warm engine to be measured, and the record that results are written as.
 
-Owns the start, the warm-up, memory, floors and the order of workloads, whichever way these are sent.
+Owns the start, the warm-up, memory, floors and the order of workloads, whichever way these are
+sent.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Started:
 
 
 def load_gb_s(session: EngineSession, plan: Plan) -> float | None:
-    """Bytes of the folder's tensors over the seconds of the phase that read them; None for made-up weights, or if the backend does not say."""
+    """Bytes of the folder's tensors over the seconds of the phase that read them; None for made-up
+    weights, or if the backend does not say.
+    """
     seconds = session.process.phases_s().get("weights")
     if not seconds or plan.engine.load != "folder":
         return None
@@ -146,7 +149,9 @@ def _people(workload: Workload) -> dict[str, Any]:
 async def measured_engine(
     plan: Plan, ceilings: Ceilings, telemetry_socket: str = ""
 ) -> AsyncIterator[tuple[EngineSession, list[Workload], Started, Callable[[], float | None]]]:
-    """A warm backend, its workloads, what is known of it, and a function that tells the peak of its memory (GiB)."""
+    """A warm backend, its workloads, what is known of it, and a function that tells the peak of its
+    memory (GiB).
+    """
     on_gpu = ceilings.device == "cuda"
     memory = GpuMemory() if on_gpu else None
     async with engine_session(plan.settings, START_TIMEOUT_S, telemetry_socket) as session:

@@ -1,6 +1,10 @@
-"""A decoder in plain PyTorch with a contiguous KV cache: what a server is built on before it has an engine. For the lower rungs of `bench_ladder`.
+"""A decoder in plain PyTorch with a contiguous KV cache: what a server is built on before it has an
+engine.
 
-Owns weights (seeded Gaussian, as `--load dummy` makes them), the forward pass over whole prompts, and one decode step over rows of unequal length. No kernels of ours, nothing paged, no graphs; its
+For the lower rungs of `bench_ladder`.
+
+Owns weights (seeded Gaussian, as `--load dummy` makes them), the forward pass over whole prompts,
+and one decode step over rows of unequal length. No kernels of ours, nothing paged, no graphs; its
 rotary embedding leaves context stretching out, which costs the same.
 """
 
@@ -37,13 +41,17 @@ class ContiguousCache:
         self._heads = torch.arange(shape.num_kv_heads, device=device)[:, None]
 
     def write(self, layer: int, rows: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
-        """Puts [n, num_kv_heads, length, head_dim] keys and values to [n, length] positions of [n] rows."""
+        """Puts [n, num_kv_heads, length, head_dim] keys and values to [n, length] positions of [n]
+        rows.
+        """
         where = rows[:, None, None], self._heads, positions[:, None]
         self.slots[(layer, 0, *where)] = key
         self.slots[(layer, 1, *where)] = value
 
     def read(self, layer: int, rows: Tensor, context: int) -> Tensor:
-        """[2, n, num_kv_heads, context, head_dim] of a layer; without a copy where all rows are read in order."""
+        """[2, n, num_kv_heads, context, head_dim] of a layer; without a copy where all rows are
+        read in order.
+        """
         slots = self.slots[layer, :, :, :, :context]
         return slots if len(rows) == slots.shape[1] else slots[:, rows]
 
@@ -152,7 +160,9 @@ class PlainModel:
 
 
 def _decode_attention(query: Tensor, context: Tensor, positions: Tensor) -> Tensor:
-    """[n, heads, 1, head_dim] over [2, n, num_kv_heads, context, head_dim] up to [n, 1] positions: each key and value head is read once for its group of query heads."""
+    """[n, heads, 1, head_dim] over [2, n, num_kv_heads, context, head_dim] up to [n, 1] positions:
+    each key and value head is read once for its group of query heads.
+    """
     key, value = context
     grouped = query.view(len(query), key.shape[1], -1, query.shape[-1])
     scores = (grouped @ key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5

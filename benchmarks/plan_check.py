@@ -1,8 +1,10 @@
-"""What `headrace plan` predicts of engines that were measured, beside the measurements: the table of docs/operations.md, from result files of `bench_engine` and `bench_serving`.
+"""What `headrace plan` predicts of engines that were measured, beside the measurements: the table
+of docs/operations.md, from result files of `bench_engine` and `bench_serving`.
 
     python -m benchmarks.plan_check benchmarks/results/2026-11-21-h200-engine.json ...
 
-Workloads are taken for closed loops of the requests that are open at once, of the mean lengths; users1000 for what it is. Records of other workloads, shapes or cards are left out.
+Workloads are taken for closed loops of the requests that are open at once, of the mean lengths;
+users1000 for what it is. Records of other workloads, shapes or cards are left out.
 """
 
 from __future__ import annotations

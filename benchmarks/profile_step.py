@@ -1,7 +1,9 @@
 """Where one step's time goes on a GPU: its kernels, their share, and the gaps between them.
 
-The worker's own rooms in this process, without an engine: a model with made-up weights, its runner with graphs, and steps of one kind after the other, as the step loop launches them. What CUPTI
-says of the device is added up per kernel. The profiler itself stretches gaps a little; the step's time without it is measured beside.
+The worker's own rooms in this process, without an engine: a model with made-up weights, its runner
+with graphs, and steps of one kind after the other, as the step loop launches them. What CUPTI says
+of the device is added up per kernel. The profiler itself stretches gaps a little; the step's time
+without it is measured beside.
 
     python -m benchmarks.profile_step --shape llama-3.1-8b --steps 1x640,256x640,32x8000,chunk8192
 """
@@ -67,7 +69,9 @@ class StepProfile:
 
 
 def plan_of(kind: str, pool: BlockPool) -> StepPlan:
-    """A step by its name: ROWSxCONTEXT decodes, or chunkTOKENS[@START] of one prompt; both with a + between them."""
+    """A step by its name: ROWSxCONTEXT decodes, or chunkTOKENS[@START] of one prompt; both with a +
+    between them.
+    """
     chunks: list[Chunk] = []
     for part in kind.split("+"):
         if part.startswith("chunk"):
@@ -133,7 +137,9 @@ def _summary(kind: str, wall_us: float, launch_us: float, events: Sequence[objec
 def make_model(
     shape: str, settings: dict[str, Any], schemes: Schemes, shard: Shard = ALONE
 ) -> tuple[CausalLM, EngineConfig]:
-    """A model with made-up weights on its device, or a rank's part of it, and the engine's configuration: defaults but for the settings."""
+    """A model with made-up weights on its device, or a rank's part of it, and the engine's
+    configuration: defaults but for the settings.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = write_model_folder(shape, pathlib.Path(name))
         config = EngineConfig.model_validate({"model": folder, "load": "dummy", **settings})
@@ -159,7 +165,9 @@ def make_caches(model: CausalLM, config: EngineConfig, num_blocks: int) -> list[
 def captured_runner(
     model: CausalLM, config: EngineConfig, caches: list[torch.Tensor], long_sizes: Sequence[int] = ()
 ) -> Runner:
-    """What computes steps, with its graphs if it has any, those of long steps with prompts of so many tokens among them."""
+    """What computes steps, with its graphs if it has any, those of long steps with prompts of so
+    many tokens among them.
+    """
     runner = make_runner(model, config, model.max_position, caches, long_sizes)
     if isinstance(runner, CapturesGraphs):
         runner.capture(lambda *_: None)

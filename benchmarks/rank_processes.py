@@ -1,6 +1,8 @@
-"""A program of ours as several ranks, one process each, under nobody but their starter: for measurements and checks of what ranks do together, without an engine.
+"""A program of ours as several ranks, one process each, under nobody but their starter: for
+measurements and checks of what ranks do together, without an engine.
 
-Owns starting and ending. Rank 0's lines of JSON are the results. None is left behind: a rank that fails ends the others, which might wait for it for good.
+Owns starting and ending. Rank 0's lines of JSON are the results. None is left behind: a rank that
+fails ends the others, which might wait for it for good.
 """
 
 from __future__ import annotations
@@ -68,7 +70,10 @@ def results(module: str, world_size: int, arguments: Sequence[str]) -> Iterator[
 
 
 def _watch(rank: int, ranks: list[subprocess.Popen[str]], failures: list[str]) -> None:
-    """Waits for a rank. The others end with it if it fails; so what stands first in `failures` is not their end."""
+    """Waits for a rank.
+
+    The others end with it if it fails; so what stands first in `failures` is not their end.
+    """
     if code := ranks[rank].wait():
         failures.append(f"rank {rank} failed with {code}")
         _kill(ranks)
@@ -99,7 +104,10 @@ def joined(seat: Seat, device: torch.device) -> Collectives | None:
 
 
 def device_of(kind: str, seat: Seat) -> torch.device:
-    """The rank's device. `cpu`: one for all; `cuda` or `cuda:INDEX`: cards from the first, or that one, on."""
+    """The rank's device.
+
+    `cpu`: one for all; `cuda` or `cuda:INDEX`: cards from the first, or that one, on.
+    """
     device = torch.device(kind)
     return device if device.type == "cpu" else torch.device("cuda", (device.index or 0) + seat.rank)
 
@@ -114,5 +122,6 @@ def end_rank(body: Callable[[], None]) -> NoReturn:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not by the interpreter, which takes the group apart: with NCCL that may wait for ranks that are gone.
+    # Not by the interpreter, which takes the group apart: with NCCL that may wait for ranks that
+    # are gone.
     os._exit(code)

@@ -1,8 +1,14 @@
-"""The floor: a workload served by a perfect engine on a device that reaches its measured ceilings in everything that it does.
+"""The floor: a workload served by a perfect engine on a device that reaches its measured ceilings
+in everything that it does.
 
-Owns the time of a step and a schedule: in-flight batching with a token budget, prompts after running rows, first come first served. A step reads all matrices at copy bandwidth or multiplies at the matrix rate,
-whichever takes longer; so does the output layer for sampled tokens; then the KV cache of the rows that decode is read, and the prompt tokens' attention is computed. Launches, sampling,
-norms and the host cost nothing. Ranks that share a model have an even part of all of it, and what they tell each other costs nothing. The matrix rate is that of the plain types, also where weights are in FP8. (A small model's weights may lie in caches that beat the copy bandwidth; then the floor is none.)
+Owns the time of a step and a schedule: in-flight batching with a token budget, prompts after
+running rows, first come first served. A step reads all matrices at copy bandwidth or multiplies at
+the matrix rate, whichever takes longer; so does the output layer for sampled tokens; then the KV
+cache of the rows that decode is read, and the prompt tokens' attention is computed. Launches,
+sampling, norms and the host cost nothing. Ranks that share a model have an even part of all of it,
+and what they tell each other costs nothing. The matrix rate is that of the plain types, also where
+weights are in FP8. (A small model's weights may lie in caches that beat the copy bandwidth; then
+the floor is none.)
 """
 
 from __future__ import annotations
@@ -114,7 +120,9 @@ class PerfectEngine:
         self._budget = budget
 
     def serve(self, workload: Workload) -> list[Request]:
-        """When each token would arrive, request by request in the trace's order, those that are sent; the run begins at 0."""
+        """When each token would arrive, request by request in the trace's order, those that are
+        sent; the run begins at 0.
+        """
         rows = self._requests(workload)
         people = _People(workload, rows)
         waiting, running = deque(people.first() if workload.users else rows), list[_Row]()
@@ -144,7 +152,10 @@ class PerfectEngine:
         ]
 
     def _step(self, running: list[_Row], now_s: float) -> float:
-        """One step: a token for each decoding row, prompts with what the budget leaves. Returns its end."""
+        """One step: a token for each decoding row, prompts with what the budget leaves.
+
+        Returns its end.
+        """
         decoding = [row for row in running if row.decoding]
         sampled, left, pairs = list(decoding), self._budget - len(decoding), 0.0
         for row in running:

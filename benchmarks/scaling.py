@@ -1,9 +1,14 @@
-"""How a model gets faster with more GPUs: table and plot for 1, 2, 4 and 8 ranks from result files, each figure beside its roofline, and what was not measured marked so.
+"""How a model gets faster with more GPUs: table and plot for 1, 2, 4 and 8 ranks from result files,
+each figure beside its roofline, and what was not measured marked so.
 
-    python -m benchmarks.scaling benchmarks/results/*h200*.json --markdown docs/scaling.md --plot benchmarks/results/scaling.png
+    python -m benchmarks.scaling benchmarks/results/*h200*.json --markdown docs/scaling.md --plot
+    benchmarks/results/scaling.png
 
-Takes records of `bench_engine` (single, burst256, mix1000) and of `bench_communication`; of several about the same engine and workload the youngest. A roofline is the floor that a result states: the workload served at the ceilings of its
-own run, ranks sharing all work evenly and exchanging nothing. For a number of ranks that was not measured it is that of the nearest one that was, shared among as many as there would be.
+Takes records of `bench_engine` (single, burst256, mix1000) and of `bench_communication`; of several
+about the same engine and workload the youngest. A roofline is the floor that a result states: the
+workload served at the ceilings of its own run, ranks sharing all work evenly and exchanging
+nothing. For a number of ranks that was not measured it is that of the nearest one that was, shared
+among as many as there would be.
 """
 
 from __future__ import annotations
@@ -46,7 +51,9 @@ class Point:
 
 
 def collected(records: Iterable[dict[str, Any]]) -> dict[Subject, dict[int, Point]]:
-    """By subject and ranks; subjects that were measured with one number of ranks only are left out, and what went through services."""
+    """By subject and ranks; subjects that were measured with one number of ranks only are left out,
+    and what went through services.
+    """
     found: dict[Subject, dict[int, Point]] = {}
     for record in records:
         if record.get("name") not in _FIGURES or not record.get("gpus") or not record["floor"] or "through" in record:
@@ -123,7 +130,9 @@ def page(records: list[dict[str, Any]]) -> str:
 
 
 def plot(subjects: dict[Subject, dict[int, Point]]) -> Figure:
-    """Each subject's figures over the ranks: measured as dots, rooflines as dotted lines, hollow where nothing was measured."""
+    """Each subject's figures over the ranks: measured as dots, rooflines as dotted lines, hollow
+    where nothing was measured.
+    """
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     for axes, workload in zip(figure.subplots(1, len(_FIGURES)), _FIGURES, strict=True):
         for subject, points in subjects.items():

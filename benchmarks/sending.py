@@ -1,6 +1,8 @@
-"""Sends a workload through an engine session, and makes sure that a measurement is one: warm, complete, and helped by no cache.
+"""Sends a workload through an engine session, and makes sure that a measurement is one: warm,
+complete, and helped by no cache.
 
-Owns the loops (open by arrival times, closed by requests open at once, closed by people who think) and the warm-up. What the figures are is in `measurements`.
+Owns the loops (open by arrival times, closed by requests open at once, closed by people who think)
+and the warm-up. What the figures are is in `measurements`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from benchmarks.measurements import Request
 from benchmarks.workloads import USERS_DRAIN_SECONDS, Turn, Users, Workload, build, fitted
 from headrace_protos.engine.v1 import engine_pb2
 
-# Counters of the worker that must stand still once it is warm; a backend that does not count them has none.
+# Counters of the worker that must stand still once it is warm; a backend that does not count them
+# has none.
 _COUNTERS = ("late_work",)
 # How the engine planned: what of it changed belongs to a measurement, and none of it is wrong.
 _PLANNING = ("step_count", "held_plans", "late_plans")
@@ -78,7 +81,9 @@ def counters(load: engine_pb2.Load) -> dict[str, int]:
 
 
 def planning(load: engine_pb2.Load) -> dict[str, int]:
-    """Steps so far, those whose plan was held back, and those of them that the device had to wait for."""
+    """Steps so far, those whose plan was held back, and those of them that the device had to wait
+    for.
+    """
     return {name: int(getattr(load, name)) for name in _PLANNING}
 
 
@@ -193,7 +198,8 @@ def _checked(workload: Workload, answers: Mapping[int, Answer], begin_s: float, 
 async def warm_up(
     session: EngineSession, workloads: Sequence[Workload], rows: int, most_tokens: int
 ) -> tuple[int, bool]:
-    """Sends what resembles the workloads, with other prompts, until a round compiles and captures nothing (without counters: two rounds).
+    """Sends what resembles the workloads, with other prompts, until a round compiles and captures
+    nothing (without counters: two rounds).
 
     Args:
         session: The engine.

@@ -1,6 +1,8 @@
-"""Service processes in front of a benchmark's backend, and workloads sent through them as text by client processes.
+"""Service processes in front of a benchmark's backend, and workloads sent through them as text by
+client processes.
 
-Owns both kinds of processes. What a client does is in `serving_client`; figures are in `measurements`.
+Owns both kinds of processes. What a client does is in `serving_client`; figures are in
+`measurements`.
 """
 
 from __future__ import annotations
@@ -143,7 +145,8 @@ def _users_jobs(workload: Workload, users: Users, texts: Sequence[str], empty: J
 
 
 async def _client(job: Job) -> list[CallResult]:
-    # Not by the loop: uvloop forks with gRPC's handlers, of which some children died before they began.
+    # Not by the loop: uvloop forks with gRPC's handlers, of which some children died before they
+    # began.
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.serving_client"],
         stdin=subprocess.PIPE,
@@ -164,7 +167,8 @@ async def _client(job: Job) -> list[CallResult]:
 async def send_texts(
     workload: Workload, tokenizer: Tokenizer, running: Services, salt: str, clients: int, detail: int = 0
 ) -> Run:
-    """Sends a workload whose ids are whole words (`as_words`) through the services, `detail` of its tokens traced.
+    """Sends a workload whose ids are whole words (`as_words`) through the services, `detail` of its
+    tokens traced.
 
     Raises:
         NotMeasured: A call failed, or a prompt or an answer has not the length that was asked for.

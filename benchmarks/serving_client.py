@@ -1,6 +1,7 @@
 """A client process of `bench_serving`: sends texts through gRPC and notes when their tokens arrive.
 
-Owns its share of a workload's calls. It speaks the public protocol through bare stubs, so that what is measured is the server and not a client library. A job comes as msgpack on standard input, its
+Owns its share of a workload's calls. It speaks the public protocol through bare stubs, so that what
+is measured is the server and not a client library. A job comes as msgpack on standard input, its
 results go to standard output. Times are CLOCK_MONOTONIC, the same for all processes of the machine.
 """
 

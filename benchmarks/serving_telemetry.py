@@ -1,7 +1,11 @@
-"""What telemetry costs a server with a model: workloads as text through services, in turns without telemetry and with everything traced.
+"""What telemetry costs a server with a model: workloads as text through services, in turns without
+telemetry and with everything traced.
 
-Two warm backends of the same settings stand on one device, one that tells telemetry what happens and one that does not, each with services of its own; they take turns in random order within a round, and idle otherwise. On a GPU each
-has 45% of the memory, if the settings give it no share of its own. Telemetry has the last core, its collector the one before. Differences are of the turns of one round, with the interval of their median (bootstrap, 95%).
+Two warm backends of the same settings stand on one device, one that tells telemetry what happens
+and one that does not, each with services of its own; they take turns in random order within a
+round, and idle otherwise. On a GPU each has 45% of the memory, if the settings give it no share of
+its own. Telemetry has the last core, its collector the one before. Differences are of the turns of
+one round, with the interval of their median (bootstrap, 95%).
 """
 
 from __future__ import annotations
@@ -75,7 +79,10 @@ class Sides:
         return summary(run.requests, run.begin_s) | {"service_us_per_token": round(used_s / tokens * 1e6, 2)}
 
     def expect_spans(self, at_least: int) -> int:
-        """Waits until the collector has so many. Raises NotMeasured: telemetry lost some, so that its cost is not all there."""
+        """Waits until the collector has so many.
+
+        Raises NotMeasured: telemetry lost some, so that its cost is not all there.
+        """
         end_s = time.monotonic() + _SPANS_WITHIN_S
         while self.spans.value < at_least:
             if time.monotonic() > end_s:
@@ -93,7 +100,11 @@ async def run(
     path: pathlib.Path | None,
     ending: Ending,
 ) -> bool:
-    """Starts everything, warms it, and measures every workload in all modes; `path` holds what there is after each. False if one could not be measured, or not on a warm engine."""
+    """Starts everything, warms it, and measures every workload in all modes; `path` holds what
+    there is after each.
+
+    False if one could not be measured, or not on a warm engine.
+    """
     if ceilings.device == "cuda":
         plan = _sharing(plan)
     tokenizer = Tokenizer.from_file(str(pathlib.Path(plan.settings["model"]) / "tokenizer.json"))
@@ -130,7 +141,11 @@ def _sharing(plan: Plan) -> Plan:
 
 
 def _telemetry(stack: contextlib.AsyncExitStack) -> tuple[str, Synchronized[int]]:
-    """A telemetry process on the last core and a collector on the one before, or on the last too where there are few; everything else keeps off both where it can. Returns the telemetry's socket, and the collector's spans."""
+    """A telemetry process on the last core and a collector on the one before, or on the last too
+    where there are few; everything else keeps off both where it can.
+
+    Returns the telemetry's socket, and the collector's spans.
+    """
     cores = os.sched_getaffinity(0)
     *_, collector_core, telemetry_core = min(cores), *sorted(cores)
     last = {telemetry_core}
@@ -145,7 +160,9 @@ def _telemetry(stack: contextlib.AsyncExitStack) -> tuple[str, Synchronized[int]
 
 
 async def _measure(sides: Sides, workload: Workload, modes: Sequence[str], repeats: int) -> dict[str, Any]:
-    """The figures without telemetry, with those of the other modes, and what they change, under "more"."""
+    """The figures without telemetry, with those of the other modes, and what they change, under
+    "more".
+    """
     sessions = sides.off.session, sides.on.session
     late_before = [counters(await session.load()) for session in sessions]
     spans_before = sides.spans.value

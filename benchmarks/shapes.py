@@ -1,6 +1,8 @@
-"""Model folders without weights: the architecture of a published model as config.json, for `--load dummy`.
+"""Model folders without weights: the architecture of a published model as config.json, for `--load
+dummy`.
 
-Owns the architectures' numbers, which are public, and the folder. The text in it is our own, and so is the tokenizer (`synthetic_tokenizer`), which only benchmarks with text need.
+Owns the architectures' numbers, which are public, and the folder. The text in it is our own, and so
+is the tokenizer (`synthetic_tokenizer`), which only benchmarks with text need.
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ def write_model_folder(name: str, parent: pathlib.Path, *, tokenizer: bool = Fal
     Args:
         name: One of SHAPES.
         parent: Where the folder is made, under the shape's name.
-        tokenizer: Whether text is wanted too: a BPE with as many entries as the vocabulary; takes about a second.
+        tokenizer: Whether text is wanted too: a BPE with as many entries as the vocabulary; takes
+            about a second.
 
     Returns:
         The folder.
@@ -119,7 +122,10 @@ def write_model_folder(name: str, parent: pathlib.Path, *, tokenizer: bool = Fal
 
 
 def shape_of(folder: pathlib.Path) -> Shape:
-    """The shape of a model folder's config.json. Raises InvalidModelFolder for one that is no model."""
+    """The shape of a model folder's config.json.
+
+    Raises InvalidModelFolder for one that is no model.
+    """
     config = ModelFolder.open(folder, require_weights=False).config
     return Shape(
         config.architecture,

@@ -1,10 +1,15 @@
-"""What the token budget does to latency and throughput, simulated: the real engine on a clock of its own, and a device that only knows what steps cost.
+"""What the token budget does to latency and throughput, simulated: the real engine on a clock of
+its own, and a device that only knows what steps cost.
 
-    python -m benchmarks.simulate_budget --workloads poisson15,burst256,mix1000,longprompt_poisson15 --slowness 1.12
+    python -m benchmarks.simulate_budget --workloads poisson15,burst256,mix1000,longprompt_poisson15
+    --slowness 1.12
 
-**Every figure is simulated.** The device takes for a step what Llama-3.1-8B in bf16 takes on an H200 by the ceilings measured there (`Device`), with a little noise and a rare hiccup, strictly one step after
-another. Nothing is computed, so a run is a few seconds long and, for one seed, always the same. Meant for choosing a policy, not for reporting a speed: planning,
-ring and launching count as about a millisecond that is hidden behind the step in flight if the plan is asked for early enough, a service and its socket as nothing.
+**Every figure is simulated.** The device takes for a step what Llama-3.1-8B in bf16 takes on an
+H200 by the ceilings measured there (`Device`), with a little noise and a rare hiccup, strictly one
+step after another. Nothing is computed, so a run is a few seconds long and, for one seed, always
+the same. Meant for choosing a policy, not for reporting a speed: planning, ring and launching count
+as about a millisecond that is hidden behind the step in flight if the plan is asked for early
+enough, a service and its socket as nothing.
 """
 
 from __future__ import annotations
@@ -34,34 +39,44 @@ _BLOCK_SIZE = 16
 _NUM_BLOCKS = 54_000
 _NUM_STREAMS = 4
 _DEFAULT = "poisson15,burst256,mix1000,longprompt_poisson15"
-# Tokens of a step, padding included, and what the products and the small kernels then take in ms: 4.2 at one row and 20.8 us a token beyond 256 measured.
+# Tokens of a step, padding included, and what the products and the small kernels then take in ms:
+# 4.2 at one row and 20.8 us a token beyond 256 measured.
 _LINEAR_MS = ((1, 4.20), (32, 4.40), (128, 5.07), (256, 6.81), (8192, 171.9))
 _LINEAR_TOKENS = [tokens for tokens, _ in _LINEAR_MS]
 # 131,072 bytes of KV a token at 4.0 TB/s.
 _CONTEXT_MS = 131_072 / 4.0e12 * 1e3
-# Attention of prompts. Floating-point operations per pair of query token and key: 4 a head and dimension, 32 layers.
+# Attention of prompts. Floating-point operations per pair of query token and key: 4 a head and
+# dimension, 32 layers.
 _PAIR_FLOP = 4 * 32 * 128 * 32
-# Query tokens of a tile (a shorter chunk costs as much), and key/value heads: each tile has one program per head.
+# Query tokens of a tile (a shorter chunk costs as much), and key/value heads: each tile has one
+# program per head.
 _TILE_TOKENS = 32
 _HEADS = 8
-# Query heads per key/value head; and keys per token from which the worker gathers contexts, leaving a graph and outside of graphs.
+# Query heads per key/value head; and keys per token from which the worker gathers contexts, leaving
+# a graph and outside of graphs.
 _GROUP = 4
 _GATHER_FROM_KEYS = 8192
 _GATHER_EAGER_KEYS = 2048
-# P programs of the paged kernel compute together at _PAGED_FLOPS * P / (P + _PAGED_HALF): 246 us a layer for 512 tokens after 8,192 (measured: 257). None is faster than
-# _PAGED_PROGRAM_FLOPS, chosen so that the shortest chunk after 100,000 takes 54 ms in 32 layers, for a measured ITL p99 of 60 ms: 1.7 ms a layer.
+# P programs of the paged kernel compute together at _PAGED_FLOPS * P / (P + _PAGED_HALF): 246 us a
+# layer for 512 tokens after 8,192 (measured: 257). None is faster than _PAGED_PROGRAM_FLOPS, chosen
+# so that the shortest chunk after 100,000 takes 54 ms in 32 layers, for a measured ITL p99 of 60
+# ms: 1.7 ms a layer.
 _PAGED_FLOPS = 400e12
 _PAGED_HALF = 50
 _PAGED_PROGRAM_FLOPS = 3.9e12
-# The gathered kernel: measured with 1,024 programs, and with 128 (136 us without the copy). Copying moves 131,072 bytes a token of context twice, at 4.0 TB/s.
+# The gathered kernel: measured with 1,024 programs, and with 128 (136 us without the copy). Copying
+# moves 131,072 bytes a token of context twice, at 4.0 TB/s.
 _GATHERED_FLOPS = 536e12
 _GATHERED_PROGRAM_FLOPS = 4.07e12
 _GATHER_MS = 2 * 131_072 / 4.0e12 * 1e3
-# A step outside of graphs takes at least as long as launching its kernels one by one. Assumed, not measured.
+# A step outside of graphs takes at least as long as launching its kernels one by one. Assumed, not
+# measured.
 _LAUNCH_MS = 10.0
-# From the engine's being asked for a plan to the launched forward pass: planning, ring, the worker's own time (measured: 0.4 ms for one row, 0.8 for 256 rows).
+# From the engine's being asked for a plan to the launched forward pass: planning, ring, the
+# worker's own time (measured: 0.4 ms for one row, 0.8 for 256 rows).
 _LEAD_MS = 1.0
-# Every so often it takes longer, by a few milliseconds at most: other work of the event loop, another process.
+# Every so often it takes longer, by a few milliseconds at most: other work of the event loop,
+# another process.
 _LEAD_SPREAD = 0.15
 _LEAD_HICCUPS = 0.01
 _LEAD_HICCUP_MS = 2.0
@@ -102,12 +117,15 @@ class Device:
         self._slowness = slowness
         self.free_at_ms = 0.0
         self.steps: list[tuple[int, int, float]] = []
-        # What it waited for its host between two steps of which the second was asked for while the first ran.
+        # What it waited for its host between two steps of which the second was asked for while the
+        # first ran.
         self.idle_ms = 0.0
         self._launched_ms = 0.0
 
     def run(self, plan: StepPlan, asked_ms: float) -> StepResult:
-        """Launches the plan that the engine was asked for at `asked_ms`, and computes it as soon as the one before it is done."""
+        """Launches the plan that the engine was asked for at `asked_ms`, and computes it as soon as
+        the one before it is done.
+        """
         lead_ms = _LEAD_MS * self._random.lognormvariate(0.0, _LEAD_SPREAD)
         if self._random.random() < _LEAD_HICCUPS:
             lead_ms += self._random.uniform(0.0, _LEAD_HICCUP_MS)
@@ -152,7 +170,9 @@ class Device:
 
 
 def _attention_ms(chunks: list[tuple[int, int]], gathered: bool) -> float:
-    """What chunks (start, tokens) of prompts take in all layers: as many programs as tiles and heads, the longest of them at its own rate."""
+    """What chunks (start, tokens) of prompts take in all layers: as many programs as tiles and
+    heads, the longest of them at its own rate.
+    """
     tiles = [math.ceil(count / _TILE_TOKENS) for _, count in chunks]
     flop = sum(
         n * _TILE_TOKENS * (start + count / 2) * _PAIR_FLOP for n, (start, count) in zip(tiles, chunks, strict=True)

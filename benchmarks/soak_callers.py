@@ -1,7 +1,8 @@
-"""Callers of a soak of a whole server: every kind of call of the public client, in random order, until the time is up.
+"""Callers of a soak of a whole server: every kind of call of the public client, in random order,
+until the time is up.
 
-Owns what is sent and which outcomes are right for it. Caller `index` draws from the seed and its index alone. What the server's processes
-take meanwhile is `soak_server`'s.
+Owns what is sent and which outcomes are right for it. Caller `index` draws from the seed and its
+index alone. What the server's processes take meanwhile is `soak_server`'s.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _WORDS = "once upon a time there was a little dog who liked to play in the garde
 _LONGEST_PROMPT_WORDS = 120
 _MOST_TOKENS = 64
 _MOST_OF_A_SESSION = 5
-# Most seconds that a caller with a deadline waits: some of these calls end before it, most of them by it.
+# Most seconds that a caller with a deadline waits: some of these calls end before it, most of them
+# by it.
 _DEADLINE_S = 0.1
 
 
@@ -30,7 +32,8 @@ class Outcomes:
 
     Attributes:
         calls: ended calls by kind.
-        refused: calls that ended by the error that they asked for, or because the server was full, by kind and error.
+        refused: calls that ended by the error that they asked for, or because the server was full,
+            by kind and error.
         wrong: a sentence for each call that ended as it must not.
     """
 
@@ -53,7 +56,9 @@ def _prompt(rng: random.Random) -> str:
 
 
 def _options(rng: random.Random) -> GenerationOptions:
-    """Options of a generation; each of those that cost the server something is asked for by some calls."""
+    """Options of a generation; each of those that cost the server something is asked for by some
+    calls.
+    """
     options = GenerationOptions(
         max_tokens=int(_MOST_TOKENS ** rng.random()), temperature=rng.choice([0.0, 0.7, 1.2]), seed=rng.getrandbits(60)
     )

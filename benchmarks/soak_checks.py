@@ -1,6 +1,7 @@
 """What must hold of every answer of a soak, and of the engine when all is over.
 
-Owns the rules and their messages; each is one that a correct engine never breaks, whatever the batch. Measures nothing itself.
+Owns the rules and their messages; each is one that a correct engine never breaks, whatever the
+batch. Measures nothing itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _ABORTED = {
 }
 # Log probabilities are rounded: the certain token's may lie a little above 0.
 _MOST_LOGPROB = 1e-3
-# Memory that grew by more was not flat: allocators hold back less. No share of the whole, as a hundredth of a card's memory would hide a leak of a gigabyte.
+# Memory that grew by more was not flat: allocators hold back less. No share of the whole, as a
+# hundredth of a card's memory would hide a leak of a gigabyte.
 FLAT_BYTES = 64 << 20
 LEAST_SAMPLES = 8
 # Descriptors that come and go by themselves.

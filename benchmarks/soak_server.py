@@ -1,8 +1,10 @@
-"""A soak of a whole server as users run it: mixed callers over gRPC, and the memory of each of its processes meanwhile.
+"""A soak of a whole server as users run it: mixed callers over gRPC, and the memory of each of its
+processes meanwhile.
 
-Owns the server (`headrace serve` on a private socket), the samples of its processes, and what is said of both. What callers send is
-`soak_callers`'. Memory is flat if a process's median of the last quarter is hardly above that of the second: growth of half a kilobyte a
-call, which a look at the largest sample of a few minutes overlooks, is megabytes after half an hour.
+Owns the server (`headrace serve` on a private socket), the samples of its processes, and what is
+said of both. What callers send is `soak_callers`'. Memory is flat if a process's median of the last
+quarter is hardly above that of the second: growth of half a kilobyte a call, which a look at the
+largest sample of a few minutes overlooks, is megabytes after half an hour.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from headrace.server_process import FlagValue
 
 DEMO_MODEL = figures.ROOT / "models" / "demo"
 CALLERS = 16
-# A cache whose pages are all touched in the first minute, and few logs of ended requests: both are kept on purpose.
+# A cache whose pages are all touched in the first minute, and few logs of ended requests: both are
+# kept on purpose.
 _SETTINGS: dict[str, FlagValue] = {"num_blocks": 256, "max_logs": 256, "log_level": "warning"}
 _INTERVAL_S = 1.0
 _MODULES = (
@@ -37,15 +40,18 @@ _MODULES = (
     "headrace_service",
     "headrace_supervisor",
 )
-# Allocators settle within this much from one quarter of an hour to the next; a worker's, whose tensors change in size, within more.
-# Telemetry fills what it remembers of 65,536 steps and 16,384 requests, 28 MiB with 16 rows a step, which takes longer than a soak.
+# Allocators settle within this much from one quarter of an hour to the next; a worker's, whose
+# tensors change in size, within more. Telemetry fills what it remembers of 65,536 steps and 16,384
+# requests, 28 MiB with 16 rows a step, which takes longer than a soak.
 _FLAT_MIB = {"headrace_backend.worker": 48.0, "headrace_telemetry": 28.0}
 _USUALLY_FLAT_MIB = 6.0
 _CANARY = "The three friends went to the river and"
 
 
 def _server_processes() -> dict[str, psutil.Process]:
-    """Returns the server's processes by the module that each runs; a second one of a module has a number behind its name."""
+    """Returns the server's processes by the module that each runs; a second one of a module has a
+    number behind its name.
+    """
     found: dict[str, psutil.Process] = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -147,7 +153,9 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Starts a server, soaks it for `options.seconds`, prints what came of it and returns the record."""
+    """Starts a server, soaks it for `options.seconds`, prints what came of it and returns the
+    record.
+    """
     callers = options.concurrency or CALLERS
     flags: dict[str, FlagValue] = {**_SETTINGS, "device": options.device}
     if options.threads:

@@ -39,7 +39,8 @@ class Watch:
     async def run(self) -> None:
         """Samples; one that is late, because the event loop was busy, is not made up for."""
         while True:
-            # A worker that dies between being seen and being looked at has no memory; that it died is found by its id.
+            # A worker that dies between being seen and being looked at has no memory; that it died
+            # is found by its id.
             with contextlib.suppress(psutil.Error):
                 self._sample_memory()
             await self._sample_load()

@@ -1,4 +1,5 @@
-"""Times tiles, warps and stages of the paged attention kernels on one shape each; what the launch rules in `headrace_kernels` are chosen from.
+"""Times tiles, warps and stages of the paged attention kernels on one shape each; what the launch
+rules in `headrace_kernels` are chosen from.
 
 python -m benchmarks.sweep_attention decode|prefill [--batch 32] [--context 8192] [--limit-s 120]
 """
@@ -24,7 +25,11 @@ _COPIES = 3
 
 
 def launches(kind: str) -> Iterator[Launch]:
-    """What is tried. A decode's keys are found by a table that is loaded before them: two stages more are one more tile in flight."""
+    """What is tried.
+
+    A decode's keys are found by a table that is loaded before them: two stages more are one more
+    tile in flight.
+    """
     if kind == "decode":
         yield from itertools.starmap(Launch, itertools.product((64, 128), (2, 4), (3, 5, 7)))
     else:

@@ -1,8 +1,11 @@
-"""Times every tile of `headrace_kernels.small_linear_kernels` on a GPU, to set the launch rule: python -m benchmarks.sweep_small_linear [--rows 1 2 4 8 16] [--seconds 60].
+"""Times every tile of `headrace_kernels.small_linear_kernels` on a GPU, to set the launch rule:
+python -m benchmarks.sweep_small_linear [--rows 1 2 4 8 16] [--seconds 60].
 
-For every product of an 8B Llama and every number of rows: each tile's result is checked against fp64, then timed inside a CUDA graph over weights that do not fit the L2 cache together. Printed
-are the best tiles beside cuBLAS alone and cuBLAS with the operations around it, and in the end the sum of a whole model (32 layers and the head). Products that no tile computes right, and those
-that the time did not suffice for, are named.
+For every product of an 8B Llama and every number of rows: each tile's result is checked against
+fp64, then timed inside a CUDA graph over weights that do not fit the L2 cache together. Printed are
+the best tiles beside cuBLAS alone and cuBLAS with the operations around it, and in the end the sum
+of a whole model (32 layers and the head). Products that no tile computes right, and those that the
+time did not suffice for, are named.
 """
 
 from __future__ import annotations
@@ -51,7 +54,10 @@ def timed(operands: list[Operands], tile: Tile, expected: torch.Tensor) -> float
 
 
 def sweep(name: str, num_rows: int) -> tuple[float, float, float]:
-    """Prints one product's best tiles. Returns microseconds of the best, of cuBLAS and of cuBLAS with the operations around it."""
+    """Prints one product's best tiles.
+
+    Returns microseconds of the best, of cuBLAS and of cuBLAS with the operations around it.
+    """
     shape = SHAPES[name]
     operands = rotation(shape, num_rows)
     expected = operands[0].expected()

@@ -1,9 +1,13 @@
-"""A byte-level BPE of any size, made from syllables: for measuring text in and out where no published tokenizer may lie.
+"""A byte-level BPE of any size, made from syllables: for measuring text in and out where no
+published tokenizer may lie.
 
-Owns its vocabulary and merges. Words are syllables of a consonant and a vowel (" badogu"); merges begin at the space before a word and take syllable after syllable, so each word of up to three syllables
-that is in the vocabulary is one token, and any text goes through to the same bytes. Deterministic: the same size gives the same file.
+Owns its vocabulary and merges. Words are syllables of a consonant and a vowel (" badogu"); merges
+begin at the space before a word and take syllable after syllable, so each word of up to three
+syllables that is in the vocabulary is one token, and any text goes through to the same bytes.
+Deterministic: the same size gives the same file.
 
-Ids in order: 256 bytes; 120 syllables; words (a space and one, two, then three syllables); 256 special tokens at the end.
+Ids in order: 256 bytes; 120 syllables; words (a space and one, two, then three syllables); 256
+special tokens at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ FIRST_WORD = 256 + NUM_SYLLABLES
 
 
 def _byte_characters() -> list[str]:
-    """The byte-level alphabet: printable Latin-1 stands for itself, the other bytes for characters from U+0100 on."""
+    """The byte-level alphabet: printable Latin-1 stands for itself, the other bytes for characters
+    from U+0100 on.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = itertools.count(0x100)
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -78,7 +84,9 @@ def write_tokenizer(path: pathlib.Path, vocab_size: int) -> None:
 
 
 def as_words(token_ids: list[int], vocab_size: int) -> list[int]:
-    """The ids with those that are no words of their own replaced, so that their text is encoded to exactly these ids again."""
+    """The ids with those that are no words of their own replaced, so that their text is encoded to
+    exactly these ids again.
+    """
     num_words = vocab_size - NUM_SPECIAL - FIRST_WORD
     return [
         token if FIRST_WORD <= token < FIRST_WORD + num_words else FIRST_WORD + token % num_words for token in token_ids

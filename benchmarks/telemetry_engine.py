@@ -1,8 +1,11 @@
-"""What telemetry costs the engine: CPU time of plan, encode, settle and outboxes per token, with telemetry off, on without recording, and with every request recorded.
+"""What telemetry costs the engine: CPU time of plan, encode, settle and outboxes per token, with
+telemetry off, on without recording, and with every request recorded.
 
-Three engines of 64 decoding rows take turns of some steps each, so that whatever else the machine does meets all of them alike; differences are of neighbouring turns. Requests end and are replaced
-by others, so that the end of a recorded one counts too. Telemetry that is on includes what its steps cost until they are bytes for the socket: a fact each `STEPS_PER_FACT` steps (50 ms of
-steps of 10 ms), and their records for one service, then and when a recorded request ends.
+Three engines of 64 decoding rows take turns of some steps each, so that whatever else the machine
+does meets all of them alike; differences are of neighbouring turns. Requests end and are replaced
+by others, so that the end of a recorded one counts too. Telemetry that is on includes what its
+steps cost until they are bytes for the socket: a fact each `STEPS_PER_FACT` steps (50 ms of steps
+of 10 ms), and their records for one service, then and when a recorded request ends.
 """
 
 from __future__ import annotations
@@ -88,7 +91,9 @@ class Turns:
         self.engine.add(request, Subscriber(1, number))
 
     def turn(self, num_steps: int) -> float:
-        """Microseconds of CPU time per token over so many steps; the worker's part and arrivals do not count."""
+        """Microseconds of CPU time per token over so many steps; the worker's part and arrivals do
+        not count.
+        """
         cpu_ns = num_tokens = 0
         for _ in range(num_steps):
             began_ns = time.thread_time_ns()
@@ -144,7 +149,9 @@ def _interval(differences: list[float]) -> tuple[float, float, float]:
 
 
 def turns_us(rows: int, num_turns: int, num_steps: int = STEPS_PER_TURN) -> tuple[dict[str, list[float]], Turns]:
-    """Microseconds per token of so many turns of `num_steps`, by mode, and the engine that recorded."""
+    """Microseconds per token of so many turns of `num_steps`, by mode, and the engine that
+    recorded.
+    """
     engines = [Turns(mode, rows) for mode in MODES]
     gc.collect()
     gc.freeze()

@@ -1,6 +1,8 @@
-"""What telemetry costs in instructions of the processor, which a busy machine does not change: the code of `telemetry_service` and `telemetry_engine` under valgrind, which counts them.
+"""What telemetry costs in instructions of the processor, which a busy machine does not change: the
+code of `telemetry_service` and `telemetry_engine` under valgrind, which counts them.
 
-Each mode runs in two processes of its own, for fewer and for more tokens: their difference is what tokens take, without the start. Instructions are no time: those that wait for memory take longer.
+Each mode runs in two processes of its own, for fewer and for more tokens: their difference is what
+tokens take, without the start. Instructions are no time: those that wait for memory take longer.
 
     python -m benchmarks.bench_telemetry --part instructions
 """

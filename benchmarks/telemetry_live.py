@@ -1,10 +1,18 @@
-"""What telemetry costs one server that is switched while it runs: tokens per second, inter-token latency and CPU time per token of 64 streams that never stop, with everything traced, and with nothing told.
+"""What telemetry costs one server that is switched while it runs: tokens per second, inter-token
+latency and CPU time per token of 64 streams that never stop, with everything traced, and with
+nothing told.
 
-One service, one backend whose worker computes nothing, one telemetry process, the same connections throughout: two servers differ by more than telemetry costs. Kinds take turns in random order within a round. After a switch
-come `_SETTLE_S` that nobody counts, in which the generations end that began before it. Differences are of the turns of one round, with the interval of their median (bootstrap, 95%).
+One service, one backend whose worker computes nothing, one telemetry process, the same connections
+throughout: two servers differ by more than telemetry costs. Kinds take turns in random order within
+a round. After a switch come `_SETTLE_S` that nobody counts, in which the generations end that began
+before it. Differences are of the turns of one round, with the interval of their median (bootstrap,
+95%).
 
-"silent" is telemetry off as far as a running server can be: the backend tells nobody of its steps (`instant_backend`), and callers say that they record nothing. What is left of telemetry is a fact per call and per generation,
-without columns. "silent again" is the same once more: no difference that it shows is telemetry's. "unsampled" tells steps, and records nothing; the others record everything, as AdminService.SetTraceDetail says.
+"silent" is telemetry off as far as a running server can be: the backend tells nobody of its steps
+(`instant_backend`), and callers say that they record nothing. What is left of telemetry is a fact
+per call and per generation, without columns. "silent again" is the same once more: no difference
+that it shows is telemetry's. "unsampled" tells steps, and records nothing; the others record
+everything, as AdminService.SetTraceDetail says.
 """
 
 from __future__ import annotations
@@ -132,7 +140,9 @@ def _turns(live: _Live, names: tuple[str, ...], rounds: int) -> dict[str, list[d
 
 
 def compared(turns: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Medians by kind, the changes of each kind against `BASE`, turn by turn, and the turns themselves."""
+    """Medians by kind, the changes of each kind against `BASE`, turn by turn, and the turns
+    themselves.
+    """
     result: dict[str, Any] = {
         name: {figure: round(statistics.median(one[figure] for one in of), 3) for figure in of[0]}
         for name, of in turns.items()

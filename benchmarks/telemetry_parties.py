@@ -1,7 +1,9 @@
-"""The processes of `bench_telemetry --part serving`: whole servers, with telemetry and without, and the clients that take turns on them.
+"""The processes of `bench_telemetry --part serving`: whole servers, with telemetry and without, and
+the clients that take turns on them.
 
-Owns starting, pinning and ending them, and what they use. A server is one service, the real backend with a worker that computes nothing, and a telemetry process where it has one. Servers of all kinds stand side by side, idle
-but for the one that is measured, so that turns can be short.
+Owns starting, pinning and ending them, and what they use. A server is one service, the real backend
+with a worker that computes nothing, and a telemetry process where it has one. Servers of all kinds
+stand side by side, idle but for the one that is measured, so that turns can be short.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ class Cores:
 
     @classmethod
     def dealt(cls) -> Cores:
-        """A core each for the service, telemetry and the backend, one for the collector where clients have two more, which get the others; shared where there are fewer. Of a core with two threads, one is used by the first two, and the other by nobody."""
+        """A core each for the service, telemetry and the backend, one for the collector where
+        clients have two more, which get the others; shared where there are fewer.
+
+        Of a core with two threads, one is used by the first two, and the other by nobody.
+        """
         own = set(os.sched_getaffinity(0))
         by_core = [_threads_of_core(core) & own for core in sorted({min(_threads_of_core(cpu) & own) for cpu in own})]
         service, telemetry_core = min(by_core[0]), min(by_core[1 % len(by_core)])
@@ -132,7 +138,10 @@ def server(model: pathlib.Path, cores: Cores, step_ms: float, collector_port: in
 
 @contextlib.contextmanager
 def telemetry(folder: str, socket: str, collector_port: int, metrics_port: int, cores: set[int]) -> Iterator[int]:
-    """A telemetry process that traces everything, on some cores; yields its process id. `folder` takes its configuration."""
+    """A telemetry process that traces everything, on some cores; yields its process id.
+
+    `folder` takes its configuration.
+    """
     settings = {
         "telemetry_socket": socket,
         "otlp_endpoint": f"http://127.0.0.1:{collector_port}",

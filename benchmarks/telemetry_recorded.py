@@ -1,9 +1,12 @@
-"""What a recorded token costs in all, in the engine and in a service, measured again and again beside a loop of known work.
+"""What a recorded token costs in all, in the engine and in a service, measured again and again
+beside a loop of known work.
 
-The limit is one number for two processes, and this machine's speed changes by half between minutes. So both parts are measured close to each other, and before and after them how long a turn of a loop takes that is always the same; costs
-are given in microseconds and in turns of that loop.
+The limit is one number for two processes, and this machine's speed changes by half between minutes.
+So both parts are measured close to each other, and before and after them how long a turn of a loop
+takes that is always the same; costs are given in microseconds and in turns of that loop.
 
-Neighbours on a machine only ever add to a CPU time. Of many turns of each mode, shorter than a time slice, the quickest tenth therefore says what the code costs; differences are of these.
+Neighbours on a machine only ever add to a CPU time. Of many turns of each mode, shorter than a time
+slice, the quickest tenth therefore says what the code costs; differences are of these.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ _WAYS = {"the writer waits": False, "more always waits": True}
 
 
 def run(repeats: int = 10) -> dict[str, Any]:
-    """Medians over all repeats with their 95% intervals: us per recorded token by part, in all, and in turns of the loop."""
+    """Medians over all repeats with their 95% intervals: us per recorded token by part, in all, and
+    in turns of the loop.
+    """
     samples = [asyncio.run(_sample()) for _ in range(repeats)]
     return {name: _summary([sample[name] for sample in samples]) for name in samples[0]} | {"repeats": repeats}
 

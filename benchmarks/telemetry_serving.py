@@ -1,8 +1,14 @@
-"""What telemetry costs a whole server: output tokens per second and inter-token latency of 64 streams with everything traced, beside the same server without telemetry; and with a collector that is of no use.
+"""What telemetry costs a whole server: output tokens per second and inter-token latency of 64
+streams with everything traced, beside the same server without telemetry; and with a collector that
+is of no use.
 
-Servers stand side by side and take turns of some seconds, in random order within a round; differences are of the turns of one round, with the interval of their median (bootstrap, 95%). The backend is the real one, whose worker
-computes nothing, so that the engine's recording counts too: either as fast as everything takes it (`instant`), where tokens per second tell, or in steps of a set length (`paced`), where latency tells. The telemetry process and the
-collector have a core of their own. "off again" is a second server without telemetry, in the same turns: no difference that it shows is telemetry's.
+Servers stand side by side and take turns of some seconds, in random order within a round;
+differences are of the turns of one round, with the interval of their median (bootstrap, 95%). The
+backend is the real one, whose worker computes nothing, so that the engine's recording counts too:
+either as fast as everything takes it (`instant`), where tokens per second tell, or in steps of a
+set length (`paced`), where latency tells. The telemetry process and the collector have a core of
+their own. "off again" is a second server without telemetry, in the same turns: no difference that
+it shows is telemetry's.
 """
 
 from __future__ import annotations
@@ -81,7 +87,10 @@ def run(loads: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def good_collector(load: Load) -> dict[str, Any]:
-    """Arrays and spans of everything, beside no telemetry. A second server without it tells what two servers of one kind differ by."""
+    """Arrays and spans of everything, beside no telemetry.
+
+    A second server without it tells what two servers of one kind differ by.
+    """
     cores = Cores.dealt()
     with (
         collector_at(cores.collector, "ok") as (port, spans),

@@ -1,7 +1,9 @@
-"""A client process of `bench_telemetry --part live`: its streams never stop, and what they see is counted window by window.
+"""A client process of `bench_telemetry --part live`: its streams never stop, and what they see is
+counted window by window.
 
-Owns the counting within windows. Windows are lines of JSON on standard input, each with the trace context that generations bring from then on; answers are lines on standard output, when a window's time is over. A stream takes up its
-next generation when one ends, on the connections that it has.
+Owns the counting within windows. Windows are lines of JSON on standard input, each with the trace
+context that generations bring from then on; answers are lines on standard output, when a window's
+time is over. A stream takes up its next generation when one ends, on the connections that it has.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import uvloop
 from benchmarks.telemetry_client import CHANNELS, GENERATE, OUTPUT_TOKENS, Seen, request_bytes
 from headrace.v1 import inference_pb2
 
-# So late, tokens of a window may still be in a call's buffer; they count by when they are read, and then are the next one's.
+# So late, tokens of a window may still be in a call's buffer; they count by when they are read, and
+# then are the next one's.
 _GRACE_S = 0.05
 
 

@@ -1,6 +1,8 @@
-"""Who got which token when, as columns: what `StepOutputs` messages bring, kept without a loop over tokens.
+"""Who got which token when, as columns: what `StepOutputs` messages bring, kept without a loop over
+tokens.
 
-Owns the columns and their order by request, log probabilities among them. One entry per message is appended while a benchmark runs; everything is sorted once, when it is read afterwards.
+Owns the columns and their order by request, log probabilities among them. One entry per message is
+appended while a benchmark runs; everything is sorted once, when it is read afterwards.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class TokenLog:
         self._handles: list[bytes] = []
         self._tokens: list[bytes] = []
         self._outputs: list[bytes] = []
-        # Per message with log probabilities: its tokens' handles, their rows among these, and three columns of values.
+        # Per message with log probabilities: its tokens' handles, their rows among these, and three
+        # columns of values.
         self._logprobs: list[tuple[bytes, bytes, bytes, bytes, bytes]] = []
         self._sorted_logprobs: tuple[Tokens, Logprobs] | None = None
         # Handles ascending, tokens and times beside them; None after anything new.
@@ -47,7 +50,9 @@ class TokenLog:
         self._sorted = None
 
     def append_logprobs(self, handles: bytes, rows: bytes, sampled: bytes, ranks: bytes, top_counts: bytes) -> None:
-        """The log probabilities of the message's tokens in `rows` (uint32), as columns of float32, uint32 and uint16."""
+        """The log probabilities of the message's tokens in `rows` (uint32), as columns of float32,
+        uint32 and uint16.
+        """
         self._logprobs.append((handles, rows, sampled, ranks, top_counts))
         self._sorted_logprobs = None
 

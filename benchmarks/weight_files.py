@@ -1,7 +1,11 @@
-"""Safetensors files of the right size for a folder without weights, so that loading can be measured without a checkpoint.
+"""Safetensors files of the right size for a folder without weights, so that loading can be measured
+without a checkpoint.
 
-Owns their form. Values are Gaussian (standard deviation 0.02, norms 1), cut out of one block at another place for each tensor: fast to make, finite, and hardly ever zero. All in bf16, or the layers' matrices in e4m3 with a scale for each output, as
-compressed-tensors has them, with config.json saying so. Several files are written at a time: their memory has to be made. They lie in the page cache afterwards, as those of a server that was restarted do.
+Owns their form. Values are Gaussian (standard deviation 0.02, norms 1), cut out of one block at
+another place for each tensor: fast to make, finite, and hardly ever zero. All in bf16, or the
+layers' matrices in e4m3 with a scale for each output, as compressed-tensors has them, with
+config.json saying so. Several files are written at a time: their memory has to be made. They lie in
+the page cache afterwards, as those of a server that was restarted do.
 """
 
 from __future__ import annotations
@@ -113,7 +117,9 @@ def _e4m3(values: np.ndarray) -> bytes:
 
 @functools.cache
 def _e4m3_numbers() -> np.ndarray:
-    """float32: those that are not negative, in the order of their bytes; the last pattern is NaN and left out."""
+    """float32: those that are not negative, in the order of their bytes; the last pattern is NaN
+    and left out.
+    """
     patterns = np.arange(127)
     exponents, fractions = patterns >> 3, (patterns & 7) / 8
     normal = np.ldexp(1 + fractions, exponents - 7)

@@ -1,7 +1,8 @@
 """Request traces used for every engine under comparison, and when their requests are sent.
 
-Owns lengths, token ids and arrival times; with seed 0 they are the same, id for id, for every engine that was ever measured with them (`tests/benchmarks` holds their hashes), and `--seed N`
-adds N to each trace's own seed. Who sends them, and through what, is not known here.
+Owns lengths, token ids and arrival times; with seed 0 they are the same, id for id, for every
+engine that was ever measured with them (`tests/benchmarks` holds their hashes), and `--seed N` adds
+N to each trace's own seed. Who sends them, and through what, is not known here.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class Workload:
 
     name: str
     trace: Trace
-    # Open loop: seconds from the beginning to each request, ascending. None: closed loop, all at once or `concurrency` at a time.
+    # Open loop: seconds from the beginning to each request, ascending. None: closed loop, all at
+    # once or `concurrency` at a time.
     arrivals_s: tuple[float, ...] | None = None
     # Closed loop: requests open at once; None: all of them.
     concurrency: int | None = None
@@ -163,10 +165,13 @@ WORKLOADS: Mapping[str, Callable[[int], Workload]] = {
 
 
 def users(count: int, seconds: float, seed: int, think_s: float = 0.0) -> Workload:
-    """1,000 users in closed loop with the lengths of mix1000, who think 45 s on average: latency of many people, for five minutes.
+    """1,000 users in closed loop with the lengths of mix1000, who think 45 s on average: latency of
+    many people, for five minutes.
 
-    They begin with thinking, so that they come one by one from the beginning, and as many a second as later. In another time they think as much longer or shorter, so that each comes to as many requests; or `think_s` on average: with 45 s
-    a shorter time is the beginning of the whole, request by request, at the same load.
+    They begin with thinking, so that they come one by one from the beginning, and as many a second
+    as later. In another time they think as much longer or shorter, so that each comes to as many
+    requests; or `think_s` on average: with 45 s a shorter time is the beginning of the whole,
+    request by request, at the same load.
     """
     think_s = think_s or THINK_SECONDS * seconds / USERS_SECONDS
     trace: Trace = []
@@ -188,11 +193,13 @@ def build(
     """A workload by its name.
 
     Args:
-        name: One of WORKLOADS, or NAME@C: its first 4 C requests, C of them open at once, for a curve of throughput against latency; users1000@C: C users.
+        name: One of WORKLOADS, or NAME@C: its first 4 C requests, C of them open at once, for a
+            curve of throughput against latency; users1000@C: C users.
         seed: Added to the trace's own seed; 0 gives the traces that every engine was measured with.
         requests: Only the first so many, of users1000 only so many users; 0: all.
         seconds: How long users1000 goes on.
-        think_s: How long its users think on average; 0: as much shorter than 45 s as the whole is than 300.
+        think_s: How long its users think on average; 0: as much shorter than 45 s as the whole is
+            than 300.
 
     Raises:
         ValueError: There is no such workload.
@@ -211,7 +218,9 @@ def build(
 
 
 def first_of(whole: Workload, count: int) -> Workload:
-    """The workload's first `count` requests; requests kept apart stay, and of users only what they ask."""
+    """The workload's first `count` requests; requests kept apart stay, and of users only what they
+    ask.
+    """
     kept = sorted({*range(min(count, len(whole.trace))), *whole.apart})
     arrivals = None if whole.arrivals_s is None else tuple(whole.arrivals_s[index] for index in kept)
     apart = frozenset(kept.index(index) for index in whole.apart)
@@ -221,7 +230,11 @@ def first_of(whole: Workload, count: int) -> Workload:
 
 
 def fitted(whole: Workload, vocab_size: int, max_context: int) -> Workload:
-    """The workload for a small model: outputs of at most half the context, prompts cut to fit before them, ids folded into the vocabulary. Nothing changes where all fits."""
+    """The workload for a small model: outputs of at most half the context, prompts cut to fit
+    before them, ids folded into the vocabulary.
+
+    Nothing changes where all fits.
+    """
     if all(len(prompt) + output <= max_context for prompt, output in whole.trace) and vocab_size >= 120_000:
         return whole
     trace = []

@@ -1,12 +1,13 @@
 """Generates the committed stubs from protos/, and with --check tells whether they drifted.
 
-Public API (headrace.v1) -> clients/python/headrace/v1, inside the client distribution, which is all that a caller installs.
-Private protocols (headrace_engine.v1, headrace_control.v1) -> protos/python/headrace_protos/engine/v1 and control/v1. A virtual proto path gives the private files an
-import path under our own package, so that an installed wheel owns no top-level name but ours.
-KServe v2 wire (inference) -> protos/python/headrace_protos/inference: stubs as protoc writes them, modules that register in a pool of their own
-(`private_pool` there says why).
-Other languages' clients get the public API too; each has a module of its own here (LANGUAGES), is skipped by name where this machine lacks its
-tools, and fails instead where DEMAND_TOOLCHAINS is 1.
+Public API (headrace.v1) -> clients/python/headrace/v1, inside the client distribution, which is all
+that a caller installs. Private protocols (headrace_engine.v1, headrace_control.v1) ->
+protos/python/headrace_protos/engine/v1 and control/v1. A virtual proto path gives the private files
+an import path under our own package, so that an installed wheel owns no top-level name but ours.
+KServe v2 wire (inference) -> protos/python/headrace_protos/inference: stubs as protoc writes them,
+modules that register in a pool of their own (`private_pool` there says why). Other languages'
+clients get the public API too; each has a module of its own here (LANGUAGES), is skipped by name
+where this machine lacks its tools, and fails instead where DEMAND_TOOLCHAINS is 1.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ PRIVATE = ("engine", "control")
 # In the order of their imports.
 KSERVE = ("model_config", "grpc_service")
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
-# Each a module with MODULE (root of the client's committed stubs), SUFFIXES (what is generated there), missing() and generate().
+# Each a module with MODULE (root of the client's committed stubs), SUFFIXES (what is generated
+# there), missing() and generate().
 LANGUAGES = {"Go": generate_go, "Java": generate_java}
 
 
@@ -77,7 +79,9 @@ _LITERAL_BYTES = 60
 
 
 def _kserve(out: pathlib.Path) -> None:
-    """Writes modules that hold their file's descriptor, and stubs by protoc under an import path of ours."""
+    """Writes modules that hold their file's descriptor, and stubs by protoc under an import path of
+    ours.
+    """
     package = out / "headrace_protos" / "inference"
     package.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
@@ -156,7 +160,9 @@ def _differences(fresh: pathlib.Path, committed: pathlib.Path, suffixes: tuple[s
 
 
 def main() -> None:
-    """Command line: no option regenerates, --check compares, --image FILE writes the descriptor set."""
+    """Command line: no option regenerates, --check compares, --image FILE writes the descriptor
+    set.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if the committed stubs are not what protos/ gives")
     parser.add_argument("--image", type=pathlib.Path, help="write a descriptor set for buf instead")

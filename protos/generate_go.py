@@ -1,8 +1,10 @@
-"""Generates the Go stubs of the public API (headrace.v1) into the Go client's module, where this machine has Go.
+"""Generates the Go stubs of the public API (headrace.v1) into the Go client's module, where this
+machine has Go.
 
-Owns the versions of protoc's Go plugins and how they are had: `go install` into build/go-plugins, in a folder named after the versions, once. Does
-not own protoc itself, which generate.py runs for every language. Go alone is not enough: without a module proxy in reach the plugins
-can't be installed the first time, and the reason says so.
+Owns the versions of protoc's Go plugins and how they are had: `go install` into build/go-plugins,
+in a folder named after the versions, once. Does not own protoc itself, which generate.py runs for
+every language. Go alone is not enough: without a module proxy in reach the plugins can't be
+installed the first time, and the reason says so.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import subprocess
 from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Where the committed stubs are, and the import path of that folder's module, which every `go_package` begins with.
+# Where the committed stubs are, and the import path of that folder's module, which every
+# `go_package` begins with.
 MODULE = ROOT / "clients" / "go"
 MODULE_PATH = "github.com/headrace/headrace/clients/go"
 SUFFIXES = (".pb.go",)
 OLDEST = (1, 23)
-# The last versions whose code Go 1.23 compiles. The runtime that clients/go/go.mod asks for is at least as new.
+# The last versions whose code Go 1.23 compiles. The runtime that clients/go/go.mod asks for is at
+# least as new.
 PLUGINS = {
     "protoc-gen-go": "google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.10",
     "protoc-gen-go-grpc": "google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.5.1",
@@ -29,7 +33,10 @@ _BIN = ROOT / "build" / "go-plugins" / "-".join(name.partition("@")[2] for name 
 
 
 def missing() -> str | None:
-    """What keeps this machine from generating Go stubs; None where nothing does. Installs the plugins the first time."""
+    """What keeps this machine from generating Go stubs; None where nothing does.
+
+    Installs the plugins the first time.
+    """
     if not (go := shutil.which("go")):
         return "there is no `go` on PATH"
     version = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
@@ -45,7 +52,8 @@ def generate(protoc: Callable[[list[str]], None], sources: list[str], services: 
     """Writes the stubs below `out`, which stands for the root of the client's module.
 
     Args:
-        protoc: Runs protoc with these arguments; the include paths of protos/ and of Google's are its own.
+        protoc: Runs protoc with these arguments; the include paths of protos/ and of Google's are
+            its own.
         sources: All files of the public API.
         services: Those of them that define services.
         out: Exists already.

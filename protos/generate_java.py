@@ -1,8 +1,11 @@
-"""Generates the Java client's stubs from protos/: messages by protoc, services by grpc-java's plugin.
+"""Generates the Java client's stubs from protos/: messages by protoc, services by grpc-java's
+plugin.
 
-Public API (headrace.v1) -> clients/java/src/generated/java, part of the client's own jar. Both programs come from Maven's repository, through mvn, in
-the versions that clients/java/pom.xml gives to the libraries (a stub must not be newer than its library), and only with the SHA-256 noted here.
-They stay in build/protoc-java. grpcio-tools, which generate.py uses otherwise, has no Java in it: it reads protos/ and hands over descriptors.
+Public API (headrace.v1) -> clients/java/src/generated/java, part of the client's own jar. Both
+programs come from Maven's repository, through mvn, in the versions that clients/java/pom.xml gives
+to the libraries (a stub must not be newer than its library), and only with the SHA-256 noted here.
+They stay in build/protoc-java. grpcio-tools, which generate.py uses otherwise, has no Java in it:
+it reads protos/ and hands over descriptors.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
 _PROGRAMS = (("com.google.protobuf", "protoc", "protobuf"), ("io.grpc", "protoc-gen-grpc-java", "grpc"))
 # Platform -> name of Maven's classifier.
 _CLASSIFIERS = {("Linux", "x86_64"): "linux-x86_64"}
-# To take another version: change pom.xml, run `make protos`, compare what it reports with what the project publishes, and note it here.
+# To take another version: change pom.xml, run `make protos`, compare what it reports with what the
+# project publishes, and note it here.
 _SHA256 = {
     "protoc-4.33.6-linux-x86_64.exe": "bdf948836dcd45f5595eb45e0824867965ac1227cc430e957b0482b4fe876d01",
     "protoc-gen-grpc-java-1.80.0-linux-x86_64.exe": "75a164477dfde4dfc4ad42f0ab8fe592eafe0da461fd061e672bec52d31d297d",
@@ -37,7 +41,9 @@ _SHA256 = {
 
 
 def missing() -> str | None:
-    """What keeps this machine from generating Java stubs; None where nothing does. Fetches the programs the first time.
+    """What keeps this machine from generating Java stubs; None where nothing does.
+
+    Fetches the programs the first time.
 
     Raises:
         SystemExit: A program is not the one that is noted here.
@@ -57,7 +63,8 @@ def generate(protoc: Callable[[list[str]], None], sources: list[str], services: 
     """Writes the stubs below `out`, in place of those that are there; `missing` said None before.
 
     Args:
-        protoc: Runs grpcio-tools' protoc with these arguments; the include paths of protos/ and of Google's are its own.
+        protoc: Runs grpcio-tools' protoc with these arguments; the include paths of protos/ and of
+            Google's are its own.
         sources: All files of the public API.
         services: Those of them that define services.
         out: Exists already.
@@ -76,7 +83,9 @@ def generate(protoc: Callable[[list[str]], None], sources: list[str], services: 
 
 
 def _forget_json_names(described: pathlib.Path) -> None:
-    """Takes out what protoc filled in, so that the stubs' comments show fields as the files have them."""
+    """Takes out what protoc filled in, so that the stubs' comments show fields as the files have
+    them.
+    """
     files = descriptor_pb2.FileDescriptorSet.FromString(described.read_bytes())
     messages = [message for file in files.file for message in file.message_type]
     while messages:

@@ -15,29 +15,38 @@ from tests.support import file_order, quick_interpreter, toolchains
 
 _HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
 
-# Without a card Triton's kernels run in its interpreter. Triton decides when a kernel is defined, so this comes before any import of one.
-# And every core has a process of pytest's already: threads of one would wait for each other in busy loops.
+# Without a card Triton's kernels run in its interpreter. Triton decides when a kernel is defined,
+# so this comes before any import of one. And every core has a process of pytest's already: threads
+# of one would wait for each other in busy loops.
 if not _HAS_GPU:
     for _name, _value in {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}.items():
         os.environ.setdefault(_name, _value)
 
-# The suite starts hundreds of processes. Where compiled modules are not kept, as in many containers, each compiles all it imports anew: 4.3 s of CPU
-# for torch alone, 2.1 s with them.
+# The suite starts hundreds of processes. Where compiled modules are not kept, as in many
+# containers, each compiles all it imports anew: 4.3 s of CPU for torch alone, 2.1 s with them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# How long an example or its data takes says something about the machine only. A test with a list of checks of its own names `too_slow` again.
+# How long an example or its data takes says something about the machine only. A test with a list of
+# checks of its own names `too_slow` again.
 hypothesis.settings.register_profile("headrace", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("headrace")
 
 
 def pytest_configure() -> None:
-    """Ctrl-C as in a terminal. A shell starts background jobs with SIGINT ignored, children inherit that, and tests that press Ctrl-C would wait forever."""
+    """Ctrl-C as in a terminal.
+
+    A shell starts background jobs with SIGINT ignored, children inherit that, and tests that press
+    Ctrl-C would wait forever.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Tests and modules stay to the end; no collection of garbage needs to go through them. Where kernels are among them, the interpreter is made quick."""
+    """Tests and modules stay to the end; no collection of garbage needs to go through them.
+
+    Where kernels are among them, the interpreter is made quick.
+    """
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None and not quick_interpreter.REPLACED:
         quick_interpreter.install(interpreter)
@@ -46,7 +55,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests for a card are skipped where there is none. Where several processes share the suite, they take its files in an order of its own."""
+    """Tests for a card are skipped where there is none.
+
+    Where several processes share the suite, they take its files in an order of its own.
+    """
     if hasattr(config, "workerinput"):
         items[:] = file_order.spread([(item.location[0], item) for item in items])
     if not _HAS_GPU:
@@ -69,7 +81,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """The last lines, after pytest's own, name the toolchains whose tests were left out, and how to get them."""
+    """The last lines, after pytest's own, name the toolchains whose tests were left out, and how to
+    get them.
+    """
     yield
     lines = toolchains.summary(terminalreporter.stats.get("skipped", []))
     if lines:

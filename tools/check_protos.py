@@ -1,9 +1,10 @@
 """buf lint and buf breaking over protos/, for `make check`.
 
-Owns which rules hold. The descriptor image comes from protos/generate.py, so buf compiles nothing and fetches no dependency. Public API: all of
-buf's STANDARD rules. The private protocols keep all but those about the names of request and response messages: their ends talk in
-streams. The KServe v2 wire keeps none, because its names are given; like the public API it must not break. Breaking changes are looked for
-against the newest tag.
+Owns which rules hold. The descriptor image comes from protos/generate.py, so buf compiles nothing
+and fetches no dependency. Public API: all of buf's STANDARD rules. The private protocols keep all
+but those about the names of request and response messages: their ends talk in streams. The KServe
+v2 wire keeps none, because its names are given; like the public API it must not break. Breaking
+changes are looked for against the newest tag.
 """
 
 from __future__ import annotations

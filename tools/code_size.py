@@ -1,4 +1,7 @@
-"""Sizes of our functions and files, for `make stats`. Prints, and fails nothing: sizes are advice (docs/design.md)."""
+"""Sizes of our functions and files, for `make stats`.
+
+Prints, and fails nothing: sizes are advice (docs/design.md).
+"""
 
 from __future__ import annotations
 

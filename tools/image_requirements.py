@@ -1,8 +1,10 @@
-"""The part of requirements.lock that one container image installs, versions, markers and hashes as they are locked.
+"""The part of requirements.lock that one container image installs, versions, markers and hashes as
+they are locked.
 
-Owns which packages that is: what pyproject.toml and the client's name as their dependencies (and those of the extras that were asked for), and what
-these bring, which the lock file's own "via" comments tell. So an image holds neither the tests' tools nor, without the extra `worker`, torch. Runs with
-nothing but the standard library, inside the Dockerfile's build stage.
+Owns which packages that is: what pyproject.toml and the client's name as their dependencies (and
+those of the extras that were asked for), and what these bring, which the lock file's own "via"
+comments tell. So an image holds neither the tests' tools nor, without the extra `worker`, torch.
+Runs with nothing but the standard library, inside the Dockerfile's build stage.
 """
 
 from __future__ import annotations

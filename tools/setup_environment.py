@@ -1,9 +1,11 @@
-"""Makes .venv: a Python environment with everything of requirements.lock and our two distributions, editable.
+"""Makes .venv: a Python environment with everything of requirements.lock and our two distributions,
+editable.
 
-Owns the choice of installer and the messages on the way. It is run by whatever python3 the machine has, so it needs nothing but the
-standard library. In order of preference: uv from PATH, uv installed into the environment from its own hashes in the lock file, pip.
-UV_TORCH_BACKEND=cpu (or another of uv's names) takes torch from PyTorch's own index, where it is smaller and has no hash in the lock;
-where that index can't be reached, the locked build is installed instead.
+Owns the choice of installer and the messages on the way. It is run by whatever python3 the machine
+has, so it needs nothing but the standard library. In order of preference: uv from PATH, uv
+installed into the environment from its own hashes in the lock file, pip. UV_TORCH_BACKEND=cpu (or
+another of uv's names) takes torch from PyTorch's own index, where it is smaller and has no hash in
+the lock; where that index can't be reached, the locked build is installed instead.
 """
 
 from __future__ import annotations
@@ -88,7 +90,10 @@ def make_venv() -> None:
 
 
 def find_uv() -> str | None:
-    """The uv of PATH or of .venv; installed there from the lock file when it is missing. None: pip must do."""
+    """The uv of PATH or of .venv; installed there from the lock file when it is missing.
+
+    None: pip must do.
+    """
     if found := shutil.which("uv") or shutil.which("uv", path=str(VENV / "bin")):
         return found
     entry = [entry for entry in lock_entries() if entry.startswith("uv==")]
@@ -121,7 +126,10 @@ def write_requirements(folder: str, entries: list[str]) -> str:
 
 
 def install_torch_build(uv: str, backend: str, entries: list[str]) -> bool:
-    """Torch of the locked version from PyTorch's index for `backend`. False where that index can't be reached."""
+    """Torch of the locked version from PyTorch's index for `backend`.
+
+    False where that index can't be reached.
+    """
     pin = next(entry for entry in entries if entry.startswith("torch==")).split()[0]
     say(f"installing {pin} for {backend} (UV_TORCH_BACKEND), without a hash")
     environment = {**os.environ, "UV_HTTP_TIMEOUT": "30", "UV_HTTP_RETRIES": "1"}

@@ -1,8 +1,11 @@
-"""Wheels for a Linux machine without a network that has torch and triton already, for `make wheelhouse`.
+"""Wheels for a Linux machine without a network that has torch and triton already, for `make
+wheelhouse`.
 
-Owns what belongs in: our two wheels from dist/, what they need at run time, and what runs their tests there. Left out: torch, triton and their GPU
-libraries, which fill gigabytes and are tied to the machine's driver. Versions and hashes are those of requirements.lock. On the other machine:
-`pip install --no-index --find-links wheelhouse headrace-server safetensors pytest pytest-asyncio pytest-timeout hypothesis`.
+Owns what belongs in: our two wheels from dist/, what they need at run time, and what runs their
+tests there. Left out: torch, triton and their GPU libraries, which fill gigabytes and are tied to
+the machine's driver. Versions and hashes are those of requirements.lock. On the other machine: `pip
+install --no-index --find-links wheelhouse headrace-server safetensors pytest pytest-asyncio
+pytest-timeout hypothesis`.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ def needed(python_version: str) -> set[str]:
 
 
 def requirement_lines(names: set[str], python_version: str) -> list[str]:
-    """Lock entries of these names without their markers, which pip would judge by this machine's Python."""
+    """Lock entries of these names without their markers, which pip would judge by this machine's
+    Python.
+    """
     environment = {"python_version": python_version, "python_full_version": f"{python_version}.0"}
     lines = []
     for entry in lock_entries():

@@ -2,9 +2,13 @@
 
     server          the process: socket, streams of services, life of the workers                    no torch
     engine          requests, scheduling, blocks of the cache, token logs: a pure object             no torch
-    step_plan, plan_bytes, ring, worker_messages, rank_board   what crosses between the two processes, through shared memory and a socket
+    step_plan, plan_bytes, ring, worker_messages, rank_board   what crosses between the two
+                                                               processes, through shared memory and
+                                                               a socket
     worker          a process for each rank: executes plans on a device
-    models, layers, quantization, weights, parallel    what it executes them with; arithmetic is `headrace_kernels`'
+    models, layers, quantization, weights, parallel    what it executes them with; arithmetic is
+                                                       `headrace_kernels`'
 
-`config` is read by both processes; `device_defaults`, `kv_bytes`, `quantize_rules` and `tp_rules` are what is to be known of devices and models before torch is loaded.
+`config` is read by both processes; `device_defaults`, `kv_bytes`, `quantize_rules` and `tp_rules`
+are what is to be known of devices and models before torch is loaded.
 """

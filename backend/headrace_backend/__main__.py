@@ -1,4 +1,6 @@
-"""`python -m headrace_backend`: ties the process to its parent, has SIGUSR1 write the event loop's stack to stderr, then hands over to the server."""
+"""`python -m headrace_backend`: ties the process to its parent, has SIGUSR1 write the event loop's
+stack to stderr, then hands over to the server.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ if __name__ == "__main__":
     # First of all: a parent that dies while the imports below run must take this process along.
     if "--outlive-parent" not in sys.argv[1:]:
         die_with_parent()
-    # Not those of other threads, which may be running: reading frames that change can end a process.
+    # Not those of other threads, which may be running: reading frames that change can end a
+    # process.
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     from headrace_backend.server.main import main
 

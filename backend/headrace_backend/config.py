@@ -1,7 +1,8 @@
 """Configuration of the backend: the engine's part, which workers read too, and the socket's part.
 
-Owns the fields with their units, ranges and defaults. Where values come from (defaults, TOML, environment, flags) is the supervisor's business;
-here is one frozen object per process. It reaches a worker as JSON in its arguments.
+Owns the fields with their units, ranges and defaults. Where values come from (defaults, TOML,
+environment, flags) is the supervisor's business; here is one frozen object per process. It reaches
+a worker as JSON in its arguments.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def _with_commas(sizes: Any) -> Any:
 
 
 class EngineConfig(_Frozen):
-    """What the engine and its workers must agree on. What was left to the device (0) is decided when it is made (`device_defaults`)."""
+    """What the engine and its workers must agree on.
+
+    What was left to the device (0) is decided when it is made (`device_defaults`).
+    """
 
     model: Annotated[pathlib.Path, Field(description="Hugging Face model folder, or a GGUF file")]
     model_name: Annotated[
@@ -192,7 +196,10 @@ class EngineConfig(_Frozen):
         return self
 
     def expected_device(self) -> str:
-        """The device that the configuration means on this machine: "cpu" or "cuda:<index>". Whether it can be used is seen by the worker."""
+        """The device that the configuration means on this machine: "cpu" or "cuda:<index>".
+
+        Whether it can be used is seen by the worker.
+        """
         if not expects_gpu(self.device):
             return "cpu"
         return self.device if ":" in self.device else "cuda:0"
@@ -202,7 +209,11 @@ class EngineConfig(_Frozen):
         return checked_graph_sizes(self.graph_sizes, self.max_num_seqs)
 
     def captured_mixed_sizes(self) -> tuple[int, ...]:
-        """Tokens of the steps with prompts to capture as CUDA graphs, ascending; none if graphs are off. Which of them are kept says the worker."""
+        """Tokens of the steps with prompts to capture as CUDA graphs, ascending; none if graphs are
+        off.
+
+        Which of them are kept says the worker.
+        """
         return mixed_graph_sizes(self.max_num_batched_tokens) if self.captured_batch_sizes() else ()
 
     def long_graph_sizes(self) -> tuple[int, ...]:

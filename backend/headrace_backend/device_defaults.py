@@ -1,7 +1,9 @@
 """What a configuration leaves to the device, decided before any process has loaded torch.
 
-Owns the defaults that differ between a CPU and a GPU, and the guess which of the two a configuration means. `EngineConfig` asks here while it is made, so that the engine, which plans steps
-before any worker is ready, and the workers, which allocate for them, read the same numbers in the same object. Whether the GPU can really be used is seen by the worker; where it can't and the
+Owns the defaults that differ between a CPU and a GPU, and the guess which of the two a
+configuration means. `EngineConfig` asks here while it is made, so that the engine, which plans
+steps before any worker is ready, and the workers, which allocate for them, read the same numbers in
+the same object. Whether the GPU can really be used is seen by the worker; where it can't and the
 device is "auto", the CPU gets the larger numbers, which costs memory and nothing else.
 """
 
@@ -17,14 +19,19 @@ _NO_GPU = ("", "-1")
 
 _ON_CPU = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
 _ON_GPU = {"max_num_seqs": 512, "max_num_batched_tokens": 8192}
-# Tokens of the steps with prompts that are captured: few longer ones are bound by the launches of their kernels.
+# Tokens of the steps with prompts that are captured: few longer ones are bound by the launches of
+# their kernels.
 _MIXED_GRAPH_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768)
-# Those that are captured where they are. A fifth of a step is padding at most. They are few because one that holds sums of NCCL takes up to a second to capture, by what starts of 80 layers took with and without (four H200s, 2026-11-22).
+# Those that are captured where they are. A fifth of a step is padding at most. They are few because
+# one that holds sums of NCCL takes up to a second to capture, by what starts of 80 layers took with
+# and without (four H200s, 2026-11-22).
 _LONG_GRAPH_TOKENS = (896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2560, 3072)
 
 
 def expects_gpu(device: str) -> bool:
-    """Whether a configured device ("auto", "cpu", "cuda" or "cuda:<index>") means a GPU on this machine."""
+    """Whether a configured device ("auto", "cpu", "cuda" or "cuda:<index>") means a GPU on this
+    machine.
+    """
     if device != "auto":
         return device.startswith("cuda")
     return _DRIVER.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in _NO_GPU
@@ -38,20 +45,28 @@ def step_sizes(device: str) -> Mapping[str, int]:
 def default_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """Batch sizes that decode steps are captured for.
 
-    Every capture costs start-up time and memory, so that they are few (28 for 512 rows). Up to 64 rows a step's time is that of the weights, whatever is padded; above, at most a fifth
-    of a batch is padding.
+    Every capture costs start-up time and memory, so that they are few (28 for 512 rows). Up to 64
+    rows a step's time is that of the weights, whatever is padded; above, at most a fifth of a batch
+    is padding.
     """
     sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32), *range(576, 4097, 64)]
     return tuple(size for size in sizes if size < max_num_seqs) + (max_num_seqs,)
 
 
 def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
-    """Tokens of the steps with prompts that are captured where graphs are on, smallest first. The worker keeps those that pay, and says which."""
+    """Tokens of the steps with prompts that are captured where graphs are on, smallest first.
+
+    The worker keeps those that pay, and says which.
+    """
     return tuple(size for size in _MIXED_GRAPH_TOKENS if size <= max_num_batched_tokens)
 
 
 def long_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
-    """Tokens of the longer steps with prompts that may be worth a graph, smallest first, the whole budget among them if it is one. The worker finds out which are."""
+    """Tokens of the longer steps with prompts that may be worth a graph, smallest first, the whole
+    budget among them if it is one.
+
+    The worker finds out which are.
+    """
     longest = min(max_num_batched_tokens, _LONG_GRAPH_TOKENS[-1])
     if longest <= _MIXED_GRAPH_TOKENS[-1]:
         return ()
@@ -66,7 +81,8 @@ def checked_graph_sizes(sizes: str, max_num_seqs: int) -> tuple[int, ...]:
         max_num_seqs: The largest batch there is.
 
     Raises:
-        ValueError: It is none of these, or a number is out of range or out of order. The message names the nearest value that works.
+        ValueError: It is none of these, or a number is out of range or out of order. The message
+            names the nearest value that works.
     """
     if sizes == "auto":
         return default_graph_sizes(max_num_seqs)

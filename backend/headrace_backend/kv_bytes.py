@@ -1,6 +1,8 @@
-"""What a token takes in the KV cache: the arithmetic of memory plan, model facts and step costs, without torch.
+"""What a token takes in the KV cache: the arithmetic of memory plan, model facts and step costs,
+without torch.
 
-How the numbers and scales lie is `headrace_kernels.attention.quantized_kv`'s; a test holds the two together.
+How the numbers and scales lie is `headrace_kernels.attention.quantized_kv`'s; a test holds the two
+together.
 """
 
 from __future__ import annotations

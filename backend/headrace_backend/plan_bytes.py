@@ -1,10 +1,12 @@
-"""How many bytes a step plan may take: rings are sized by it, and the scheduler admits sequences by it.
+"""How many bytes a step plan may take: rings are sized by it, and the scheduler admits sequences by
+it.
 
-Owns the arithmetic of the two parts of a plan. Its *columns* are bounded by rows and token budget, whatever is asked.
-Its *admissions* are bounded by nothing but the scheduler, which counts them: prefix hits and forks cost one token each
-and bring a block table and perhaps a history of the whole context with them, and after a loss of the workers everybody
-is admitted again. So a plan has room for all columns, and for the largest single admission at least; whoever finds no
-room waits for the next step.
+Owns the arithmetic of the two parts of a plan. Its *columns* are bounded by rows and token budget,
+whatever is asked. Its *admissions* are bounded by nothing but the scheduler, which counts them:
+prefix hits and forks cost one token each and bring a block table and perhaps a history of the whole
+context with them, and after a loss of the workers everybody is admitted again. So a plan has room
+for all columns, and for the largest single admission at least; whoever finds no room waits for the
+next step.
 """
 
 from __future__ import annotations
@@ -14,17 +16,20 @@ from headrace_backend.step_plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS
 from headrace_request import limits
 
 _INT = 4
-# Integers of one row: released (1); its entry (4); updates of its table for a copied block and for new ones, the last of
-# which may be begun (6 and 2); its copy (2); its draw (3); its run of prompt tokens (3).
+# Integers of one row: released (1); its entry (4); updates of its table for a copied block and for
+# new ones, the last of which may be begun (6 and 2); its copy (2); its draw (3); its run of prompt
+# tokens (3).
 _INTS_PER_ROW = 21
 # Beginning of a table update.
 _UPDATE_INTS = 3
-# Fields of an admission that every request has, msgpack's marks included; and a model's own end-of-text tokens.
+# Fields of an admission that every request has, msgpack's marks included; and a model's own
+# end-of-text tokens.
 FIELD_BYTES = 256
 _END_TOKEN_BYTES = 4096
 # Marks of a run of bytes.
 RUN_BYTES = 5
-# What is asked for on average, for which a plan has room in every row at once if that is not more than this.
+# What is asked for on average, for which a plan has room in every row at once if that is not more
+# than this.
 _USUAL_ADMISSION_BYTES = 4096
 _MAX_ADMISSIONS_BYTES = 24 << 20
 
@@ -43,7 +48,9 @@ def table_bytes(num_blocks: int) -> int:
 
 
 def largest_admission_bytes(config: EngineConfig, max_model_len: int) -> int:
-    """Most bytes of one admission with its block table: a history of the whole context, and every list at its limit."""
+    """Most bytes of one admission with its block table: a history of the whole context, and every
+    list at its limit.
+    """
     word_bytes = RUN_BYTES + _INT * limits.MAX_BAD_WORD_TOKENS
     lists = 2 * _INT * limits.MAX_LOGIT_BIAS + limits.MAX_BAD_WORD_SEQUENCES * word_bytes
     lists += _INT * limits.MAX_STOP_TOKEN_IDS + _END_TOKEN_BYTES
@@ -52,7 +59,8 @@ def largest_admission_bytes(config: EngineConfig, max_model_len: int) -> int:
 
 
 def max_plan_bytes(config: EngineConfig, max_model_len: int) -> int:
-    """Bytes that a plan is given: all columns, and admissions of every row with a whole history, or as many as fit 24 MiB.
+    """Bytes that a plan is given: all columns, and admissions of every row with a whole history, or
+    as many as fit 24 MiB.
 
     Args:
         config: The engine's.

@@ -1,6 +1,7 @@
 """Which settings of `quantize` suit a model: what can be refused before torch is loaded.
 
-Owns the rule and its words; supervisor, backend and worker all ask here. Which sizes there are is `EngineConfig`'s, what groups are is `headrace_kernels.low_bit.quantized_weight`'s.
+Owns the rule and its words; supervisor, backend and worker all ask here. Which sizes there are is
+`EngineConfig`'s, what groups are is `headrace_kernels.low_bit.quantized_weight`'s.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def unsuitable_quantization(config: EngineConfig, model: ModelConfig, gguf_file:
 
 
 def unsuitable_head(config: EngineConfig, folder: ModelFolder) -> str | None:
-    """Why the folder's output layer can't be quantized as configured, with a value that works; None if it can, also where its other layers are quantized already.
+    """Why the folder's output layer can't be quantized as configured, with a value that works; None
+    if it can, also where its other layers are quantized already.
 
     Args:
         config: The engine's.

@@ -54,7 +54,9 @@ class RankBoard:
         return [RankMark(*counters[:_PROGRESS]) for counters in self._lines()]
 
     def progress(self) -> tuple[int, ...]:
-        """All counters of all ranks: two readings that differ say that some rank went on in between."""
+        """All counters of all ranks: two readings that differ say that some rank went on in
+        between.
+        """
         return tuple(counter for counters in self._lines() for counter in counters)
 
     def close(self) -> None:

@@ -1,23 +1,32 @@
-"""A ring of byte records in shared memory: how step plans and results cross between the engine and its workers.
+"""A ring of byte records in shared memory: how step plans and results cross between the engine and
+its workers.
 
-Owns the memory's layout, the cursors and the waiting. Does not own what a record means: a record is a kind (`worker_messages.RecordKind`)
-and a payload. One process writes, one or more read, and every reader sees every record in order. The memory is an anonymous file (memfd) and its
-descriptors are inherited: no names that could outlive a crash, nothing to clean up. One eventfd per reader says "there is data", one says
-"there is space", so that both sides can sleep in poll() or in an event loop.
+Owns the memory's layout, the cursors and the waiting. Does not own what a record means: a record is
+a kind (`worker_messages.RecordKind`) and a payload. One process writes, one or more read, and every
+reader sees every record in order. The memory is an anonymous file (memfd) and its descriptors are
+inherited: no names that could outlive a crash, nothing to clean up. One eventfd per reader says
+"there is data", one says "there is space", so that both sides can sleep in poll() or in an event
+loop.
 
-Layout: a header page with the geometry and, on a cache line each, the write cursor and every reader's cursor; then `capacity` bytes of records.
-Cursors are int64 counts of bytes since the start, never wrapped; `cursor % capacity` is the place. A record is
-`int32 length, int32 kind, payload, padding to 8`. A record never wraps around: where it does not fit before the end, a skip record takes the rest.
+Layout: a header page with the geometry and, on a cache line each, the write cursor and every
+reader's cursor; then `capacity` bytes of records. Cursors are int64 counts of bytes since the
+start, never wrapped; `cursor % capacity` is the place. A record is `int32 length, int32 kind,
+payload, padding to 8`. A record never wraps around: where it does not fit before the end, a skip
+record takes the rest.
 
-Why readers never see half a record. The writer copies the payload, then publishes it by storing the write cursor; a reader loads the cursor, then
-copies the payload out, then stores its own cursor, which is what lets the writer reuse the place. A cursor is one aligned 8-byte store, so it is
-never torn. x86 keeps the order of stores and of loads by itself. ARM does not, so `_fence` stands between payload and cursor on both sides: the
-release of a lock (no earlier access may move below it) followed by its acquisition (no later one may move above it).
+Why readers never see half a record. The writer copies the payload, then publishes it by storing the
+write cursor; a reader loads the cursor, then copies the payload out, then stores its own cursor,
+which is what lets the writer reuse the place. A cursor is one aligned 8-byte store, so it is never
+torn. x86 keeps the order of stores and of loads by itself. ARM does not, so `_fence` stands between
+payload and cursor on both sides: the release of a lock (no earlier access may move below it)
+followed by its acquisition (no later one may move above it).
 
-Why no wake-up is lost. The writer signals after it published, always. A reader that finds the ring empty first clears its event and then looks
-again; whatever was published before the clearing is seen by that look, whatever came later sets the event again. The same holds for space.
+Why no wake-up is lost. The writer signals after it published, always. A reader that finds the ring
+empty first clears its event and then looks again; whatever was published before the clearing is
+seen by that look, whatever came later sets the event again. The same holds for space.
 
-A reader that died stops its cursor: the writer then gets `RingFull`, and no other ring is touched. Noticing the death is the owner's task.
+A reader that died stops its cursor: the writer then gets `RingFull`, and no other ring is touched.
+Noticing the death is the owner's task.
 """
 
 from __future__ import annotations
@@ -70,7 +79,8 @@ def create_ring(capacity_bytes: int, num_readers: int) -> RingDescriptors:
     """Makes an empty ring.
 
     Args:
-        capacity_bytes: Space for records, rounded up to whole pages. A record takes its payload and up to 15 bytes more.
+        capacity_bytes: Space for records, rounded up to whole pages. A record takes its payload and
+            up to 15 bytes more.
         num_readers: How many readers there will be, 1 to 62. All must read, or the ring fills.
 
     Raises:
@@ -99,7 +109,10 @@ def create_ring(capacity_bytes: int, num_readers: int) -> RingDescriptors:
 
 
 class _Memory:
-    """The mapping: cursors and record space. Cursor 0 is the writer's, cursor 1 + i is reader i's."""
+    """The mapping: cursors and record space.
+
+    Cursor 0 is the writer's, cursor 1 + i is reader i's.
+    """
 
     def __init__(self, descriptor: int) -> None:
         magic, version, capacity, num_readers = _GEOMETRY.unpack(os.pread(descriptor, _GEOMETRY.size, 0))
@@ -183,7 +196,8 @@ class RingWriter:
 
     @property
     def max_payload_at_once(self) -> int:
-        """The largest payload that a ring takes without waiting once its readers have read all of it, wherever its end is.
+        """The largest payload that a ring takes without waiting once its readers have read all of
+        it, wherever its end is.
 
         A larger one may need a skip before it, and the place of the skip.
         """
@@ -199,7 +213,8 @@ class RingWriter:
 
         Raises:
             ValueError: The kind is out of range, or the payload could never fit.
-            RingFull: There was no space in time. Nothing was written; the same record may be tried again.
+            RingFull: There was no space in time. Nothing was written; the same record may be tried
+                again.
         """
         if not 0 <= kind < 1 << 31:
             raise ValueError(f"kind is {kind}; it must be 0 to {2**31 - 1}")
@@ -209,7 +224,8 @@ class RingWriter:
         needed = _padded(_RECORD.size + len(payload))
         left = self._memory.capacity - self._cursor % self._memory.capacity
         if left < needed:
-            # Published by itself: a record longer than half the ring only fits once the readers have passed the skip.
+            # Published by itself: a record longer than half the ring only fits once the readers
+            # have passed the skip.
             self._await_space(left, deadline)
             self._publish(_SKIP, b"", left)
         self._await_space(needed, deadline)
@@ -272,7 +288,9 @@ class RingReader:
         self._cursor = self._memory.cursors[self._index]
 
     def fileno(self) -> int:
-        """The data event, readable when there may be records: for an event loop, which then calls `try_read` until it gives None."""
+        """The data event, readable when there may be records: for an event loop, which then calls
+        `try_read` until it gives None.
+        """
         return self._data_event.descriptor
 
     def try_read(self) -> tuple[int, bytes] | None:
@@ -295,7 +313,8 @@ class RingReader:
 
         Args:
             timeout_s: Longest wait in all, in seconds.
-            spin_s: For how much of it to look again and again, before sleeping: saves the wake-up (tens of microseconds), costs a core.
+            spin_s: For how much of it to look again and again, before sleeping: saves the wake-up
+                (tens of microseconds), costs a core.
 
         Raises:
             RingCorrupt: See there.

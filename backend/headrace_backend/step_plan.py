@@ -1,13 +1,16 @@
-"""The step plan: what one forward pass of the whole batch computes, as bytes that cross from the engine to its workers, and the result that crosses back.
+"""The step plan: what one forward pass of the whole batch computes, as bytes that cross from the
+engine to its workers, and the result that crosses back.
 
-Owns the columns of both and their byte form. Does not own the transport (`ring`) nor any decision: the engine's scheduler fills a plan,
-every worker reads the same bytes, and both sides agree on nothing else. All columns are little-endian numpy arrays, so that encoding
-costs a copy and decoding costs nothing; only what is rare and irregular (a sequence's arrival in a row) is msgpack.
-How many bytes a plan may take is `plan_bytes`.
+Owns the columns of both and their byte form. Does not own the transport (`ring`) nor any decision:
+the engine's scheduler fills a plan, every worker reads the same bytes, and both sides agree on
+nothing else. All columns are little-endian numpy arrays, so that encoding costs a copy and decoding
+costs nothing; only what is rare and irregular (a sequence's arrival in a row) is msgpack. How many
+bytes a plan may take is `plan_bytes`.
 
-A worker holds `max_num_seqs` *rows*. A sequence owns one row while it is in the batch. The worker remembers per row: the block table, the
-sampling parameters and the last sampled token. Steps are executed strictly in the order of their plans, and a plan may be sent
-before the result of the plan before it was read; so a token that the engine does not know yet is the row's last sampled token.
+A worker holds `max_num_seqs` *rows*. A sequence owns one row while it is in the batch. The worker
+remembers per row: the block table, the sampling parameters and the last sampled token. Steps are
+executed strictly in the order of their plans, and a plan may be sent before the result of the plan
+before it was read; so a token that the engine does not know yet is the row's last sampled token.
 """
 
 from __future__ import annotations
@@ -26,10 +29,13 @@ UInt8Column = npt.NDArray[np.uint8]
 
 
 class RowAdmission(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """A sequence that takes a row with this step. Everything that sampling needs for as long as it stays there.
+    """A sequence that takes a row with this step.
 
-    Token id lists are int32 little-endian bytes. `prompt_ids` and `output_ids` are filled only if `needs_history` (penalties or bad words are in
-    use): the whole prompt, and the output known to the engine so far. The block table follows in the plan's table columns.
+    Everything that sampling needs for as long as it stays there.
+
+    Token id lists are int32 little-endian bytes. `prompt_ids` and `output_ids` are filled only if
+    `needs_history` (penalties or bad words are in use): the whole prompt, and the output known to
+    the engine so far. The block table follows in the plan's table columns.
     """
 
     row: int
@@ -56,7 +62,8 @@ class RowAdmission(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class SiblingAdmission(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """An admission that differs from the one before it in the plan by these fields alone: another output of one request.
+    """An admission that differs from the one before it in the plan by these fields alone: another
+    output of one request.
 
     Bytes only: what all outputs of a request share (its prompt above all) crosses once per plan.
     """
@@ -85,7 +92,9 @@ def _packed(admission: RowAdmission, before: RowAdmission | None) -> _PackedAdmi
 
 
 def admission_bytes(admission: RowAdmission, before: RowAdmission | None) -> int:
-    """Bytes that an admission adds to a plan in which it follows `before`; None: it is the plan's first."""
+    """Bytes that an admission adds to a plan in which it follows `before`; None: it is the plan's
+    first.
+    """
     return len(_admissions_encoder.encode(_packed(admission, before)))
 
 
@@ -106,14 +115,18 @@ _EMPTY = np.empty(0, np.int32)
 _NO_FLOATS = np.empty(0, np.float32)
 _NO_FLAGS = np.empty(0, np.uint8)
 
-# Most prompt tokens of one step whose log probabilities are reported. Bounds what the output layer computes beyond the draws, the results
-# and what a reader is sent at once, whatever the token budget.
+# Most prompt tokens of one step whose log probabilities are reported. Bounds what the output layer
+# computes beyond the draws, the results and what a reader is sent at once, whatever the token
+# budget.
 MAX_PROMPT_LOGPROBS = 2048
 
 
 @dataclasses.dataclass(slots=True)
 class ForwardPlan:
-    """Which tokens the model computes. `num_rows` entries per column unless said otherwise; tokens of entry i follow those of entry i-1.
+    """Which tokens the model computes.
+
+    `num_rows` entries per column unless said otherwise; tokens of entry i follow those of entry
+    i-1.
 
     Before the pass a worker, in this order: applies table updates, then copies blocks.
     """
@@ -124,11 +137,13 @@ class ForwardPlan:
     starts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     # Tokens to compute, at least 1.
     counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
-    # How many of them, from the front, have their id in `token_ids`; the remaining one (at most) is the row's last sampled token.
+    # How many of them, from the front, have their id in `token_ids`; the remaining one (at most) is
+    # the row's last sampled token.
     known_counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     # [sum(known_counts)] the ids.
     token_ids: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
-    # Block table updates, [num_updates]: write `table_counts[i]` block numbers at `table_starts[i]` of row `table_rows[i]`.
+    # Block table updates, [num_updates]: write `table_counts[i]` block numbers at `table_starts[i]`
+    # of row `table_rows[i]`.
     table_rows: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     table_starts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     table_counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
@@ -137,8 +152,8 @@ class ForwardPlan:
     # Copy-on-write, [num_copies]: whole blocks, in every layer.
     copy_sources: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     copy_targets: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
-    # [num_checked] indices, in the step's flattened tokens, of hidden states that are reported to be
-    # finite or not: those that show it of a chunk's keys and values, where no sample does.
+    # [num_checked] indices, in the step's flattened tokens, of hidden states that are reported to
+    # be finite or not: those that show it of a chunk's keys and values, where no sample does.
     checked_indices: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
 
 
@@ -146,23 +161,27 @@ class ForwardPlan:
 class SamplePlan:
     """Which rows draw a token from which hidden state. `num_samples` entries per column.
 
-    Several rows may draw from one hidden state: the outputs of one request share the last step of their prompt.
+    Several rows may draw from one hidden state: the outputs of one request share the last step of
+    their prompt.
     """
 
     # The row that receives the token; its parameters apply.
     rows: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     # Index of the hidden state in the step's flattened tokens.
     token_indices: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
-    # Position of the drawn token in its output (0 for the first): keys the noise, counts for min_tokens.
+    # Position of the drawn token in its output (0 for the first): keys the noise, counts for
+    # min_tokens.
     output_positions: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
 
 
 @dataclasses.dataclass(slots=True, frozen=True, eq=False)
 class PromptLogprobPlan:
-    """Which prompt tokens have their log probabilities reported. `num_runs` entries per column; most steps have none.
+    """Which prompt tokens have their log probabilities reported.
 
-    A run is consecutive hidden states of one entry. Each tells of the prompt token that follows it, which may be computed only by a later step,
-    so the plan names them all.
+    `num_runs` entries per column; most steps have none.
+
+    A run is consecutive hidden states of one entry. Each tells of the prompt token that follows it,
+    which may be computed only by a later step, so the plan names them all.
     """
 
     # Index of the run's first hidden state in the step's flattened tokens.
@@ -196,13 +215,17 @@ _SAMPLE_COLUMNS = tuple(f.name for f in dataclasses.fields(SamplePlan))
 _FIRST_SAMPLE = 1 + len(_FORWARD_COLUMNS)
 # Lengths of the columns, those of prompts joined; runs of prompts; bytes of admissions.
 _HEADER = struct.Struct(f"<Q{_FIRST_SAMPLE + len(_SAMPLE_COLUMNS) + 3}I")
-# Bytes of a plan beside its columns and the admissions themselves: the header, and how many admissions there are.
+# Bytes of a plan beside its columns and the admissions themselves: the header, and how many
+# admissions there are.
 FRAME_BYTES = _HEADER.size + 5
 
 
 @dataclasses.dataclass(slots=True)
 class StepPlan:
-    """One step: rows given back, rows taken, the forward pass, the draws, what is told of prompts. `step_id` counts from 1 per worker start."""
+    """One step: rows given back, rows taken, the forward pass, the draws, what is told of prompts.
+
+    `step_id` counts from 1 per worker start.
+    """
 
     step_id: int
     # Rows whose sequence left; they may be taken again by `admissions` of the same plan.
@@ -227,7 +250,9 @@ class StepPlan:
         return int(self.forward.counts.sum())
 
     def encode(self) -> bytes:
-        """The plan as bytes: a header of column lengths, the int32 columns, then the admissions as msgpack."""
+        """The plan as bytes: a header of column lengths, the int32 columns, then the admissions as
+        msgpack.
+        """
         columns = [self.released_rows]
         columns += [getattr(self.forward, name) for name in _FORWARD_COLUMNS]
         columns += [getattr(self.sample, name) for name in _SAMPLE_COLUMNS]
@@ -266,7 +291,8 @@ _RESULT_HEADER = struct.Struct("<QQQQ9I")
 class StepResult:
     """What a worker answers to one plan. Entries are in the order of the plan's `sample` columns.
 
-    Raises nothing by itself: a sampled row whose logits held a NaN or no finite value has `ok` 0 and token 0.
+    Raises nothing by itself: a sampled row whose logits held a NaN or no finite value has `ok` 0
+    and token 0.
     """
 
     step_id: int
@@ -277,23 +303,24 @@ class StepResult:
     tokens: Int32Column
     # [num_samples] 1 where the logits were sound.
     ok: UInt8Column
-    # Kernels that the worker compiled and graphs that it captured since it was ready: a warm worker has none.
+    # Kernels that the worker compiled and graphs that it captured since it was ready: a warm worker
+    # has none.
     late_work: int = 0
     # Tokens that the device computed, padding included; and whether it replayed a captured graph.
     padded_tokens: int = 0
     captured: bool = False
     # When the forward pass had been launched, on the same clock as its start; 0: unknown.
     launched_at_ns: int = 0
-    # Log probabilities, for those samples whose row asked for them, in order: the sampled token's, its rank (1 is the most likely) and how
-    # many of the flat top entries are its own.
+    # Log probabilities, for those samples whose row asked for them, in order: the sampled token's,
+    # its rank (1 is the most likely) and how many of the flat top entries are its own.
     logprob_samples: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     logprob_sampled: Float32Column = dataclasses.field(default_factory=lambda: _NO_FLOATS)
     logprob_ranks: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     logprob_counts: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     top_token_ids: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     top_logprobs: Float32Column = dataclasses.field(default_factory=lambda: _NO_FLOATS)
-    # Log probabilities of prompt tokens, in the order of the plan's `prompt_logprobs`: the token's, its rank, and flat as many top entries as
-    # its run asks for. NaN where the logits held one.
+    # Log probabilities of prompt tokens, in the order of the plan's `prompt_logprobs`: the token's,
+    # its rank, and flat as many top entries as its run asks for. NaN where the logits held one.
     prompt_sampled: Float32Column = dataclasses.field(default_factory=lambda: _NO_FLOATS)
     prompt_ranks: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
     prompt_top_token_ids: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)

@@ -1,6 +1,7 @@
 """Which numbers of ranks suit a model: what can be refused before torch is loaded.
 
-Owns the rule and its words, and what a rank has of a model's sizes; supervisor, backend and worker all ask here. Which rows and columns a rank keeps is `weights.placement`'s.
+Owns the rule and its words, and what a rank has of a model's sizes; supervisor, backend and worker
+all ask here. Which rows and columns a rank keeps is `weights.placement`'s.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from headrace_model_folder import ModelConfig, expected_tensors
 
 
 def unsuitable_tp(config: EngineConfig, model: ModelConfig) -> str | None:
-    """Why the model can't be shared by `config.tp` ranks, with the numbers that work; None if it can.
+    """Why the model can't be shared by `config.tp` ranks, with the numbers that work; None if it
+    can.
 
     Args:
         config: The engine's.
@@ -36,7 +38,9 @@ def fewer_ranks(config: EngineConfig, model: ModelConfig, most: int) -> str:
 
 
 def rank_part(model: ModelConfig, world_size: int) -> ModelConfig:
-    """The sizes of what one rank computes; the vocabulary stays whole, because every rank gets whole logits."""
+    """The sizes of what one rank computes; the vocabulary stays whole, because every rank gets
+    whole logits.
+    """
     if world_size == 1:
         return model
     return dataclasses.replace(

@@ -1,7 +1,9 @@
-"""Messages between the backend and a worker that are not steps: start-up progress, the memory plan, notices, readiness, failure.
+"""Messages between the backend and a worker that are not steps: start-up progress, the memory plan,
+notices, readiness, failure.
 
-Owns their fields and byte form (msgpack with a tag). They are rare; steps go as columns (`step_plan`). Every ring record starts with one byte, its
-kind, so that both travel in one ordered channel.
+Owns their fields and byte form (msgpack with a tag). They are rare; steps go as columns
+(`step_plan`). Every ring record starts with one byte, its kind, so that both travel in one ordered
+channel.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ class RecordKind(enum.IntEnum):
 
 
 class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
-    """How the device's memory is divided, in bytes: estimated before anything is allocated, and on a GPU once more when all of it was measured."""
+    """How the device's memory is divided, in bytes: estimated before anything is allocated, and on
+    a GPU once more when all of it was measured.
+    """
 
     device: str
     # Memory the worker may use in all.
@@ -47,7 +51,11 @@ class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
 
 
 class QuantizationReport(msgspec.Struct, tag="quantization", frozen=True):
-    """How weights were quantized. Relative errors are ||quantized - original|| / ||original|| of checkpoint tensors, measured while they were read."""
+    """How weights were quantized.
+
+    Relative errors are ||quantized - original|| / ||original|| of checkpoint tensors, measured
+    while they were read.
+    """
 
     # Of the layers; empty: they were not.
     scheme: str = ""
@@ -88,14 +96,17 @@ class WorkerReady(msgspec.Struct, tag="worker_ready", frozen=True):
     load_gb_s: float = 0.0
     # The plan that is in force.
     memory: MemoryPlan | None = None
-    # Tokens of the steps with prompts that are replayed from graphs, ascending: shorter ones are padded to the next. None without graphs.
+    # Tokens of the steps with prompts that are replayed from graphs, ascending: shorter ones are
+    # padded to the next. None without graphs.
     captured_mixed_sizes: tuple[int, ...] = ()
-    # Measured at start: bytes read and written per second by a copy, floating-point operations per second of a large product; 0: not measured.
+    # Measured at start: bytes read and written per second by a copy, floating-point operations per
+    # second of a large product; 0: not measured.
     copy_bytes_per_s: float = 0.0
     matmul_flops_per_s: float = 0.0
     # None where no weight was quantized.
     quantization: QuantizationReport | None = None
-    # Marks of progress that a step sets on the board, at least: its layers on a CPU; on a GPU, where the host launches and sees no more, 1.
+    # Marks of progress that a step sets on the board, at least: its layers on a CPU; on a GPU,
+    # where the host launches and sees no more, 1.
     marks_per_step: int = 1
 
 
@@ -106,7 +117,10 @@ class Notice(msgspec.Struct, tag="notice", frozen=True):
 
 
 class WorkerFailed(msgspec.Struct, tag="worker_failed", frozen=True):
-    """The worker can't go on and exits. `invalid_model`: the folder or the configuration is at fault, so a restart can't help."""
+    """The worker can't go on and exits.
+
+    `invalid_model`: the folder or the configuration is at fault, so a restart can't help.
+    """
 
     reason: str
     invalid_model: bool
@@ -119,7 +133,11 @@ class WorkerFailed(msgspec.Struct, tag="worker_failed", frozen=True):
 
 
 class StepRaised(msgspec.Struct, tag="step_raised", frozen=True):
-    """A step could not be computed, and the worker goes on: a small step of its own succeeded since. It passes over all plans until RESET."""
+    """A step could not be computed, and the worker goes on: a small step of its own succeeded
+    since.
+
+    It passes over all plans until RESET.
+    """
 
     reason: str
     step_id: int

@@ -1,6 +1,7 @@
 """What a client of ours shows to a server with mTLS, and the channel on which it does.
 
-Owns reading the three files anew for each connection, so that a renewed certificate needs no restart.
+Owns reading the three files anew for each connection, so that a renewed certificate needs no
+restart.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def channel_credentials(files: ClientTlsFiles) -> grpc.ChannelCredentials:
 def new_channel(
     address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, int]]
 ) -> grpc.aio.Channel:
-    """Returns a channel with these credentials, or without any, as sockets that their folder protects want it."""
+    """Returns a channel with these credentials, or without any, as sockets that their folder
+    protects want it.
+    """
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, credentials, options=options)

@@ -1,8 +1,10 @@
 """Files of keys and certificates: who may own them, and whether they have changed.
 
-Owns reading them whole and the rules for their modes. What can be written by others is refused, since whoever writes a key file or a certificate lets
-himself in; a private key that everybody can read is refused as well. A key file may be readable: it holds digests of random keys, which open nothing.
-Changes are found by content, not by inotify or by times: mounted secrets change by a swap of symbolic links above the file.
+Owns reading them whole and the rules for their modes. What can be written by others is refused,
+since whoever writes a key file or a certificate lets himself in; a private key that everybody can
+read is refused as well. A key file may be readable: it holds digests of random keys, which open
+nothing. Changes are found by content, not by inotify or by times: mounted secrets change by a swap
+of symbolic links above the file.
 """
 
 from __future__ import annotations

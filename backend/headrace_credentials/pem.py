@@ -1,6 +1,7 @@
 """What PEM files of certificates and keys must hold before grpc gets them.
 
-Owns the checks: they parse, belong together and are valid now. grpc itself would accept them, and fail each handshake.
+Owns the checks: they parse, belong together and are valid now. grpc itself would accept them, and
+fail each handshake.
 """
 
 from __future__ import annotations

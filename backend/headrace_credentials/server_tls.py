@@ -1,9 +1,11 @@
 """The certificate of a listener, and its files' changes.
 
 Owns the exchange while the server runs; what makes files sound is `pem`'s. grpc asks
-for the certificate before every handshake, from one of its own threads and holding up that handshake: the answer is an object that lies ready. Reading
-and checking happens in `reload`. New connections get the new certificate, open ones live on with theirs. New files that are unsound are logged, and the
-certificate in force stays; so do the moments in which only one of two files has been replaced.
+for the certificate before every handshake, from one of its own threads and holding up that
+handshake: the answer is an object that lies ready. Reading and checking happens in `reload`. New
+connections get the new certificate, open ones live on with theirs. New files that are unsound are
+logged, and the certificate in force stays; so do the moments in which only one of two files has
+been replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class TlsFiles(NamedTuple):
     Attributes:
         certificate: PEM, the server's own first, then those up to its CA.
         key: PEM, its private key, not encrypted.
-        client_ca: PEM; clients must have a certificate of one of these CAs. None: clients need none.
+        client_ca: PEM; clients must have a certificate of one of these CAs. None: clients need
+            none.
     """
 
     certificate: pathlib.Path
@@ -62,7 +65,9 @@ class ServerTls:
         return self._loaded.expires
 
     def port_credentials(self) -> grpc.ServerCredentials:
-        """Returns credentials for one port; another port needs others, because grpc asks each for what is new to it."""
+        """Returns credentials for one port; another port needs others, because grpc asks each for
+        what is new to it.
+        """
         given = self._loaded
 
         def newer() -> grpc.ServerCertificateConfiguration | None:
@@ -79,7 +84,10 @@ class ServerTls:
         )
 
     def reload(self) -> None:
-        """Takes the files' certificate if it has changed and is sound. Blocks on the disk; may run in another thread."""
+        """Takes the files' certificate if it has changed and is sound.
+
+        Blocks on the disk; may run in another thread.
+        """
         try:
             contents = _contents(self._files)
             if credential_files.fingerprint(*contents) == self._loaded.fingerprint:

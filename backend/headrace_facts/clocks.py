@@ -1,4 +1,5 @@
-"""What takes a process's own clock to UNIX time, so that times of several processes can be held against each other.
+"""What takes a process's own clock to UNIX time, so that times of several processes can be held
+against each other.
 
 Owns the measurement, which each process makes once.
 """
@@ -14,7 +15,8 @@ _READINGS = 16
 def unix_offset_ns(clock: Callable[[], int] = time.monotonic_ns) -> int:
     """Nanoseconds from the zero of UNIX time to that of a clock.
 
-    Of some readings the one counts during which the clock went on least: a process that loses its core between two clocks would be milliseconds off for the rest of its life.
+    Of some readings the one counts during which the clock went on least: a process that loses its
+    core between two clocks would be milliseconds off for the rest of its life.
 
     Args:
         clock: Nanoseconds that never go back.

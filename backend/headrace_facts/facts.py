@@ -1,7 +1,9 @@
 """The facts themselves: what a service or a backend saw, in the terms of its own room.
 
-Owns their fields and byte form (msgpack, a tag each). Facts are told once, when something has ended; a token costs its process no more than an entry in a column. Columns are little-endian
-bytes. Times are CLOCK_MONOTONIC nanoseconds of the machine that saw it, `unix_offset_ns` is what takes that clock to UNIX time. No fact holds prompts, outputs or keys.
+Owns their fields and byte form (msgpack, a tag each). Facts are told once, when something has
+ended; a token costs its process no more than an entry in a column. Columns are little-endian bytes.
+Times are CLOCK_MONOTONIC nanoseconds of the machine that saw it, `unix_offset_ns` is what takes
+that clock to UNIX time. No fact holds prompts, outputs or keys.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import msgspec
 
 from headrace_facts.token_steps import TokenSteps
 
-# A frame is its length (4 bytes, little-endian) and a fact or answer of at most this many bytes. Who has a longer fact drops it and says so (Dropped).
+# A frame is its length (4 bytes, little-endian) and a fact or answer of at most this many bytes.
+# Who has a longer fact drops it and says so (Dropped).
 MAX_FRAME_BYTES: Final = 64 << 20
 
 
@@ -34,12 +37,16 @@ class SpanContext(msgspec.Struct, frozen=True, array_like=True):
     # "": it is a root.
     parent_span_id: str = ""
     tracestate: str = ""
-    # Decided at the head: exported whatever happens. If not set, it is kept only if the end says so (tail sampling).
+    # Decided at the head: exported whatever happens. If not set, it is kept only if the end says so
+    # (tail sampling).
     sampled: bool = False
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """The first fact of a connection: who tells. `attributes` become those of the OpenTelemetry resource."""
+    """The first fact of a connection: who tells.
+
+    `attributes` become those of the OpenTelemetry resource.
+    """
 
     # "service" or "backend".
     kind: str
@@ -54,13 +61,17 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class EngineFacts(msgspec.Struct, tag="engine", frozen=True):
-    """What to know of a backend's model and device to judge its steps. Told when a worker is ready."""
+    """What to know of a backend's model and device to judge its steps.
+
+    Told when a worker is ready.
+    """
 
     engine: str
     model: str
     device: str
     weight_bytes: int
-    # Floating-point operations of the linear layers per token, per pair of query and key, and of the output layer per sampled token.
+    # Floating-point operations of the linear layers per token, per pair of query and key, and of
+    # the output layer per sampled token.
     flops_per_token: float
     flops_per_pair: float
     flops_per_sample: float
@@ -82,25 +93,33 @@ class RequestBegan(msgspec.Struct, tag="request_began", frozen=True):
 
 
 class Steps(msgspec.Struct, tag="steps", frozen=True):
-    """Settled steps in order. From a backend with who was in them; from a service as it received them, without."""
+    """Settled steps in order.
+
+    From a backend with who was in them; from a service as it received them, without.
+    """
 
     engine: str
     unix_offset_ns: int
     # `step_records.RECORD`, side by side.
     records: bytes
-    # Per step: how many entries of `members` (uint32), and flat, the numbers of the requests of its sequences (uint32); of a request with several sequences, several times.
+    # Per step: how many entries of `members` (uint32), and flat, the numbers of the requests of its
+    # sequences (uint32); of a request with several sequences, several times.
     member_counts: bytes = b""
     members: bytes = b""
-    # Per step: how many entries of `chunks` (uint32), and flat, prompt chunks as (request number, first token, tokens) (uint32 each).
+    # Per step: how many entries of `chunks` (uint32), and flat, prompt chunks as (request number,
+    # first token, tokens) (uint32 each).
     chunk_counts: bytes = b""
     chunks: bytes = b""
-    # Per step: how many (uint32), and flat, the numbers of the requests whose sequences lost their row for it (uint32).
+    # Per step: how many (uint32), and flat, the numbers of the requests whose sequences lost their
+    # row for it (uint32).
     preempted_counts: bytes = b""
     preempted: bytes = b""
 
 
 class PhaseSpan(msgspec.Struct, frozen=True, array_like=True):
-    """One stay in a phase of the ledger: "queued", "prefill", "decode", "preempted" or "restarting"."""
+    """One stay in a phase of the ledger: "queued", "prefill", "decode", "preempted" or
+    "restarting".
+    """
 
     phase: str
     begin_ns: int
@@ -113,9 +132,11 @@ class EngineTrace(msgspec.Struct, frozen=True):
     engine: str
     number: int
     unix_offset_ns: int
-    # From its arrival in the engine to its end, without gaps; their sums by phase are the ledger's parts (queued lacks what the service had it for).
+    # From its arrival in the engine to its end, without gaps; their sums by phase are the ledger's
+    # parts (queued lacks what the service had it for).
     phases: list[PhaseSpan]
-    # Prompt chunks as (step id, first token, tokens), uint64 each, in order; with several outputs, recomputation of outputs included.
+    # Prompt chunks as (step id, first token, tokens), uint64 each, in order; with several outputs,
+    # recomputation of outputs included.
     chunks: bytes
     # Per output.
     token_steps: list[TokenSteps]
@@ -128,12 +149,16 @@ class Emission(msgspec.Struct, frozen=True, array_like=True):
     counts: bytes
     # When it was made, uint64.
     made_at_ns: bytes
-    # When the transport had taken it, uint64: when it was made if nothing else was waiting for that; "": so it is for all.
+    # When the transport had taken it, uint64: when it was made if nothing else was waiting for
+    # that; "": so it is for all.
     written_at_ns: bytes
 
 
 class Generation(msgspec.Struct, tag="generation", frozen=True):
-    """A generation has ended. Told for every one; what is traced has `span`, and, if its tokens were recorded, `trace`."""
+    """A generation has ended.
+
+    Told for every one; what is traced has `span`, and, if its tokens were recorded, `trace`.
+    """
 
     request_id: str
     model: str
@@ -143,10 +168,12 @@ class Generation(msgspec.Struct, tag="generation", frozen=True):
     # "generate", "complete", "chat", "submit", "session" or "kserve".
     wire: str
     unix_offset_ns: int
-    # From the arrival of the call (Submit and dropped readers: in the engine) to the moment that its last message was taken.
+    # From the arrival of the call (Submit and dropped readers: in the engine) to the moment that
+    # its last message was taken.
     arrival_ns: int
     end_ns: int
-    # From the same moment to the first token in the engine, as the ledger has it; 0: there was none.
+    # From the same moment to the first token in the engine, as the ledger has it; 0: there was
+    # none.
     ttft_ns: int
     prompt_tokens: int
     output_tokens: int
@@ -155,16 +182,20 @@ class Generation(msgspec.Struct, tag="generation", frozen=True):
     finish_reasons: list[str]
     # "": none; else a gRPC status ("INTERNAL") or "engine_error".
     error_type: str = ""
-    # Parts of the ledger by name without "_ns", in ns: queued, prefill, decode, preempted, engine_restart, detokenize_and_send, blocked_on_reader, end_to_end.
+    # Parts of the ledger by name without "_ns", in ns: queued, prefill, decode, preempted,
+    # engine_restart, detokenize_and_send, blocked_on_reader, end_to_end.
     ledger: dict[str, int] = {}
     step_count: int = 0
     preemptions: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    # gen_ai.request.*: max_tokens, temperature, top_p, top_k, seed, choice.count, frequency_penalty, presence_penalty, stop_sequences (their number only); what the caller left out is not there.
+    # gen_ai.request.*: max_tokens, temperature, top_p, top_k, seed, choice.count,
+    # frequency_penalty, presence_penalty, stop_sequences (their number only); what the caller left
+    # out is not there.
     parameters: dict[str, int | float] = {}
     streamed: bool = True
-    # From the same moment until the first message with a token had left the service; 0: none did, as the answer was one message, or nobody who tells this saw it.
+    # From the same moment until the first message with a token had left the service; 0: none did,
+    # as the answer was one message, or nobody who tells this saw it.
     first_chunk_ns: int = 0
     span: SpanContext | None = None
     detail: Detail = Detail.DEFAULT
@@ -185,7 +216,8 @@ class CallEnded(msgspec.Struct, tag="call", frozen=True):
     end_ns: int
     request_id: str = ""
     span: SpanContext | None = None
-    # Contexts of inference spans that it read without being their parent (Subscribe, sessions' attach).
+    # Contexts of inference spans that it read without being their parent (Subscribe, sessions'
+    # attach).
     links: list[SpanContext] = []
 
 
@@ -209,7 +241,8 @@ class EngineLoad(msgspec.Struct, tag="load", frozen=True):
     prefix_hit_tokens: int
     late_work: int
     restarts: int = 0
-    # Requests refused by admission or quotas, by reason: "queue_full", "deadline", "quota", "invalid", "other".
+    # Requests refused by admission or quotas, by reason: "queue_full", "deadline", "quota",
+    # "invalid", "other".
     refusals: dict[str, int] = {}
 
 
@@ -222,7 +255,9 @@ class ServiceLoad(msgspec.Struct, tag="service_load", frozen=True):
 
 
 class Dropped(msgspec.Struct, tag="dropped", frozen=True):
-    """Facts that this process could not tell since it last said so, because nobody took them in time."""
+    """Facts that this process could not tell since it last said so, because nobody took them in
+    time.
+    """
 
     facts: int
     tokens: int
@@ -274,7 +309,11 @@ class TraceSettings(msgspec.Struct, tag="settings", frozen=True):
 
 
 class TraceFound(msgspec.Struct, tag="trace_found", frozen=True):
-    """The answer to a TraceQuery: serialized opentelemetry.proto.trace.v1.TracesData, in parts; the last has `last` set. Unknown: one part, empty."""
+    """The answer to a TraceQuery: serialized opentelemetry.proto.trace.v1.TracesData, in parts; the
+    last has `last` set.
+
+    Unknown: one part, empty.
+    """
 
     query_id: int
     part: bytes
@@ -312,6 +351,9 @@ def encode_trace(trace: EngineTrace) -> bytes:
 
 
 def decode_trace(data: bytes | memoryview) -> EngineTrace:
-    """Reads what `encode_trace` wrote. Raises msgspec.ValidationError or DecodeError on anything else."""
+    """Reads what `encode_trace` wrote.
+
+    Raises msgspec.ValidationError or DecodeError on anything else.
+    """
     trace: EngineTrace = _traces.decode(data)
     return trace

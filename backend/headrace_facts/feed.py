@@ -1,12 +1,16 @@
-"""Brings facts to the telemetry process over its Unix socket, and its answers back: the one sender of services and backends.
+"""Brings facts to the telemetry process over its Unix socket, and its answers back: the one sender
+of services and backends.
 
-Owns the connection, the buffer and the count of what was dropped. Does not own what facts mean (`facts`). A message on the wire is its length (4 bytes, little-endian) and its bytes.
+Owns the connection, the buffer and the count of what was dropped. Does not own what facts mean
+(`facts`). A message on the wire is its length (4 bytes, little-endian) and its bytes.
 
     tell -> buffer -> every 50 ms, or once 64 KiB wait -> socket -> telemetry process
     on_answer <- telemetry process
 
-Whoever tells never waits and never fails: an absent, hung or dying telemetry process costs it no more than a full buffer. Then the *newest* facts are dropped, not the oldest: what is dropped costs
-not even its encoding, and what is kept is one run without gaps, in which a generation finds the steps that were told before it. Drops are told at the place where they happened.
+Whoever tells never waits and never fails: an absent, hung or dying telemetry process costs it no
+more than a full buffer. Then the *newest* facts are dropped, not the oldest: what is dropped costs
+not even its encoding, and what is kept is one run without gaps, in which a generation finds the
+steps that were told before it. Drops are told at the place where they happened.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ _FLUSH_BYTES = 64 << 10
 _MAX_WRITE_BYTES = 256 << 10
 _MAX_ANSWER_BYTES = 64 << 20
 _FIRST_RETRY_S = 0.1
-# The telemetry process is the last that a server starts, and of low priority; whoever asks for a trace meanwhile waits for this too. An attempt costs 30 us.
+# The telemetry process is the last that a server starts, and of low priority; whoever asks for a
+# trace meanwhile waits for this too. An attempt costs 30 us.
 _MAX_RETRY_S = 1.0
 _PREFIX_BYTES = 4
 
@@ -52,7 +57,10 @@ class _Count:
 
 
 class Feed:
-    """A connection to the telemetry process that comes and goes, with a bounded buffer before it. All calls from the event loop's thread."""
+    """A connection to the telemetry process that comes and goes, with a bounded buffer before it.
+
+    All calls from the event loop's thread.
+    """
 
     def __init__(
         self,
@@ -69,7 +77,8 @@ class Feed:
             hello: The first fact of each connection.
             on_answer: Takes what comes back.
             max_buffered_bytes: Bound of what waits, what is being written included.
-            on_connect: Called on each connection, after hello and greetings, to tell again what a new telemetry process must know.
+            on_connect: Called on each connection, after hello and greetings, to tell again what a
+                new telemetry process must know.
         """
         self._path = address.removeprefix("unix:")
         self._hello = hello
@@ -130,7 +139,8 @@ class Feed:
         if self.connected:
             self._append(_frame(fact), 0)
 
-    # --- the buffer -----------------------------------------------------------------------------------------------------------
+    # --- the buffer
+    # -----------------------------------------------------------------------------------------------------------
 
     def _append(self, frame: bytes, num_tokens: int) -> None:
         self._waiting.append((frame, num_tokens))
@@ -159,7 +169,8 @@ class Feed:
             count.add(1, num_tokens)
         return frames, count
 
-    # --- the connection -------------------------------------------------------------------------------------------------------
+    # --- the connection
+    # -------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         retry_s = _FIRST_RETRY_S
@@ -213,7 +224,11 @@ class Feed:
             await self._write_waiting(writer)
 
     async def _write_waiting(self, writer: asyncio.StreamWriter) -> None:
-        """One write. Until the kernel has it, nobody can say what of it arrived: all of it counts as dropped then, rather than some of it twice."""
+        """One write.
+
+        Until the kernel has it, nobody can say what of it arrived: all of it counts as dropped
+        then, rather than some of it twice.
+        """
         frames, count = self._take()
         num_bytes = sum(map(len, frames))
         told = _Count()
@@ -232,7 +247,9 @@ class Feed:
                 self._untold_drops.add(told.facts, told.tokens)
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
-        """Raises OSError, IncompleteReadError when the connection is lost; ValueError if what comes is no answer."""
+        """Raises OSError, IncompleteReadError when the connection is lost; ValueError if what comes
+        is no answer.
+        """
         loop = asyncio.get_running_loop()
         while True:
             length = int.from_bytes(await reader.readexactly(_PREFIX_BYTES), "little")

@@ -1,7 +1,9 @@
-"""Standard output and standard error of a process that serves: a full disk, or a reader that is gone, costs lines of its log and not the process.
+"""Standard output and standard error of a process that serves: a full disk, or a reader that is
+gone, costs lines of its log and not the process.
 
-Owns the count of the lines that were lost, and the note of them before the next line that can be written. Every process of the server calls `keep_going` where it sets up its log; those that tell facts
-tell the count too.
+Owns the count of the lines that were lost, and the note of them before the next line that can be
+written. Every process of the server calls `keep_going` where it sets up its log; those that tell
+facts tell the count too.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any, TextIO
 
 
 class LossyFile(io.FileIO):
-    """Writes to a descriptor and never fails: what it does not take is counted, by lines, and forgotten.
+    """Writes to a descriptor and never fails: what it does not take is counted, by lines, and
+    forgotten.
 
     Attributes:
         num_lost_lines: over its whole life.
@@ -27,7 +30,10 @@ class LossyFile(io.FileIO):
         self._ends_within_line = False
 
     def write(self, data: Any, /) -> int:
-        """Writes what there is room for, after the note of what was lost before. Returns how much of `data` is done with."""
+        """Writes what there is room for, after the note of what was lost before.
+
+        Returns how much of `data` is done with.
+        """
         lines, note = bytes(data), self._note()
         num_written = self._attempt(note + lines)
         if num_written == 0 or num_written < len(note):
@@ -65,7 +71,10 @@ _num_told = 0
 
 
 def keep_going() -> None:
-    """Has this process go on when its standard output or error can't be written to any more. What somebody else put in their places stays."""
+    """Has this process go on when its standard output or error can't be written to any more.
+
+    What somebody else put in their places stays.
+    """
     sys.stdout = _lossy(sys.stdout, sys.__stdout__)
     sys.stderr = _lossy(sys.stderr, sys.__stderr__)
 

@@ -1,7 +1,10 @@
 """Whether a process that ended by SIGKILL was ended by the kernel, because memory had run out.
 
-Owns the reading of the kernel's count of such kills in this process's control group, which those that it starts are in too: `memory.events` of version 2, `memory.oom_control` of version 1. The kernel counts
-before it sends the signal, whoever's limit it was: the group's, one above it, the machine's. It does not say whom it ended, so only what was counted in the last moments before a death counts for it.
+Owns the reading of the kernel's count of such kills in this process's control group, which those
+that it starts are in too: `memory.events` of version 2, `memory.oom_control` of version 1. The
+kernel counts before it sends the signal, whoever's limit it was: the group's, one above it, the
+machine's. It does not say whom it ended, so only what was counted in the last moments before a
+death counts for it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-# From the kernel's count to a parent that hears of the end: a process that holds much memory, or much of a card's, takes seconds to end.
+# From the kernel's count to a parent that hears of the end: a process that holds much memory, or
+# much of a card's, takes seconds to end.
 _RECENT_S: Final = 10.0
 _PROC: Final = pathlib.Path("/proc/self")
 
@@ -23,7 +27,9 @@ class _Reading(NamedTuple):
 
 
 class RecentOomKills:
-    """What was counted lately. Made before a process starts; `look` is called while it lives, at least every few seconds.
+    """What was counted lately.
+
+    Made before a process starts; `look` is called while it lives, at least every few seconds.
 
     Args:
         proc: the folder in which the kernel describes this process.
@@ -41,7 +47,9 @@ class RecentOomKills:
             self._before, self._latest = self._latest, self._read()
 
     def after_sigkill(self) -> str:
-        """What is known of a SIGKILL that nobody of ours sent and that is just heard of: goes on after the signal's name."""
+        """What is known of a SIGKILL that nobody of ours sent and that is just heard of: goes on
+        after the signal's name.
+        """
         kills = self._read().kills
         if kills is None or self._before.kills is None:
             return ", which the kernel sends too when memory runs out"
@@ -54,7 +62,9 @@ class RecentOomKills:
 
 
 def _counters(proc: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The file that has the count for this process's control group; none where there is none, or it is out of sight."""
+    """The file that has the count for this process's control group; none where there is none, or it
+    is out of sight.
+    """
     try:
         groups = (proc / "cgroup").read_text().splitlines()
         mounts = [line.split() for line in (proc / "mountinfo").read_text().splitlines()]
@@ -69,7 +79,9 @@ def _counters(proc: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _files(mounts: list[list[str]], kind: str, group: str, name: str) -> Iterator[pathlib.Path]:
-    """Files of this name in a group's folder or the nearest above it, which has it where the group itself does not count memory."""
+    """Files of this name in a group's folder or the nearest above it, which has it where the group
+    itself does not count memory.
+    """
     for mount in mounts:
         root, mount_point = mount[3:5]
         file_system, options = mount[mount.index("-") + 1], mount[-1].split(",")

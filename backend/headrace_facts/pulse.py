@@ -1,7 +1,9 @@
-"""That a process's event loop runs, told to whoever started the process: a byte into a pipe, twice a second.
+"""That a process's event loop runs, told to whoever started the process: a byte into a pipe, twice
+a second.
 
-Owns the writing end, which arrives as a descriptor on the command line. A loop that hangs writes nothing, however alive its process looks from outside. What silence
-means is the listener's (`headrace_supervisor.hang_watch`). A process that nobody listens to is started without the flag.
+Owns the writing end, which arrives as a descriptor on the command line. A loop that hangs writes
+nothing, however alive its process looks from outside. What silence means is the listener's
+(`headrace_supervisor.hang_watch`). A process that nobody listens to is started without the flag.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def start(descriptor: int | None) -> None:
     """
     if descriptor is None:
         return
-    # What this process starts must not hold the pipe; and a pipe that nobody empties must not stop this process.
+    # What this process starts must not hold the pipe; and a pipe that nobody empties must not stop
+    # this process.
     os.set_inheritable(descriptor, False)
     os.set_blocking(descriptor, False)
     _beat(asyncio.get_running_loop(), descriptor)

@@ -1,6 +1,7 @@
 """A step of the engine in 104 bytes: when it was planned, computed and read, and what was in it.
 
-Owns the layout, which is the same on the engine's wire (`StepOutputs.step_records`) and in facts (`facts.Steps`), so that nobody decodes what it only passes on. Times are CLOCK_MONOTONIC
+Owns the layout, which is the same on the engine's wire (`StepOutputs.step_records`) and in facts
+(`facts.Steps`), so that nobody decodes what it only passes on. Times are CLOCK_MONOTONIC
 nanoseconds of the backend's machine. Ids count settled steps over all lives of workers, from 1.
 """
 
@@ -15,7 +16,8 @@ import numpy.typing as npt
 RECORD: Final = np.dtype(
     [
         ("step_id", "<u8"),
-        # When the scheduler decided it; when the device began and ended it (as far as known: one that was launched ahead begins when the one before ends); when its tokens were read.
+        # When the scheduler decided it; when the device began and ended it (as far as known: one
+        # that was launched ahead begins when the one before ends); when its tokens were read.
         ("planned_at_ns", "<u8"),
         ("started_at_ns", "<u8"),
         ("finished_at_ns", "<u8"),
@@ -23,7 +25,8 @@ RECORD: Final = np.dtype(
         # Tokens of context that its decodes read, and pairs of query and key of its prompt chunks.
         ("context_tokens", "<u8"),
         ("attention_pairs", "<u8"),
-        # Sequences in it; tokens of prompts (also those computed again); sequences that decode; tokens sampled.
+        # Sequences in it; tokens of prompts (also those computed again); sequences that decode;
+        # tokens sampled.
         ("num_sequences", "<u4"),
         ("num_prefill_tokens", "<u4"),
         ("num_decodes", "<u4"),

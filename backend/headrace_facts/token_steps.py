@@ -1,6 +1,8 @@
-"""Which step sampled each token of an output, as runs: an output that decodes samples one token in each step, so only the tokens are told from which on that is so anew.
+"""Which step sampled each token of an output, as runs: an output that decodes samples one token in
+each step, so only the tokens are told from which on that is so anew.
 
-Owns the form, both ways. Tokens before the first run were sampled by no step of this engine: an earlier attempt emitted them.
+Owns the form, both ways. Tokens before the first run were sampled by no step of this engine: an
+earlier attempt emitted them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class TokenSteps(msgspec.Struct, frozen=True, array_like=True):
     """The steps of one output's tokens."""
 
     num_tokens: int
-    # (index of a token, id of the step that sampled it), uint64 each, by index; the tokens after it come from the steps after that, one each, until the next run.
+    # (index of a token, id of the step that sampled it), uint64 each, by index; the tokens after it
+    # come from the steps after that, one each, until the next run.
     runs: bytes
 
 
@@ -38,7 +41,8 @@ def step_ids(steps: TokenSteps) -> npt.NDArray[np.uint64]:
     """The step of each token, [num_tokens]; 0: an earlier attempt's.
 
     Raises:
-        ValueError: Runs that are none, not in order or behind the last token, or more tokens than an output has.
+        ValueError: Runs that are none, not in order or behind the last token, or more tokens than
+            an output has.
     """
     num_tokens = steps.num_tokens
     if not 0 <= num_tokens <= MOST_TOKENS:

@@ -1,8 +1,13 @@
-"""Reads and validates a Hugging Face model folder without torch: what is in it, whether it is sound, and nothing of the weights themselves.
+"""Reads and validates a Hugging Face model folder without torch: what is in it, whether it is
+sound, and nothing of the weights themselves.
 
-Path through the room: `folder.ModelFolder.open` calls `config` and `generation_defaults` (settings), `tensor_index` over `safetensors_header` (where
-each tensor lies), `expected_tensors` (which tensors the architecture needs, by `quantization_config` and `layer_format` where another tool made the weights), `token_table` and `chat_template` (text). Every file is read through
-`bounded_files`, which knows the size limits and keeps reads inside the folder. Whatever is wrong ends as one `InvalidModelFolder`. Beside that path: `measured_loss`, for who wants to know what quantizing cost.
+Path through the room: `folder.ModelFolder.open` calls `config` and `generation_defaults`
+(settings), `tensor_index` over `safetensors_header` (where each tensor lies), `expected_tensors`
+(which tensors the architecture needs, by `quantization_config` and `layer_format` where another
+tool made the weights), `token_table` and `chat_template` (text). Every file is read through
+`bounded_files`, which knows the size limits and keeps reads inside the folder. Whatever is wrong
+ends as one `InvalidModelFolder`. Beside that path: `measured_loss`, for who wants to know what
+quantizing cost.
 """
 
 from headrace_model_folder.chat_template import ChatTemplate

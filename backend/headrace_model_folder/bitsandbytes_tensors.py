@@ -1,4 +1,5 @@
-"""Folders whose layers bitsandbytes stored in NF4: each such weight is bytes, with its scales and what they mean in tensors beside it.
+"""Folders whose layers bitsandbytes stored in NF4: each such weight is bytes, with its scales and
+what they mean in tensors beside it.
 
     X.weight                                 U8 [outputs * inputs / 2, 1]    two numbers a byte, row after row
     X.weight.absmax                          U8 or F32 [blocks]              a scale for each 64 numbers; U8: in few bits themselves
@@ -6,7 +7,8 @@
     X.weight.nested_absmax, .nested_quant_map   F32 [blocks / 256], [256]    what the scales' bits mean
     X.weight.quant_state.bitsandbytes__nf4   U8 [bytes]                      JSON: shape, sizes of blocks, mean of the scales
 
-Owns the join of these into one record for each weight, so that what comes behind sees the tensors that an architecture has. Whether the two tables are NF4's is the reader's of the weights to see.
+Owns the join of these into one record for each weight, so that what comes behind sees the tensors
+that an architecture has. Whether the two tables are NF4's is the reader's of the weights to see.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ _MAX_SIZE = 1 << 22
 
 
 def refuse_other_bitsandbytes(fields: Fields, settings: Mapping[str, Any]) -> None:
-    """Refuses what a config.json's `quantization_config` may ask of bitsandbytes besides NF4. Raises InvalidModelFolder naming the field."""
+    """Refuses what a config.json's `quantization_config` may ask of bitsandbytes besides NF4.
+
+    Raises InvalidModelFolder naming the field.
+    """
     expected = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     for key, value in expected.items():
         if settings.get(key) != value:
@@ -52,7 +57,8 @@ def joined_nf4(folder: pathlib.Path, tensors: Mapping[str, TensorRecord]) -> dic
     """The tensors with each weight in NF4 as one record of its real shape.
 
     Raises:
-        InvalidModelFolder: no weight in NF4, or one whose tensors are missing or contradict each other; file, tensor and rule are named.
+        InvalidModelFolder: no weight in NF4, or one whose tensors are missing or contradict each
+            other; file, tensor and rule are named.
     """
     states = [name.removesuffix(_STATE) for name in tensors if name.endswith(_STATE)]
     other = next((name for name in tensors if _ANY_STATE in name and not name.endswith(_STATE)), None)

@@ -1,6 +1,8 @@
-"""Reading files of a model folder: only regular files, only inside the folder, only up to a size, and JSON only as strictly as we need it.
+"""Reading files of a model folder: only regular files, only inside the folder, only up to a size,
+and JSON only as strictly as we need it.
 
-Does not know what the files mean. Everything that can go wrong is an `InvalidModelFolder` that starts with the file's name.
+Does not know what the files mean. Everything that can go wrong is an `InvalidModelFolder` that
+starts with the file's name.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ MIB = 1 << 20
 def resolve_inside(folder: pathlib.Path, name: str) -> pathlib.Path:
     """The real path of `folder/name`, which must stay in the folder.
 
-    Links are followed. In a Hugging Face cache a snapshot's files are links into the `blobs` folder beside `snapshots`; those are the only links
-    that may leave the folder.
+    Links are followed. In a Hugging Face cache a snapshot's files are links into the `blobs` folder
+    beside `snapshots`; those are the only links that may leave the folder.
 
     Raises:
         InvalidModelFolder: the name has a separator or climbs, or a link leads out of the folder.
@@ -38,7 +40,9 @@ def resolve_inside(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def open_inside(folder: pathlib.Path, name: str) -> tuple[int, int]:
-    """Opens a regular file of the folder. Returns its descriptor (the caller closes it) and its size in bytes.
+    """Opens a regular file of the folder.
+
+    Returns its descriptor (the caller closes it) and its size in bytes.
 
     Raises:
         InvalidModelFolder: it is missing, unreadable, not a regular file, or outside the folder.
@@ -57,7 +61,9 @@ def open_inside(folder: pathlib.Path, name: str) -> tuple[int, int]:
 
 
 def exists_inside(folder: pathlib.Path, name: str) -> bool:
-    """Whether the folder has an entry of that name (a broken link counts: reading it then says what is wrong)."""
+    """Whether the folder has an entry of that name (a broken link counts: reading it then says what
+    is wrong).
+    """
     return os.path.lexists(folder / name)
 
 
@@ -75,7 +81,10 @@ def read_bytes(folder: pathlib.Path, name: str, limit: int) -> bytes:
 
 
 def read_text(folder: pathlib.Path, name: str, limit: int) -> str:
-    """The whole file as UTF-8 text. Raises InvalidModelFolder as `read_bytes`, or for bytes that are not UTF-8."""
+    """The whole file as UTF-8 text.
+
+    Raises InvalidModelFolder as `read_bytes`, or for bytes that are not UTF-8.
+    """
     try:
         return read_bytes(folder, name, limit).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -83,14 +92,18 @@ def read_text(folder: pathlib.Path, name: str, limit: int) -> str:
 
 
 def read_json_object(folder: pathlib.Path, name: str, limit: int) -> dict[str, Any]:
-    """The file as a JSON object. Raises InvalidModelFolder as `read_bytes` and `parse_json_object` do."""
+    """The file as a JSON object.
+
+    Raises InvalidModelFolder as `read_bytes` and `parse_json_object` do.
+    """
     return parse_json_object(read_bytes(folder, name, limit), name)
 
 
 def parse_json_object(data: bytes, name: str) -> dict[str, Any]:
     """Strict JSON: UTF-8, an object on top, no NaN or Infinity, no key twice in one object.
 
-    Python's parser takes the last of two equal keys and reads NaN; both would let two readers of one file disagree.
+    Python's parser takes the last of two equal keys and reads NaN; both would let two readers of
+    one file disagree.
 
     Raises:
         InvalidModelFolder: anything else, nesting beyond the parser's depth included.
@@ -101,7 +114,8 @@ def parse_json_object(data: bytes, name: str) -> dict[str, Any]:
         raise InvalidModelFolder(f"{name}: {error}") from None
     except RecursionError:
         raise InvalidModelFolder(f"{name}: JSON is nested too deeply") from None
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, an integer of too many digits
+    # JSONDecodeError, UnicodeDecodeError, an integer of too many digits
+    except ValueError as error:
         raise InvalidModelFolder(f"{name}: is not valid JSON: {str(error)[:120]}") from None
     if not isinstance(value, dict):
         raise InvalidModelFolder(f"{name}: a JSON object was expected")

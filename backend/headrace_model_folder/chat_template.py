@@ -1,4 +1,7 @@
-"""The chat template's text and the special tokens it may mention. Read here, rendered elsewhere (in a killable helper process)."""
+"""The chat template's text and the special tokens it may mention.
+
+Read here, rendered elsewhere (in a killable helper process).
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,19 @@ class ChatTemplate:
 
     # Jinja source; None if the model has no template.
     source: str | None
-    # Variables of the template such as bos_token: its text. Tokens that the model lacks are left out.
+    # Variables of the template such as bos_token: its text. Tokens that the model lacks are left
+    # out.
     special_tokens: dict[str, str]
 
 
 def read_chat_template(folder: pathlib.Path) -> ChatTemplate:
-    """Reads chat_template.jinja, else `chat_template` of tokenizer_config.json (a text, or a list whose "default" entry counts).
+    """Reads chat_template.jinja, else `chat_template` of tokenizer_config.json (a text, or a list
+    whose "default" entry counts).
 
     Raises:
-        InvalidModelFolder: a file that can't be read, a template that is not text or larger than 1 MiB, or half of a surrogate pair in it or
-            in a special token, which JSON can spell and no tokenizer takes.
+        InvalidModelFolder: a file that can't be read, a template that is not text or larger than 1
+            MiB, or half of a surrogate pair in it or in a special token, which JSON can spell and
+            no tokenizer takes.
     """
     config: dict[str, Any] = {}
     if exists_inside(folder, TOKENIZER_CONFIG_FILE):

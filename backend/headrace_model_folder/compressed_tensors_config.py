@@ -1,6 +1,8 @@
-"""The configuration of compressed-tensors, as llm-compressor writes it: groups of layers, each with its scheme.
+"""The configuration of compressed-tensors, as llm-compressor writes it: groups of layers, each with
+its scheme.
 
-Owns which of its schemes are served and which layer is in which group: a layer that `ignore` names is plain; among groups its own name goes before a pattern, and a pattern before the class.
+Owns which of its schemes are served and which layer is in which group: a layer that `ignore` names
+is plain; among groups its own name goes before a pattern, and a pattern before the class.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _FORMATS = {
     "naive-quantized": (Layout.WHOLE, ("int", "float")),
     "float-quantized": (Layout.WHOLE, ("float",)),
 }
-# Tools of 2024 wrote numbers and called them frozen; the types of the tensors tell whether they are numbers.
+# Tools of 2024 wrote numbers and called them frozen; the types of the tensors tell whether they are
+# numbers.
 _STATUSES = ("compressed", "frozen")
 _GROUP_SIZES = (32, 64, 128)
 _CLASS = "Linear"
@@ -225,7 +228,8 @@ def _inputs(scheme: Fields, number: str) -> InputFormat | None:
         raise inputs.error(
             "strategy", f"must be 'token', 'tensor' or 'group' where dynamic is true, is {shown(stated)}"
         )
-    # A scale of all tokens that are computed together would make an answer depend on who else is served: each token has its own.
+    # A scale of all tokens that are computed together would make an answer depend on who else is
+    # served: each token has its own.
     return InputFormat("token", is_symmetric=symmetric)
 
 

@@ -1,7 +1,9 @@
-"""config.json as a frozen dataclass: the architecture's sizes and switches, with the family's own defaults and bounds that keep absurd values out.
+"""config.json as a frozen dataclass: the architecture's sizes and switches, with the family's own
+defaults and bounds that keep absurd values out.
 
-Owns which architectures and variants exist here. Does not know tensors (`expected_tensors`) nor how anything is computed (the worker's models).
-Code of the folder's own (`auto_map`) is never run, only mentioned; what the fields mean is decided by the architecture's name alone.
+Owns which architectures and variants exist here. Does not know tensors (`expected_tensors`) nor how
+anything is computed (the worker's models). Code of the folder's own (`auto_map`) is never run, only
+mentioned; what the fields mean is decided by the architecture's name alone.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 ARCHITECTURES = tuple(_FAMILY_DEFAULTS)
 
-# Far above any model that exists; they keep a hostile file from making us build billions of names or overflow a size.
+# Far above any model that exists; they keep a hostile file from making us build billions of names
+# or overflow a size.
 _MAX_LAYERS = 1024
 _MAX_HEADS = 1024
 _MAX_HEAD_DIM = 1024
@@ -72,16 +75,19 @@ class ModelConfig:
     qk_norm: bool
     # Largest window of any layer; None if every layer sees the whole context.
     sliding_window: int | None
-    # [num_layers] each layer's window: a token sees itself and window - 1 before it. None: all before it.
+    # [num_layers] each layer's window: a token sees itself and window - 1 before it. None: all
+    # before it.
     layer_windows: tuple[int | None, ...]
     torch_dtype: DType
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    # What another tool made of the layers' weights; None: they are plain, bitsandbytes', or a GGUF file's.
+    # What another tool made of the layers' weights; None: they are plain, bitsandbytes', or a GGUF
+    # file's.
     quantization: FolderQuantization | None = None
     # Whether bitsandbytes quantized the folder's weights: which ones, their tensors say.
     is_bitsandbytes: bool = False
-    # Inputs of attention's output and of the down projection that lie in one block, of bitsandbytes or of a GGUF file's types; 1: they are in none.
+    # Inputs of attention's output and of the down projection that lie in one block, of bitsandbytes
+    # or of a GGUF file's types; 1: they are in none.
     shared_blocks: tuple[int, int] = (1, 1)
     # Whether config.json names code of the folder's own, which is never run.
     names_own_code: bool = False
@@ -93,19 +99,27 @@ class ModelConfig:
 
     @property
     def quantized_by(self) -> str | None:
-        """Who quantized the folder's weights, as config.json spells it; None: nobody, or a GGUF file's maker."""
+        """Who quantized the folder's weights, as config.json spells it; None: nobody, or a GGUF
+        file's maker.
+        """
         if self.quantization is not None:
             return self.quantization.method
         return BITSANDBYTES if self.is_bitsandbytes else None
 
 
 def read_config(folder: pathlib.Path) -> ModelConfig:
-    """Reads and validates config.json. Raises InvalidModelFolder naming the field, the rule and the value."""
+    """Reads and validates config.json.
+
+    Raises InvalidModelFolder naming the field, the rule and the value.
+    """
     return parse_config(read_json_object(folder, CONFIG_FILE, _CONFIG_LIMIT))
 
 
 def parse_config(values: dict[str, Any]) -> ModelConfig:
-    """The config of a parsed config.json. Raises InvalidModelFolder naming the field, the rule and the value."""
+    """The config of a parsed config.json.
+
+    Raises InvalidModelFolder naming the field, the rule and the value.
+    """
     architecture = _architecture(values)
     stated = Fields(CONFIG_FILE, values)
     _refuse_unsupported(stated)

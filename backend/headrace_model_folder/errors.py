@@ -1,4 +1,8 @@
-"""The one error of this room. A caller prints its message as it is: one line, the file first, then the field or tensor, the rule, the value."""
+"""The one error of this room.
+
+A caller prints its message as it is: one line, the file first, then the field or tensor, the rule,
+the value.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,9 @@ class InvalidModelFolder(ValueError):
 
 
 def shown(value: object) -> str:
-    """A value from a file as it may stand in a message: its repr, cut to a length that a hostile file can't stretch."""
+    """A value from a file as it may stand in a message: its repr, cut to a length that a hostile
+    file can't stretch.
+    """
     if isinstance(value, int) and abs(value) >= 10**_SHOWN_CHARACTERS:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, (dict, list)):

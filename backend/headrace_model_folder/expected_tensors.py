@@ -1,7 +1,9 @@
-"""Which tensors an architecture needs, by Hugging Face name and shape, and the comparison with what a folder has.
+"""Which tensors an architecture needs, by Hugging Face name and shape, and the comparison with what
+a folder has.
 
-All four families share one skeleton; biases, query/key norms and tied embeddings are the config's switches. Where another tool quantized a layer, the tensors of its format stand in the folder in place of
-its weight (`layer_format`).
+All four families share one skeleton; biases, query/key norms and tied embeddings are the config's
+switches. Where another tool quantized a layer, the tensors of its format stand in the folder in
+place of its weight (`layer_format`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ _TOLERATED = re.compile(r"model\.(layers\.\d{1,4}\.self_attn\.)?rotary_emb\.inv_
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
-    """Name -> shape of every tensor of the model, weights as [out, in]. `lm_head.weight` is absent if embeddings are tied."""
+    """Name -> shape of every tensor of the model, weights as [out, in].
+
+    `lm_head.weight` is absent if embeddings are tied.
+    """
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
@@ -52,7 +57,8 @@ def check_tensors(config: ModelConfig, found: Mapping[str, TensorRecord]) -> Non
     """Compares a folder's tensors with the expected ones.
 
     Raises:
-        InvalidModelFolder: a tensor is missing, misshapen, of a dtype that can't be loaded, or surplus; or a layer's sizes do not suit its format.
+        InvalidModelFolder: a tensor is missing, misshapen, of a dtype that can't be loaded, or
+            surplus; or a layer's sizes do not suit its format.
     """
     expected = _folder_tensors(config)
     for name, wanted in expected.items():
@@ -88,7 +94,9 @@ def _folder_tensors(config: ModelConfig) -> dict[str, _Expected]:
 
 
 def needless_biases(config: ModelConfig) -> dict[str, Shape]:
-    """Biases that a folder may have though the architecture has none: tools for GPTQ and AWQ write zeros for each layer that they quantize."""
+    """Biases that a folder may have though the architecture has none: tools for GPTQ and AWQ write
+    zeros for each layer that they quantize.
+    """
     if config.quantization is None or config.quantization.method not in ("gptq", "awq"):
         return {}
     tensors = expected_tensors(config)

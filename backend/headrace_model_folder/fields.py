@@ -1,4 +1,7 @@
-"""Typed access to the fields of a JSON object from a model folder. Owns the wording of "field, rule, value"; knows no field itself."""
+"""Typed access to the fields of a JSON object from a model folder.
+
+Owns the wording of "field, rule, value"; knows no field itself.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from headrace_model_folder.errors import InvalidModelFolder, shown
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object with the name under which messages mention it, such as `config.json` or `config.json: rope_scaling`.
+    """A JSON object with the name under which messages mention it, such as `config.json` or
+    `config.json: rope_scaling`.
 
-    A field that is absent or null takes the default; without a default it is an error. Every getter raises InvalidModelFolder.
+    A field that is absent or null takes the default; without a default it is an error. Every getter
+    raises InvalidModelFolder.
     """
 
     name: str

@@ -1,6 +1,8 @@
 """A model folder, opened: everything that can be known and refused before torch is imported.
 
-Owns the order of checks, the revision and the sums. Reads headers and small files only (and the order of inputs where a quantization has one), so that opening takes milliseconds whatever the weights' size.
+Owns the order of checks, the revision and the sums. Reads headers and small files only (and the
+order of inputs where a quantization has one), so that opening takes milliseconds whatever the
+weights' size.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class ModelFolder:
     generation_defaults: GenerationDefaults
     # Name -> place in a file; empty if opened without weights.
     tensors: Mapping[str, TensorRecord]
-    # "name@" and 12 hexadecimal digits that change with config, tokenizer, tensor headers and sizes.
+    # "name@" and 12 hexadecimal digits that change with config, tokenizer, tensor headers and
+    # sizes.
     revision: str
     template: ChatTemplate
     # None if the folder has no tokenizer.json.
@@ -128,7 +131,9 @@ class ModelFolder:
         return TOKENIZER_FILE if self.gguf_file is None else "tokenizer.ggml.model"
 
     def tokenizer_json(self) -> bytes:
-        """The tokenizer as tokenizer.json has it; read anew, as it is large. Only where there is a `token_table`.
+        """The tokenizer as tokenizer.json has it; read anew, as it is large.
+
+        Only where there is a `token_table`.
 
         Raises:
             InvalidModelFolder: the file has gone or changed.

@@ -1,6 +1,8 @@
-"""generation_config.json: the sampling defaults that a model's makers recommend, and which of their recommendations have no effect here.
+"""generation_config.json: the sampling defaults that a model's makers recommend, and which of their
+recommendations have no effect here.
 
-Owns what each key of that file means to a server: a default for requests, nothing (it configures `transformers`), or something that would change answers and is not done.
+Owns what each key of that file means to a server: a default for requests, nothing (it configures
+`transformers`), or something that would change answers and is not done.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ GENERATION_FILE = "generation_config.json"
 # A hostile file has as many keys as fit.
 _MOST_NAMED = 32
 _READ = frozenset({"do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "eos_token_id"})
-# Where transformers computes, what it returns besides tokens, how it speculates, and ids that the tokenizer's own files say too.
+# Where transformers computes, what it returns besides tokens, how it speculates, and ids that the
+# tokenizer's own files say too.
 _HARMLESS = frozenset(
     {
         "_from_model_config", "transformers_version", "bos_token_id", "pad_token_id", "decoder_start_token_id",
@@ -67,7 +70,8 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
     # Empty if neither generation_config.json nor config.json names one.
     eos_token_ids: tuple[int, ...] = ()
-    # What the file recommends besides and requests do not get, as "suppress_tokens (a list of 2 entries)".
+    # What the file recommends besides and requests do not get, as "suppress_tokens (a list of 2
+    # entries)".
     without_effect: tuple[str, ...] = ()
 
 

@@ -1,7 +1,8 @@
 """The metadata of a GGUF file as a `ModelConfig`: what config.json says elsewhere.
 
-Owns which architectures of GGUF are ours and which of their keys mean what. The result passes through `parse_config`, so that the bounds are the same whatever the file. Numbers that GGUF keeps in fp32
-(epsilon, rotary base) are taken as the shortest decimals that they can have been.
+Owns which architectures of GGUF are ours and which of their keys mean what. The result passes
+through `parse_config`, so that the bounds are the same whatever the file. Numbers that GGUF keeps
+in fp32 (epsilon, rotary base) are taken as the shortest decimals that they can have been.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def read_gguf_config(folder: pathlib.Path, header: GgufHeader) -> ModelConfig:
     """The configuration that a file's metadata and tensors state.
 
     Raises:
-        InvalidModelFolder: an architecture that is not ours, or a value out of range; file, key and rule are named.
+        InvalidModelFolder: an architecture that is not ours, or a value out of range; file, key and
+            rule are named.
     """
     fields = Fields(header.file, header.metadata)
     name = _architecture(fields)
@@ -146,7 +148,9 @@ def _rope(fields: Fields, name: str) -> dict[str, Any]:
 
 
 def _rope_factors(folder: pathlib.Path, header: GgufHeader, head_dim: int) -> tuple[float, ...] | None:
-    """What each frequency of the rotary embedding is divided by, which Llama 3.1's files state as a tensor; None if there is none."""
+    """What each frequency of the rotary embedding is divided by, which Llama 3.1's files state as a
+    tensor; None if there is none.
+    """
     tensor = header.tensors.get(_ROPE_FACTORS)
     if tensor is None:
         return None

@@ -12,7 +12,8 @@ GGUF_SUFFIX = ".gguf"
 
 
 def find_gguf(path: pathlib.Path | str) -> tuple[pathlib.Path, str] | None:
-    """Folder and name of the GGUF file that a path means; None if it means a Hugging Face folder, or nothing that is there.
+    """Folder and name of the GGUF file that a path means; None if it means a Hugging Face folder,
+    or nothing that is there.
 
     Raises:
         InvalidModelFolder: a folder with several GGUF files and no config.json.
@@ -20,7 +21,8 @@ def find_gguf(path: pathlib.Path | str) -> tuple[pathlib.Path, str] | None:
     path = pathlib.Path(path)
     try:
         if path.suffix == GGUF_SUFFIX and path.is_file():
-            # The name stays as it was given: where it is a link, what it leads to may be called anything.
+            # The name stays as it was given: where it is a link, what it leads to may be called
+            # anything.
             return path.parent.resolve(), path.name
         if not path.is_dir() or exists_inside(path, CONFIG_FILE):
             return None

@@ -1,8 +1,11 @@
-"""The header of a GGUF file: its metadata and where each tensor lies, checked so strictly that a reader may trust every offset.
+"""The header of a GGUF file: its metadata and where each tensor lies, checked so strictly that a
+reader may trust every offset.
 
-Layout of a file: "GGUF", version, number of tensors, number of metadata entries; the entries (key, type, value); the tensors (name, dimensions, type, offset); then, aligned, the data. All little-endian.
-Only what stands before the data is read here. No count is believed before the bytes behind it are there. Source: the GGUF description (ggml's docs/gguf.md). What metadata mean is `gguf_config`'s and
-`gguf_tokenizer`'s.
+Layout of a file: "GGUF", version, number of tensors, number of metadata entries; the entries (key,
+type, value); the tensors (name, dimensions, type, offset); then, aligned, the data. All
+little-endian. Only what stands before the data is read here. No count is believed before the bytes
+behind it are there. Source: the GGUF description (ggml's docs/gguf.md). What metadata mean is
+`gguf_config`'s and `gguf_tokenizer`'s.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from headrace_model_folder.bounded_files import MIB, open_inside
 from headrace_model_folder.errors import InvalidModelFolder, shown
 
 _VERSIONS = (2, 3)
-# Twice what the largest vocabularies take with a whole tokenizer.json beside them, tensor list and all.
+# Twice what the largest vocabularies take with a whole tokenizer.json beside them, tensor list and
+# all.
 _HEADER_LIMIT = 64 * MIB
 _CHUNK = 4 * MIB
 _MAX_TENSORS = 1 << 17
@@ -29,7 +33,8 @@ _MAX_KEY_BYTES = (1 << 16) - 1
 _MAX_NAME_BYTES = 64
 _MAX_DIMENSIONS = 4
 _MAX_NESTING = 4
-# Of all arrays together: an entry of eight bytes may become an object of sixty. The largest vocabularies have some 2^20, merges included.
+# Of all arrays together: an entry of eight bytes may become an object of sixty. The largest
+# vocabularies have some 2^20, merges included.
 _MAX_ARRAY_ENTRIES = 1 << 22
 _MAX_ALIGNMENT = 1 << 20
 _KEY = re.compile(r"[\x21-\x7e]+")
@@ -98,8 +103,9 @@ def read_gguf_header(folder: pathlib.Path, file: str) -> GgufHeader:
     """Reads and checks the header of `folder/file`.
 
     Raises:
-        InvalidModelFolder: naming the file and, where one is at fault, the key or tensor: no GGUF, a version or type that is not known, a count or length beyond the file, a key
-            or name twice, tensors that overlap, are not aligned or end behind the file.
+        InvalidModelFolder: naming the file and, where one is at fault, the key or tensor: no GGUF,
+            a version or type that is not known, a count or length beyond the file, a key or name
+            twice, tensors that overlap, are not aligned or end behind the file.
     """
     descriptor, size = open_inside(folder, file)
     try:
@@ -109,7 +115,9 @@ def read_gguf_header(folder: pathlib.Path, file: str) -> GgufHeader:
 
 
 class _Cursor:
-    """Reads forward, a chunk of the file at a time; never more than is asked for by a length that the file has room for."""
+    """Reads forward, a chunk of the file at a time; never more than is asked for by a length that
+    the file has room for.
+    """
 
     def __init__(self, descriptor: int, size: int, file: str) -> None:
         self.file, self.size, self.place = file, size, 0

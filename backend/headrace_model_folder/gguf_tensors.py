@@ -1,6 +1,8 @@
 """The tensors of a GGUF file under Hugging Face's names, which all rooms behind this one use.
 
-Owns the two names of each tensor, and whose rows come in another order: Llama files have the rows of queries and keys so that the two numbers that are rotated together follow each other, where ours lie half a head apart.
+Owns the two names of each tensor, and whose rows come in another order: Llama files have the rows
+of queries and keys so that the two numbers that are rotated together follow each other, where ours
+lie half a head apart.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def gguf_records(header: GgufHeader, config: ModelConfig) -> dict[str, TensorRec
     """Hugging Face name -> where the tensor lies.
 
     Raises:
-        InvalidModelFolder: a tensor is missing, misshapen, surplus, or of a type that it can't have.
+        InvalidModelFolder: a tensor is missing, misshapen, surplus, or of a type that it can't
+            have.
     """
     records: dict[str, TensorRecord] = {}
     for name, shape in expected_tensors(config).items():
@@ -68,7 +71,9 @@ def gguf_records(header: GgufHeader, config: ModelConfig) -> dict[str, TensorRec
 
 
 def shared_blocks(header: GgufHeader, config: ModelConfig) -> tuple[int, int]:
-    """The largest blocks, in inputs, of attention's output and of down projections (`ModelConfig.shared_blocks`)."""
+    """The largest blocks, in inputs, of attention's output and of down projections
+    (`ModelConfig.shared_blocks`).
+    """
     output, down = (
         max(header.tensors[f"blk.{layer}.{name}.weight"].type.block_inputs for layer in range(config.num_layers))
         for name in (_OF_LAYER["self_attn.o_proj"], _OF_LAYER["mlp.down_proj"])

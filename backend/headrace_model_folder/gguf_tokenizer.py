@@ -1,7 +1,9 @@
 """The vocabulary in a GGUF file's metadata as a tokenizer.json and a chat template.
 
-Owns the two kinds of vocabulary that our tokenizer stack can express exactly: byte-level BPE ("gpt2") with the ways of cutting text that it names, and SentencePiece's BPE ("llama"), whose merges
-follow from its scores. Any other is refused by name. A file may hold the whole tokenizer.json instead.
+Owns the two kinds of vocabulary that our tokenizer stack can express exactly: byte-level BPE
+("gpt2") with the ways of cutting text that it names, and SentencePiece's BPE ("llama"), whose
+merges follow from its scores. Any other is refused by name. A file may hold the whole
+tokenizer.json instead.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# What vocabularies are far from (the largest have some 2^18 tokens of at most a few hundred characters); beyond, making merges of scores would take a file's reader hours or all memory.
+# What vocabularies are far from (the largest have some 2^18 tokens of at most a few hundred
+# characters); beyond, making merges of scores would take a file's reader hours or all memory.
 _MAX_TOKEN_CHARACTERS = 1024
 _MAX_CHARACTERS = 1 << 23
 _MAX_MERGE_CHARACTERS = 1 << 26
-# Name in the file -> where text is cut before tokens are merged, and whether a word that is a token is taken whole; the latter begin texts with their first token too.
+# Name in the file -> where text is cut before tokens are merged, and whether a word that is a token
+# is taken whole; the latter begin texts with their first token too.
 _CUTS = {
     "gpt-2": (_GPT2, False),
     "llama-bpe": (_LLAMA3, True),
@@ -58,7 +62,8 @@ def gguf_tokenizer_json(file: str, metadata: dict[str, Any], vocab_size: int) ->
         vocab_size: Rows of the embedding, which is as many tokens as there may be.
 
     Raises:
-        InvalidModelFolder: a vocabulary that can't be expressed or contradicts itself; file, key and rule are named.
+        InvalidModelFolder: a vocabulary that can't be expressed or contradicts itself; file, key
+            and rule are named.
     """
     fields = Fields(file, metadata)
     if _WHOLE in metadata:
@@ -84,7 +89,10 @@ def gguf_tokenizer_json(file: str, metadata: dict[str, Any], vocab_size: int) ->
 
 
 def gguf_chat_template(file: str, metadata: dict[str, Any]) -> ChatTemplate:
-    """The chat template, and the special tokens it may name. Raises InvalidModelFolder for a template that is no text or too long."""
+    """The chat template, and the special tokens it may name.
+
+    Raises InvalidModelFolder for a template that is no text or too long.
+    """
     fields = Fields(file, metadata)
     source = fields.text(_TEMPLATE) if _TEMPLATE in metadata else None
     if source is not None and len(source) > TEMPLATE_LIMIT:
@@ -227,7 +235,9 @@ def _sentencepiece(fields: Fields, vocabulary: _Vocabulary) -> dict[str, Any]:
 
 
 def _scored(fields: Fields, vocabulary: _Vocabulary) -> tuple[dict[str, int], list[list[str]]]:
-    """Tokens, and the merges that their scores stand for: whatever two tokens make a third, the third's score is their turn."""
+    """Tokens, and the merges that their scores stand for: whatever two tokens make a third, the
+    third's score is their turn.
+    """
     ids, scores = vocabulary.ids(), vocabulary.scores()
     normal = {token for token, number in ids.items() if vocabulary.kinds[number] == _NORMAL}
     ranked, characters = [], 0

@@ -1,7 +1,9 @@
-"""Which group each input of a quantized layer is in, where inputs of a group need not be neighbours: read, checked and told apart.
+"""Which group each input of a quantized layer is in, where inputs of a group need not be
+neighbours: read, checked and told apart.
 
-Owns the reading of g_idx, some KB a layer, which is looked at before torch is loaded: how weights are stored side by side, and so how much memory they take, depends on
-whether their inputs are in the same order.
+Owns the reading of g_idx, some KB a layer, which is looked at before torch is loaded: how weights
+are stored side by side, and so how much memory they take, depends on whether their inputs are in
+the same order.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def with_input_orders(folder: pathlib.Path, config: ModelConfig, tensors: Mappin
         tensors: Where they lie.
 
     Raises:
-        InvalidModelFolder: A g_idx names a group that there is not, groups are not of their size, or inputs are in an order though config.json says that they are not; file and tensor are named.
+        InvalidModelFolder: A g_idx names a group that there is not, groups are not of their size,
+            or inputs are in an order though config.json says that they are not; file and tensor are
+            named.
     """
     quantization = config.quantization
     if quantization is None:

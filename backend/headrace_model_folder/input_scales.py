@@ -1,7 +1,9 @@
-"""Static scales and zero points of layers' inputs, where a folder rounds inputs by what was found beforehand: read, checked and noted.
+"""Static scales and zero points of layers' inputs, where a folder rounds inputs by what was found
+beforehand: read, checked and noted.
 
-Owns their reading, some bytes a layer. They are looked at before torch is loaded, as layers of one input are multiplied together only where they round it alike, which decides how weights are
-stored side by side.
+Owns their reading, some bytes a layer. They are looked at before torch is loaded, as layers of one
+input are multiplied together only where they round it alike, which decides how weights are stored
+side by side.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _ZERO_POINTS = range(-128, 128)
 
 
 def with_input_scales(folder: pathlib.Path, config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
-    """The configuration with the static scale and zero point of each layer's inputs noted in its format.
+    """The configuration with the static scale and zero point of each layer's inputs noted in its
+    format.
 
     Args:
         folder: The model's.
@@ -32,7 +35,8 @@ def with_input_scales(folder: pathlib.Path, config: ModelConfig, tensors: Mappin
         tensors: Where they lie.
 
     Raises:
-        InvalidModelFolder: A scale is not above 0, or a zero point is no 8-bit integer; file and tensor are named.
+        InvalidModelFolder: A scale is not above 0, or a zero point is no 8-bit integer; file and
+            tensor are named.
     """
     quantization = config.quantization
     if quantization is None:

@@ -1,11 +1,18 @@
-"""How the weight of one linear layer lies in a folder that another tool quantized: its tensors by name, shape and type.
+"""How the weight of one linear layer lies in a folder that another tool quantized: its tensors by
+name, shape and type.
 
-Owns the layouts as their formats' public descriptions say, N outputs and K inputs, G groups of inputs, P = 32 / bits numbers in a word, lowest bits first:
+Owns the layouts as their formats' public descriptions say, N outputs and K inputs, G groups of
+inputs, P = 32 / bits numbers in a word, lowest bits first:
 
-    gptq      qweight [K/P, N], qzeros [G, N/P], scales [G, N], g_idx [K] (group of each input). Zero points are stored minus one in the first version of the format, each by itself or, by one tool, whole words.
-    awq       qweight [K, N/8], qzeros [G, N/8], scales [G, N]; a word's nibbles are outputs 0, 2, 4, 6, 1, 3, 5, 7 of its eight.
-    packed    weight_packed [N, K/P], weight_scale [N, G], weight_zero_point [N/P, G], weight_g_idx [K], weight_shape [2]; numbers and zero points are stored plus half their range.
-    whole     weight [N, K] int8 or e4m3, weight_scale [], [1], [N, 1], [N, G], or of blocks [ceil(N/128), ceil(K/128)]; weight_zero_point like the scale.
+    gptq      qweight [K/P, N], qzeros [G, N/P], scales [G, N], g_idx [K] (group of each input).
+              Zero points are stored minus one in the first version of the format, each by itself
+              or, by one tool, whole words.
+    awq       qweight [K, N/8], qzeros [G, N/8], scales [G, N]; a word's nibbles are outputs 0, 2,
+              4, 6, 1, 3, 5, 7 of its eight.
+    packed    weight_packed [N, K/P], weight_scale [N, G], weight_zero_point [N/P, G], weight_g_idx
+              [K], weight_shape [2]; numbers and zero points are stored plus half their range.
+    whole     weight [N, K] int8 or e4m3, weight_scale [], [1], [N, 1], [N, G], or of blocks
+              [ceil(N/128), ceil(K/128)]; weight_zero_point like the scale.
 
 What config.json says of them is `quantization_config`'s, what the numbers are the backend's.
 """
@@ -48,7 +55,8 @@ class Role(enum.Enum):
     ORDER = "order"
     # Of the weight, [N, K].
     SHAPE = "shape"
-    # Static scale and zero point of the inputs, one for all of them: read before the weights (`input_scales`).
+    # Static scale and zero point of the inputs, one for all of them: read before the weights
+    # (`input_scales`).
     INPUT_SCALE = "input scale"
     INPUT_ZERO = "input zero point"
 
@@ -67,9 +75,12 @@ class SourceTensor(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InputFormat:
-    """How the inputs of a layer are rounded before they are multiplied: to 8 bits of the type of its weights."""
+    """How the inputs of a layer are rounded before they are multiplied: to 8 bits of the type of
+    its weights.
+    """
 
-    # What shares a scale: the inputs of a token, a group of those, or, static, all inputs of all tokens.
+    # What shares a scale: the inputs of a token, a group of those, or, static, all inputs of all
+    # tokens.
     scales: Literal["token", "group", "static"]
     # Inputs of a group, the last of a token maybe fewer; 0 where there are none.
     group_size: int = 0
@@ -92,15 +103,18 @@ class LayerFormat:
     is_symmetric: bool = True
     # GPTQ: zero points are stored minus one.
     is_less_one: bool = False
-    # With that: one was taken from whole words, so that a zero point of 0 borrowed from its neighbour.
+    # With that: one was taken from whole words, so that a zero point of 0 borrowed from its
+    # neighbour.
     has_borrows: bool = False
     # Whether inputs of a group may be no neighbours: then the file says which group each is in.
     is_ordered: bool = False
-    # Which order, of those that are no plain sequence: equal for layers whose inputs are in the same one. Known once the file was read.
+    # Which order, of those that are no plain sequence: equal for layers whose inputs are in the
+    # same one. Known once the file was read.
     order_digest: str = ""
     # None: inputs are multiplied as they are.
     inputs: InputFormat | None = None
-    # Blocks are called weight_scale_inv by one format and weight_scale by another; both are factors.
+    # Blocks are called weight_scale_inv by one format and weight_scale by another; both are
+    # factors.
     scale_name: Literal["weight_scale", "weight_scale_inv"] = "weight_scale"
 
     @property

@@ -1,6 +1,7 @@
 """Which linear layers a quantization names: exactly, by pattern, by the end or a part of a name.
 
-Owns the rules of the formats and the guard in front of regular expressions, which come from a file that anybody may have written.
+Owns the rules of the formats and the guard in front of regular expressions, which come from a file
+that anybody may have written.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ PROJECTIONS = (
 )
 LM_HEAD = "lm_head"
 _MOST_ENTRIES = 16_384
-# What regular expressions may hold. Matching may try every way to spread a name over repetitions and every alternative of each group: `_ways` bounds how many those are.
+# What regular expressions may hold. Matching may try every way to spread a name over repetitions
+# and every alternative of each group: `_ways` bounds how many those are.
 _LONGEST_PATTERN = 512
 _MOST_REPETITIONS = 4
 _MOST_WAYS = 1 << 20
@@ -32,7 +34,8 @@ _MOST_PATTERNS = 4096
 _LONGEST_NAME = 40
 # Escapes and classes: one character, whatever they hold.
 _CHARACTER = re.compile(r"\\.|\[\^?\]?[^\]\\]*(?:\\.[^\]\\]*)*\]", re.DOTALL)
-# What begins with (? and is more than a group, a name for it, or a look ahead or back: flags and comments could hide a repeated group.
+# What begins with (? and is more than a group, a name for it, or a look ahead or back: flags and
+# comments could hide a repeated group.
 _SPECIAL = re.compile(r"\(\?(?![:=!]|<[=!]|P<)")
 _REPETITION = re.compile(r"(?:[*+?]|\{[^{}]*\})[?+]?")
 # Takes exponential time where the group may match in several ways.

@@ -1,6 +1,8 @@
-"""quantization-report.json, which `headrace quantize` leaves in a folder that it wrote: what its numbers cost on text.
+"""quantization-report.json, which `headrace quantize` leaves in a folder that it wrote: what its
+numbers cost on text.
 
-Owns the fields that are read of it, their bounds, and what makes it another folder's. A report decides nothing about how a model is served, so whoever asks here lets a bad one be, and says so.
+Owns the fields that are read of it, their bounds, and what makes it another folder's. A report
+decides nothing about how a model is served, so whoever asks here lets a bad one be, and says so.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class MeasuredLoss:
     tokens: int
     perplexity_before: float
     perplexity_after: float
-    # Mean KL divergence from the original's distribution to the quantized model's, in nats; at least 0.
+    # Mean KL divergence from the original's distribution to the quantized model's, in nats; at
+    # least 0.
     divergence: float
     # Half of its 95% interval; None of a text of one piece.
     divergence_interval: float | None
@@ -56,7 +59,8 @@ def read_measured_loss(folder: ModelFolder) -> MeasuredLoss | None:
         None if the folder has no report, or one of a run without text.
 
     Raises:
-        InvalidModelFolder: The report is no such report, is not sound, or is another folder's. The model can be served all the same.
+        InvalidModelFolder: The report is no such report, is not sound, or is another folder's. The
+            model can be served all the same.
     """
     if folder.gguf_file is not None or not exists_inside(folder.path, REPORT_FILE):
         return None

@@ -1,6 +1,7 @@
 """What config.json says of a folder that another tool quantized: which layer is in which format.
 
-Owns the configurations of GPTQ, AWQ and FP8, and which formats there are; compressed-tensors has a file of its own. Whether the tensors agree is `expected_tensors`' business.
+Owns the configurations of GPTQ, AWQ and FP8, and which formats there are; compressed-tensors has a
+file of its own. Whether the tensors agree is `expected_tensors`' business.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from headrace_model_folder.fields import Fields
 from headrace_model_folder.layer_format import BLOCK_SIZE, InputFormat, LayerFormat, Layout
 from headrace_model_folder.layer_names import LM_HEAD, PROJECTIONS, Patterns, dotted_parts, linear_layers, strings
 
-# The method whose folders say per tensor, not per layer, what was quantized: `bitsandbytes_tensors` reads them.
+# The method whose folders say per tensor, not per layer, what was quantized: `bitsandbytes_tensors`
+# reads them.
 BITSANDBYTES = "bitsandbytes"
 _NAME = "config.json: quantization_config"
 _GROUP_SIZES = (32, 64, 128)
 # What GPTQ may change per layer that says nothing of the file.
 _GPTQ_LAYOUT_FIELDS = ("bits", "group_size", "sym", "desc_act")
-# Tools that take one from whole words of zero points; others, and the kernels of the format's first tool, from each by itself.
+# Tools that take one from whole words of zero points; others, and the kernels of the format's first
+# tool, from each by itself.
 _BORROWING_TOOL = "gptqmodel"
 
 
@@ -44,7 +47,8 @@ def read_quantization(values: object, num_layers: int) -> FolderQuantization | N
         num_layers: Decoder layers of the model.
 
     Raises:
-        InvalidModelFolder: A format, or a way of using it, that can't be served; the field is named.
+        InvalidModelFolder: A format, or a way of using it, that can't be served; the field is
+            named.
     """
     if values is None:
         return None
@@ -121,7 +125,9 @@ def _gptq(fields: Fields, names: list[str]) -> dict[str, LayerFormat]:
 
 
 def _has_borrows(fields: Fields) -> bool:
-    """Whether a tool that lets zero points borrow is one of those that wrote the folder, such as `gptqmodel:2.0.0`."""
+    """Whether a tool that lets zero points borrow is one of those that wrote the folder, such as
+    `gptqmodel:2.0.0`.
+    """
     meta = fields.get("meta")
     tools = meta.get("quantizer") if isinstance(meta, dict) else None
     return any(

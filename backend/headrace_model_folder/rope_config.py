@@ -1,6 +1,8 @@
-"""The rotary embedding's part of config.json, in both forms: `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before).
+"""The rotary embedding's part of config.json, in both forms: `rope_parameters` (transformers 5) or
+`rope_theta` with `rope_scaling` (before).
 
-Owns the parameters and their bounds. The frequencies themselves are computed in `headrace_kernels.attention.rope`.
+Owns the parameters and their bounds. The frequencies themselves are computed in
+`headrace_kernels.attention.rope`.
 """
 
 from __future__ import annotations
@@ -41,20 +43,27 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     # yarn: round the bounds of the blend to whole dimensions.
     truncate: bool = True
-    # [head_dim / 2] default: what each frequency is divided by, where a file states that itself; None: nothing.
+    # [head_dim / 2] default: what each frequency is divided by, where a file states that itself;
+    # None: nothing.
     frequency_divisors: tuple[float, ...] | None = None
-    # [head_dim / 2] longrope: what each default frequency is divided by in contexts up to the original one, and in longer ones.
+    # [head_dim / 2] longrope: what each default frequency is divided by in contexts up to the
+    # original one, and in longer ones.
     short_divisors: tuple[float, ...] = ()
     long_divisors: tuple[float, ...] = ()
 
     @property
     def stretched_context(self) -> int:
-        """Tokens that YaRN stretches the original context to; 0 for other types, whose config states the usable context itself."""
+        """Tokens that YaRN stretches the original context to; 0 for other types, whose config
+        states the usable context itself.
+        """
         return int(self.original_max_position_embeddings * self.factor) if self.rope_type == "yarn" else 0
 
 
 def read_rope(config: Fields, max_position: int, head_dim: int) -> RopeConfig:
-    """The rotary embedding of a config. Raises InvalidModelFolder for unknown types and values out of range."""
+    """The rotary embedding of a config.
+
+    Raises InvalidModelFolder for unknown types and values out of range.
+    """
     fields = _rope_fields(config)
     rope_type = _rope_type(fields)
     if fields.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:

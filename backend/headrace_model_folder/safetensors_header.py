@@ -1,7 +1,9 @@
-"""The header of one safetensors file: where each tensor lies, checked so strictly that a reader may trust every offset.
+"""The header of one safetensors file: where each tensor lies, checked so strictly that a reader may
+trust every offset.
 
-Layout of a file: 8 bytes little-endian header length, the header as JSON (name -> dtype, shape, data_offsets), then the data without gaps. Only the header is
-read to find them, never a weight. Source: the safetensors format description.
+Layout of a file: 8 bytes little-endian header length, the header as JSON (name -> dtype, shape,
+data_offsets), then the data without gaps. Only the header is read to find them, never a weight.
+Source: the safetensors format description.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ _BYTES_PER_ELEMENT = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorRecord:
-    """Where a tensor's bytes are. `file` is a name inside the folder, `offset` counts from the start of that file."""
+    """Where a tensor's bytes are.
+
+    `file` is a name inside the folder, `offset` counts from the start of that file.
+    """
 
     file: str
     # As safetensors spells it: F32, BF16, ...
@@ -66,8 +71,10 @@ def read_header(folder: pathlib.Path, file: str) -> SafetensorsHeader:
     """Reads and checks the header of `folder/file`.
 
     Raises:
-        InvalidModelFolder: naming the file and, where one is at fault, the tensor: a header that does not fit the file or is not strict JSON, a name twice,
-            an unknown dtype, a shape whose bytes differ from the offsets, tensors that overlap, leave holes or end elsewhere than the file does.
+        InvalidModelFolder: naming the file and, where one is at fault, the tensor: a header that
+            does not fit the file or is not strict JSON, a name twice, an unknown dtype, a shape
+            whose bytes differ from the offsets, tensors that overlap, leave holes or end elsewhere
+            than the file does.
     """
     descriptor, size = open_inside(folder, file)
     try:

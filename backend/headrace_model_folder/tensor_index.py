@@ -1,6 +1,8 @@
-"""All tensors of a folder: one `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+"""All tensors of a folder: one `model.safetensors`, or the shards that
+`model.safetensors.index.json` names.
 
-Owns agreement between index and shards. Which tensors a model needs is `expected_tensors`' business.
+Owns agreement between index and shards. Which tensors a model needs is `expected_tensors`'
+business.
 """
 
 from __future__ import annotations
@@ -27,10 +29,13 @@ class TensorIndex:
 
 
 def read_tensor_index(folder: pathlib.Path) -> TensorIndex:
-    """Reads the headers of all weight files. Like `transformers`, prefers the single file where a folder has both.
+    """Reads the headers of all weight files.
+
+    Like `transformers`, prefers the single file where a folder has both.
 
     Raises:
-        InvalidModelFolder: no weights, an index that names paths or disagrees with its shards, a tensor in two shards, or a bad header.
+        InvalidModelFolder: no weights, an index that names paths or disagrees with its shards, a
+            tensor in two shards, or a bad header.
     """
     if exists_inside(folder, SINGLE_FILE):
         header = read_header(folder, SINGLE_FILE)

@@ -1,7 +1,10 @@
-"""What a tokenizer.json's decoder makes of single tokens: their bytes, and how a text that stands alone begins.
+"""What a tokenizer.json's decoder makes of single tokens: their bytes, and how a text that stands
+alone begins.
 
-Owns the forms of decoders that a table of bytes per token can stand for: ByteLevel (GPT-2, Llama 3, Qwen: each character of a token stands for one byte) and SentencePiece-style ones (Llama 2,
-Mistral, Gemma: U+2581 is a space, and under ByteFallback <0xNN> is one byte). The tokenizers library sends all tokens through its decoder, added and special ones too, and so does this file.
+Owns the forms of decoders that a table of bytes per token can stand for: ByteLevel (GPT-2, Llama 3,
+Qwen: each character of a token stands for one byte) and SentencePiece-style ones (Llama 2, Mistral,
+Gemma: U+2581 is a space, and under ByteFallback <0xNN> is one byte). The tokenizers library sends
+all tokens through its decoder, added and special ones too, and so does this file.
 """
 
 from __future__ import annotations
@@ -48,12 +51,17 @@ class TokenDecoder:
         return bytes([int(match[1], 16)]) if match else token.replace(_SPACE, " ").encode()
 
     def beginning(self, token: str) -> bytes | None:
-        """The bytes of a token as the first of a text that stands alone; None if they are the same as elsewhere."""
+        """The bytes of a token as the first of a text that stands alone; None if they are the same
+        as elsewhere.
+        """
         return token.replace(_SPACE, "").encode() if self.drops_first_spaces and _SPACE in token else None
 
 
 def read_decoder(decoder: dict[str, Any] | None, file: str) -> TokenDecoder:
-    """Reads the decoder of a tokenizer.json. Raises InvalidModelFolder for one that no table of bytes per token stands for."""
+    """Reads the decoder of a tokenizer.json.
+
+    Raises InvalidModelFolder for one that no table of bytes per token stands for.
+    """
     parts = _flatten(decoder)
     if [part.get("type") for part in parts] == ["ByteLevel"]:
         return TokenDecoder(is_byte_level=True)
@@ -94,7 +102,9 @@ def _unknown(file: str, kinds: list[object]) -> InvalidModelFolder:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The byte-level alphabet: printable Latin-1 characters stand for themselves, the other bytes for characters from U+0100 on."""
+    """The byte-level alphabet: printable Latin-1 characters stand for themselves, the other bytes
+    for characters from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -1,7 +1,8 @@
 """Token id -> bytes, from tokenizer.json: what the detokenizer and the stop-string matcher work on.
 
-Owns the reading of vocabulary and added tokens, of BPE tokenizers only; what a token's bytes are is `token_decoder`'s. Joining the bytes of a token sequence gives the bytes of its text, but for
-byte tokens that are no UTF-8 together (`TokenTable.fallback_ids`). Encoding text is not done here.
+Owns the reading of vocabulary and added tokens, of BPE tokenizers only; what a token's bytes are is
+`token_decoder`'s. Joining the bytes of a token sequence gives the bytes of its text, but for byte
+tokens that are no UTF-8 together (`TokenTable.fallback_ids`). Encoding text is not done here.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ class TokenTable:
     token_bytes: tuple[bytes | None, ...]
     # Tokens that mark structure and are no part of the answer's text.
     special_ids: frozenset[int]
-    # Tokens that stand for one byte where all others are text: consecutive ones that are no UTF-8 together are one U+FFFD each. Empty where every token is bytes.
+    # Tokens that stand for one byte where all others are text: consecutive ones that are no UTF-8
+    # together are one U+FFFD each. Empty where every token is bytes.
     fallback_ids: frozenset[int]
-    # SentencePiece puts a space before the text; its decoder takes one off again, at the very start only.
+    # SentencePiece puts a space before the text; its decoder takes one off again, at the very start
+    # only.
     strips_leading_space: bool
-    # What tokens are worth as the first of a text, where that differs: Metaspace takes the spaces off the first token.
+    # What tokens are worth as the first of a text, where that differs: Metaspace takes the spaces
+    # off the first token.
     beginnings: Mapping[int, bytes]
 
 
@@ -63,7 +67,10 @@ class _BpeModel(msgspec.Struct):
 
 
 def token_bytes(tokenizer_json_path: pathlib.Path | str) -> list[bytes | None]:
-    """The bytes of each token id, as a list. Raises InvalidModelFolder as `read_token_table` does."""
+    """The bytes of each token id, as a list.
+
+    Raises InvalidModelFolder as `read_token_table` does.
+    """
     return list(read_token_table(tokenizer_json_path).token_bytes)
 
 
@@ -71,14 +78,18 @@ def read_token_table(tokenizer_json_path: pathlib.Path | str) -> TokenTable:
     """Builds the table from a tokenizer.json.
 
     Raises:
-        InvalidModelFolder: the file is unreadable, or its tokenizer is of a kind that has no such table.
+        InvalidModelFolder: the file is unreadable, or its tokenizer is of a kind that has no such
+            table.
     """
     path = pathlib.Path(tokenizer_json_path)
     return parse_token_table(read_bytes(path.parent, path.name, TOKENIZER_LIMIT))
 
 
 def parse_token_table(data: bytes) -> TokenTable:
-    """Builds the table from a tokenizer.json's bytes. Raises InvalidModelFolder as `read_token_table` does."""
+    """Builds the table from a tokenizer.json's bytes.
+
+    Raises InvalidModelFolder as `read_token_table` does.
+    """
     try:
         tokenizer = msgspec.json.decode(data, type=_Tokenizer)
         kind = msgspec.json.decode(tokenizer.model, type=_ModelKind).type
@@ -110,7 +121,9 @@ def _table(texts: dict[int, str], decoder: TokenDecoder, special: frozenset[int]
 
 
 def _added_texts(added: Sequence[_AddedToken], normalizer: msgspec.Raw) -> dict[int, str]:
-    """What each added token is to the decoder: its content, or what the normalizer makes of it where it is looked for in normalized text."""
+    """What each added token is to the decoder: its content, or what the normalizer makes of it
+    where it is looked for in normalized text.
+    """
     texts = {token.id: token.content for token in added}
     normalized = [token for token in added if token.normalized]
     if bytes(normalizer) == b"null" or not normalized:
@@ -124,7 +137,10 @@ def _added_texts(added: Sequence[_AddedToken], normalizer: msgspec.Raw) -> dict[
 
 
 def _library_of(added: Sequence[_AddedToken], normalizer: msgspec.Raw) -> tokenizers.Tokenizer:
-    """A tokenizer of nothing but a normalizer and added tokens: the library says what they become. Raises InvalidModelFolder."""
+    """A tokenizer of nothing but a normalizer and added tokens: the library says what they become.
+
+    Raises InvalidModelFolder.
+    """
     plain = {"single_word": False, "lstrip": False, "rstrip": False}
     source = {
         "version": "1.0",
@@ -152,5 +168,6 @@ def library_tokenizer(data: bytes, what: str = "tokenizer") -> tokenizers.Tokeni
         return tokenizers.Tokenizer.from_buffer(data)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library's panics are no Exceptions, and its errors nothing more particular
+    # the library's panics are no Exceptions, and its errors nothing more particular
+    except BaseException as error:
         raise InvalidModelFolder(f"{TOKENIZER_FILE}: {what} can't be used: {str(error)[:120]}") from None

@@ -1,8 +1,11 @@
-"""AWQ: inputs that carry large activations get finer numbers, by scaling them up in the weight and down in what makes them.
+"""AWQ: inputs that carry large activations get finer numbers, by scaling them up in the weight and
+down in what makes them.
 
-Source: Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023, section 3. Scales are mean |x|^alpha, alpha on a grid from 0 (no scaling) to 1; what is best is
-judged by the error of the outputs, from the Gram matrix of the inputs. Ranges of groups are then shrunk where that lowers the error too (`clip`).
-Owns the search. Where scales may be folded into is `stages`' knowledge.
+Source: Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and
+Acceleration", 2023, section 3. Scales are mean |x|^alpha, alpha on a grid from 0 (no scaling) to 1;
+what is best is judged by the error of the outputs, from the Gram matrix of the inputs. Ranges of
+groups are then shrunk where that lowers the error too (`clip`). Owns the search. Where scales may
+be folded into is `stages`' knowledge.
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ def _scaled_error(weight: Tensor, scales: Tensor, gram: Tensor, format: NumberFo
 
 
 def round_within_ranges(weight: Tensor, gram: Tensor, format: NumberFormat, group: int | None) -> QuantizedMatrix:
-    """Rounds to nearest within the ranges that change the outputs least; weights beyond them are cut.
+    """Rounds to nearest within the ranges that change the outputs least; weights beyond them are
+    cut.
 
     Args:
         weight: [outputs, K] fp32, scaled.
@@ -72,7 +76,10 @@ def round_within_ranges(weight: Tensor, gram: Tensor, format: NumberFormat, grou
 
 
 def _best_shrinks(weight: Tensor, gram: Tensor, format: NumberFormat, group: int | None) -> Tensor:
-    """[outputs, groups]: how much of each group's range to use. Groups are judged one by one, by the inputs of their own."""
+    """[outputs, groups]: how much of each group's range to use.
+
+    Groups are judged one by one, by the inputs of their own.
+    """
     groups = grouped(weight, group)
     count, size = groups.shape[1:]
     inner = torch.stack([gram[first : first + size, first : first + size] for first in range(0, count * size, size)])

@@ -1,6 +1,7 @@
 """Text files -> pieces of token ids: those to calibrate on, and those to measure with.
 
-Owns the division: the last tenth of the calibration text is held out unless there is a file to evaluate on, and what is calibrated on are pieces spread evenly over the rest. Nothing is drawn at
+Owns the division: the last tenth of the calibration text is held out unless there is a file to
+evaluate on, and what is calibrated on are pieces spread evenly over the rest. Nothing is drawn at
 random, so that a run that is resumed sees the same pieces.
 """
 
@@ -18,7 +19,8 @@ from headrace_quantize.checks import QuantizeRefused
 from headrace_quantize.config import QuantizeConfig
 
 _MOST_BYTES = 256 << 20
-# A tokenizer is given the text in parts of whole lines of about so many characters: all cores work, and no part is long.
+# A tokenizer is given the text in parts of whole lines of about so many characters: all cores work,
+# and no part is long.
 _PART_CHARACTERS = 1 << 16
 _HELD_OUT_SHARE = 10
 # Each is read by both models.
@@ -41,7 +43,8 @@ def read_pieces(config: QuantizeConfig, tokenizer_path: pathlib.Path) -> Calibra
     """The text that a request names; empty lists where it names none.
 
     Raises:
-        QuantizeRefused: A file can't be read, is no UTF-8 or is too large; there is less text than the samples take.
+        QuantizeRefused: A file can't be read, is no UTF-8 or is too large; there is less text than
+            the samples take.
     """
     tokenizer, length = Tokenizer.from_file(str(tokenizer_path)), config.sequence_length
     texts = [_read("--calibration", file) for file in config.calibration]

@@ -1,6 +1,10 @@
-"""What can be refused before torch is loaded: the model's folder, its sizes, the names of layers, the folder to be written. No torch.
+"""What can be refused before torch is loaded: the model's folder, its sizes, the names of layers,
+the folder to be written.
 
-Owns the rules and their words, each one line that names flag, rule and limit. The command line asks here before it starts the process; the process asks again, for what it finds.
+No torch.
+
+Owns the rules and their words, each one line that names flag, rule and limit. The command line asks
+here before it starts the process; the process asks again, for what it finds.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ def check(config: QuantizeConfig) -> Job:
     """Everything that the folders and sizes say.
 
     Raises:
-        QuantizeRefused: MODEL_FOLDER is none, is quantized already or has no tokenizer for the text; groups do not divide; a pattern fits no layer; OUT_FOLDER is in use.
+        QuantizeRefused: MODEL_FOLDER is none, is quantized already or has no tokenizer for the
+            text; groups do not divide; a pattern fits no layer; OUT_FOLDER is in use.
     """
     model = _open(config)
     if config.sequence_length > model.config.max_position_embeddings:

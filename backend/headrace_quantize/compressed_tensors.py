@@ -1,12 +1,16 @@
-"""The layout of tensors in the folder that is written, and its quantization_config: compressed-tensors, as its public description states it.
+"""The layout of tensors in the folder that is written, and its quantization_config:
+compressed-tensors, as its public description states it.
 
-    <projection>.weight_packed      int32 [outputs, ceil(inputs x bits / 32)], lowest bits first, number + 2^(bits-1)
+    <projection>.weight_packed      int32 [outputs, ceil(inputs x bits / 32)], lowest bits first,
+                                    number + 2^(bits-1)
     <projection>.weight_scale       [outputs, groups] in the type of the original weight
-    <projection>.weight_zero_point  int32 [ceil(outputs x bits / 32), groups], packed alike down the rows; only with zero points
+    <projection>.weight_zero_point  int32 [ceil(outputs x bits / 32), groups], packed alike down the
+    rows; only with zero points
     <projection>.weight_shape       int64 [2]
     <projection>.weight             of fp8: e4m3fn [outputs, inputs], with weight_scale [outputs, 1]
 
-Owns both directions, since a run that is resumed goes on from what it wrote. Groups lie side by side, also with --act-order (`actorder: weight`), so that there is no weight_g_idx.
+Owns both directions, since a run that is resumed goes on from what it wrote. Groups lie side by
+side, also with --act-order (`actorder: weight`), so that there is no weight_g_idx.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ _BLOCK_NUMBERS = 1 << 22
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
-    """Whole numbers from -2^(bits-1) as int32 words along the last dimension, padded with zero bits.
+    """Whole numbers from -2^(bits-1) as int32 words along the last dimension, padded with zero
+    bits.
 
     Args:
         numbers: [rows, columns], any type.

@@ -1,6 +1,10 @@
-"""What `headrace quantize` was asked for: one frozen object, from the command line to the process that does it. No torch.
+"""What `headrace quantize` was asked for: one frozen object, from the command line to the process
+that does it.
 
-Owns each option's name, range, default and words, and the rules between options. What depends on the model's folder is in `checks`.
+No torch.
+
+Owns each option's name, range, default and words, and the rules between options. What depends on
+the model's folder is in `checks`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Text through a model one decoder layer at a time, with one layer's weights in memory.
 
-    ids -embed-> hidden states [pieces, tokens, width] on the host -run(layer 0)-> ... -run(layer n - 1)-> hidden states before the last norm
+    ids -embed-> hidden states [pieces, tokens, width] on the host -run(layer 0)-> ... -run(layer n
+    - 1)-> hidden states before the last norm
 
-Owns how a batch of pieces becomes a step (rows, blocks of a cache that is used over and over, rotations) and how the input of a projection is taken on its way. The layers are those that serve.
+Owns how a batch of pieces becomes a step (rows, blocks of a cache that is used over and over,
+rotations) and how the input of a projection is taken on its way. The layers are those that serve.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from headrace_quantize.calibration_text import Pieces
 from headrace_quantize.source_tensors import SourceTensors
 
 _BLOCK = 16
-# Tokens that pass through a layer at once: enough to fill a card, few enough that what lies between a layer's products stays small.
+# Tokens that pass through a layer at once: enough to fill a card, few enough that what lies between
+# a layer's products stays small.
 _BATCH_TOKENS = 4096
 
 
@@ -85,7 +88,8 @@ class DecoderPass:
         Args:
             layer: Its weights as they are by now.
             hidden: What the layer reads; not changed.
-            taken: Path of a product in the layer, in their order -> called with [tokens, inputs] of each batch.
+            taken: Path of a product in the layer, in their order -> called with [tokens, inputs] of
+                each batch.
         """
         last = list(taken)[-1]
         hooks = [

@@ -1,6 +1,7 @@
 """What quantizing cost: both models on text that was not calibrated on.
 
-Owns the sums over tokens. Layers have passed the text already; here are the last norm and the output layer, both as the original has them.
+Owns the sums over tokens. Layers have passed the text already; here are the last norm and the
+output layer, both as the original has them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _TOKENS = 256
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quality:
-    """Of the quantized model beside the original, over all tokens of the held-out text but the first of each piece."""
+    """Of the quantized model beside the original, over all tokens of the held-out text but the
+    first of each piece.
+    """
 
     tokens: int
     perplexity_before: float
@@ -31,9 +34,12 @@ class Quality:
     divergence: float
     # Share of tokens at which both find the same one most likely.
     same_choice: float
-    # How much more a token surprises the quantized model, in nats: the logarithm of the perplexities' ratio. It may be below 0: noise that takes certainty from a model that is too certain of a text makes its perplexity fall.
+    # How much more a token surprises the quantized model, in nats: the logarithm of the
+    # perplexities' ratio. It may be below 0: noise that takes certainty from a model that is too
+    # certain of a text makes its perplexity fall.
     surprise_change: float
-    # Half of the 95% interval of that and of the divergence, over pieces, whose tokens go together; None of one piece.
+    # Half of the 95% interval of that and of the divergence, over pieces, whose tokens go together;
+    # None of one piece.
     surprise_change_interval: float | None
     divergence_interval: float | None
 
@@ -85,7 +91,9 @@ def _interval(values: Tensor) -> float | None:
 
 
 def _sums(wanted: Tensor, found: Tensor, targets: Tensor) -> Tensor:
-    """Surprise of both, divergence and equal choices of some tokens, [4] fp64 on the host; logarithms of probabilities [tokens, vocabulary]."""
+    """Surprise of both, divergence and equal choices of some tokens, [4] fp64 on the host;
+    logarithms of probabilities [tokens, vocabulary].
+    """
     surprises = [-side.gather(1, targets[:, None]).sum() for side in (wanted, found)]
     divergence = (wanted.exp() * (wanted - found)).sum()
     same = (wanted.argmax(-1) == found.argmax(-1)).sum()

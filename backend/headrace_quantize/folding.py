@@ -1,4 +1,5 @@
-"""Scales that are multiplied into a layer's tensors so that they cancel: a product's inputs by s, what makes them by 1 / s.
+"""Scales that are multiplied into a layer's tensors so that they cancel: a product's inputs by s,
+what makes them by 1 / s.
 
 Owns what a tensor becomes; `awq` finds the scales, `stages` says where they go.
 """

@@ -1,10 +1,14 @@
-"""GPTQ: weights are rounded input by input, and what each rounding gets wrong is made up for by the weights of the inputs behind it.
+"""GPTQ: weights are rounded input by input, and what each rounding gets wrong is made up for by the
+weights of the inputs behind it.
 
-Source: Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022, sections 3 and 4: the Cholesky form with lazy updates by blocks.
-Owns the order of inputs and the damping. A group's scale is found when its first input is reached, from the weights as they are by then; with `act_order` from the original weights, so that groups lie
-side by side in the file (static groups).
+Source: Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training Quantization for
+Generative Pre-trained Transformers", 2022, sections 3 and 4: the Cholesky form with lazy updates by
+blocks. Owns the order of inputs and the damping. A group's scale is found when its first input is
+reached, from the weights as they are by then; with `act_order` from the original weights, so that
+groups lie side by side in the file (static groups).
 
-Inputs that calibration never saw (all zeros) say nothing and are rounded to nearest: their row of the Gram matrix becomes that of an input which goes with no other.
+Inputs that calibration never saw (all zeros) say nothing and are rounded to nearest: their row of
+the Gram matrix becomes that of an input which goes with no other.
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ from torch import Tensor
 from headrace_quantize.checks import QuantizeRefused
 from headrace_quantize.numbers import NumberFormat, QuantizedMatrix, grouped
 
-# Inputs whose errors are collected before the weights behind them are updated. A multiple of all group sizes.
+# Inputs whose errors are collected before the weights behind them are updated. A multiple of all
+# group sizes.
 _BLOCK = 128
-# The Gram matrix of few tokens is singular, and fp32 may find it indefinite: more is added until it is not.
+# The Gram matrix of few tokens is singular, and fp32 may find it indefinite: more is added until it
+# is not.
 _MORE_DAMPING = 10.0
 _MOST_DAMPING = 10.0
 
@@ -83,7 +89,9 @@ def quantize(
 
 
 def _round_block(block: Tensor, upper: Tensor, rounding: _Rounding, begin: int) -> Tensor:
-    """Rounds the inputs of a block, which is used up; returns their errors [outputs, inputs], each over its diagonal entry."""
+    """Rounds the inputs of a block, which is used up; returns their errors [outputs, inputs], each
+    over its diagonal entry.
+    """
     errors = torch.empty_like(block)
     for place in range(block.shape[1]):
         error = rounding.round(begin + place, block[:, place:]) / upper[place, place]
@@ -104,7 +112,9 @@ class _Rounding:
         self._is_whole_row = self._group == weight.shape[1]
 
     def round(self, place: int, left: Tensor) -> Tensor:
-        """Rounds the first of the inputs in `left` (those of the block from `place` on); returns what is lost, [outputs]."""
+        """Rounds the first of the inputs in `left` (those of the block from `place` on); returns
+        what is lost, [outputs].
+        """
         index = self._order[place]
         group = index // self._group
         # A whole row's scale is the one it began with: nothing was updated then.

@@ -1,6 +1,7 @@
 """The process of `headrace quantize`: a configuration in, a folder and a table out.
 
-Owns exit codes: 0 done, 1 failed on the way (the run can go on with --resume), 2 refused. What is refused or failed is one line.
+Owns exit codes: 0 done, 1 failed on the way (the run can go on with --resume), 2 refused. What is
+refused or failed is one line.
 """
 
 from __future__ import annotations

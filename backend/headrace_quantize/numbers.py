@@ -1,8 +1,10 @@
-"""Rounding to numbers of few bits, and back: what a scale and a zero point mean, alike for every method.
+"""Rounding to numbers of few bits, and back: what a scale and a zero point mean, alike for every
+method.
 
     value = scale x (number - zero)
 
-Integers run from -2^(bits-1) to 2^(bits-1) - 1; e4m3 from -448 to 448, without zero. Scales are rounded to the type that they are stored in before anything is rounded by them, so that what is
+Integers run from -2^(bits-1) to 2^(bits-1) - 1; e4m3 from -448 to 448, without zero. Scales are
+rounded to the type that they are stored in before anything is rounded by them, so that what is
 measured here is what a reader restores.
 """
 
@@ -43,7 +45,8 @@ class NumberFormat:
             high: Highest value, alike.
 
         Returns:
-            Scales (fp32, of a value that `scale_dtype` holds) and zero points (fp32, whole), shaped like `low`.
+            Scales (fp32, of a value that `scale_dtype` holds) and zero points (fp32, whole), shaped
+            like `low`.
         """
         low, high = low.clamp(max=0), high.clamp(min=0)
         if self.symmetric:

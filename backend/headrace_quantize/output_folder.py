@@ -1,9 +1,13 @@
-"""The folder that is written: shards that appear whole, a state that says which are done, and at the end what makes it a model.
+"""The folder that is written: shards that appear whole, a state that says which are done, and at
+the end what makes it a model.
 
-    layer n's tensors -> model-0000x-of-0000y.safetensors -> quantization-state.json (that shard's sum, what is reported of the layer)
-    all shards -> index, tokenizer and templates, config.json -> quantization-report.json -> the state is removed
+    layer n's tensors -> model-0000x-of-0000y.safetensors -> quantization-state.json (that shard's
+    sum, what is reported of the layer) all shards -> index, tokenizer and templates, config.json ->
+    quantization-report.json -> the state is removed
 
-Every file is written beside its name, flushed to the disk and renamed, so that a process that is killed leaves whole files and temporary ones, which the next run removes. Without config.json nobody takes the folder for a model.
+Every file is written beside its name, flushed to the disk and renamed, so that a process that is
+killed leaves whole files and temporary ones, which the next run removes. Without config.json nobody
+takes the folder for a model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How far a run is, on stderr: a bar on a terminal, a line per layer elsewhere. Owns nothing of what is done."""
+"""How far a run is, on stderr: a bar on a terminal, a line per layer elsewhere.
+
+Owns nothing of what is done.
+"""
 
 from __future__ import annotations
 

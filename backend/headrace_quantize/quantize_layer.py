@@ -1,9 +1,11 @@
 """One decoder layer: from its original weights and what it reads, to the tensors that are written.
 
-    layer, hidden states -> InputStatistics of each product -> a method -> tensors -> back into the layer, as a reader of the folder restores them
+    layer, hidden states -> InputStatistics of each product -> a method -> tensors -> back into the
+    layer, as a reader of the folder restores them
 
-Owns the order. GPTQ sees each product's inputs as the products before it, already rounded, give them: a pass over the text for each of four. The others look once, at the original layer.
-Output errors are those of each projection alone, on the inputs that it was quantized for.
+Owns the order. GPTQ sees each product's inputs as the products before it, already rounded, give
+them: a pass over the text for each of four. The others look once, at the original layer. Output
+errors are those of each projection alone, on the inputs that it was quantized for.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class LayerResult:
 
     # All of its tensors, by their names in the folder.
     tensors: Tensors
-    # Projection -> relative error of its outputs on the calibration text; without text of its weights.
+    # Projection -> relative error of its outputs on the calibration text; without text of its
+    # weights.
     errors: dict[str, float]
 
 
@@ -80,7 +83,9 @@ class LayerQuantizer:
         return result
 
     def fill(self, layer: LoadedLayer, tensors: Mapping[str, Tensor]) -> None:
-        """Gives a layer the weights that a reader of these tensors restores; those that are not among them stay."""
+        """Gives a layer the weights that a reader of these tensors restores; those that are not
+        among them stay.
+        """
         for name, target in layer.targets.items():
             projection = name.removesuffix(".weight")
             if self._is_quantized(name) and f"{projection}.weight_scale" in tensors:

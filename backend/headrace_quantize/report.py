@@ -20,9 +20,11 @@ class LayerReport:
     """One decoder layer."""
 
     layer: str
-    # Projection -> relative error of its outputs on the calibration text; without text, of its weights.
+    # Projection -> relative error of its outputs on the calibration text; without text, of its
+    # weights.
     errors: dict[str, float]
-    # Relative error of what leaves the layer on the held-out text, all layers before it included; None without text.
+    # Relative error of what leaves the layer on the held-out text, all layers before it included;
+    # None without text.
     hidden_error: float | None
 
     @property

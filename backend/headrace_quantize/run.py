@@ -2,7 +2,8 @@
 
     embedding ─> layer 0 ─> ... ─> layer n - 1 ─> norm, output layer        (shards, in that order)
 
-Owns the order and what a run that goes on does again: it passes the text through finished layers, from the original folder and from its own shards, and quantizes from the first unfinished one on.
+Owns the order and what a run that goes on does again: it passes the text through finished layers,
+from the original folder and from its own shards, and quantizes from the first unfinished one on.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 _NORM = "model.norm.weight"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-# Of the configuration, what the bytes do not depend on, or depend on by way of something else that is noted.
+# Of the configuration, what the bytes do not depend on, or depend on by way of something else that
+# is noted.
 _UNNOTED = {"model_folder", "out_folder", "calibration", "evaluation", "device", "threads", "resume"}
 
 
@@ -43,7 +45,8 @@ class Run:
         """Reads the text and takes up the folder.
 
         Raises:
-            QuantizeRefused: The text does not suffice, the device is not there, the folder is another command's.
+            QuantizeRefused: The text does not suffice, the device is not there, the folder is
+                another command's.
         """
         self._job, self._progress, self._began_s = job, progress, time.monotonic()
         device = _device(job.config.device)
@@ -164,7 +167,10 @@ def _device(name: str) -> torch.device:
 
 
 def _fingerprint(job: Job, text: CalibrationText, device: torch.device, threads: int) -> dict[str, Any]:
-    """Everything that the bytes depend on. Sums of several threads are added up in an order that their number decides."""
+    """Everything that the bytes depend on.
+
+    Sums of several threads are added up in an order that their number decides.
+    """
     options = job.config.model_dump(mode="json", exclude=_UNNOTED)
     facts = {"version": VERSION, "model": job.model.revision, "text": text.digest, "torch": torch.__version__}
     return options | facts | {"device": device.type, "threads": threads}

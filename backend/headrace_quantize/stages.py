@@ -1,9 +1,12 @@
-"""A decoder layer as quantization sees it: four products in the order in which text passes them, and what makes each one's inputs.
+"""A decoder layer as quantization sees it: four products in the order in which text passes them,
+and what makes each one's inputs.
 
-    input_layernorm -> q, k, v -> attention -> o            post_attention_layernorm -> gate, up -> SwiGLU -> down
+    input_layernorm -> q, k, v -> attention -> o            post_attention_layernorm -> gate, up ->
+                                                            SwiGLU -> down
                             v ------------------^                                            up ------------^
 
-Owns the names, and where scales of inputs may be folded: a norm's weight, or the outputs of v (attention mixes tokens, not channels) and of up (the gate multiplies channel by channel).
+Owns the names, and where scales of inputs may be folded: a norm's weight, or the outputs of v
+(attention mixes tokens, not channels) and of up (the gate multiplies channel by channel).
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ def num_inputs(stage: Stage, config: ModelConfig) -> int:
 
 
 def tie(stage: Stage, config: ModelConfig) -> Callable[[Tensor], Tensor]:
-    """Makes scales of the inputs equal where one output of the source becomes several: the heads that share a value head."""
+    """Makes scales of the inputs equal where one output of the source becomes several: the heads
+    that share a value head.
+    """
     if stage.product != "self_attn.o_proj":
         return lambda scales: scales
 

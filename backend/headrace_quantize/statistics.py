@@ -1,6 +1,8 @@
-"""What is remembered of the inputs of a product: sums over all tokens of calibration, from which every method computes output errors without the tokens.
+"""What is remembered of the inputs of a product: sums over all tokens of calibration, from which
+every method computes output errors without the tokens.
 
-For inputs X [tokens, K], a weight W and its approximation V, the squared error of the outputs is ||X (W - V)^T||^2 = trace((W - V) X^T X (W - V)^T).
+For inputs X [tokens, K], a weight W and its approximation V, the squared error of the outputs is
+||X (W - V)^T||^2 = trace((W - V) X^T X (W - V)^T).
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The limits of one request, stated once: what the API's comments promise to callers, and what follows from that for the engine.
+"""The limits of one request, stated once: what the API's comments promise to callers, and what
+follows from that for the engine.
 
-Owns the numbers. Services check what callers send by them, the engine checks again what services send, and buffers are
-sized by them. Does not own limits that a configuration sets (outputs, context, messages) nor those of the engine's state.
-Tests hold the comments of protos/ to these numbers.
+Owns the numbers. Services check what callers send by them, the engine checks again what services
+send, and buffers are sized by them. Does not own limits that a configuration sets (outputs,
+context, messages) nor those of the engine's state. Tests hold the comments of protos/ to these
+numbers.
 """
 
 from __future__ import annotations

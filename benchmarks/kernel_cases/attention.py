@@ -1,6 +1,8 @@
-"""Cases of paged attention on the heads of an 8B Llama: decodes beside copy bandwidth, chunks of prompts beside the matrix rate and PyTorch's attention over contiguous keys.
+"""Cases of paged attention on the heads of an 8B Llama: decodes beside copy bandwidth, chunks of
+prompts beside the matrix rate and PyTorch's attention over contiguous keys.
 
-Owns the shapes and the data: blocks in random order, contexts of any length. `python -m benchmarks.sweep_attention` times other tiles on the same data.
+Owns the shapes and the data: blocks in random order, contexts of any length. `python -m
+benchmarks.sweep_attention` times other tiles on the same data.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ class Layer:
 
 
 def layer(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | None = None, kv: str = "") -> Layer:
-    """Rows of (computed tokens, tokens of this step), planned as a captured step is. `gathers`: chunks' contexts, where the card can. `kv`: "int8" or "fp8" of a quantized cache."""
+    """Rows of (computed tokens, tokens of this step), planned as a captured step is.
+
+    `gathers`: chunks' contexts, where the card can. `kv`: "int8" or "fp8" of a quantized cache.
+    """
     counts = np.array([count for _, count in rows], np.int32)
     ends = np.array([sum(row) for row in rows], np.int32)
     num_blocks = -(-ends // BLOCK_SIZE)
@@ -142,7 +147,9 @@ def seen(rows: Sequence[tuple[int, int]], window: int | None = None) -> tuple[in
 
 
 def case(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | None = None, kv: str = "") -> Case:
-    """Attention of one layer for any rows of (computed tokens, tokens of this step): its launch, bytes of the cache, queries and results, operations."""
+    """Attention of one layer for any rows of (computed tokens, tokens of this step): its launch,
+    bytes of the cache, queries and results, operations.
+    """
     data = layer(rows, gathers, window, kv)
     keys, pairs = seen(rows, window)
     num_bytes = 2 * (keys * NUM_KV_HEADS * head_bytes(kv) + 2 * data.query.numel())
@@ -177,7 +184,11 @@ def decode() -> Iterator[tuple[str, Callable[[], Case]]]:
 
 
 def raw_decode_case(batch: int, context: int, kv: str = "") -> Case:
-    """`batch` decodes with all that lies between a layer's projections: rotation, cache write, attention. Bytes as `decode_case` counts them."""
+    """`batch` decodes with all that lies between a layer's projections: rotation, cache write,
+    attention.
+
+    Bytes as `decode_case` counts them.
+    """
     data = layer([(context - 1, 1)] * batch, kv=kv)
     table, position = data.step.block_tables, context - 1
     slots = table[:, position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE
@@ -216,7 +227,9 @@ def prefill() -> Iterator[tuple[str, Callable[[], Case]]]:
 
 
 def prefill_torch() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """The rivals at 8k causal, over keys and values that lie in one piece and are repeated for the query heads."""
+    """The rivals at 8k causal, over keys and values that lie in one piece and are repeated for the
+    query heads.
+    """
     for name, backend in (
         ("flash", backends.SDPBackend.FLASH_ATTENTION),
         ("cudnn", backends.SDPBackend.CUDNN_ATTENTION),

@@ -1,4 +1,5 @@
-"""Cases of the elementwise kernels at the sizes of an 8B Llama: norms, rotation with cache write, SwiGLU, embedding, rotations, a step's inputs, copies of blocks.
+"""Cases of the elementwise kernels at the sizes of an 8B Llama: norms, rotation with cache write,
+SwiGLU, embedding, rotations, a step's inputs, copies of blocks.
 
 Owns the data and the count of bytes. The launch rules' alternatives are in `elementwise_launches`.
 """
@@ -63,7 +64,10 @@ def swiglu_case(num_tokens: int) -> Case:
 
 
 def rope_kv_case(num_tokens: int, normed: bool = False) -> Case:
-    """Reads the projection, the rotations and the slots, writes all heads once. The slots lie in blocks of a shuffled cache."""
+    """Reads the projection, the rotations and the slots, writes all heads once.
+
+    The slots lie in blocks of a shuffled cache.
+    """
     qkv = randn(num_tokens, HEADS + 2 * KV_HEADS, HEAD_DIM)
     rotations = rope_rows(_table(), torch.arange(num_tokens, device="cuda"))
     num_blocks = 2 * -(-num_tokens // BLOCK_SIZE)
@@ -141,7 +145,9 @@ def _copy_case(num_copies: int) -> Case:
 
 
 def staged_values() -> Cases:
-    """What a step with admissions writes into the rows' state: block tables, and the tokens just drawn."""
+    """What a step with admissions writes into the rows' state: block tables, and the tokens just
+    drawn.
+    """
     for num_values in (64, 4096):
         yield f"scatter_int32 {num_values}", lambda num_values=num_values: _scatter_case(num_values)
     yield "store_last_tokens 256", _last_tokens_case

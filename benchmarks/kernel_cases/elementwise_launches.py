@@ -1,4 +1,7 @@
-"""The launch rules of the elementwise kernels against their alternatives: the same cases as `elementwise`, each forced to one launch. What the rules' notes cite.
+"""The launch rules of the elementwise kernels against their alternatives: the same cases as
+`elementwise`, each forced to one launch.
+
+What the rules' notes cite.
 
 Labels: operation, tokens, then the launch as its `launch_rule` gives it.
 """

@@ -1,4 +1,6 @@
-"""Cases of `headrace_kernels.low_bit.linear`: the products of a decoder layer of an 8B Llama with weights of 8 and 4 bits, by the rules, beside cuBLAS with weights in bf16 and the operations around it.
+"""Cases of `headrace_kernels.low_bit.linear`: the products of a decoder layer of an 8B Llama with
+weights of 8 and 4 bits, by the rules, beside cuBLAS with weights in bf16 and the operations around
+it.
 
 Owns the data and the ways to compute a product; the shapes are `small_linear`'s.
 """
@@ -172,7 +174,9 @@ def _arranged_case(name: str, shape: Shape, num_rows: int) -> Case:
 
 
 def products_with_weights_of_other_tools() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """The same products with scales of groups and blocks, zero points, an order of inputs, and activations in 8 bits."""
+    """The same products with scales of groups and blocks, zero points, an order of inputs, and
+    activations in 8 bits.
+    """
     for num_rows in (1, 16, 256, 2048):
         for shape_name, shape in SHAPES.items():
             for name in ARRANGED:

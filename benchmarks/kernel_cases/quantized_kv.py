@@ -1,4 +1,5 @@
-"""Cases of attention over quantized caches, on the shapes and data of `attention`: the floor counts a byte a number and the scales; and of writing to one.
+"""Cases of attention over quantized caches, on the shapes and data of `attention`: the floor counts
+a byte a number and the scales; and of writing to one.
 
 `attention`'s cases of the same labels are the rivals in bf16.
 """

@@ -1,7 +1,10 @@
-"""Cases of `headrace_kernels.sampling.choice`, `logprobs` and `penalties`: whole batches in which all rows ask for the same, and one of every kind.
+"""Cases of `headrace_kernels.sampling.choice`, `logprobs` and `penalties`: whole batches in which
+all rows ask for the same, and one of every kind.
 
-Owns the data: Gaussian logits of two spreads. At 1 they are flat, so that top-p 0.9 keeps half of the vocabulary; at 6 as peaked as a model's. What counts as bytes is one reading of the logits. A truncated
-draw takes several passes over those of its row; how many depends on the draw, so a figure is a mean over fresh rows. The rivals sort (`_torch`), as a sampler without kernels of its own does.
+Owns the data: Gaussian logits of two spreads. At 1 they are flat, so that top-p 0.9 keeps half of
+the vocabulary; at 6 as peaked as a model's. What counts as bytes is one reading of the logits. A
+truncated draw takes several passes over those of its row; how many depends on the draw, so a figure
+is a mean over fresh rows. The rivals sort (`_torch`), as a sampler without kernels of its own does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Cases of `headrace_kernels.small_linear`: the products of a decoder layer of an 8B Llama and its output head, beside cuBLAS.
+"""Cases of `headrace_kernels.small_linear`: the products of a decoder layer of an 8B Llama and its
+output head, beside cuBLAS.
 
-Owns the shapes, the data and what counts as the same work without fusion. `python -m benchmarks.sweep_small_linear` times all tiles on the same products.
+Owns the shapes, the data and what counts as the same work without fusion. `python -m
+benchmarks.sweep_small_linear` times all tiles on the same products.
 """
 
 from __future__ import annotations
@@ -83,7 +85,10 @@ class Operands:
         return y + self.residual.double() if self.shape.added else y
 
     def fused(self, tile: Tile) -> Tensor:
-        """By one of our kernels. What is added to is a fresh copy: for the check, not for the clock."""
+        """By one of our kernels.
+
+        What is added to is a fresh copy: for the check, not for the clock.
+        """
         out = self.residual.clone() if self.shape.added else self.empty_out().fill_(float("nan"))
         self.run_fused(tile, out)
         return out
@@ -104,7 +109,9 @@ class Operands:
         return functional.linear(self.x, self.weight)
 
     def run_separate(self) -> Tensor:
-        """The product by cuBLAS and the operations around it, as a layer that does not fuse: the addition is in the next norm."""
+        """The product by cuBLAS and the operations around it, as a layer that does not fuse: the
+        addition is in the next norm.
+        """
         x = self.x
         if self.shape.normed:
             x = add_rms_norm(self.pending, x, self.norm_weight, EPS)
@@ -127,7 +134,9 @@ def _separate_case(shape: Shape, num_rows: int) -> Case:
 
 
 def products_of_an_8b_llama() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Every product at 1, 8 and 16 rows, by the launch rule, and by cuBLAS with the operations around it."""
+    """Every product at 1, 8 and 16 rows, by the launch rule, and by cuBLAS with the operations
+    around it.
+    """
     for num_rows in (1, 8, 16):
         for name, shape in SHAPES.items():
             yield f"{name} {num_rows}", functools.partial(_fused_case, shape, num_rows)

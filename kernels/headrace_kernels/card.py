@@ -1,6 +1,7 @@
 """What launch rules ask of the card: how much of something it has, and what it can do.
 
-Owns the questions and their answers, each asked of the driver once. For CPU tensors, on which kernels run in the interpreter or are compiled in tests, the answers are those of a small card.
+Owns the questions and their answers, each asked of the driver once. For CPU tensors, on which
+kernels run in the interpreter or are compiled in tests, the answers are those of a small card.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def has_warpgroup_products(device: torch.device) -> bool:
-    """Whether products take operands from shared memory (sm_90 and later); before, they stand in registers, and tiles must be smaller."""
+    """Whether products take operands from shared memory (sm_90 and later); before, they stand in
+    registers, and tiles must be smaller.
+    """
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @functools.cache
 def has_warpgroup_instructions(device: torch.device) -> bool:
-    """Whether there are sm_90's own instructions for those products, which later cards have others for."""
+    """Whether there are sm_90's own instructions for those products, which later cards have others
+    for.
+    """
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 

@@ -1,6 +1,8 @@
-"""Token embedding: rows of a table, also of one rank's part of a table that is split over the vocabulary.
+"""Token embedding: rows of a table, also of one rank's part of a table that is split over the
+vocabulary.
 
-Launch rule: up to 2,048 numbers of one row a program, 4 warps, whatever the number of tokens; it runs once a step. Not measured yet.
+Launch rule: up to 2,048 numbers of one row a program, 4 warps, whatever the number of tokens; it
+runs once a step. Not measured yet.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -53,7 +55,8 @@ def embedding(token_ids: Tensor, weight: Tensor, first_token: int = 0, whole: bo
         whole: The table holds every token that can occur, so that nothing has to be masked.
 
     Returns:
-        [num_tokens, size]; zeros for tokens whose row another rank holds, so that the ranks' sum is the embedding.
+        [num_tokens, size]; zeros for tokens whose row another rank holds, so that the ranks' sum is
+        the embedding.
     """
     if uses_triton(weight):
         return _embedding_triton(token_ids, weight, first_token)

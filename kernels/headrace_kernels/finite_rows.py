@@ -1,7 +1,7 @@
 """Which rows of a matrix hold nothing but finite numbers.
 
-Owns that test, by which a step reports whether what it wrote to the cache can be shared: one read of
-the rows, one launch.
+Owns that test, by which a step reports whether what it wrote to the cache can be shared: one read
+of the rows, one launch.
 
 Launch rule: a program per row, 1,024 numbers at a time, 4 warps. Not measured yet.
 """

@@ -1,6 +1,8 @@
-"""What of an operand a launch depends on: which way a rule takes, which kernel a library chooses, which version Triton compiles.
+"""What of an operand a launch depends on: which way a rule takes, which kernel a library chooses,
+which version Triton compiles.
 
-Owns that list. Numbers in a tensor are not on it, nor floats that a kernel is given, nor where a tensor lies but for how that address is aligned.
+Owns that list. Numbers in a tensor are not on it, nor floats that a kernel is given, nor where a
+tensor lies but for how that address is aligned.
 """
 
 from __future__ import annotations
@@ -11,12 +13,17 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-# Bytes up to which alignments differ. Triton looks at 16, and any tensor with an allocation of its own has 64 or more, on whatever device.
+# Bytes up to which alignments differ. Triton looks at 16, and any tensor with an allocation of its
+# own has 64 or more, on whatever device.
 _ALIGNMENT = 64
 
 
 def launch_kind(operand: object) -> Hashable:
-    """Operands with the same are launched alike: of a tensor type, sizes, strides and alignment, of a dataclass, which a weight of few bits is, that of each field. A float stands for any other, other values for themselves."""
+    """Operands with the same are launched alike: of a tensor type, sizes, strides and alignment, of
+    a dataclass, which a weight of few bits is, that of each field.
+
+    A float stands for any other, other values for themselves.
+    """
     if isinstance(operand, Tensor):
         alignment = math.gcd(operand.data_ptr(), _ALIGNMENT)
         return operand.dtype, tuple(operand.shape), operand.stride(), alignment

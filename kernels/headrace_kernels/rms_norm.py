@@ -1,9 +1,14 @@
-"""Root mean square norm, alone or fused with the residual addition before it, as numbers of the model's type or rounded to 8 bits for the product behind it.
+"""Root mean square norm, alone or fused with the residual addition before it, as numbers of the
+model's type or rounded to 8 bits for the product behind it.
 
-One kernel per operation. A program holds whole rows in registers and reads each number once; short rows (the norm of each head) share a program. Rows longer than any known model's take the reference.
+One kernel per operation. A program holds whole rows in registers and reads each number once; short
+rows (the norm of each head) share a program. Rows longer than any known model's take the reference.
 
-Launch rule: one row a program from 2,048 numbers on, otherwise as many rows as fill 2,048; 16 numbers (two loads of 16 bytes) a thread, at most 16 warps. It does not depend on the number of rows, so
-a row's result does not either. With the residual stream, rows of 4,096 on an H200 (2026-11-21): 3.92 TB/s at 8,192 rows, 3.73 at 2,048, 2.29 at 256; rounded to e4m3 3.94, 3.62 and 1.89.
+Launch rule: one row a program from 2,048 numbers on, otherwise as many rows as fill 2,048; 16
+numbers (two loads of 16 bytes) a thread, at most 16 warps. It does not depend on the number of
+rows, so a row's result does not either. With the residual stream, rows of 4,096 on an H200
+(2026-11-21): 3.92 TB/s at 8,192 rows, 3.73 at 2,048, 2.29 at 256; rounded to e4m3 3.94, 3.62 and
+1.89.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -39,7 +44,8 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     # One reduction instead of square and mean: the mean square is the norm squared over the size.
     norm: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     inverse = norm.mul_(norm).div_(x.shape[-1]).add_(eps).rsqrt_()
-    # Rounding to the storage type happens before the weight is applied, as in the models' training code.
+    # Rounding to the storage type happens before the weight is applied, as in the models' training
+    # code.
     normed: Tensor = (wide * inverse).to(x.dtype)
     return normed.mul_(weight)
 
@@ -57,20 +63,29 @@ def rounded_rms_norm_reference(x: Tensor, weight: Tensor, eps: float, number: to
 def rounded_add_rms_norm_reference(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
 ) -> RoundedTokens:
-    """`residual += x` in place, then the norm in their type, then rounded. See `rounded_add_rms_norm`."""
+    """`residual += x` in place, then the norm in their type, then rounded.
+
+    See `rounded_add_rms_norm`.
+    """
     return round_tokens_reference(add_rms_norm_reference(x, residual, weight, eps), number)
 
 
 @triton.jit
 def scaled_by_rms(wide, mean_square, weight, eps, DTYPE: tl.constexpr):
-    """`wide` [rows, n] fp32 over its root mean square ([rows], given squared), rounded to the storage type, times `weight`: fp32, to be rounded once more by the store."""
+    """`wide` [rows, n] fp32 over its root mean square ([rows], given squared), rounded to the
+    storage type, times `weight`: fp32, to be rounded once more by the store.
+    """
     inverse = tl.rsqrt(mean_square + eps)
     return (wide * inverse[:, None]).to(DTYPE).to(tl.float32) * weight.to(tl.float32)
 
 
 @triton.jit
 def _weights(weight, rows, offs, mask):
-    """The weight for each of the rows. Loaded in the rows' own shape, which keeps it in the rows' layout, and before their sum, which every later load would wait for."""
+    """The weight for each of the rows.
+
+    Loaded in the rows' own shape, which keeps it in the rows' layout, and before their sum, which
+    every later load would wait for.
+    """
     return tl.load(weight + offs + rows[:, None] * 0, mask=mask, other=0.0)
 
 
@@ -87,7 +102,9 @@ def _store(normed, out, scales, places, mask, rows, num_rows, DTYPE: tl.constexp
 def store_added_norm(
     added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE: tl.constexpr
 ):
-    """Stores the residual stream with what is added to it, and the norm of that: [rows, n] each, fp32 with 0 outside the mask, at `places`."""
+    """Stores the residual stream with what is added to it, and the norm of that: [rows, n] each,
+    fp32 with 0 outside the mask, at `places`.
+    """
     DTYPE: tl.constexpr = residual.dtype.element_ty
     # The stream is kept in the storage type, and the norm is that of what is kept.
     total = (stream + added).to(DTYPE)
@@ -148,14 +165,18 @@ def _add_rms_norm_kernel(
 
 
 def launch_rule(size: int) -> tuple[int, int, int]:
-    """Rows of a program, numbers of a row rounded up to a power of two, and warps, for rows of `size`."""
+    """Rows of a program, numbers of a row rounded up to a power of two, and warps, for rows of
+    `size`.
+    """
     block = max(16, triton.next_power_of_2(size))
     rows = max(1, _SHARED_PROGRAM // block)
     return rows, block, min(16, max(1, rows * block // 512))
 
 
 def _row_layout(x: Tensor) -> tuple[int, int, int] | None:
-    """Where the rows of x lie, as (rows side by side, stride of such groups, stride within); None if no two strides describe it."""
+    """Where the rows of x lie, as (rows side by side, stride of such groups, stride within); None
+    if no two strides describe it.
+    """
     size = x.shape[-1]
     if x.is_contiguous():
         return 1, size, 0

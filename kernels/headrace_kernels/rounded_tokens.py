@@ -1,16 +1,23 @@
-"""Tokens rounded to 8 bits, each with a scale of its own: what products of 8-bit activations multiply.
+"""Tokens rounded to 8 bits, each with a scale of its own: what products of 8-bit activations
+multiply.
 
-Owns the value (`RoundedTokens`), the rounding and its kernel. Kernels that make tokens round them as they store them, by `store_rounded`; which products take rounded tokens is `low_bit.linear`'s.
+Owns the value (`RoundedTokens`), the rounding and its kernel. Kernels that make tokens round them
+as they store them, by `store_rounded`; which products take rounded tokens is `low_bit.linear`'s.
 
-    scale = max|x| (1 / 448) (e4m3) or max|x| (1 / 127) (int8), number = x (1 / scale) to nearest, ties to even
+    scale = max|x| (1 / 448) (e4m3) or max|x| (1 / 127) (int8), number = x (1 / scale) to nearest,
+    ties to even
 
-A scheme may give all tokens one scale, found before (`static`): number = x (1 / scale), cut off at the type's range, -128 to 127 for int8. Only the kernel of its own rounds so.
+A scheme may give all tokens one scale, found before (`static`): number = x (1 / scale), cut off at
+the type's range, -128 to 127 for int8. Only the kernel of its own rounds so.
 
-x is what would have been stored in the model's type, rounded to it: so tokens are the same to the bit whether the kernel that makes them rounds them or one behind it. bf16 before adds a
-thousandth to e4m3's own error and a hundredth to int8's. A token with NaN or infinity has the scale NaN or infinity, and its products are NaN, which ends its request.
+x is what would have been stored in the model's type, rounded to it: so tokens are the same to the
+bit whether the kernel that makes them rounds them or one behind it. bf16 before adds a thousandth
+to e4m3's own error and a hundredth to int8's. A token with NaN or infinity has the scale NaN or
+infinity, and its products are NaN, which ends its request.
 
-Launch rule of the kernel of its own: as the norms', one token a program from 2,048 numbers on; 16 numbers a thread, at most 16 warps.
-8,192 tokens of 4,096 numbers in e4m3 on an H200 (2026-11-21): 3.96 TB/s, with twice as many warps 3.44; of 14,336 numbers 4.08.
+Launch rule of the kernel of its own: as the norms', one token a program from 2,048 numbers on; 16
+numbers a thread, at most 16 warps. 8,192 tokens of 4,096 numbers in e4m3 on an H200 (2026-11-21):
+3.96 TB/s, with twice as many warps 3.44; of 14,336 numbers 4.08.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -50,7 +57,8 @@ _INTEGERS = tl.constexpr(1.5 * 2**23)
 class RoundedTokens:
     """Numbers times scales are what was rounded, nearly."""
 
-    # [num_tokens, size] e4m3fn or int8, the latter from -127 to 127, of a static scale from -128 to 127.
+    # [num_tokens, size] e4m3fn or int8, the latter from -127 to 127, of a static scale from -128 to
+    # 127.
     numbers: Tensor
     # [num_tokens, 1] fp32.
     scales: Tensor
@@ -98,7 +106,8 @@ def store_rounded(wide, out, scales, places, mask, rows, is_row, DTYPE: tl.const
     """
     wide = wide.to(DTYPE).to(tl.float32)
     IS_INT8: tl.constexpr = out.dtype.element_ty == tl.int8
-    # Without their signs, numbers are ordered as their bits are, with infinity and then NaN above all.
+    # Without their signs, numbers are ordered as their bits are, with infinity and then NaN above
+    # all.
     magnitudes = wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     largest = tl.max(magnitudes, axis=1).to(tl.float32, bitcast=True)
     if static is None:
@@ -112,12 +121,14 @@ def store_rounded(wide, out, scales, places, mask, rows, is_row, DTYPE: tl.const
     if static is not None:
         # What a static scale does not reach is cut off.
         scaled = tl.minimum(tl.maximum(scaled, -128.0 if IS_INT8 else -448.0), 127.0 if IS_INT8 else 448.0)
-    # Both conversions bring what exceeds the largest number, by less than its rounding, to the largest.
+    # Both conversions bring what exceeds the largest number, by less than its rounding, to the
+    # largest.
     if IS_INT8:
         numbers = (scaled + _INTEGERS).to(tl.int32, bitcast=True).to(tl.int8)
     else:
         numbers = scaled.to(tl.float8e4nv)
-    # As many numbers a thread as a load of 16 bytes has: with the 16 of such a store rows would change their layout on the way, and sums their order.
+    # As many numbers a thread as a load of 16 bytes has: with the 16 of such a store rows would
+    # change their layout on the way, and sums their order.
     VECTOR: tl.constexpr = 128 // DTYPE.primitive_bitwidth
     tl.store(tl.max_contiguous(out + places, [1, VECTOR]), numbers, mask=mask)
 
@@ -140,7 +151,9 @@ def launch_rule(size: int) -> tuple[int, int, int]:
 
 
 def takes_size(size: int) -> bool:
-    """Whether kernels round tokens of so many numbers: more do not fit a program, and tokens of a single one came out wrong in int8 on an H200 (Triton 3.6)."""
+    """Whether kernels round tokens of so many numbers: more do not fit a program, and tokens of a
+    single one came out wrong in int8 on an H200 (Triton 3.6).
+    """
     return 1 < size <= _LONGEST_ROW
 
 
@@ -149,7 +162,8 @@ def round_tokens(x: Tensor, number: torch.dtype, static: float | None = None) ->
 
     Args:
         x: [num_tokens, size] bf16, fp16 or fp32.
-        number: torch.float8_e4m3fn or torch.int8. Kernels round to the former on cards that multiply it (sm_89 and later).
+        number: torch.float8_e4m3fn or torch.int8. Kernels round to the former on cards that
+            multiply it (sm_89 and later).
         static: The scale of all tokens, above 0; None: each has its own.
 
     Returns:

@@ -1,7 +1,10 @@
-"""Products of few rows, with what stands before and after them in a decoder layer: norm, bias, SwiGLU, residual addition.
+"""Products of few rows, with what stands before and after them in a decoder layer: norm, bias,
+SwiGLU, residual addition.
 
-Such a product reads a whole weight to compute a row or a few; its time is the weight's way from memory. The operations around it would each cost a launch and a trip of their rows through
-memory, so they ride along. Owns the rule of when that pays (`fuses`) and which tile runs; the kernels are `small_linear_kernels`'s. Each operation is its reference where Triton does not run.
+Such a product reads a whole weight to compute a row or a few; its time is the weight's way from
+memory. The operations around it would each cost a launch and a trip of their rows through memory,
+so they ride along. Owns the rule of when that pays (`fuses`) and which tile runs; the kernels are
+`small_linear_kernels`'s. Each operation is its reference where Triton does not run.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from headrace_kernels.small_linear_kernels import Tile, multiply
 from headrace_kernels.swiglu import swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton
 
-# Up to so many rows the kernels replace cuBLAS and the separate operations. All products of an 8B Llama with what is fused to them, bf16, H200, one by one in graphs (benchmarks/sweep_small_linear,
-# 2026-11-21), best tiles against cuBLAS and separate operations: 1 row 3.91 and 4.29 ms, 2 rows 4.01 and 4.21, 4 rows 4.00 and 4.20, 8 rows 4.08 and 4.22, 16 rows 4.36 and 4.28. No server runs fp32 on a
-# card; there it serves tests that want exact sums.
+# Up to so many rows the kernels replace cuBLAS and the separate operations. All products of an 8B
+# Llama with what is fused to them, bf16, H200, one by one in graphs (benchmarks/sweep_small_linear,
+# 2026-11-21), best tiles against cuBLAS and separate operations: 1 row 3.91 and 4.29 ms, 2 rows
+# 4.01 and 4.21, 4 rows 4.00 and 4.20, 8 rows 4.08 and 4.22, 16 rows 4.36 and 4.28. No server runs
+# fp32 on a card; there it serves tests that want exact sums.
 _MOST_ROWS = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 1}
 # Outputs from which a product is an output head's: so long that wider tiles pay.
 _HEAD_OUTPUTS = 65_536
@@ -28,8 +33,10 @@ _LONG_INPUTS = 8192
 def launch_rule(num_rows: int, num_outputs: int, num_inputs: int) -> Tile:
     """The launch rule, on an H200 (2026-11-21).
 
-    One row, by the time of a whole captured step of an 8B Llama (context 640): 1 output a program and 4 warps 4.51 ms, 2 outputs 4.24, 8 warps and 4 outputs for the longest products 4.165. Programs that
-    stream rows through shared memory (4.25 to 4.54) and prefetching the next weight (0.1 ms more) lost. 2 to 8 rows, from the sweep: within 2% of the best tile of every product.
+    One row, by the time of a whole captured step of an 8B Llama (context 640): 1 output a program
+    and 4 warps 4.51 ms, 2 outputs 4.24, 8 warps and 4 outputs for the longest products 4.165.
+    Programs that stream rows through shared memory (4.25 to 4.54) and prefetching the next weight
+    (0.1 ms more) lost. 2 to 8 rows, from the sweep: within 2% of the best tile of every product.
     """
     is_head = num_outputs >= _HEAD_OUTPUTS
     if num_rows == 1:
@@ -40,7 +47,10 @@ def launch_rule(num_rows: int, num_outputs: int, num_inputs: int) -> Tile:
 
 
 def fuses(num_rows: int, weight: Tensor) -> bool:
-    """Whether products of so many rows with this weight are faster here than one by one with the operations around them. Decided on the host, by sizes alone.
+    """Whether products of so many rows with this weight are faster here than one by one with the
+    operations around them.
+
+    Decided on the host, by sizes alone.
 
     Args:
         num_rows: Rows of the step, padding included.

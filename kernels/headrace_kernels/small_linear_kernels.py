@@ -1,10 +1,14 @@
-"""The Triton kernels behind `small_linear`: a product of a few rows with a weight that is read from memory once.
+"""The Triton kernels behind `small_linear`: a product of a few rows with a weight that is read from
+memory once.
 
-Owns the kernels, their launch, and the list of tile sizes that are worth trying; which of them runs when is `small_linear`'s. Weights are [out, in] with `in` contiguous.
+Owns the kernels, their launch, and the list of tile sizes that are worth trying; which of them runs
+when is `small_linear`'s. Weights are [out, in] with `in` contiguous.
 
-`_vector_kernel` multiplies on the ordinary cores: each thread keeps its own products of every row in registers and the sum over them comes last. It is for one row, two or four.
-`_tile_kernel` uses the tensor cores with the rows padded to 16, so that up to 16 rows cost the same. All end in `finish`: bias, SwiGLU or residual stream, one rounding, store. Sums are in
-fp32 and in an order that depends on the tile alone: no atomics, the same bits every time.
+`_vector_kernel` multiplies on the ordinary cores: each thread keeps its own products of every row
+in registers and the sum over them comes last. It is for one row, two or four. `_tile_kernel` uses
+the tensor cores with the rows padded to 16, so that up to 16 rows cost the same. All end in
+`finish`: bias, SwiGLU or residual stream, one rounding, store. Sums are in fp32 and in an order
+that depends on the tile alone: no atomics, the same bits every time.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -47,7 +51,9 @@ class Tile(NamedTuple):
 
 @triton.jit
 def finish(y, up, m, n, bias_ptr, out_ptr, M, N, GATED: tl.constexpr, ADD: tl.constexpr):
-    """Turns the sums y (and up) at rows m and outputs n, which broadcast to their shape, into the result."""
+    """Turns the sums y (and up) at rows m and outputs n, which broadcast to their shape, into the
+    result.
+    """
     if bias_ptr is not None:
         y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     if GATED:
@@ -67,9 +73,11 @@ def _vector_kernel(
     M, N, eps,
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """y[m, n] = sum_k x[m, k] w[n, k] for BLOCK_N outputs and all rows; with norm_ptr = g, x is x g / rms(x).
+    """y[m, n] = sum_k x[m, k] w[n, k] for BLOCK_N outputs and all rows; with norm_ptr = g, x is x g
+    / rms(x).
 
-    The norm needs no pass of its own: y = (sum_k x g w) / sqrt(sum_k x^2 / K + eps), both sums over the same loads of x.
+    The norm needs no pass of its own: y = (sum_k x g w) / sqrt(sum_k x^2 / K + eps), both sums over
+    the same loads of x.
     """
     # Outputs and rows beyond the end repeat the last one, and are not stored.
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -114,7 +122,10 @@ def _tile_kernel(
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICES: tl.constexpr,
     GATED: tl.constexpr, ADD: tl.constexpr, FP32_DOT: tl.constexpr,
 ):  # fmt: skip
-    """Y^T = W X^T for BLOCK_N outputs and ROWS rows. Slice s of a tile holds its inputs s BLOCK_K / SLICES and on; each slice has sums of its own."""
+    """Y^T = W X^T for BLOCK_N outputs and ROWS rows.
+
+    Slice s of a tile holds its inputs s BLOCK_K / SLICES and on; each slice has sums of its own.
+    """
     SLICE_K: tl.constexpr = BLOCK_K // SLICES
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, ROWS)
@@ -131,7 +142,8 @@ def _tile_kernel(
     up_total = tl.zeros([SLICES, BLOCK_N, ROWS], tl.float32)
     for k in tl.range(0, K, BLOCK_K):
         mask_w = k + k_of_w < K
-        # Rows that only fill the tile are not read: every program reads all of x, which adds up in the cache.
+        # Rows that only fill the tile are not read: every program reads all of x, which adds up in
+        # the cache.
         x = tl.load(x_ptrs + k, mask=(k + k_of_x < K) & (m < M)[None, None, :], other=0.0)
         w = tl.load(w_ptrs + k, mask=mask_w, other=0.0, eviction_policy="evict_first")
         total = _sliced_dot(w, x, total, FP32_DOT)
@@ -159,7 +171,8 @@ def multiply(
         bias: One per row of weight.
         out: [num_rows, N], written, or with `add` added to.
         tile: The kernel and its sizes.
-        norm: Weight and epsilon of an RMS norm of x. A kernel of its own before `tile`, whose x goes to the tensor cores as it lies in memory.
+        norm: Weight and epsilon of an RMS norm of x. A kernel of its own before `tile`, whose x
+            goes to the tensor cores as it lies in memory.
         gated: SwiGLU of the two halves.
         add: The result is added to `out`.
     """
@@ -214,14 +227,18 @@ def _most_stages(device: torch.device, stage_bytes: int) -> int:
 
 
 def variants(num_rows: int, num_outputs: int, gated: bool) -> list[Tile]:
-    """Tiles that are worth timing for a product of that size: those that keep a card busy and its registers free."""
-    # (outputs, inputs, warps). Products of every row and output are held in registers, so both are few.
+    """Tiles that are worth timing for a product of that size: those that keep a card busy and its
+    registers free.
+    """
+    # (outputs, inputs, warps). Products of every row and output are held in registers, so both are
+    # few.
     vectors = {
         1: [(1, 1024, 2), (1, 1024, 4), (1, 2048, 2), (1, 2048, 4), (1, 4096, 4), (2, 1024, 4), (2, 2048, 4)],
         2: [(1, 1024, 4), (1, 2048, 4), (2, 1024, 4)],
         4: [(1, 1024, 4)],
     }
-    # (outputs, inputs, warps, stages, slices). A program has outputs x inputs x 2 bytes under way for each stage but one, and some programs share a multiprocessor's 200 KB.
+    # (outputs, inputs, warps, stages, slices). A program has outputs x inputs x 2 bytes under way
+    # for each stage but one, and some programs share a multiprocessor's 200 KB.
     tiles = [(16, 256, 4, 4, 4), (16, 512, 4, 3, 4), (32, 256, 4, 3, 4), (32, 256, 4, 4, 2), (64, 128, 4, 4, 1)]
     tiles += [] if gated else [(32, 256, 2, 4, 2), (64, 256, 4, 3, 2), (128, 64, 4, 5, 1)]
     # At least half a wave of programs on 132 multiprocessors.

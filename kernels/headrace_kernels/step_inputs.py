@@ -1,7 +1,9 @@
 """A step's inputs, made on the device from int32 columns and from what the steps before left there.
 
-Owns the three operations that keep a GPU's step ahead of its results: tokens, positions and slots from the columns and the last sampled tokens, staged values into the state that lives longer than a
-step, and sampled tokens into their rows. Does not own the columns nor the rows' meaning (the worker). Nothing here waits for the device, and no number of tokens compiles anew.
+Owns the three operations that keep a GPU's step ahead of its results: tokens, positions and slots
+from the columns and the last sampled tokens, staged values into the state that lives longer than a
+step, and sampled tokens into their rows. Does not own the columns nor the rows' meaning (the
+worker). Nothing here waits for the device, and no number of tokens compiles anew.
 
 Launch rule: 256 tokens a program, 4 warps; one program up to 256 rows. Not measured yet.
 """
@@ -165,7 +167,8 @@ def store_last_tokens(last_tokens: Tensor, rows: Tensor, tokens: Tensor) -> None
 
     Args:
         last_tokens: [num_rows] int32, changed in place.
-        rows: [num_samples] int32; -1: nothing is written. A row that stands there several times (the scratch row of padding) gets one of its tokens.
+        rows: [num_samples] int32; -1: nothing is written. A row that stands there several times
+            (the scratch row of padding) gets one of its tokens.
         tokens: [num_samples] int64.
     """
     if not uses_triton(last_tokens):

@@ -1,9 +1,13 @@
-"""SwiGLU: silu(gate) * up over the two halves of one projection, as numbers of the model's type or rounded to 8 bits for the product behind it.
+"""SwiGLU: silu(gate) * up over the two halves of one projection, as numbers of the model's type or
+rounded to 8 bits for the product behind it.
 
-Launch rules. Plain: 1,024 outputs of one row a program up to 64 rows, so that few rows still reach many multiprocessors, 2,048 beyond, so that more loads are under way; 4 warps. Rounded, where a row's
-scale is wanted before any of it is stored: a row a program, up to 64 numbers a thread, so that several rows are under way on a multiprocessor. At 14,336 outputs 8 warps leave no lane idle (7 times 2,048)
-and take 10,432 instructions a row in 76 registers on sm_90, 16 warps 13,184, 32 warps 15,872. On an H200 (2026-11-21), e4m3, 8 and 16 warps:
-137.9 and 145.4 us at 8,192 rows (4.26 TB/s), 38.3 and 40.7 at 2,048, 7.1 and 6.5 at 256.
+Launch rules. Plain: 1,024 outputs of one row a program up to 64 rows, so that few rows still reach
+many multiprocessors, 2,048 beyond, so that more loads are under way; 4 warps. Rounded, where a
+row's scale is wanted before any of it is stored: a row a program, up to 64 numbers a thread, so
+that several rows are under way on a multiprocessor. At 14,336 outputs 8 warps leave no lane idle (7
+times 2,048) and take 10,432 instructions a row in 76 registers on sm_90, 16 warps 13,184, 32 warps
+15,872. On an H200 (2026-11-21), e4m3, 8 and 16 warps: 137.9 and 145.4 us at 8,192 rows (4.26 TB/s),
+38.3 and 40.7 at 2,048, 7.1 and 6.5 at 256.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.

@@ -1,7 +1,7 @@
 """What all Triton kernels here share: when they are used, how they run, and how many were compiled.
 
-Owns the switch between a kernel and its PyTorch reference, and the count of compilations. A server compiles nothing once it is warm; `compilation_count` is how tests and benchmarks see that it
-holds.
+Owns the switch between a kernel and its PyTorch reference, and the count of compilations. A server
+compiles nothing once it is warm; `compilation_count` is how tests and benchmarks see that it holds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 import triton
 from triton.runtime import interpreter
 
-# Kernels run in Triton's interpreter, on CPU tensors (TRITON_INTERPRET=1). Its tl.dot is wrong for bf16, so kernels take fp32 operands there.
+# Kernels run in Triton's interpreter, on CPU tensors (TRITON_INTERPRET=1). Its tl.dot is wrong for
+# bf16, so kernels take fp32 operands there.
 INTERPRETED: bool = triton.knobs.runtime.interpret
 
 _state = {"forced": False, "compilations": 0}
@@ -27,7 +28,10 @@ def uses_triton(tensor: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def forced() -> Iterator[None]:
-    """Has operations take their kernels on CPU tensors too, which works in the interpreter only. For tests of what is built from kernels."""
+    """Has operations take their kernels on CPU tensors too, which works in the interpreter only.
+
+    For tests of what is built from kernels.
+    """
     assert INTERPRETED, "kernels on CPU tensors need TRITON_INTERPRET=1"
     before, _state["forced"] = _state["forced"], True
     try:
@@ -37,7 +41,10 @@ def forced() -> Iterator[None]:
 
 
 def compilation_count() -> int:
-    """Kernels that this process has compiled, or loaded from the kernel cache, so far. It stands still once everything is warm."""
+    """Kernels that this process has compiled, or loaded from the kernel cache, so far.
+
+    It stands still once everything is warm.
+    """
     return _state["compilations"]
 
 
@@ -49,7 +56,9 @@ triton.knobs.runtime.jit_post_compile_hook = _count
 
 
 def _index_scalars(patch: Any) -> Any:
-    """The interpreter's loops turn bounds into Python numbers with int(array), which NumPy from 2.4 on refuses for arrays of one entry."""
+    """The interpreter's loops turn bounds into Python numbers with int(array), which NumPy from 2.4
+    on refuses for arrays of one entry.
+    """
 
     def patched(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)

@@ -1,7 +1,7 @@
 """The RPCs of headrace.v1.AdminService: what an operator does to a running server.
 
-Owns checking and answering, and the table of RPCs. Who may call is decided before a handler runs (`auth`), which leaves the audit line too. What is done, and by whom, is
-`model_admin`'s.
+Owns checking and answering, and the table of RPCs. Who may call is decided before a handler runs
+(`auth`), which leaves the audit line too. What is done, and by whom, is `model_admin`'s.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from headrace_service.violations import Violations
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 _MAX_GRACE_NS = 3600 * 10**9
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
-# Well under a client's default limit of 4 MiB; the parts in order are the message, wherever they are cut.
+# Well under a client's default limit of 4 MiB; the parts in order are the message, wherever they
+# are cut.
 _MAX_PART_BYTES = 1 << 20
 _DETAILS = {
     generation_pb2.TRACE_DETAIL_OFF: Detail.OFF,
@@ -52,7 +53,9 @@ class AdminHandlers:
         return pb.UnloadModelResponse()
 
     async def list_repository(self, request: pb.ListRepositoryRequest, call: Call) -> pb.ListRepositoryResponse:
-        """Lists the models that could be loaded, and those that are, as far as the caller may know of them."""
+        """Lists the models that could be loaded, and those that are, as far as the caller may know
+        of them.
+        """
         known = [model for model in self._core.admin.repository() if call.caller.may_use_model(model.name)]
         return pb.ListRepositoryResponse(models=[_repository_model(model) for model in known])
 

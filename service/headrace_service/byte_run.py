@@ -1,7 +1,9 @@
 """A run of byte-fallback tokens (<0x41> and its like) on its way to text.
 
-Owns when such a run is decided. The rule is the tokenizers library's ByteFallback decoder's: consecutive byte tokens become text if all their bytes together are UTF-8,
-and one U+FFFD for each token if they are not. Whether they are shows at the run's end, or with the first byte that no character has in that place, from which on nothing waits.
+Owns when such a run is decided. The rule is the tokenizers library's ByteFallback decoder's:
+consecutive byte tokens become text if all their bytes together are UTF-8, and one U+FFFD for each
+token if they are not. Whether they are shows at the run's end, or with the first byte that no
+character has in that place, from which on nothing waits.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ class ByteRun:
     """One run while its tokens arrive.
 
     Args:
-        limit: tokens that wait at most for the run's end: what is whole characters by then counts as a run of its own. A character's last three bytes may come on top.
+        limit: tokens that wait at most for the run's end: what is whole characters by then counts
+            as a run of its own. A character's last three bytes may come on top.
 
     Attributes:
         is_open: whether the last token was a byte token, so that a next one continues the run.
@@ -35,7 +38,8 @@ class ByteRun:
         """Takes the next token's byte.
 
         Returns:
-            The text of all tokens that were undecided, this one among them; None while they stay so.
+            The text of all tokens that were undecided, this one among them; None while they stay
+            so.
         """
         self.is_open = True
         if self._is_broken:

@@ -1,10 +1,13 @@
-"""Conversations to prompts, by the model's own chat template, in a helper process that can be killed.
+"""Conversations to prompts, by the model's own chat template, in a helper process that can be
+killed.
 
-Owns the helper: started when first needed, reused, bounded in CPU time, wall time, memory and output, and replaced after it was killed. Only
-the model folder's template is ever rendered; callers send messages, never templates. What runs inside is `template_worker`.
+Owns the helper: started when first needed, reused, bounded in CPU time, wall time, memory and
+output, and replaced after it was killed. Only the model folder's template is ever rendered; callers
+send messages, never templates. What runs inside is `template_worker`.
 
-A conversation whose helper does not answer is refused by whose fault it is: a template that used up its CPU time would use it up again
-(INVALID_ARGUMENT); one that got too little of it, because the machine is busy, or whose helper somebody killed, may be sent again (UNAVAILABLE).
+A conversation whose helper does not answer is refused by whose fault it is: a template that used up
+its CPU time would use it up again (INVALID_ARGUMENT); one that got too little of it, because the
+machine is busy, or whose helper somebody killed, may be sent again (UNAVAILABLE).
 """
 
 from __future__ import annotations
@@ -29,14 +32,17 @@ from headrace_service import errors, template_worker
 _log = structlog.get_logger("headrace.service")
 _LENGTH = struct.Struct("<I")
 _START_ALLOWANCE_S = 5.0
-# How many times its CPU time a conversation may take by the clock: a helper that gets a fifth of a core is waited for.
+# How many times its CPU time a conversation may take by the clock: a helper that gets a fifth of a
+# core is waited for.
 _PATIENCE = 5.0
-# The shortest wait between two looks at the CPU time, which the kernel counts in hundredths of a second.
+# The shortest wait between two looks at the CPU time, which the kernel counts in hundredths of a
+# second.
 _SHORTEST_LOOK_S = 0.02
 _RETRY_S = 1.0
 # From the end of its output to the end of a process.
 _END_WITHIN_S = 5.0
-# How a template ends its helper within the limits of the kernel; any other signal came from outside.
+# How a template ends its helper within the limits of the kernel; any other signal came from
+# outside.
 _OWN_SIGNALS = (signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 # JSON may write one character as twelve bytes (a surrogate pair of escapes).
 _MAX_BYTES_PER_CHAR = 12
@@ -50,7 +56,8 @@ class ChatTemplateRenderer:
     """Lays conversations out, one at a time.
 
     Args:
-        timeout_s: CPU time of one conversation, seconds; by the clock it may take `_PATIENCE` times as long.
+        timeout_s: CPU time of one conversation, seconds; by the clock it may take `_PATIENCE` times
+            as long.
         memory_bytes: address space of the helper.
     """
 
@@ -77,11 +84,13 @@ class ChatTemplateRenderer:
             messages: role and content of each.
             special_tokens: variables such as bos_token.
             max_chars: longest prompt.
-            continue_last_message: whether the prompt ends within the last message, for the model to go on there.
+            continue_last_message: whether the prompt ends within the last message, for the model to
+                go on there.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT; the template refuses this conversation, or fails on it within its bounds. UNAVAILABLE; the
-                helper could not be started, got too little CPU time, or was killed.
+            ServiceError: INVALID_ARGUMENT; the template refuses this conversation, or fails on it
+                within its bounds. UNAVAILABLE; the helper could not be started, got too little CPU
+                time, or was killed.
         """
         variables = {
             "messages": [dict(entry) for entry in messages],
@@ -94,7 +103,9 @@ class ChatTemplateRenderer:
         return await self._render(source, variables, max_chars)
 
     async def warm_up(self) -> None:
-        """Starts the helper ahead of the first conversation, which would wait a fifth of a second for it."""
+        """Starts the helper ahead of the first conversation, which would wait a fifth of a second
+        for it.
+        """
         with contextlib.suppress(errors.ServiceError):
             async with self._turn:
                 await self._running_helper()
@@ -145,7 +156,8 @@ class ChatTemplateRenderer:
             raise await _why_lost(helper) from None
         finally:
             answering.cancel()
-            # Also when this call was cancelled: half a conversation must not be the start of the next.
+            # Also when this call was cancelled: half a conversation must not be the start of the
+            # next.
             if not answered:
                 await asyncio.shield(self._kill())
 
@@ -169,7 +181,8 @@ class ChatTemplateRenderer:
 
     async def _running_helper(self) -> asyncio.subprocess.Process:
         if self._helper is None or self._helper.returncode is not None:
-            # Its start (an interpreter and Jinja) is not the conversation's time: wait for its first answer.
+            # Its start (an interpreter and Jinja) is not the conversation's time: wait for its
+            # first answer.
             probe = {"source": "", "variables": {}, "max_chars": 1, "cpu_s": int(_START_ALLOWANCE_S)}
             try:
                 self._helper = await _start(self._memory_bytes)
@@ -215,7 +228,8 @@ async def _exchange(helper: asyncio.subprocess.Process, data: bytes, max_chars: 
 
 
 def _as_trimmed(prompt: str, conversation: str, rest: str) -> str:
-    """Returns the prompt without the space at its end that the template takes off a message, and with what it keeps.
+    """Returns the prompt without the space at its end that the template takes off a message, and
+    with what it keeps.
 
     Args:
         prompt: what is before the mark at the message's end, where no space is trimmed.
@@ -229,7 +243,9 @@ def _as_trimmed(prompt: str, conversation: str, rest: str) -> str:
 
 
 async def _why_lost(helper: asyncio.subprocess.Process) -> Exception:
-    """Returns what to raise for a helper whose connection broke: whether its template ended it, or somebody else did."""
+    """Returns what to raise for a helper whose connection broke: whether its template ended it, or
+    somebody else did.
+    """
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(helper.wait(), _END_WITHIN_S)
     code = helper.returncode
@@ -240,7 +256,9 @@ async def _why_lost(helper: asyncio.subprocess.Process) -> Exception:
 
 
 def _cpu_s(pid: int) -> float:
-    """Returns the CPU time that a child of this process has used, seconds; 0 once it is gone, which its connection tells."""
+    """Returns the CPU time that a child of this process has used, seconds; 0 once it is gone, which
+    its connection tells.
+    """
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:

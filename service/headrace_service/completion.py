@@ -1,6 +1,7 @@
 """A whole generation as one answer: the events of a stream, put together.
 
-Owns the join only; the events are the same ones that a streaming reader gets, so that both ways cannot differ.
+Owns the join only; the events are the same ones that a streaming reader gets, so that both ways
+cannot differ.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Configuration of a service process.
 
-Owns the fields with their units, ranges and defaults. Where values come from (defaults, TOML, environment, flags) is the supervisor's
-business; here is one frozen object per process, which arrives as JSON.
+Owns the fields with their units, ranges and defaults. Where values come from (defaults, TOML,
+environment, flags) is the supervisor's business; here is one frozen object per process, which
+arrives as JSON.
 """
 
 from __future__ import annotations

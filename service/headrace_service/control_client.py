@@ -1,7 +1,9 @@
-"""The service's side of the supervisor's control socket: what models there are, and operators' wishes on their way there.
+"""The service's side of the supervisor's control socket: what models there are, and operators'
+wishes on their way there.
 
-Owns the watch, which is made anew whenever it breaks (what was known last holds until then), and the turning of the supervisor's refusals into
-`ServiceError`s. What the state means for this process is `served_models`'s.
+Owns the watch, which is made anew whenever it breaks (what was known last holds until then), and
+the turning of the supervisor's refusals into `ServiceError`s. What the state means for this process
+is `served_models`'s.
 """
 
 from __future__ import annotations
@@ -80,12 +82,18 @@ class ControlClient:
         return response
 
     async def unload(self, name: str, grace_ns: int) -> None:
-        """Has a model unloaded; returns when its backend has ended. Raises ServiceError: what the supervisor refused it with."""
+        """Has a model unloaded; returns when its backend has ended.
+
+        Raises ServiceError: what the supervisor refused it with.
+        """
         request = pb.UnloadModelRequest(name=name, grace_ns=grace_ns)
         await self._ask("UnloadModel", request, pb.UnloadModelResponse)
 
     async def set_draining(self, draining: bool) -> None:
-        """Has all services refuse new generations, or take them again. Raises ServiceError: UNAVAILABLE."""
+        """Has all services refuse new generations, or take them again.
+
+        Raises ServiceError: UNAVAILABLE.
+        """
         await self._ask("SetDraining", pb.SetDrainingRequest(draining=draining), pb.SetDrainingResponse)
 
     async def _ask(self, method: str, request: Any, response_type: Any) -> Any:

@@ -18,7 +18,9 @@ _ROLES = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conversation:
-    """A checked conversation: per message its role and content, as templates read them, and whether the answer goes on with the last one."""
+    """A checked conversation: per message its role and content, as templates read them, and whether
+    the answer goes on with the last one.
+    """
 
     messages: list[dict[str, str]]
     continues_last: bool

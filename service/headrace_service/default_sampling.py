@@ -1,7 +1,8 @@
 """What a model folder recommends for sampling, as requests get it.
 
-Owns the way of a recommendation into the ranges of the public API, which a caller who reads the defaults and sends them back must be able to ask for, and the words for what was changed or left
-out on the way. Imports little, for the supervisor's `doctor` asks too.
+Owns the way of a recommendation into the ranges of the public API, which a caller who reads the
+defaults and sends them back must be able to ask for, and the words for what was changed or left out
+on the way. Imports little, for the supervisor's `doctor` asks too.
 """
 
 from __future__ import annotations

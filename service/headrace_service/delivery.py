@@ -1,7 +1,8 @@
 """A stream's events to its reader: the writer of one call.
 
-Owns the loop between `GenerationStream` and the call's `write`, and the end of the call in all its ways. One coroutine per call, the handler's own:
-a task more per stream would cost a wake-up per token.
+Owns the loop between `GenerationStream` and the call's `write`, and the end of the call in all its
+ways. One coroutine per call, the handler's own: a task more per stream would cost a wake-up per
+token.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ async def deliver(stream: GenerationStream, write: Write) -> None:
     """Writes everything up to the request's end.
 
     Raises:
-        ServiceError: the subscription failed, or its reader is too slow; what had arrived before a failure has been written.
+        ServiceError: the subscription failed, or its reader is too slow; what had arrived before a
+            failure has been written.
         asyncio.CancelledError: the caller left.
     """
     stream.writer = asyncio.current_task()
@@ -36,7 +38,8 @@ async def deliver(stream: GenerationStream, write: Write) -> None:
         if last is not None:
             await _write_last(stream, write, last)
     except BaseException:
-        # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason is the stream's.
+        # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason is
+        # the stream's.
         if stream.failure is not None:
             raise stream.failure from None
         raise

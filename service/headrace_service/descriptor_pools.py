@@ -1,7 +1,9 @@
-"""Several descriptor pools as one, for reflection, and what protobuf's own pool does not tell: methods by name, and JSON names of fields.
+"""Several descriptor pools as one, for reflection, and what protobuf's own pool does not tell:
+methods by name, and JSON names of fields.
 
-The KServe wire's descriptors live in a pool of their own (`headrace_protos.inference.private_pool`), all others in protobuf's default one. Reflection asks
-a single pool; this one asks each in turn.
+The KServe wire's descriptors live in a pool of their own
+(`headrace_protos.inference.private_pool`), all others in protobuf's default one. Reflection asks a
+single pool; this one asks each in turn.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 
 
 class DescriptorPools:
-    """Finds what the first of several pools has. Has the methods that grpc_reflection calls, by protobuf's names."""
+    """Finds what the first of several pools has.
+
+    Has the methods that grpc_reflection calls, by protobuf's names.
+    """
 
     def __init__(self, *pools: descriptor_pool.DescriptorPool) -> None:
         self._pools = pools
@@ -48,7 +53,9 @@ class DescriptorPools:
 
 
 class DescribedFile:
-    """A file as grpc_reflection reads it, with the JSON names that clients such as ghz take requests by."""
+    """A file as grpc_reflection reads it, with the JSON names that clients such as ghz take
+    requests by.
+    """
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -78,7 +85,10 @@ def _fill_json_names(message: descriptor_pb2.DescriptorProto, descriptor: Any) -
 
 
 def _file_of(pool: Any, symbol: str) -> Any:
-    """Returns a symbol's file. Raises KeyError. Protobuf's own pool finds no methods, by which ghz asks."""
+    """Returns a symbol's file.
+
+    Raises KeyError. Protobuf's own pool finds no methods, by which ghz asks.
+    """
     try:
         return pool.FindFileContainingSymbol(symbol)
     except KeyError:

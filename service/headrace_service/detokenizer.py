@@ -1,13 +1,17 @@
 """Token ids to text, a few at a time, such that the pieces always add up to the text of the whole.
 
-Owns the token -> bytes table as the service uses it, and the state of one output's text, which is what the tokenizers library's decoder makes of all its tokens, however they
-arrive. There are two kinds of tables. Where each token is some bytes (ByteLevel), the text is all bytes together with what is no UTF-8 replaced, and a token whose bytes end within
-a character is held back, ids and text together, until a later token completes the character or shows it to be broken (or the output ends). Where tokens are text, and some stand
-for one byte (byte fallback), a run of the latter is held back until it is decided (`byte_run`), at most `MAX_HELD_BYTE_TOKENS` and the rest of a character. Knows nothing of
-streams or messages.
+Owns the token -> bytes table as the service uses it, and the state of one output's text, which is
+what the tokenizers library's decoder makes of all its tokens, however they arrive. There are two
+kinds of tables. Where each token is some bytes (ByteLevel), the text is all bytes together with
+what is no UTF-8 replaced, and a token whose bytes end within a character is held back, ids and text
+together, until a later token completes the character or shows it to be broken (or the output ends).
+Where tokens are text, and some stand for one byte (byte fallback), a run of the latter is held back
+until it is decided (`byte_run`), at most `MAX_HELD_BYTE_TOKENS` and the rest of a character. Knows
+nothing of streams or messages.
 
-Outputs continue their prompt, so that a leading space (which SentencePiece tokenizers give to the first word) is kept: prompt and output put
-together are the whole text. A text that stands alone (`StandingText`) loses it, as the tokenizer's own decoder does.
+Outputs continue their prompt, so that a leading space (which SentencePiece tokenizers give to the
+first word) is kept: prompt and output put together are the whole text. A text that stands alone
+(`StandingText`) loses it, as the tokenizer's own decoder does.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from headrace_service.byte_run import ByteRun
 
-# A character has up to four tokens of one byte; readers of a script that the vocabulary lacks get four to eight characters at once. What is held back leaves in one message.
+# A character has up to four tokens of one byte; readers of a script that the vocabulary lacks get
+# four to eight characters at once. What is held back leaves in one message.
 MAX_HELD_BYTE_TOKENS = 16
 _EMPTY: list[int] = []
 
@@ -31,8 +36,10 @@ class PieceTable:
         special_ids: ids of special tokens, such as an end-of-turn mark.
         strips_leading_space: whether a text that stands alone loses the space that it begins with.
         vocabulary_size: ids that the model may sample; those beyond the tokenizer's have no text.
-        fallback_ids: tokens that stand for one byte where all others are text; empty where all are bytes.
-        beginnings: what tokens are worth as the first of a text that stands alone, where that differs.
+        fallback_ids: tokens that stand for one byte where all others are text; empty where all are
+            bytes.
+        beginnings: what tokens are worth as the first of a text that stands alone, where that
+            differs.
 
     Attributes:
         pieces: per token its bytes; b"" for ids without a token.
@@ -54,7 +61,8 @@ class PieceTable:
         beginnings: Mapping[int, bytes] | None = None,
     ) -> None:
         self.pieces = [piece or b"" for piece in pieces]
-        # A model's logits may be wider than its tokenizer's vocabulary (padding); such tokens have no text.
+        # A model's logits may be wider than its tokenizer's vocabulary (padding); such tokens have
+        # no text.
         self.pieces += [b""] * (vocabulary_size - len(self.pieces))
         self.special_ids = frozenset(special_ids)
         self.fallback_ids = frozenset(fallback_ids)
@@ -71,7 +79,9 @@ class PieceTable:
         return len(self.pieces)
 
     def columns(self, skip_special: bool) -> tuple[list[bytes], list[str | None]]:
-        """Returns, per token, its bytes, and its text if that does not depend on the tokens beside it."""
+        """Returns, per token, its bytes, and its text if that does not depend on the tokens beside
+        it.
+        """
         return (self._visible, self._visible_texts) if skip_special else (self.pieces, self._texts)
 
     def text(self, token_ids: Sequence[int], skip_special: bool) -> str:
@@ -110,7 +120,8 @@ class IncrementalDetokenizer:
         """Takes the output's next tokens.
 
         Returns:
-            The tokens up to the last one whose text is decided, those held back before included, and their text.
+            The tokens up to the last one whose text is decided, those held back before included,
+            and their text.
         """
         if len(token_ids) == 1 and self._is_whole:
             text = self._texts[token_ids[0]]
@@ -134,7 +145,8 @@ class IncrementalDetokenizer:
 
         Args:
             token_ids: the tokens that came with the end; may be none.
-            trim_bytes: how many bytes to cut from the end; special tokens count as none, and those within what is cut go with it.
+            trim_bytes: how many bytes to cut from the end; special tokens count as none, and those
+                within what is cut go with it.
 
         Returns:
             These tokens and those held back, and their text.
@@ -147,7 +159,10 @@ class IncrementalDetokenizer:
         return rest, self._finish_runs(rest, pieces, self._run)
 
     def _decide(self, rows: list[int]) -> tuple[int, str]:
-        """Returns how many tokens end a character, or break one, and their text. The first `num_held` rows were looked at before."""
+        """Returns how many tokens end a character, or break one, and their text.
+
+        The first `num_held` rows were looked at before.
+        """
         boundary, tail = 0, self._tail
         for row in range(len(self._held), len(rows)):
             piece = self._pieces[rows[row]]
@@ -162,7 +177,10 @@ class IncrementalDetokenizer:
         return boundary, b"".join([self._pieces[token] for token in rows[:boundary]]).decode("utf-8", errors="replace")
 
     def _decide_runs(self, rows: list[int], run: ByteRun) -> tuple[int, str]:
-        """Returns how many tokens are outside of undecided runs of byte tokens, and their text. The first `num_held` rows were looked at before."""
+        """Returns how many tokens are outside of undecided runs of byte tokens, and their text.
+
+        The first `num_held` rows were looked at before.
+        """
         boundary, texts = 0, []
         is_undecided = bool(self._held)
         for row in range(len(self._held), len(rows)):
@@ -198,7 +216,9 @@ class IncrementalDetokenizer:
         return len(token_ids)
 
     def _trimmed(self, token_ids: list[int], trim_bytes: int) -> list[bytes]:
-        """Returns the tokens' bytes, less what the engine cut: it matches stop strings on the text without special tokens."""
+        """Returns the tokens' bytes, less what the engine cut: it matches stop strings on the text
+        without special tokens.
+        """
         pieces = [self._pieces[token] for token in token_ids]
         for row in range(len(token_ids) - 1, -1, -1):
             if trim_bytes <= 0:
@@ -210,7 +230,10 @@ class IncrementalDetokenizer:
 
 
 class StandingText:
-    """The text of tokens that stand alone, with nothing before them, while they arrive. Runs of byte tokens of any length are decided as a whole."""
+    """The text of tokens that stand alone, with nothing before them, while they arrive.
+
+    Runs of byte tokens of any length are decided as a whole.
+    """
 
     def __init__(self, table: PieceTable, skip_special: bool) -> None:
         self._detokenizer = IncrementalDetokenizer(table, skip_special, max_held=math.inf)
@@ -243,7 +266,9 @@ class StandingText:
 
 
 def _continues(tail: bytes, byte: bytes) -> bool:
-    """Whether a byte adds to the character that the non-empty `tail` begins, rather than showing that it never ends."""
+    """Whether a byte adds to the character that the non-empty `tail` begins, rather than showing
+    that it never ends.
+    """
     text, consumed = codecs.utf_8_decode(tail + byte, "replace", False)
     return consumed == 0 or (consumed > len(tail) and len(text) == 1)
 

@@ -1,8 +1,9 @@
 """The service's one stream to the backend.
 
-Owns the table of subscriptions, the questions that wait for answers, what is known of the engine's state, and what becomes of all of them when
-the stream breaks: everything open ends UNAVAILABLE with a retry hint. Does not own the connection's life (`engine_connection` does).
-Questions are written by one task in the order they were asked; answers and steps are dealt out as they are read.
+Owns the table of subscriptions, the questions that wait for answers, what is known of the engine's
+state, and what becomes of all of them when the stream breaks: everything open ends UNAVAILABLE with
+a retry hint. Does not own the connection's life (`engine_connection` does). Questions are written
+by one task in the order they were asked; answers and steps are dealt out as they are read.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class EngineClient:
     """Questions to the engine and subscriptions to its requests.
 
     Args:
-        max_message_bytes: most that one question may take; a larger one would end the stream, which is everybody's.
+        max_message_bytes: most that one question may take; a larger one would end the stream, which
+            is everybody's.
         tracer: is told of generations that end, and of steps; None where there is no telemetry.
     """
 
@@ -98,7 +100,8 @@ class EngineClient:
         """Asks for a generation; `stream`, if given, gets its tokens from then on.
 
         Raises:
-            ServiceError: what the engine refused it with, UNAVAILABLE, or RESOURCE_EXHAUSTED, the engine can't be asked for so much.
+            ServiceError: what the engine refused it with, UNAVAILABLE, or RESOURCE_EXHAUSTED, the
+                engine can't be asked for so much.
         """
         request.query_id = next(self._query_ids)
         self._check_size(request)
@@ -146,7 +149,9 @@ class EngineClient:
         return load
 
     def leave(self, stream: GenerationStream) -> None:
-        """Gives a subscription up, if it is still open; its request goes on unless this was its only, attached one."""
+        """Gives a subscription up, if it is still open; its request goes on unless this was its
+        only, attached one.
+        """
         if self.streams.pop(stream.handle, None) is not None:
             self._send(engine_pb2.ToEngine(detach=engine_pb2.DetachRequest(handle=stream.handle)))
 
@@ -156,7 +161,9 @@ class EngineClient:
         return self._tracer is not None
 
     def abandon(self, stream: GenerationStream, call: Call) -> None:
-        """Ends the request of a caller who left, if it still runs, and gives its subscription up; its end is told."""
+        """Ends the request of a caller who left, if it still runs, and gives its subscription up;
+        its end is told.
+        """
         if stream.handle in self.streams:
             expired = call.deadline_ns is not None and time.monotonic_ns() >= call.deadline_ns
             cause = engine_pb2.ABORT_CAUSE_DEADLINE if expired else engine_pb2.ABORT_CAUSE_CANCELLED
@@ -167,7 +174,9 @@ class EngineClient:
             self._endings.ended(stream)
 
     async def all_told(self) -> None:
-        """Returns when telemetry has been told of all generations whose readers left, in bounded time."""
+        """Returns when telemetry has been told of all generations whose readers left, in bounded
+        time.
+        """
         if self._endings is not None:
             await self._endings.all_told()
 

@@ -1,6 +1,7 @@
 """The engine's packed columns, read as Python numbers.
 
-Owns the little-endian layouts of engine.proto. `tolist` once per column is what makes a step of 256 rows cost microseconds.
+Owns the little-endian layouts of engine.proto. `tolist` once per column is what makes a step of 256
+rows cost microseconds.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class LogprobReader:
 
 
 def cut(columns: engine_pb2.LogprobColumns, max_tokens: int) -> Iterator[tuple[int, engine_pb2.LogprobColumns]]:
-    """Yields runs of at most `max_tokens` tokens, in order, each with how many tokens come before it."""
+    """Yields runs of at most `max_tokens` tokens, in order, each with how many tokens come before
+    it.
+    """
     counts = np.frombuffer(columns.top_counts, dtype="<u2")
     if len(counts) <= max_tokens:
         yield 0, columns

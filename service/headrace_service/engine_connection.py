@@ -1,7 +1,9 @@
-"""The life of the connection to the backend: connect, hello, welcome, read and write until it breaks, and again after a pause.
+"""The life of the connection to the backend: connect, hello, welcome, read and write until it
+breaks, and again after a pause.
 
-Owns the channel, its secret and the pauses between attempts. A backend that says nothing for too long (it sends its state every second) is
-given up like one that closed the connection. What the messages mean is `engine_client`'s.
+Owns the channel, its secret and the pauses between attempts. A backend that says nothing for too
+long (it sends its state every second) is given up like one that closed the connection. What the
+messages mean is `engine_client`'s.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class EngineConnection:
         config: secret, limits and pauses.
         address: where the backend listens.
         client: what messages are dealt to.
-        prepare: called with each welcome's model before questions are asked; its exceptions end the connection for good.
+        prepare: called with each welcome's model before questions are asked; its exceptions end the
+            connection for good.
 
     Attributes:
         num_attempts: attempts to connect that have begun.
@@ -91,11 +94,13 @@ class EngineConnection:
             try:
                 await self._converse(stream)
             except grpc.aio.AioRpcError as error:
-                # A service often starts before its backend listens; only the loss of a connection is worth a warning.
+                # A service often starts before its backend listens; only the loss of a connection
+                # is worth a warning.
                 level = logging.WARNING if self._was_connected else logging.INFO
                 _log.log(level, "engine.disconnected", engine=self._address, code=error.code().name)
             except asyncio.CancelledError:
-                # grpc.aio raises it in readers of a call that was cancelled here; only a cancelled task must end.
+                # grpc.aio raises it in readers of a call that was cancelled here; only a cancelled
+                # task must end.
                 if _task_is_cancelled():
                     raise
             except InvalidModelFolder:
@@ -175,7 +180,8 @@ def _secret_metadata(config: ServiceConfig) -> tuple[tuple[str, str], ...]:
 
 
 def engine_tls(config: ServiceConfig) -> grpc.ChannelCredentials | None:
-    """Returns what this service shows to a backend with mTLS; None if the configuration names nothing.
+    """Returns what this service shows to a backend with mTLS; None if the configuration names
+    nothing.
 
     Raises:
         CredentialError: a file cannot be used.
@@ -194,7 +200,8 @@ def _channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_send_message_length", config.max_engine_message_bytes),
         ("grpc.max_receive_message_length", config.max_engine_message_bytes),
-        # Each attempt is a new channel with pauses of our own; a shared subchannel would remember the last failure's.
+        # Each attempt is a new channel with pauses of our own; a shared subchannel would remember
+        # the last failure's.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),

@@ -1,8 +1,10 @@
 """A resolved generation as the engine's AddRequest.
 
-Owns the conversion, the seed that the service draws where the caller gave none, and the digest that idempotency keys are compared by. The
-digest covers what the caller asked for, resolved (prompt ids, sampling, stops, limits), and not what differs between two sendings of the
-same request: request id, drawn seed (an absent seed counts as "absent"), time already spent, trace context, the call's own deadline.
+Owns the conversion, the seed that the service draws where the caller gave none, and the digest that
+idempotency keys are compared by. The digest covers what the caller asked for, resolved (prompt ids,
+sampling, stops, limits), and not what differs between two sendings of the same request: request id,
+drawn seed (an absent seed counts as "absent"), time already spent, trace context, the call's own
+deadline.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from headrace_service.tokenization import TokenIds
 def build(
     spec: ResolvedSpec, prompt: TokenIds, max_tokens: int, model: TextModel, request_id: str, call: Call
 ) -> tuple[engine_pb2.AddRequest, RenderState]:
-    """Returns the request, without handle and without remaining time, and the state that renders it."""
+    """Returns the request, without handle and without remaining time, and the state that renders
+    it.
+    """
     render = RenderState(spec.skip_special_tokens, spec.logprobs is not None, spec.stop.strings, spec.token_ids_only)
     request = engine_pb2.AddRequest(
         prompt_token_ids=prompt.astype("<u4").tobytes(),
@@ -52,14 +56,19 @@ def build(
 
 
 def record(request: engine_pb2.AddRequest, render: RenderState, span: SpanContext) -> RenderState:
-    """Has who joins the generation later know its span; returns the state that says so. Not part of the digest: it differs between two sendings."""
+    """Has who joins the generation later know its span; returns the state that says so.
+
+    Not part of the digest: it differs between two sendings.
+    """
     render = msgspec.structs.replace(render, span=span)
     request.service_state = render.encode()
     return render
 
 
 def set_limits(request: engine_pb2.AddRequest | engine_pb2.AttachRequest, call: Call) -> None:
-    """Fills in what the caller may take; the engine keeps the books, for all services. Nobody limits callers without a key.
+    """Fills in what the caller may take; the engine keeps the books, for all services.
+
+    Nobody limits callers without a key.
 
     Raises:
         ServiceError: UNAUTHENTICATED; the caller's key is not valid any more.

@@ -1,8 +1,9 @@
 """Errors that callers see: one exception, its constructors by meaning, and its form on the wire.
 
-Owns the mapping from meanings to gRPC codes and google.rpc details. Every refusal in this room raises a `ServiceError`; `rpc_boundary` is the
-only place that turns one into a status. Messages name field, rule and limit, and never echo a caller's value whole: gRPC turns statuses
-above some KiB into RESOURCE_EXHAUSTED, so that message and details are capped at 1 KiB together.
+Owns the mapping from meanings to gRPC codes and google.rpc details. Every refusal in this room
+raises a `ServiceError`; `rpc_boundary` is the only place that turns one into a status. Messages
+name field, rule and limit, and never echo a caller's value whole: gRPC turns statuses above some
+KiB into RESOURCE_EXHAUSTED, so that message and details are capped at 1 KiB together.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Violation:
     """One broken rule.
 
     Attributes:
-        field: path of the field in the request, as the .proto names it, for example "spec.sampling.top_p".
+        field: path of the field in the request, as the .proto names it, for example
+            "spec.sampling.top_p".
         description: the rule and its limit.
     """
 
@@ -43,7 +45,8 @@ class ServiceError(Exception):
 
     Attributes:
         code: the gRPC status code.
-        message: one line for people, of printable characters: a name that a caller chose may stand in it, on its way to a terminal or a log.
+        message: one line for people, of printable characters: a name that a caller chose may stand
+            in it, on its way to a terminal or a log.
         details: google.rpc messages for programs.
     """
 
@@ -106,7 +109,9 @@ def failed_precondition(text: str) -> ServiceError:
 
 
 def unimplemented(text: str) -> ServiceError:
-    """Returns UNIMPLEMENTED, for what this version of the server cannot do; the text names the field."""
+    """Returns UNIMPLEMENTED, for what this version of the server cannot do; the text names the
+    field.
+    """
     return ServiceError(grpc.StatusCode.UNIMPLEMENTED, text)
 
 
@@ -123,7 +128,9 @@ def exhausted(text: str, retry_after_s: float | None = None) -> ServiceError:
 
 
 def too_large(what: str, num_bytes: int, max_bytes: int, instead: str = "") -> ServiceError:
-    """Returns RESOURCE_EXHAUSTED for an answer, or a part of one, that no message can hold; `instead` says what to use."""
+    """Returns RESOURCE_EXHAUSTED for an answer, or a part of one, that no message can hold;
+    `instead` says what to use.
+    """
     return exhausted(f"{what} has {num_bytes} bytes, a message at most {max_bytes}" + (instead and f"; {instead}"))
 
 
@@ -138,7 +145,9 @@ def cancelled() -> ServiceError:
 
 
 def internal(error_id: str) -> ServiceError:
-    """Returns INTERNAL with an id that the server's log carries too; the exception's own text stays out of it."""
+    """Returns INTERNAL with an id that the server's log carries too; the exception's own text stays
+    out of it.
+    """
     info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=_ERROR_DOMAIN, metadata={"error_id": error_id})
     return ServiceError(
         grpc.StatusCode.INTERNAL, f"internal error {error_id}; the server's log says more under this id", [info]
@@ -154,7 +163,9 @@ def from_status(status: status_pb2.Status) -> ServiceError:
 
 
 def to_status(error: ServiceError) -> status_pb2.Status:
-    """Returns the error as google.rpc.Status of at most 1 KiB: violations and details that do not fit are left out, last first."""
+    """Returns the error as google.rpc.Status of at most 1 KiB: violations and details that do not
+    fit are left out, last first.
+    """
     status = status_pb2.Status(code=error.code.value[0], message=error.message)
     for detail in error.details:
         packed = any_pb2.Any()

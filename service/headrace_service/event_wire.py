@@ -1,11 +1,15 @@
-"""Generation events of headrace.v1 as bytes, ready for `context.write`; this module is an `EventWire`.
+"""Generation events of headrace.v1 as bytes, ready for `context.write`; this module is an
+`EventWire`.
 
-Owns the encoding of every `GenerationEvent`. The answers of Generate, Chat and Subscribe hold their event in field 1, so that one encoding
-serves all three, and streams are registered without a serializer. The message of one token is joined from parts that protobuf encoded before
-(fields may follow each other in pieces, so that position and token can be kept apart): 0.5 us against 3.4 us for building it from scratch.
+Owns the encoding of every `GenerationEvent`. The answers of Generate, Chat and Subscribe hold their
+event in field 1, so that one encoding serves all three, and streams are registered without a
+serializer. The message of one token is joined from parts that protobuf encoded before (fields may
+follow each other in pieces, so that position and token can be kept apart): 0.5 us against 3.4 us
+for building it from scratch.
 
-No message is kept and filled again: protobuf frees what a message ever held only together with the message, so that one which lives as long
-as the process grows with everything that passes through it.
+No message is kept and filled again: protobuf frees what a message ever held only together with the
+message, so that one which lives as long as the process grows with everything that passes through
+it.
 """
 
 from __future__ import annotations
@@ -102,7 +106,9 @@ def delta(
 
 
 def output_finished(end: engine_pb2.OutputEnd, stop_strings: Sequence[str]) -> bytes:
-    """Returns the OutputFinished event; `stop_strings` are the request's, to name the one that matched."""
+    """Returns the OutputFinished event; `stop_strings` are the request's, to name the one that
+    matched.
+    """
     event = generation_pb2.OutputFinished(output_index=end.output_index, reason=finish_reason(end.reason))
     if end.HasField("stop_token_id"):
         event.matched_stop.token_id = end.stop_token_id
@@ -141,7 +147,9 @@ def _framed(delta: bytes) -> bytes:
 
 @functools.lru_cache(_MAX_KEPT_PARTS)
 def _frame(size: int) -> bytes:
-    """Returns the bytes before a Delta of `size` bytes: tag and length of the event within the answer, and of the delta within the event."""
+    """Returns the bytes before a Delta of `size` bytes: tag and length of the event within the
+    answer, and of the delta within the event.
+    """
     inner = _DELTA_TAG + varint.encode(size)
     return _EVENT_TAG + varint.encode(len(inner) + size) + inner
 

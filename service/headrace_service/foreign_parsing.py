@@ -1,7 +1,10 @@
-"""For services whose handlers are not ours (health checking, reflection): bytes that are no message are the caller's mistake there too.
+"""For services whose handlers are not ours (health checking, reflection): bytes that are no message
+are the caller's mistake there too.
 
-Owns the rule that `parsing` keeps for our own RPCs. Generated code gives grpc a deserializer that raises, and grpc answers that with UNKNOWN and the name of a Python
-class; in its place stands one that does not, and a handler that refuses what it could not read. Unknown fields are left to those services.
+Owns the rule that `parsing` keeps for our own RPCs. Generated code gives grpc a deserializer that
+raises, and grpc answers that with UNKNOWN and the name of a Python class; in its place stands one
+that does not, and a handler that refuses what it could not read. Unknown fields are left to those
+services.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Generate, Complete, Chat, Submit and Subscribe.
 
-Owns the steps of each RPC: check, start, deliver. Every stream is given up in the end, so that a caller who leaves in any way frees what its
-request holds.
+Owns the steps of each RPC: check, start, deliver. Every stream is given up in the end, so that a
+caller who leaves in any way frees what its request holds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """One subscription on its way from the engine to one reader.
 
-Owns what is pending for the reader and the order of events: started, the prompt's log probabilities, resumed, deltas, output_finished, done. The engine's side (`push`, `note_*`,
-`fail`) is called while a step is dealt out and never waits; the reader's side (`take`, `news`) is one coroutine. When the reader is behind,
-everything pending goes into one message per output, so that a slow reader costs fewer messages, not more memory; how far behind it may
-fall is watched by `reader_watch`. Knows the engine's messages, not its connection; what events become is the `EventWire`'s.
+Owns what is pending for the reader and the order of events: started, the prompt's log
+probabilities, resumed, deltas, output_finished, done. The engine's side (`push`, `note_*`, `fail`)
+is called while a step is dealt out and never waits; the reader's side (`take`, `news`) is one
+coroutine. When the reader is behind, everything pending goes into one message per output, so that a
+slow reader costs fewer messages, not more memory; how far behind it may fall is watched by
+`reader_watch`. Knows the engine's messages, not its connection; what events become is the
+`EventWire`'s.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from headrace_service.wires import EventWire, TokenLogprobs
 # What one pending token, and one of its reported alternatives, takes in this process's lists.
 _TOKEN_BYTES = 40
 _TOP_ENTRY_BYTES = 64
-# Of a prompt, in one event: at most 190 bytes each, so that the event fits the smallest limit of a message, 64 KiB.
+# Of a prompt, in one event: at most 190 bytes each, so that the event fits the smallest limit of a
+# message, 64 KiB.
 _MAX_PROMPT_TOKENS = 256
 
 
@@ -43,12 +47,15 @@ class GenerationStream:
         done: set when the request has ended; nothing comes after it.
         failure: set when the subscription ended without the request's end.
         hit_deadline: whether the engine ended an output for its time.
-        deadline_is_status: whether that time was the call's own deadline, so that the call must end with it.
-        at_edge: whether no token has left yet, or the request has ended: the writes whose times count.
+        deadline_is_status: whether that time was the call's own deadline, so that the call must end
+            with it.
+        at_edge: whether no token has left yet, or the request has ended: the writes whose times
+            count.
         has_news: whether something came since the last `take`.
         pending_bytes: memory that undelivered tokens take.
         writing_since_ns: when the write that the reader has not taken yet began; 0: none.
-        listener: called on news instead of waking whoever awaits `news`; for readers of many streams.
+        listener: called on news instead of waking whoever awaits `news`; for readers of many
+            streams.
         ends: how each output that has ended did.
         ledger: what the reader was told of where the time went; None before it was.
         trace: what will be told of the generation at its end; None if nothing will, or it has been.
@@ -188,7 +195,10 @@ class GenerationStream:
             self.writer.cancel()
 
     def note_failure(self, failure: errors.ServiceError) -> None:
-        """Notes what the call ended with, for what is told of the generation. A caller who left is no failure."""
+        """Notes what the call ended with, for what is told of the generation.
+
+        A caller who left is no failure.
+        """
         if self.trace is not None and failure.code is not grpc.StatusCode.CANCELLED:
             self.trace.failure = failure
 
@@ -223,13 +233,18 @@ class GenerationStream:
             self.tokens_left(left_ns)
 
     def tokens_left(self, now_ns: int) -> None:
-        """Notes when tokens left, if the first ones are among what was taken; to be called while `at_edge`."""
+        """Notes when tokens left, if the first ones are among what was taken; to be called while
+        `at_edge`.
+        """
         if not self.clock.first_left_ns and any(output.num_taken for output in self._outputs.values()):
             self.clock.first_left_ns = now_ns
             self.at_edge = self.done is not None
 
     def take_done(self) -> bytes | None:
-        """Returns the message of the request's end as of this moment. The request must have ended."""
+        """Returns the message of the request's end as of this moment.
+
+        The request must have ended.
+        """
         assert self.done is not None
         self.ledger = ledger.close(self.done, self.clock, time.monotonic_ns())
         return self._wire.done(self.done, self.ledger)
@@ -240,7 +255,9 @@ class GenerationStream:
         return self._waiter
 
     async def wait_ended(self) -> None:
-        """Returns when the request or the subscription has ended; for calls that answer with everything at once."""
+        """Returns when the request or the subscription has ended; for calls that answer with
+        everything at once.
+        """
         self._whole = True
         while self.done is None and self.failure is None:
             await self.news()

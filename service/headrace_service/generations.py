@@ -1,7 +1,9 @@
-"""From what a caller wants to a stream that brings it, whatever the wire: headrace.v1, sessions, KServe.
+"""From what a caller wants to a stream that brings it, whatever the wire: headrace.v1, sessions,
+KServe.
 
-Owns the steps that every way of generating shares: a text or conversation becomes a prompt, spec and prompt become the engine's request, the
-request becomes a `GenerationStream` that is given up however its reader leaves. Which events are sent, and as what, is the wire's.
+Owns the steps that every way of generating shares: a text or conversation becomes a prompt, spec
+and prompt become the engine's request, the request becomes a `GenerationStream` that is given up
+however its reader leaves. Which events are sent, and as what, is the wire's.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class Generations:
         """Returns a conversation as the model's own template lays it out, encoded.
 
         Raises:
-            ServiceError: FAILED_PRECONDITION, there is no template; INVALID_ARGUMENT, the template refuses it or its text is too long.
+            ServiceError: FAILED_PRECONDITION, there is no template; INVALID_ARGUMENT, the template
+                refuses it or its text is too long.
         """
         text_model = model.text
         if text_model.chat_template is None:
@@ -94,7 +97,8 @@ class Generations:
     ) -> GenerationStream:
         """Has the engine begin a generation that ends with its call, and returns its stream.
 
-        The model is the one that `placed` names; whoever gets the stream gives it up by `model.engine.abandon(stream, call)`.
+        The model is the one that `placed` names; whoever gets the stream gives it up by
+        `model.engine.abandon(stream, call)`.
 
         Raises:
             ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
@@ -119,7 +123,9 @@ class Generations:
     async def running(
         self, spec: ResolvedSpec, prompt: Prompt, model: ServedModel, call: Call, wire: EventWire
     ) -> AsyncIterator[GenerationStream]:
-        """`start` on the engine for the prompt; the stream is given up at the end of the block, however that comes."""
+        """`start` on the engine for the prompt; the stream is given up at the end of the block,
+        however that comes.
+        """
         model = self.placed(spec, prompt, model)
         stream = await self.start(spec, prompt, model, call, wire)
         with given_up(stream, model, call):
@@ -134,7 +140,8 @@ class Generations:
             ServiceError: what the engine refused it with; DEADLINE_EXCEEDED; UNAVAILABLE.
         """
         if idempotency_key:
-            # A second asking must find the first, also where the load or a lost engine would send it elsewhere.
+            # A second asking must find the first, also where the load or a lost engine would send
+            # it elsewhere.
             model = replicas.home(model.replicas, f"{call.tenant}/{idempotency_key}".encode())
         else:
             model = self.placed(spec, prompt, model)
@@ -156,7 +163,8 @@ class Generations:
     async def attach(
         self, attach: engine_pb2.AttachRequest, model: ServedModel, call: Call, wire: EventWire
     ) -> GenerationStream:
-        """Joins a generation that exists, and returns its stream; whoever gets it gives it up by `model.engine.leave(stream)`.
+        """Joins a generation that exists, and returns its stream; whoever gets it gives it up by
+        `model.engine.leave(stream)`.
 
         Args:
             attach: request id, output and first token.
@@ -229,7 +237,9 @@ class Generations:
 
 @contextlib.contextmanager
 def given_up(stream: GenerationStream, model: ServedModel, call: Call) -> Iterator[None]:
-    """Gives a stream up at the end of the block, however that comes, and notes what its call ended with."""
+    """Gives a stream up at the end of the block, however that comes, and notes what its call ended
+    with.
+    """
     try:
         yield
     except Exception as error:

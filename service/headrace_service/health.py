@@ -1,8 +1,9 @@
 """grpc.health.v1: whether this process would answer a generation that arrives now.
 
-Owns Check and Watch. SERVING means progress, not a live process: it follows the engine's own state, and a state grown stale counts as not
-serving. (The servicer that ships with grpcio-health-checking loses a watcher's updates when another watcher of the same service leaves,
-and lets one slow watcher hold up the others.)
+Owns Check and Watch. SERVING means progress, not a live process: it follows the engine's own state,
+and a state grown stale counts as not serving. (The servicer that ships with grpcio-health-checking
+loses a watcher's updates when another watcher of the same service leaves, and lets one slow watcher
+hold up the others.)
 """
 
 from __future__ import annotations

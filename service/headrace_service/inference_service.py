@@ -1,7 +1,8 @@
 """The table of RPCs of headrace.v1.InferenceService: which handler answers which method.
 
-Owns registration only. Registered by hand rather than through the generated base class, because requests are parsed inside the boundary and streams
-are written as bytes; a test holds the table against the .proto.
+Owns registration only. Registered by hand rather than through the generated base class, because
+requests are parsed inside the boundary and streams are written as bytes; a test holds the table
+against the .proto.
 """
 
 from __future__ import annotations

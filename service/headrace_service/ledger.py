@@ -1,8 +1,9 @@
 """The service's part of a request's ledger.
 
-Owns the two parts that the engine cannot know: the time from the last token in the engine to its delivery, split into our own work and the
-reader's. The engine's parts (queued to engine_restart) begin at the arrival of the call, because `AddRequest.service_ns` tells the engine how
-long the service had it before. All parts add up to end_to_end exactly.
+Owns the two parts that the engine cannot know: the time from the last token in the engine to its
+delivery, split into our own work and the reader's. The engine's parts (queued to engine_restart)
+begin at the arrival of the call, because `AddRequest.service_ns` tells the engine how long the
+service had it before. All parts add up to end_to_end exactly.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class DeliveryClock:
         self.ended_ns = max(now_ns - ended_ago_ns, 1)
 
     def wrote(self, begin_ns: int, end_ns: int) -> None:
-        """Notes one write that waited for the reader; only what lies after the generation's end counts."""
+        """Notes one write that waited for the reader; only what lies after the generation's end
+        counts.
+        """
         if self.ended_ns:
             self.blocked_ns += max(0, end_ns - max(begin_ns, self.ended_ns, self.arrival_ns))
 

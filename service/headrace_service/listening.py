@@ -1,6 +1,7 @@
 """Addresses and connections of a service process.
 
-Owns the options of the gRPC server, what each of them corrects, and binding: with TLS on HOST:PORT where there is a certificate, plain on Unix sockets.
+Owns the options of the gRPC server, what each of them corrects, and binding: with TLS on HOST:PORT
+where there is a certificate, plain on Unix sockets.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from headrace_credentials.server_tls import ServerTls
 from headrace_service.config import ServiceConfig
 
 MAX_METADATA_BYTES = 8 << 10
-# Above what the interceptor allows, so that it can answer a key of 64 KiB as it answers any other wrong one.
+# Above what the interceptor allows, so that it can answer a key of 64 KiB as it answers any other
+# wrong one.
 _MAX_TRANSPORT_METADATA_BYTES = 80 << 10
 
 
@@ -21,7 +23,9 @@ class CannotListen(Exception):
 
 
 def channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
-    """Returns the server's options; each corrects a default that was measured to harm (unbounded messages, a shared port, late pings)."""
+    """Returns the server's options; each corrects a default that was measured to harm (unbounded
+    messages, a shared port, late pings).
+    """
     options = [
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
@@ -29,8 +33,9 @@ def channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", config.max_connection_streams),
         # Counted for each address. What comes beyond is closed before its handshake.
         ("grpc.max_allowed_incoming_connections", config.max_connections),
-        # Calls that wait for the event loop; beyond these they end CANCELLED before any handler sees them, and admission is ours. Each may hold
-        # metadata of the size below: 5,000 at once with 65 kB took 310 MiB.
+        # Calls that wait for the event loop; beyond these they end CANCELLED before any handler
+        # sees them, and admission is ours. Each may hold metadata of the size below: 5,000 at once
+        # with 65 kB took 310 MiB.
         ("grpc.server.max_pending_requests", 8_000),
         ("grpc.server.max_pending_requests_hard_limit", 16_000),
         ("grpc.keepalive_time_ms", int(config.keepalive_s * 1000)),

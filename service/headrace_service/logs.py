@@ -1,7 +1,8 @@
 """Logs of the service process: structlog to stderr, for people or as JSON lines.
 
-Owns the one place where a process sets logging up. What is logged anywhere in this room: ids, counts, durations, codes and the places of
-exceptions. Never prompts, outputs, stop strings, keys or an exception's own text, which may quote any of them.
+Owns the one place where a process sets logging up. What is logged anywhere in this room: ids,
+counts, durations, codes and the places of exceptions. Never prompts, outputs, stop strings, keys or
+an exception's own text, which may quote any of them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class _Switchboard:
         now_s = time.monotonic()
         if self._source is not None and now_s - self._asked_s >= _LOOK_EVERY_S:
             self.switches, self._asked_s = self._source(), now_s
-        # Methods without a switch (critical) always pass, and so do audit lines: who can switch logs must not switch off what is said of him.
+        # Methods without a switch (critical) always pass, and so do audit lines: who can switch
+        # logs must not switch off what is said of him.
         if "audit" not in event and not getattr(self.switches, method, True):
             raise structlog.DropEvent
         return event
@@ -84,16 +86,20 @@ def configure(log_format: Literal["console", "json"], level: str) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             renderer,
         ],
-        # Levels can be switched on while the process runs, so that what is filtered before the processors is nothing.
+        # Levels can be switched on while the process runs, so that what is filtered before the
+        # processors is nothing.
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # grpc.aio logs exceptions of handlers with their text; ours never leave the boundary, and its own are not for this log.
+    # grpc.aio logs exceptions of handlers with their text; ours never leave the boundary, and its
+    # own are not for this log.
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
 def places(error: BaseException) -> list[str]:
-    """Returns where an exception passed, innermost last, as "file:line function": what a log may show of it."""
+    """Returns where an exception passed, innermost last, as "file:line function": what a log may
+    show of it.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     return [f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames[-8:]]

@@ -1,7 +1,7 @@
 """The service process: `python -m headrace_service --config-json FILE` (or `-` for stdin).
 
-Owns the process's entry: configuration, logs, event loop, exit codes. 0: shut down by signal; 2: it can never run as configured (one line
-on stderr says why); 1: anything else.
+Owns the process's entry: configuration, logs, event loop, exit codes. 0: shut down by signal; 2: it
+can never run as configured (one line on stderr says why); 1: anything else.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def _refuse(why: str) -> int:
 
 
 def _exit_with_parent() -> None:
-    """Asks Linux for SIGKILL when the parent dies, whose other children, the backend too, end with it; ends at once if it is dead already."""
+    """Asks Linux for SIGKILL when the parent dies, whose other children, the backend too, end with
+    it; ends at once if it is dead already.
+    """
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent or parent == 1:

@@ -1,7 +1,9 @@
-"""What an operator does to the models, for every wire that has such calls: headrace.v1's AdminService and KServe's repository.
+"""What an operator does to the models, for every wire that has such calls: headrace.v1's
+AdminService and KServe's repository.
 
-Owns the steps: the wish goes to the supervisor, which acts for all service processes, and is answered when this process has seen what came of it. Without
-a supervisor (`headrace service` alone) there is nobody to load or unload, and a drain is this process's own.
+Owns the steps: the wish goes to the supervisor, which acts for all service processes, and is
+answered when this process has seen what came of it. Without a supervisor (`headrace service` alone)
+there is nobody to load or unload, and a drain is this process's own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from headrace_service.control_client import ControlClient
 from headrace_service.errors import ServiceError
 from headrace_service.served_models import ServedModel, ServedModels, engine_addresses
 
-# What the supervisor says reaches services within milliseconds; a model's tokenizer takes some seconds to read.
+# What the supervisor says reaches services within milliseconds; a model's tokenizer takes some
+# seconds to read.
 _SEEN_WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.02
 _DRAIN_LOAD_S = 5.0
@@ -58,7 +61,8 @@ class ModelAdmin:
             The model, and whether it served already.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION, RESOURCE_EXHAUSTED as the supervisor says; UNAVAILABLE.
+            ServiceError: INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION, RESOURCE_EXHAUSTED as
+                the supervisor says; UNAVAILABLE.
         """
         loaded = await self._supervisor().load(name, memory_bytes)
         addresses = engine_addresses(loaded.model)
@@ -110,12 +114,17 @@ class ModelAdmin:
 
 
 def _has_loaded(model: ServedModel) -> bool:
-    """Whether this process has seen the end of a load: the model takes generations, unless the server is drained, or can't be served here."""
+    """Whether this process has seen the end of a load: the model takes generations, unless the
+    server is drained, or can't be served here.
+    """
     return bool(model.broken) or (model.is_known and model.engine.serving and not model.is_loading)
 
 
 async def _seen(condition: Callable[[], Found | None], otherwise: str) -> Found:
-    """Returns what the condition gives, as soon as it gives something. Raises ServiceError: UNAVAILABLE."""
+    """Returns what the condition gives, as soon as it gives something.
+
+    Raises ServiceError: UNAVAILABLE.
+    """
     try:
         async with asyncio.timeout(_SEEN_WITHIN_S):
             while not (found := condition()):

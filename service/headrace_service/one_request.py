@@ -1,7 +1,9 @@
 """Calls that must hold one request: a caller that ends its sending without any is told so.
 
-grpc reads the request of such a call itself, and leaves a call without one unanswered until its deadline, which may be never. So grpc is given a handler of a stream in its place, which reads the one
-request, or finds that there is none, and hands that on. What comes behind the first request is not read: the first is answered.
+grpc reads the request of such a call itself, and leaves a call without one unanswered until its
+deadline, which may be never. So grpc is given a handler of a stream in its place, which reads the
+one request, or finds that there is none, and hands that on. What comes behind the first request is
+not read: the first is answered.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class OneRequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Stands in front of those that look at requests, which then see handlers of one request as ever."""
+    """Stands in front of those that look at requests, which then see handlers of one request as
+    ever.
+    """
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]], details: grpc.HandlerCallDetails

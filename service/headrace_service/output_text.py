@@ -1,8 +1,9 @@
 """One output of a stream: the tokens that wait for the reader, and the text they become.
 
-Owns what is pending for one (stream, output), and cuts it into deltas whose ids, text and log probabilities cover the same tokens.
-A subscription that starts in the middle is rendered from token 0, silently, up to the last token before its first one whose text was decided by then; if the output ended
-before that token, there is nothing to deliver.
+Owns what is pending for one (stream, output), and cuts it into deltas whose ids, text and log
+probabilities cover the same tokens. A subscription that starts in the middle is rendered from token
+0, silently, up to the last token before its first one whose text was decided by then; if the output
+ended before that token, there is nothing to deliver.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from headrace_service.render_state import RenderState
 from headrace_service.tracing.recording import Recording
 from headrace_service.wires import EventWire, TokenLogprobs
 
-# Keep a message of a long replay well under the smallest limit of a message, 64 KiB: a token of text takes some 10 bytes, one with 20 most likely
-# tokens 150 bytes of headrace.v1 and 1.7 kB of KServe's JSON.
+# Keep a message of a long replay well under the smallest limit of a message, 64 KiB: a token of
+# text takes some 10 bytes, one with 20 most likely tokens 150 bytes of headrace.v1 and 1.7 kB of
+# KServe's JSON.
 _MAX_DELTA_TOKENS = 1024
 _MAX_LOGPROB_DELTA_TOKENS = 16
 # First token's position, token ids, text, log probabilities.
@@ -68,9 +70,11 @@ class OutputText:
         self._detokenizer = None if render.ids_only else IncrementalDetokenizer(table, render.skip_special)
         self._next_token = 0
         self._skip_left = from_token
-        # Whether there was a token that the subscription wants; until then what is held back was the reader's before.
+        # Whether there was a token that the subscription wants; until then what is held back was
+        # the reader's before.
         self._has_news = from_token == 0
-        # Log probabilities of tokens that the detokenizer holds back, then of those that it gets next.
+        # Log probabilities of tokens that the detokenizer holds back, then of those that it gets
+        # next.
         self._unsent_logprobs: list[TokenLogprobs] = []
 
     @property
@@ -96,7 +100,9 @@ class OutputText:
             self._append_delta(messages, *self._finish(self.end.trim_bytes))
 
     def _take_all_but_last(self, messages: list[bytes]) -> None:
-        """Appends the messages of more tokens than one holds, but for the last; what the end trims stays whole in that one."""
+        """Appends the messages of more tokens than one holds, but for the last; what the end trims
+        stays whole in that one.
+        """
         num_trimmed = 0
         if self.end is not None and self._detokenizer is not None:
             num_trimmed = self._detokenizer.num_trimmed(self.tokens, self.end.trim_bytes)
@@ -105,7 +111,9 @@ class OutputText:
             self._append_delta(messages, *self._release(min(self._max_delta_tokens, len(self.tokens) - last)))
 
     def _skip(self) -> None:
-        """Renders tokens before the first one wanted without delivering them; what is held back at the border is delivered."""
+        """Renders tokens before the first one wanted without delivering them; what is held back at
+        the border is delivered.
+        """
         num_tokens = min(self._skip_left, len(self.tokens))
         self._skip_left -= num_tokens
         if num_tokens:

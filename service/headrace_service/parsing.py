@@ -1,7 +1,8 @@
 """From a call's bytes to its request message, with nothing guessed and nothing ignored.
 
-Owns two rules that protobuf itself does not keep: bytes that do not parse are the caller's mistake (grpc would answer UNKNOWN with a
-Python class name), and a field that this server's .proto does not have is refused by its number instead of being dropped.
+Owns two rules that protobuf itself does not keep: bytes that do not parse are the caller's mistake
+(grpc would answer UNKNOWN with a Python class name), and a field that this server's .proto does not
+have is refused by its number instead of being dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _MAX_UNKNOWN_BYTES = 64 << 10
 
 
 class Unparsed(Generic[Request]):
-    """A request as it arrived: deserializers must not raise inside grpc, so that parsing waits until a handler can answer."""
+    """A request as it arrived: deserializers must not raise inside grpc, so that parsing waits
+    until a handler can answer.
+    """
 
     __slots__ = ("_data", "_message_type")
 
@@ -35,8 +38,8 @@ class Unparsed(Generic[Request]):
         """Returns the message.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT; the bytes are no such message, hold fields that the message does not have, or more
-                messages or unknown bytes than are looked through.
+            ServiceError: INVALID_ARGUMENT; the bytes are no such message, hold fields that the
+                message does not have, or more messages or unknown bytes than are looked through.
         """
         try:
             request = self._message_type.FromString(self._data)
@@ -57,7 +60,9 @@ class Unparsed(Generic[Request]):
             return None
 
     def _check_unknown_bytes(self, request: Request) -> None:
-        """Refuses a mass of unknown fields unseen: UnknownFieldSet makes an object of each, seconds for a large request."""
+        """Refuses a mass of unknown fields unseen: UnknownFieldSet makes an object of each, seconds
+        for a large request.
+        """
         known = self._message_type.FromString(self._data)
         known.DiscardUnknownFields()
         num_bytes = request.ByteSize() - known.ByteSize()

@@ -1,7 +1,8 @@
 """Readers that do not read: how far behind they may fall, and for how long.
 
-Owns the two limits and the periodic look at all streams. grpc itself holds a write back once a reader's flow-control window is full, so
-that memory per stream is the window, one batch being written, and what is pending here.
+Owns the two limits and the periodic look at all streams. grpc itself holds a write back once a
+reader's flow-control window is full, so that memory per stream is the window, one batch being
+written, and what is pending here.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class ReaderLimits:
     stall_timeout_ns: int
 
     def broken_by(self, reader: Reader, now_ns: int) -> errors.ServiceError | None:
-        """Returns why the call must end, if its reader is too slow; notes when it went above the cap."""
+        """Returns why the call must end, if its reader is too slow; notes when it went above the
+        cap.
+        """
         cap_bytes = self.cap_bytes * reader.cap_factor
         if reader.pending_bytes > cap_bytes:
             reader.over_cap_since_ns = reader.over_cap_since_ns or now_ns

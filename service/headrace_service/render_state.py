@@ -1,7 +1,8 @@
 """What it takes to turn a request's token ids into its events, beyond the ids.
 
-Travels to the engine as the opaque `service_state` of a request and comes back on attach, so that any service process can render any
-request. Readers of another version must understand it: fields may be added with defaults, never changed.
+Travels to the engine as the opaque `service_state` of a request and comes back on attach, so that
+any service process can render any request. Readers of another version must understand it: fields
+may be added with defaults, never changed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """To which of a model's engines a new request goes, where it has several (replicas).
 
-Owns the rule. Prompts that begin alike go to one engine, whose prefix cache then serves them all; nothing is remembered for that, so every service process comes to the same answer, and so does the next life of
-one. Each prefix has an order of its own over the engines (rendezvous hashing): the first that serves takes its requests, unless it has far more to do than the others; when an engine is lost only its own prefixes go
-elsewhere, and they come back with it. What follows a request (its readers, its end) finds its engine by the request's id.
+Owns the rule. Prompts that begin alike go to one engine, whose prefix cache then serves them all;
+nothing is remembered for that, so every service process comes to the same answer, and so does the
+next life of one. Each prefix has an order of its own over the engines (rendezvous hashing): the
+first that serves takes its requests, unless it has far more to do than the others; when an engine
+is lost only its own prefixes go elsewhere, and they come back with it. What follows a request (its
+readers, its end) finds its engine by the request's id.
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ from typing import Protocol, TypeVar
 
 from headrace_service.tokenization import TokenIds
 
-# Tokens by which prompts are told apart. Fewer would be what a chat template puts before everything; prompts that share fewer gain little of each other.
+# Tokens by which prompts are told apart. Fewer would be what a chat template puts before
+# everything; prompts that share fewer gain little of each other.
 PREFIX_TOKENS = 64
-# An engine has far more to do than the others with this many requests more than so many times their mean. Chosen, not measured: a few readers of one text stay together, a prefix that everybody has spreads.
+# An engine has far more to do than the others with this many requests more than so many times their
+# mean. Chosen, not measured: a few readers of one text stay together, a prefix that everybody has
+# spreads.
 _SPARE_REQUESTS = 32
 _MOST_OF_MEAN = 1.5
 
@@ -49,7 +55,9 @@ def prefix_key(token_ids: TokenIds, cache_salt: bytes) -> bytes:
 
 
 def place(engines: Sequence[Engine], key: bytes) -> Engine:
-    """Returns the engine for a request of a prefix: one that serves, else one that will, else the one that has it otherwise, which says what is wrong."""
+    """Returns the engine for a request of a prefix: one that serves, else one that will, else the
+    one that has it otherwise, which says what is wrong.
+    """
     ordered = _ordered(engines, key)
     able = [engine for engine in ordered if engine.serving] or [engine for engine in ordered if engine.is_reachable]
     if not able:
@@ -59,7 +67,9 @@ def place(engines: Sequence[Engine], key: bytes) -> Engine:
 
 
 def home(engines: Sequence[Engine], key: bytes) -> Engine:
-    """Returns the one engine of a key, whether it serves or not: the only one that knows what was asked under that key before."""
+    """Returns the one engine of a key, whether it serves or not: the only one that knows what was
+    asked under that key before.
+    """
     return _ordered(engines, key)[0]
 
 

@@ -1,8 +1,11 @@
-"""Request ids: unique without coordination, sorted by time of creation, and with the tag of the engine that answers.
+"""Request ids: unique without coordination, sorted by time of creation, and with the tag of the
+engine that answers.
 
-48 bits of milliseconds since the epoch, then 80 random bits, in Crockford's base 32 (no I, L, O, U), a hyphen, and 20 bits of the SHA-256 of the
-model's name, and of the engine's number where a model has several (replicas). Ids of one process keep their order within a millisecond too: the random part then counts on. The tag lets any service process find
-the engine that knows a request, without asking all of them.
+48 bits of milliseconds since the epoch, then 80 random bits, in Crockford's base 32 (no I, L, O,
+U), a hyphen, and 20 bits of the SHA-256 of the model's name, and of the engine's number where a
+model has several (replicas). Ids of one process keep their order within a millisecond too: the
+random part then counts on. The tag lets any service process find the engine that knows a request,
+without asking all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ class RequestIds:
 
 
 def model_tag(name: str, replica: int = 0) -> str:
-    """Returns what the ids of the requests end with that one of a model's engines has. No name has a slash."""
+    """Returns what the ids of the requests end with that one of a model's engines has.
+
+    No name has a slash.
+    """
     named = f"{name}/{replica}" if replica else name
     return _base32(int.from_bytes(hashlib.sha256(named.encode()).digest()[:3], "big"), _TAG_LENGTH)
 

@@ -1,7 +1,8 @@
 """One list over the requests of several engines, page by page.
 
-Owns the merge (newest first by time of creation; within an engine its own order) and the page token: for each model that takes part, its tag and the sequence
-number of the row that was given last. A model that is loaded while somebody turns pages is not in the token and stays out.
+Owns the merge (newest first by time of creation; within an engine its own order) and the page
+token: for each model that takes part, its tag and the sequence number of the row that was given
+last. A model that is loaded while somebody turns pages is not in the token and stays out.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ async def page(models: Sequence[ServedModel], query: engine_pb2.ListQuery, page_
         page_token: of the page before; "" for the first.
 
     Raises:
-        ServiceError: UNAVAILABLE; an engine cannot be reached, so that the list would lack its requests.
+        ServiceError: UNAVAILABLE; an engine cannot be reached, so that the list would lack its
+            requests.
     """
     cursors = _cursors(page_token) if page_token else {model.tag: _NEWEST for model in models}
     assert cursors is not None, "is_token comes first"
@@ -87,7 +89,10 @@ async def _part(model: ServedModel, query: engine_pb2.ListQuery, before: int) ->
 
 
 def _rows(index: int, part: _Part) -> Iterator[tuple[int, int, engine_pb2.RequestRow]]:
-    """Rows with what they are sorted by. An engine's clock may step back; its rows keep their order all the same."""
+    """Rows with what they are sorted by.
+
+    An engine's clock may step back; its rows keep their order all the same.
+    """
     newest_ns = 1 << 64
     for row in part.listed.rows:
         newest_ns = min(newest_ns, row.created_at_ns)

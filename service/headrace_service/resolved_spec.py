@@ -1,6 +1,7 @@
 """A generation as the engine is asked for it: every default filled in, every rule checked.
 
-Owns the plain data between validation and the engine's protocol. No absent value here means a default.
+Owns the plain data between validation and the engine's protocol. No absent value here means a
+default.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class ModelFacts:
         vocabulary_size: token ids are below it.
         max_context_tokens: of prompt and output together.
         max_outputs: largest n.
-        max_text_bytes: longest prompt; what is longer cannot fit the context, or is too long to be encoded.
+        max_text_bytes: longest prompt; what is longer cannot fit the context, or is too long to be
+            encoded.
         defaults: what absent sampling parameters become.
     """
 

@@ -1,7 +1,8 @@
 """Between grpc and the handlers: every call ends with one status that names no internals.
 
-Owns parsing before a handler runs, the turning of exceptions into statuses, and the catch-all that answers INTERNAL with an error id and
-logs where it happened. Handlers take a parsed request and a `Call`, and raise `ServiceError`. Cancellation passes through untouched.
+Owns parsing before a handler runs, the turning of exceptions into statuses, and the catch-all that
+answers INTERNAL with an error id and logs where it happened. Handlers take a parsed request and a
+`Call`, and raise `ServiceError`. Cancellation passes through untouched.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ def _unary(
 def streaming(
     request_type: type[Request], handler: Callable[[Request, Call], Awaitable[None]]
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns the method handler of an RPC that streams; its handler writes serialized messages to `call.context`."""
+    """Returns the method handler of an RPC that streams; its handler writes serialized messages to
+    `call.context`.
+    """
 
     async def stream(request: parsing.Unparsed[Request], context: Context) -> None:
         try:
@@ -131,7 +134,9 @@ def bidirectional(
     request_type: type[Request],
     handler: Callable[[AsyncIterator[parsing.Unparsed[Request]], Call], Awaitable[None]],
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns the method handler of an RPC that streams both ways; its handler parses each request and writes serialized messages."""
+    """Returns the method handler of an RPC that streams both ways; its handler parses each request
+    and writes serialized messages.
+    """
 
     async def stream(requests: AsyncIterator[parsing.Unparsed[Request]], context: Context) -> None:
         try:
@@ -160,7 +165,9 @@ def failure_of(context: Context, error: Exception) -> errors.ServiceError:
 
 
 def _unexpected(context: Context, error: Exception) -> errors.ServiceError:
-    """Returns the error for a caller who can do nothing about it; writing to a call that is gone is nobody's mistake."""
+    """Returns the error for a caller who can do nothing about it; writing to a call that is gone is
+    nobody's mistake.
+    """
     if (
         isinstance(error, (grpc.aio.BaseError, asyncio.InvalidStateError))
         or type(error).__name__ == "ExecuteBatchError"

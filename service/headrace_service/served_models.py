@@ -1,8 +1,10 @@
-"""The models that this service fronts, each with its engine and its text; a model of several engines (replicas) is there once for each.
+"""The models that this service fronts, each with its engine and its text; a model of several
+engines (replicas) is there once for each.
 
-Owns which there are, the finding of a model by the name a caller gives and of the model that a request id belongs to (ids carry their model's tag), and
-the connections to their engines. Models are told by the supervisor (`control_client`) and come and go; a service that runs alone has one, whose
-name is the engine's, known from its welcome on. Nothing here starts or ends an engine.
+Owns which there are, the finding of a model by the name a caller gives and of the model that a
+request id belongs to (ids carry their model's tag), and the connections to their engines. Models
+are told by the supervisor (`control_client`) and come and go; a service that runs alone has one,
+whose name is the engine's, known from its welcome on. Nothing here starts or ends an engine.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _log = structlog.get_logger("headrace.service")
 
 
 class ServedModel:
-    """One engine of a model: the client of it, and the model's text once the engine has said what it serves.
+    """One engine of a model: the client of it, and the model's text once the engine has said what
+    it serves.
 
     Attributes:
         replica: its number among the model's engines.
@@ -42,7 +45,8 @@ class ServedModel:
         address: where its backend listens.
         engine: questions and subscriptions.
         connection: the life of the engine's connection; `ServedModels` runs it.
-        state: what the supervisor says of the model; BACKEND_STATE_UNSPECIFIED without a supervisor.
+        state: what the supervisor says of the model; BACKEND_STATE_UNSPECIFIED without a
+            supervisor.
         closed: why no new generation is taken; "" while they are.
         broken: why this process can't serve it at all; "" unless so.
     """
@@ -86,7 +90,8 @@ class ServedModel:
         """Returns this model, once its engine has said what it serves.
 
         Raises:
-            ServiceError: UNAVAILABLE, it has not yet; FAILED_PRECONDITION, this process can't serve it.
+            ServiceError: UNAVAILABLE, it has not yet; FAILED_PRECONDITION, this process can't serve
+                it.
         """
         if self.broken:
             raise errors.failed_precondition(self.broken)
@@ -111,7 +116,9 @@ class ServedModel:
 
     @property
     def was_tried(self) -> bool:
-        """Whether this process has learned what its engine serves, or that it can't at present: an attempt that began after the engine was ready failed."""
+        """Whether this process has learned what its engine serves, or that it can't at present: an
+        attempt that began after the engine was ready failed.
+        """
         if self.is_known or self.broken:
             return True
         before = self._attempts_before_ready
@@ -125,7 +132,10 @@ class ServedModel:
 
     @property
     def tag(self) -> str:
-        """What the ids of this engine's requests end with. Raises ServiceError: UNAVAILABLE while its name is not known."""
+        """What the ids of this engine's requests end with.
+
+        Raises ServiceError: UNAVAILABLE while its name is not known.
+        """
         return request_ids.model_tag(self.name if self.name is not None else self.text.facts.name, self.replica)
 
     @property
@@ -149,7 +159,11 @@ class ServedModel:
             raise errors.unavailable(self.closed)
 
     async def _prepare(self, engine: engine_pb2.EngineModel) -> None:
-        """Loads tokenizer and template of the engine's model, unless they are loaded, for this engine or a replica of it. Raises InvalidModelFolder."""
+        """Loads tokenizer and template of the engine's model, unless they are loaded, for this
+        engine or a replica of it.
+
+        Raises InvalidModelFolder.
+        """
         texts = [model._text for model in (self, *self.replicas) if model._text is not None]
         known = next((anew for text in texts if (anew := text.described_anew(engine)) is not None), None)
         self._text = known if known is not None else await self._loader.load(engine)
@@ -160,7 +174,8 @@ class ServedModels:
 
     Attributes:
         draining: whether no model takes new generations.
-        repository: the supervisor's newest word on all models, loaded or not; None for a service alone, and before the first word.
+        repository: the supervisor's newest word on all models, loaded or not; None for a service
+            alone, and before the first word.
     """
 
     def __init__(self, config: ServiceConfig, loader: TextLoader, tracer: Tracer | None) -> None:
@@ -174,7 +189,8 @@ class ServedModels:
         self._wake = asyncio.Event()
         # Whether any model ever was.
         self._was_known = False
-        # Whether the models of the start were ever all loaded, and tried by this process. One that runs alone waits for nobody.
+        # Whether the models of the start were ever all loaded, and tried by this process. One that
+        # runs alone waits for nobody.
         self._has_started = not config.control
         if config.engine:
             self._models.append(ServedModel(config, config.engine, loader, tracer))
@@ -202,14 +218,18 @@ class ServedModels:
 
     @property
     def names(self) -> list[str]:
-        """Names of the models that are served, as far as they are known, and of those that are being loaded."""
+        """Names of the models that are served, as far as they are known, and of those that are
+        being loaded.
+        """
         served = [model.name for model in self._models if model.name is not None]
         told = self.repository.models if self.repository is not None else ()
         return list(dict.fromkeys([*served, *(model.name for model in told if _is_loading(model))]))
 
     @property
     def serving(self) -> bool:
-        """Whether the server has started, and a generation that names no model would be computed; where the default model is not loaded, one of any model."""
+        """Whether the server has started, and a generation that names no model would be computed;
+        where the default model is not loaded, one of any model.
+        """
         if self.draining or not self._started():
             return False
         default = [model for model in self._models if self._default_name in (None, model.name)]
@@ -217,10 +237,12 @@ class ServedModels:
         return any(model.serving for model in loaded or self._models)
 
     def find(self, name: str, caller: Caller) -> ServedModel:
-        """Returns the model of a name, "" is the default's, to a caller who may use it: of several engines any that serves.
+        """Returns the model of a name, "" is the default's, to a caller who may use it: of several
+        engines any that serves.
 
         Raises:
-            ServiceError: PERMISSION_DENIED, whether there is such a model or not; NOT_FOUND; UNAVAILABLE while its engine has not been reached.
+            ServiceError: PERMISSION_DENIED, whether there is such a model or not; NOT_FOUND;
+                UNAVAILABLE while its engine has not been reached.
         """
         if name:
             caller.check_model(name)
@@ -246,7 +268,8 @@ class ServedModels:
         )
 
     def known(self) -> list[ServedModel]:
-        """Returns the models whose engines have said what they serve, each of several engines by itself.
+        """Returns the models whose engines have said what they serve, each of several engines by
+        itself.
 
         Raises:
             ServiceError: UNAVAILABLE; there are models, or may be, but none of them is known yet.
@@ -274,7 +297,10 @@ class ServedModels:
         return self.repository.default_model if self.repository is not None else None
 
     def _check_all_named(self) -> None:
-        """A name that nobody has is unknown only when all names are known. Raises ServiceError: UNAVAILABLE."""
+        """A name that nobody has is unknown only when all names are known.
+
+        Raises ServiceError: UNAVAILABLE.
+        """
         if not self._models and self.repository is None:
             raise errors.unavailable("the models are not known yet")
         for model in self._models:
@@ -288,9 +314,11 @@ class ServedModels:
             raise errors.unavailable(f"model {errors.echo(name)} is being loaded")
 
     def _started(self) -> bool:
-        """Whether the models of the start are loaded, and this process has tried all that are; once so, for good.
+        """Whether the models of the start are loaded, and this process has tried all that are; once
+        so, for good.
 
-        A service that takes the place of one that died waits for what the others know already; an engine that can't be reached holds nobody up.
+        A service that takes the place of one that died waits for what the others know already; an
+        engine that can't be reached holds nobody up.
         """
         if not self._has_started and self.repository is not None and not self.repository.starting:
             ready = [model for model in self._models if model.state == control_pb2.BACKEND_STATE_READY]
@@ -303,7 +331,9 @@ class ServedModels:
     # -- how they come and go
 
     def told(self, state: control_pb2.ServerState) -> None:
-        """Takes the supervisor's newest word: new backends are connected to, those that are gone are left."""
+        """Takes the supervisor's newest word: new backends are connected to, those that are gone
+        are left.
+        """
         self.repository = state
         have = {model.address: model for model in self._models}
         self._models = []
@@ -331,7 +361,8 @@ class ServedModels:
         """Keeps one connection for each model, until cancelled.
 
         Raises:
-            InvalidModelFolder: the folder of the only model, or of the default model at the start, can't be served by this process.
+            InvalidModelFolder: the folder of the only model, or of the default model at the start,
+                can't be served by this process.
         """
         try:
             while True:
@@ -350,7 +381,9 @@ class ServedModels:
             await asyncio.gather(*self._connections.values(), return_exceptions=True)
 
     def _connection_ended(self, model: ServedModel) -> None:
-        """A folder that can't be served ends a process that has nothing else to do; otherwise its model alone is broken."""
+        """A folder that can't be served ends a process that has nothing else to do; otherwise its
+        model alone is broken.
+        """
         try:
             self._connections.pop(model).result()
         except InvalidModelFolder as error:

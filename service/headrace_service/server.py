@@ -1,7 +1,9 @@
 """One service process: its gRPC server, its connection to the backend, and how both begin and end.
 
-Owns which services it serves, the order of start and of shutdown. On SIGTERM health turns NOT_SERVING first, new generations are refused UNAVAILABLE,
-open streams go on for the grace time, what is left ends UNAVAILABLE, and the process exits with 0; a second signal cuts the grace time short.
+Owns which services it serves, the order of start and of shutdown. On SIGTERM health turns
+NOT_SERVING first, new generations are refused UNAVAILABLE, open streams go on for the grace time,
+what is left ends UNAVAILABLE, and the process exits with 0; a second signal cuts the grace time
+short.
 """
 
 from __future__ import annotations
@@ -125,7 +127,9 @@ class Service:
         await self._core.close()
 
     async def _start_probe(self, health: HealthServicer) -> None:
-        """Answers health checks on the private address, if there is one: a server of its own, so that nothing else is open there."""
+        """Answers health checks on the private address, if there is one: a server of its own, so
+        that nothing else is open there.
+        """
         if self._probe_server is None or self._config.probe is None:
             return
         health_pb2_grpc.add_HealthServicer_to_server(health, self._probe_server)

@@ -1,7 +1,8 @@
 """What the handlers of one service process share.
 
-Owns the count of open generations, whether new ones are taken, and the streams that are being delivered. Holds the models, the tokenizer threads
-and the template helper; no handler makes its own.
+Owns the count of open generations, whether new ones are taken, and the streams that are being
+delivered. Holds the models, the tokenizer threads and the template helper; no handler makes its
+own.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class ServiceCore:
         return self.models.serving and not self._draining
 
     async def deliver(self, stream: GenerationStream, write: delivery.Write) -> None:
-        """Writes a stream's messages to its reader until the request has ended, under the watch over slow readers.
+        """Writes a stream's messages to its reader until the request has ended, under the watch
+        over slow readers.
 
         Raises:
             ServiceError: the subscription failed, or its reader is too slow.
@@ -83,7 +85,8 @@ class ServiceCore:
         """Counts one generation or subscription as open.
 
         Raises:
-            ServiceError: UNAVAILABLE while shutting down; RESOURCE_EXHAUSTED when too many are open.
+            ServiceError: UNAVAILABLE while shutting down; RESOURCE_EXHAUSTED when too many are
+                open.
         """
         if self._draining:
             raise errors.unavailable("the server is shutting down")
@@ -101,7 +104,9 @@ class ServiceCore:
                 self._idle.set()
 
     async def drain(self, grace_s: float) -> None:
-        """Takes no more generations, and lets the open ones go on for the grace time; what is left ends UNAVAILABLE."""
+        """Takes no more generations, and lets the open ones go on for the grace time; what is left
+        ends UNAVAILABLE.
+        """
         self._draining = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_s)

@@ -1,8 +1,10 @@
 """Session: many generations of one caller over one stream, one message per engine step.
 
-Owns what is in a session (its frame is `SharedCall`): the table of its generations by the caller's ids, a short task for each wish, and one writer for all of them. The engine's
-side marks generations that have news (`GenerationStream.listener`); since a step is dealt out without a pause, the writer finds all of it together. A wish
-that fails is answered by an error event, and nothing else ends with it.
+Owns what is in a session (its frame is `SharedCall`): the table of its generations by the caller's
+ids, a short task for each wish, and one writer for all of them. The engine's side marks generations
+that have news (`GenerationStream.listener`); since a step is dealt out without a pause, the writer
+finds all of it together. A wish that fails is answered by an error event, and nothing else ends
+with it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ def _nothing() -> None:
 
 
 def _take(stream: GenerationStream, entry: _Entry) -> errors.ServiceError | None:
-    """Moves a generation's news into the batch; returns what it failed by. A mistake of ours about it is no reason to end the others."""
+    """Moves a generation's news into the batch; returns what it failed by.
+
+    A mistake of ours about it is no reason to end the others.
+    """
     assert entry.wire is not None
     try:
         stream.take()
@@ -65,7 +70,9 @@ class SessionHandlers:
         self._core = core
 
     async def session(self, requests: AsyncIterator[Unparsed[inference_pb2.SessionRequest]], call: Call) -> None:
-        """Serves one session until its caller has closed it and its generations have ended, or the call ends."""
+        """Serves one session until its caller has closed it and its generations have ended, or the
+        call ends.
+        """
         session = _Session(self._core, call)
         self._core.delivering.add(session)
         try:
@@ -134,7 +141,9 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
             entry.task = asyncio.create_task(self._begin(entry, request, time.monotonic_ns()))
 
     def _refuse(self, stream_id: int, error: errors.ServiceError) -> None:
-        """Answers a wish that fails; one about a generation that has not ended must not look like that one's end."""
+        """Answers a wish that fails; one about a generation that has not ended must not look like
+        that one's end.
+        """
         shown = 0 if stream_id in self._entries else stream_id
         self._batch.add_error(shown, errors.to_status(error))
         self.wake()
@@ -273,7 +282,9 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
                 stream.tokens_left(now_ns)
 
     def _give_up_when_written(self, entry: _Entry) -> None:
-        """Keeps an ended generation's stream until its last message has left, which its trace tells of."""
+        """Keeps an ended generation's stream until its last message has left, which its trace tells
+        of.
+        """
         self._when_written.append(entry.give_up)
         entry.give_up = _nothing
 

@@ -1,9 +1,12 @@
-"""What a session's next messages hold: the tokens of all its generations as columns, and their events.
+"""What a session's next messages hold: the tokens of all its generations as columns, and their
+events.
 
-Owns the form of `SessionResponse`, in which events come after tokens; those that must come before (accepted, started, the prompt's log
-probabilities) make a message of their own. `SessionWire` is the `EventWire` of one generation: it adds to the batch and leaves nothing else to be written. A token
-costs three appends here; the message is encoded once per engine step. What is too much for one message (logs of generations that are joined) becomes several; an
-event that no message can hold is the failure of its generation.
+Owns the form of `SessionResponse`, in which events come after tokens; those that must come before
+(accepted, started, the prompt's log probabilities) make a message of their own. `SessionWire` is
+the `EventWire` of one generation: it adds to the batch and leaves nothing else to be written. A
+token costs three appends here; the message is encoded once per engine step. What is too much for
+one message (logs of generations that are joined) becomes several; an event that no message can hold
+is the failure of its generation.
 """
 
 from __future__ import annotations
@@ -107,7 +110,9 @@ def _messages_of(events: list[inference_pb2.SessionEvent], cut_bytes: int) -> li
 
 
 def _cut_events(events: list[inference_pb2.SessionEvent], cut_bytes: int) -> Iterator[list[inference_pb2.SessionEvent]]:
-    """Yields the events in order, in lists that make messages of about `cut_bytes`: a prompt's log probabilities may be many megabytes."""
+    """Yields the events in order, in lists that make messages of about `cut_bytes`: a prompt's log
+    probabilities may be many megabytes.
+    """
     taken: list[inference_pb2.SessionEvent] = []
     num_bytes = 0
     for event in events:
@@ -127,11 +132,13 @@ class SessionWire:
     Args:
         batch: the session's.
         stream_id: the caller's name for the generation.
-        deltas_are_events: whether tokens come as Delta events, which tell their position; for readers that start in the middle.
+        deltas_are_events: whether tokens come as Delta events, which tell their position; for
+            readers that start in the middle.
         max_piece_bytes: most bytes that a token of the model is.
 
     Attributes:
-        error: set once an event was larger than any message; nothing of the generation is added from then on.
+        error: set once an event was larger than any message; nothing of the generation is added
+            from then on.
     """
 
     def __init__(self, batch: SessionBatch, stream_id: int, deltas_are_events: bool, max_piece_bytes: int = 0) -> None:
@@ -214,7 +221,9 @@ class SessionWire:
             self._batch.add_event(self._stream_id, event, before_tokens)
 
     def _fits(self, num_bytes: int) -> bool:
-        """Returns whether a message can hold so much, and everything before it could; notes the failure if not."""
+        """Returns whether a message can hold so much, and everything before it could; notes the
+        failure if not.
+        """
         if num_bytes > self._batch.max_bytes and self.error is None:
             self.error = errors.too_large("an event", num_bytes, self._batch.max_bytes)
         return self.error is None

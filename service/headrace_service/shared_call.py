@@ -1,7 +1,9 @@
-"""One call that carries many generations both ways: the frame that sessions and KServe's streams share.
+"""One call that carries many generations both ways: the frame that sessions and KServe's streams
+share.
 
-Owns the call's two coroutines (one reads the caller's messages, the handler's own writes), what becomes of the call when either ends, and its part in the watch over slow
-readers. What the messages mean, and what is written, is the subclass's.
+Owns the call's two coroutines (one reads the caller's messages, the handler's own writes), what
+becomes of the call when either ends, and its part in the watch over slow readers. What the messages
+mean, and what is written, is the subclass's.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from headrace_service.rpc_boundary import Call
 
 
 class SharedCall(abc.ABC, Generic[Request]):
-    """The frame. Also the `Reader` that is watched for being too slow: see there for `writer` and what follows.
+    """The frame.
+
+    Also the `Reader` that is watched for being too slow: see there for `writer` and what follows.
 
     Args:
         call: the call.
@@ -51,7 +55,10 @@ class SharedCall(abc.ABC, Generic[Request]):
 
     @abc.abstractmethod
     async def write_until_over(self) -> None:
-        """Writes until the caller has closed its side and all has ended. Raises `failure` once that is set."""
+        """Writes until the caller has closed its side and all has ended.
+
+        Raises `failure` once that is set.
+        """
 
     @abc.abstractmethod
     def wake(self) -> None:
@@ -85,7 +92,8 @@ class SharedCall(abc.ABC, Generic[Request]):
             # Tells of a mistake of ours in the reader.
             await reading
         except BaseException as error:
-            # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason is the call's.
+            # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason
+            # is the call's.
             if self.failure is None and isinstance(error, Exception):
                 self.failure = rpc_boundary.failure_of(self.call.context, error)
             if self.failure is None:

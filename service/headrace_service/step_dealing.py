@@ -1,7 +1,7 @@
 """One StepOutputs, dealt out to the streams it holds tokens for.
 
-Owns the loop that every token passes: columns to lists once, then one call per token. Rows of handles that nobody holds any more (a caller
-left while the step was on its way) are dropped.
+Owns the loop that every token passes: columns to lists once, then one call per token. Rows of
+handles that nobody holds any more (a caller left while the step was on its way) are dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from headrace_service.generation_stream import GenerationStream
 
 
 def deal(step: engine_pb2.StepOutputs, streams: dict[int, GenerationStream]) -> None:
-    """Gives each stream its tokens, then its events; a stream whose request is done leaves `streams`."""
+    """Gives each stream its tokens, then its events; a stream whose request is done leaves
+    `streams`.
+    """
     if step.tokens:
         if step.logprob_rows:
             _deal_with_logprobs(step, streams)

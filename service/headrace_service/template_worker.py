@@ -1,8 +1,10 @@
 """The chat template's helper process: renders conversations and may be killed at any moment.
 
-Started by `chat_template` as a script. Reads length-prefixed JSON from stdin, writes the same to stdout, each answer with the CPU time used so
-far ("cpu_s"), ends at end of file. A template is a program: Jinja's sandbox keeps it from touching the process, and nothing but limits of the kernel keeps it from
-eating memory and time (`{{ 'a' * 10**9 }}` passes the sandbox). Imports nothing of this package, so that it starts quickly and stays small.
+Started by `chat_template` as a script. Reads length-prefixed JSON from stdin, writes the same to
+stdout, each answer with the CPU time used so far ("cpu_s"), ends at end of file. A template is a
+program: Jinja's sandbox keeps it from touching the process, and nothing but limits of the kernel
+keeps it from eating memory and time (`{{ 'a' * 10**9 }}` passes the sandbox). Imports nothing of
+this package, so that it starts quickly and stays small.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ def answer(question: dict[str, Any], templates: dict[str, jinja2.Template]) -> d
         templates: compiled ones by source.
 
     Returns:
-        {"text": ...}, which UTF-8 can hold, or {"refused": what the template said}, or {"failed": what kind of error}.
+        {"text": ...}, which UTF-8 can hold, or {"refused": what the template said}, or {"failed":
+        what kind of error}.
     """
     try:
         source = question["source"]

@@ -1,7 +1,7 @@
 """How the text side of a model, its tokenizer and template, comes into a service process.
 
-Owns the thread in which a folder is read, and what is settled once it is: the template helper runs, and the garbage collector passes over what was read. Which
-models there are is `served_models`'s.
+Owns the thread in which a folder is read, and what is settled once it is: the template helper runs,
+and the garbage collector passes over what was read. Which models there are is `served_models`'s.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class TextLoader:
 
 
 def _leave_out_of_collections() -> None:
-    """Has the garbage collector pass over what lives as long as its model: looking through it held up all streams for 30 ms every few seconds."""
+    """Has the garbage collector pass over what lives as long as its model: looking through it held
+    up all streams for 30 ms every few seconds.
+    """
     gc.unfreeze()
     gc.collect()
     gc.freeze()

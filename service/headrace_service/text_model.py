@@ -1,7 +1,8 @@
 """Everything the service knows of the model it fronts: text in, text out, names and limits.
 
-Owns the join of two sources: the model folder (tokenizer, token table, chat template, sampling defaults) and what the engine says of itself
-(context, outputs, end-of-text tokens). Loaded when the engine's connection says welcome; one object until a welcome says otherwise.
+Owns the join of two sources: the model folder (tokenizer, token table, chat template, sampling
+defaults) and what the engine says of itself (context, outputs, end-of-text tokens). Loaded when the
+engine's connection says welcome; one object until a welcome says otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from headrace_service.detokenizer import PieceTable
 from headrace_service.resolved_spec import ModelFacts
 from headrace_service.tokenization import Tokenizer
 
-# Normalizers may shrink a text a little before it is cut into tokens; no text beyond this many times the plain bound can fit.
+# Normalizers may shrink a text a little before it is cut into tokens; no text beyond this many
+# times the plain bound can fit.
 _NORMALIZER_SLACK = 4
 
 
@@ -36,7 +38,8 @@ class TextModel:
         pieces: ids to text.
         chat_template: Jinja source; None if the folder has none.
         template_tokens: special tokens that the template may name, such as bos_token.
-        not_followed: a line for each recommendation of generation_config.json that requests get otherwise, or not at all.
+        not_followed: a line for each recommendation of generation_config.json that requests get
+            otherwise, or not at all.
     """
 
     engine: engine_pb2.EngineModel
@@ -82,7 +85,9 @@ class TextModel:
         )
 
     def described_anew(self, engine: engine_pb2.EngineModel) -> TextModel | None:
-        """Returns this model with what else the engine says of it (its cache, after a restart); None if it is not about this model."""
+        """Returns this model with what else the engine says of it (its cache, after a restart);
+        None if it is not about this model.
+        """
         of_text = ("name", "revision", "folder", "vocabulary_size", "max_context_tokens", "max_outputs")
         if any(getattr(self.engine, field) != getattr(engine, field) for field in of_text):
             return None

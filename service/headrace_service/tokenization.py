@@ -1,7 +1,8 @@
 """Text to token ids, without ever stopping the event loop.
 
-Owns the `tokenizers` object and the threads for long texts: `encode` releases the interpreter's lock, so that a 4 MiB prompt costs other calls
-nothing. Short texts are encoded in place, which is quicker than waking a thread. The way back is `detokenizer`'s.
+Owns the `tokenizers` object and the threads for long texts: `encode` releases the interpreter's
+lock, so that a 4 MiB prompt costs other calls nothing. Short texts are encoded in place, which is
+quicker than waking a thread. The way back is `detokenizer`'s.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Tokenizer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, text, add_special_tokens)
 
     def encode_word(self, word: str) -> list[tuple[int, ...]]:
-        """Returns the token sequences of a word at the start of a text and after a space, without special tokens."""
+        """Returns the token sequences of a word at the start of a text and after a space, without
+        special tokens.
+        """
         variants = {tuple(self._encode(variant, False).tolist()) for variant in (word, " " + word)}
         return sorted(variant for variant in variants if variant)
 

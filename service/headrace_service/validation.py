@@ -1,8 +1,8 @@
 """What callers may ask for: GenerationSpec -> ResolvedSpec.
 
-Owns every rule of generation.proto that can be checked without the tokenizer, and the rules on lengths that come after it. All violations of
-a request are collected and reported together, each with field path, rule and limit. The engine checks again at its socket; nothing here
-relies on that.
+Owns every rule of generation.proto that can be checked without the tokenizer, and the rules on
+lengths that come after it. All violations of a request are collected and reported together, each
+with field path, rule and limit. The engine checks again at its socket; nothing here relies on that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Value = TypeVar("Value")
 
 _REQUEST_ID = re.compile(limits.REQUEST_ID_PATTERN)
 _MAX_REPORTED_IDS = 4
-# Of a token in headrace.v1.Logprobs, and of one of its most likely tokens: a float and one-byte numbers.
+# Of a token in headrace.v1.Logprobs, and of one of its most likely tokens: a float and one-byte
+# numbers.
 _LEAST_LOGPROB_BYTES = 6
 _LEAST_TOP_LOGPROB_BYTES = 5
 _TRACED_PARAMETERS = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
@@ -119,7 +120,9 @@ def resolve_max_tokens(spec: ResolvedSpec, num_prompt_tokens: int, model: ModelF
 
 
 def check_prompt_logprobs(spec: ResolvedSpec, num_prompt_tokens: int, max_bytes: int) -> None:
-    """Raises RESOURCE_EXHAUSTED if what is told of the prompt can't be part of one answer of `max_bytes`."""
+    """Raises RESOURCE_EXHAUSTED if what is told of the prompt can't be part of one answer of
+    `max_bytes`.
+    """
     if spec.prompt_logprobs is None:
         return
     least = (num_prompt_tokens - 1) * (_LEAST_LOGPROB_BYTES + _LEAST_TOP_LOGPROB_BYTES * spec.prompt_logprobs)
@@ -131,7 +134,9 @@ def check_prompt_logprobs(spec: ResolvedSpec, num_prompt_tokens: int, max_bytes:
 
 
 def check_token_ids(token_ids: Iterable[int], vocabulary_size: int, field: str, first_index: int = 0) -> None:
-    """Raises INVALID_ARGUMENT if an id, the first being number `first_index` of its field, is none of the vocabulary's."""
+    """Raises INVALID_ARGUMENT if an id, the first being number `first_index` of its field, is none
+    of the vocabulary's.
+    """
     found = Violations()
     _check_ids(token_ids, vocabulary_size, field, found, first_index)
     found.raise_if_any()
@@ -313,7 +318,9 @@ def _time_limit_ns(spec: generation_pb2.GenerationSpec, found: Violations) -> in
 
 
 def _given_parameters(spec: generation_pb2.GenerationSpec) -> dict[str, int | float]:
-    """Returns what the caller gave, by the names of gen_ai.request; of stop strings their number alone."""
+    """Returns what the caller gave, by the names of gen_ai.request; of stop strings their number
+    alone.
+    """
     sampling, stop = spec.sampling, spec.stop
     given = {name: getattr(sampling, name) for name in _TRACED_PARAMETERS if sampling.HasField(name)}
     if stop.HasField("max_tokens"):

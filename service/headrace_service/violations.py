@@ -27,7 +27,9 @@ class Violations:
             self.add(field, description)
 
     def in_range(self, value: float, low: float, high: float, field: str, low_is_open: bool = False) -> None:
-        """Notes a number that is not finite or not in the range; bounds count as rounded to float32, as the wire has them."""
+        """Notes a number that is not finite or not in the range; bounds count as rounded to
+        float32, as the wire has them.
+        """
         above = value > low if low_is_open else value >= float32(low)
         if not (math.isfinite(value) and above and value <= float32(high)):
             self.add(field, f"must be {'above' if low_is_open else 'at least'} {low:g} and at most {high:g}")

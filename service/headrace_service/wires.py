@@ -1,7 +1,8 @@
 """What a stream's events become on the wire: one method per kind of event.
 
-Owns the seam between `GenerationStream`, which knows what happened and in which order, and the protocols that tell it to a caller: headrace.v1
-(`event_wire`, stateless), sessions and KServe (an object per generation). A stream calls these in the order of `GenerationEvent`.
+Owns the seam between `GenerationStream`, which knows what happened and in which order, and the
+protocols that tell it to a caller: headrace.v1 (`event_wire`, stateless), sessions and KServe (an
+object per generation). A stream calls these in the order of `GenerationEvent`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ class TokenLogprobs:
 
 
 class EventWire(Protocol):
-    """Each method returns the message that tells of the event, or None where the protocol says nothing of it, or not yet."""
+    """Each method returns the message that tells of the event, or None where the protocol says
+    nothing of it, or not yet.
+    """
 
     def record(self, recording: Recording) -> bool:
-        """Takes the columns of a recorded generation, before its first event; returns whether the wire notes deltas itself, because its messages carry many generations."""
+        """Takes the columns of a recorded generation, before its first event; returns whether the
+        wire notes deltas itself, because its messages carry many generations.
+        """
 
     def accepted(self, request_id: str, model_revision: str, prompt_tokens: int) -> bytes | None:
         """The request is valid and queued."""
@@ -40,8 +45,8 @@ class EventWire(Protocol):
     def prompt_logprobs(self, first_token_index: int, columns: engine_pb2.LogprobColumns) -> bytes | None:
         """Log probabilities of a run of the prompt's tokens, each given those before it.
 
-        Runs come in order and without gaps, from position 1 on, before the first delta. In columns as the engine sent them, since nothing else of
-        a stream comes by the thousand.
+        Runs come in order and without gaps, from position 1 on, before the first delta. In columns
+        as the engine sent them, since nothing else of a stream comes by the thousand.
         """
 
     def resumed(self, pause_ns: int) -> bytes | None:

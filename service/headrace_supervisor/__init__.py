@@ -1,5 +1,7 @@
-"""The server's commands: configuration, the supervisor that starts and restarts processes, the doctor, and a load generator.
+"""The server's commands: configuration, the supervisor that starts and restarts processes, the
+doctor, and a load generator.
 
-Owns the way from defaults, file, environment and flags to one frozen object per process, and the life of those processes. Does not own
-what they do: it knows the configurations of `headrace_service` and `headrace_backend` and nothing else of them, and it imports no torch.
+Owns the way from defaults, file, environment and flags to one frozen object per process, and the
+life of those processes. Does not own what they do: it knows the configurations of
+`headrace_service` and `headrace_backend` and nothing else of them, and it imports no torch.
 """

@@ -1,4 +1,6 @@
-"""`python -m headrace_supervisor COMMAND`: the server's commands without the client's `headrace` script."""
+"""`python -m headrace_supervisor COMMAND`: the server's commands without the client's `headrace`
+script.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """The public addresses of a server: held from before anything starts until everything has ended.
 
-Owns the rule "one server per address", which the kernel does not keep: services share a port by SO_REUSEPORT, so a second server would get a part of
-the calls, and on a Unix socket it would take the path away. Three guards: a lock that dies with its holder, a probe that finds
-listeners of any program, and on TCP a bound socket that never listens and so keeps the port while services restart.
-Addresses that one process alone will listen on are looked at and not held (`check_free`).
-The lock is an abstract socket name, so that it leaves no file behind, however its holder ends.
+Owns the rule "one server per address", which the kernel does not keep: services share a port by
+SO_REUSEPORT, so a second server would get a part of the calls, and on a Unix socket it would take
+the path away. Three guards: a lock that dies with its holder, a probe that finds listeners of any
+program, and on TCP a bound socket that never listens and so keeps the port while services restart.
+Addresses that one process alone will listen on are looked at and not held (`check_free`). The lock
+is an abstract socket name, so that it leaves no file behind, however its holder ends.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def claimed(addresses: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def check_free(address: str) -> None:
-    """Looks whether HOST:PORT could be listened on now, for a process that comes later; holds nothing. Port 0 is always free.
+    """Looks whether HOST:PORT could be listened on now, for a process that comes later; holds
+    nothing.
+
+    Port 0 is always free.
 
     Raises:
         AddressError: the host is not known or not this machine's, or the port is taken.
@@ -72,7 +76,11 @@ def _tcp(address: str, host: str, port: int) -> Iterator[str]:
 
 
 def _bound(family: socket.AddressFamily, sockaddr: tuple[str, int], option: int) -> socket.socket:
-    """A bound socket. With SO_REUSEADDR it finds any other holder of the address; with SO_REUSEPORT it lets our services in."""
+    """A bound socket.
+
+    With SO_REUSEADDR it finds any other holder of the address; with SO_REUSEPORT it lets our
+    services in.
+    """
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -85,7 +93,10 @@ def _bound(family: socket.AddressFamily, sockaddr: tuple[str, int], option: int)
 
 @contextlib.contextmanager
 def _name_lock(name: str) -> Iterator[None]:
-    """Holds a name that one process of the network namespace can have. Raises OSError (EADDRINUSE) if another has it."""
+    """Holds a name that one process of the network namespace can have.
+
+    Raises OSError (EADDRINUSE) if another has it.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         lock.bind("\0" + name)
         yield
@@ -108,7 +119,10 @@ def _unix(address: str, path: pathlib.Path) -> Iterator[str]:
 
 
 def _try_path(address: str, path: pathlib.Path) -> None:
-    """Makes a socket there and removes it: the services, which come later, will be able to. Raises AddressError."""
+    """Makes a socket there and removes it: the services, which come later, will be able to.
+
+    Raises AddressError.
+    """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.bind(str(path))
@@ -120,7 +134,10 @@ def _try_path(address: str, path: pathlib.Path) -> None:
 
 
 def _remove_stale(path: pathlib.Path) -> None:
-    """Removes a socket that nobody answers at. Raises OSError: somebody does (EADDRINUSE), or it is no socket (EEXIST)."""
+    """Removes a socket that nobody answers at.
+
+    Raises OSError: somebody does (EADDRINUSE), or it is no socket (EEXIST).
+    """
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):

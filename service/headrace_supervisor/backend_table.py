@@ -1,11 +1,13 @@
 """The models of a server and their backends: which there are, which run, and how they come and go.
 
-Owns the states that services watch (`control_server` tells them), the managed processes of each loaded model (several where it has replicas), and the order of loading and unloading. Loads run
-one at a time, because a model measures its device's free memory while it loads. What a launch consists of is `model_launches`'s, restarts are
-`processes`'s.
+Owns the states that services watch (`control_server` tells them), the managed processes of each
+loaded model (several where it has replicas), and the order of loading and unloading. Loads run one
+at a time, because a model measures its device's free memory while it loads. What a launch consists
+of is `model_launches`'s, restarts are `processes`'s.
 
-    load    LOADING from the moment it is asked for -> its turn -> checks and memory sum, or back to what it was -> one replica after
-            the other: process starts -> its engine says serving -> READY, or FAILED
+    load    LOADING from the moment it is asked for -> its turn -> checks and memory sum, or back to
+            what it was -> one replica after the other: process starts -> its engine says serving ->
+            READY, or FAILED
     unload  UNLOADING -> no request left, or grace passed -> processes ended -> UNLOADED
 """
 
@@ -55,8 +57,10 @@ class BackendTable:
     Args:
         launches: which models there are and how their backends start.
         rule: when a backend that died is started again.
-        ends_server: asked, by name, when a backend can't be kept running: whether the server ends with it.
-        first: names of the models that `load_first` loads; until it has, services are told that the server starts.
+        ends_server: asked, by name, when a backend can't be kept running: whether the server ends
+            with it.
+        first: names of the models that `load_first` loads; until it has, services are told that the
+            server starts.
         probe: questions to backends.
         machine_bytes: memory of the machine, for models on the CPU.
     """
@@ -111,7 +115,11 @@ class BackendTable:
         self._changed()
 
     async def keep_looking(self) -> None:
-        """Takes new folders of the repository in, and forgets those that are gone, every other second. Never returns."""
+        """Takes new folders of the repository in, and forgets those that are gone, every other
+        second.
+
+        Never returns.
+        """
         while True:
             await asyncio.sleep(_RESCAN_S)
             self._take_names(await asyncio.to_thread(self._launches.names))
@@ -130,7 +138,9 @@ class BackendTable:
     # -- coming
 
     async def load_first(self) -> None:
-        """Loads the models of the start, in their order, and tells services when all serve. One that an operator unloads meanwhile is left out.
+        """Loads the models of the start, in their order, and tells services when all serve.
+
+        One that an operator unloads meanwhile is left out.
 
         Raises:
             Refused: one of them can't be loaded, and why.
@@ -144,7 +154,9 @@ class BackendTable:
         self._changed()
 
     async def load(self, name: str, memory_bytes: int = 0) -> tuple[control_pb2.ModelBackend, bool]:
-        """Starts a model's backends and returns when they serve. A caller who leaves does not end the load.
+        """Starts a model's backends and returns when they serve.
+
+        A caller who leaves does not end the load.
 
         Args:
             name: the model's.
@@ -177,7 +189,9 @@ class BackendTable:
         return entry.state == control_pb2.BACKEND_STATE_READY
 
     def _begin(self, entry: Entry, memory_bytes: int) -> asyncio.Task[None]:
-        """Announces a model that is not loaded as LOADING, and has it loaded when those before it are."""
+        """Announces a model that is not loaded as LOADING, and has it loaded when those before it
+        are.
+        """
         before = entry.state, entry.reason
         self._set(entry, control_pb2.BACKEND_STATE_LOADING)
         load = entry.loading = asyncio.create_task(self._load(entry, memory_bytes, *before), name=f"load {entry.name}")
@@ -196,7 +210,8 @@ class BackendTable:
                 if entry.backends:
                     await self._fail(entry, str(error))
                 else:
-                    # Refused before anything started: the caller is told, and the model is what it was.
+                    # Refused before anything started: the caller is told, and the model is what it
+                    # was.
                     self._set(entry, state_before, reason_before)
             raise
         finally:
@@ -204,7 +219,11 @@ class BackendTable:
                 entry.loading = None
 
     async def _start_all(self, entry: Entry, memory_bytes: int) -> None:
-        """Starts the model's backends, each when the one before it serves; the model is ready with the last. Raises Refused."""
+        """Starts the model's backends, each when the one before it serves; the model is ready with
+        the last.
+
+        Raises Refused.
+        """
         began_s = time.monotonic()
         _check_still_loading(entry)
         loaded = [backend.launch.claim for e in self._entries.values() if e.state in RUNNING for backend in e.backends]
@@ -228,7 +247,10 @@ class BackendTable:
         return backend
 
     async def _until_ready(self, entry: Entry, backend: Backend) -> None:
-        """Waits until the engine serves. Raises Refused if its process gave up, or was unloaded meanwhile."""
+        """Waits until the engine serves.
+
+        Raises Refused if its process gave up, or was unloaded meanwhile.
+        """
         ready = asyncio.ensure_future(self._probe.until_serving(backend.launch.address))
         try:
             await asyncio.wait({ready, backend.life}, return_when=asyncio.FIRST_COMPLETED)
@@ -242,7 +264,9 @@ class BackendTable:
     # -- going
 
     async def unload(self, name: str, grace_s: float) -> None:
-        """Ends a model's backends, after its requests or the grace time. A caller who leaves does not stop it.
+        """Ends a model's backends, after its requests or the grace time.
+
+        A caller who leaves does not stop it.
 
         Raises:
             Refused: NOT_FOUND: it is not served.
@@ -290,7 +314,9 @@ class BackendTable:
     # -- inside
 
     def _life_ended(self, entry: Entry, backend: Backend) -> None:
-        """A process that gave up takes its model, or the server, with it, unless replicas go on; one that was ended does not."""
+        """A process that gave up takes its model, or the server, with it, unless replicas go on;
+        one that was ended does not.
+        """
         error = None if backend.life.cancelled() else backend.life.exception()
         if error is None or backend not in entry.backends:
             return
@@ -352,7 +378,9 @@ async def _stop(backends: Sequence[Backend], grace_s: float, hurry: asyncio.Even
 
 
 def _is_still_loading(entry: Entry) -> bool:
-    """Whether the load that asks, a task, is still the model's: an operator's unload ends it, and another may have begun since."""
+    """Whether the load that asks, a task, is still the model's: an operator's unload ends it, and
+    another may have begun since.
+    """
     return entry.state == control_pb2.BACKEND_STATE_LOADING and entry.loading is asyncio.current_task()
 
 

@@ -1,6 +1,7 @@
 """`headrace bench`: load on a running server, and what its callers would feel.
 
-Owns the figures: rates, percentiles and goodput of each level of load. What is sent is in `bench_load`, the sending in `bench_sending`, tables and plots in `bench_report`.
+Owns the figures: rates, percentiles and goodput of each level of load. What is sent is in
+`bench_load`, the sending in `bench_sending`, tables and plots in `bench_report`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ class Result:
 
 
 def run(load: Load, connection: ConnectionOptions) -> Result:
-    """Sends the load and measures. `connection` holds key and TLS, which no result shows. Raises BenchError if the server can't be reached or its model can't take the lengths."""
+    """Sends the load and measures.
+
+    `connection` holds key and TLS, which no result shows. Raises BenchError if the server can't be
+    reached or its model can't take the lengths.
+    """
     sent = bench_sending.run(load, connection)
     points = [_figures(load, point) for point in sent.points]
     return Result(load.server, sent.model.revision, sent.model.device, load, points)

@@ -1,6 +1,7 @@
 """What `headrace bench` sends, and when: lengths, prompts, and the points of a run.
 
-Owns the load's description and its random numbers. Prompts are random token ids, so that no request finds another's prefix in the cache. Nothing is sent here (`bench_sending`).
+Owns the load's description and its random numbers. Prompts are random token ids, so that no request
+finds another's prefix in the cache. Nothing is sent here (`bench_sending`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Length:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Point:
-    """One level of load: a number of requests open at once (closed loop), or requests per second (open loop, Poisson)."""
+    """One level of load: a number of requests open at once (closed loop), or requests per second
+    (open loop, Poisson).
+    """
 
     concurrency: int = 0
     rate: float = 0.0
@@ -48,7 +51,8 @@ class Load:
     points: tuple[Point, ...]
     prompt: Length
     output: Length
-    # A point ends after so many requests or so many seconds, whichever comes first; 0: no such bound.
+    # A point ends after so many requests or so many seconds, whichever comes first; 0: no such
+    # bound.
     requests: int
     seconds: float
     # Requests before the first point, which do not count.
@@ -70,7 +74,9 @@ class Prompt:
 
 
 def prompts(load: Load, point: int, vocabulary_size: int, max_context: int) -> Iterator[Prompt]:
-    """The requests of point number `point`, as many as its bounds allow; seconds of an open loop are bounded here, those of a closed loop by its sender."""
+    """The requests of point number `point`, as many as its bounds allow; seconds of an open loop
+    are bounded here, those of a closed loop by its sender.
+    """
     rng = random.Random(f"{load.seed}/{point}")
     rate, at_s = (load.points[point].rate, 0.0) if point >= 0 else (0.0, 0.0)
     for _ in itertools.islice(itertools.count(), load.requests or None):

@@ -1,6 +1,8 @@
-"""The result of `headrace bench` for people and machines: tables, JSON, and a plot of throughput against latency.
+"""The result of `headrace bench` for people and machines: tables, JSON, and a plot of throughput
+against latency.
 
-Owns the layout. The plot needs matplotlib, which the `bench` extra brings; it is imported by name when a plot is wanted, so that nothing else needs it.
+Owns the layout. The plot needs matplotlib, which the `bench` extra brings; it is imported by name
+when a plot is wanted, so that nothing else needs it.
 """
 
 from __future__ import annotations
@@ -113,7 +115,10 @@ def _remarks(console: rich.console.Console, point: PointFigures) -> None:
 
 
 def plot(result: Result, path: pathlib.Path) -> None:
-    """Draws throughput against latency and latency against load. Raises BenchError if the file can't be written."""
+    """Draws throughput against latency and latency against load.
+
+    Raises BenchError if the file can't be written.
+    """
     figure: Any = importlib.import_module("matplotlib.figure").Figure(figsize=(10, 4), layout="constrained")
     against, over = figure.subplots(1, 2)
     labels = [_label(point) for point in result.points]

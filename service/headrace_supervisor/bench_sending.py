@@ -1,7 +1,9 @@
-"""Sends the load of `headrace bench` to a running server through the public client, and reads the clock.
+"""Sends the load of `headrace bench` to a running server through the public client, and reads the
+clock.
 
-Owns both loops: closed (so many requests open at any time) and open (Poisson arrivals, sent whether or not earlier ones have ended, which is how users come). Answers go on past the end-of-text token, so that
-each has the length asked for.
+Owns both loops: closed (so many requests open at any time) and open (Poisson arrivals, sent whether
+or not earlier ones have ended, which is how users come). Answers go on past the end-of-text token,
+so that each has the length asked for.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class PointRun:
     point: Point
     samples: list[Sample]
     wall_s: float
-    # Share of the time in which this process computed: near 1, the client was the bottleneck, not the server.
+    # Share of the time in which this process computed: near 1, the client was the bottleneck, not
+    # the server.
     client_busy: float
 
 
@@ -59,7 +62,10 @@ class Run:
 
 
 def run(load: Load, connection: ConnectionOptions) -> Run:
-    """Sends the load. Raises BenchError if the server can't be reached or its model can't take the lengths."""
+    """Sends the load.
+
+    Raises BenchError if the server can't be reached or its model can't take the lengths.
+    """
     try:
         return asyncio.run(_run(load, connection))
     except (ValueError, OSError) as error:
@@ -119,7 +125,8 @@ async def _open_loop(client: headrace.AsyncClient, load: Load, requests: Iterato
     for prompt in requests:
         due_s = begin_s + prompt.at_s
         await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        # Counted from when it was due: a sender that falls behind must not make the server look faster.
+        # Counted from when it was due: a sender that falls behind must not make the server look
+        # faster.
         tasks.append(asyncio.create_task(_measured(client, load, prompt, due_s)))
     return list(await asyncio.gather(*tasks))
 
@@ -146,7 +153,9 @@ async def _measured(client: headrace.AsyncClient, load: Load, prompt: Prompt, st
 
 
 def _note(sample: Sample, now_s: float, started_s: float, last_s: float, tokens: int) -> None:
-    """Counts the tokens of one message; tokens that arrive together share the time since the message before."""
+    """Counts the tokens of one message; tokens that arrive together share the time since the
+    message before.
+    """
     if sample.output_tokens == 0:
         sample.ttft_s = now_s - started_s
     else:

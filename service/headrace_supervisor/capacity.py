@@ -1,7 +1,11 @@
-"""How many users GPUs hold, and how fast: arithmetic on a model's sizes and on rates that our own steps reached.
+"""How many users GPUs hold, and how fast: arithmetic on a model's sizes and on rates that our own
+steps reached.
 
-Owns the model. A step reads the weights (or multiplies by them, whichever takes longer) and the caches of the rows that are being written, launches so many small kernels a layer, and ranks exchange two sums a layer. Prompts take their
-share of the time. Users write, read the answer, think, and come again; so many are active as a balance of both leaves. Where sizes come from is `plan_command`'s business, how near all of this is to measurements docs/operations.md's.
+Owns the model. A step reads the weights (or multiplies by them, whichever takes longer) and the
+caches of the rows that are being written, launches so many small kernels a layer, and ranks
+exchange two sums a layer. Prompts take their share of the time. Users write, read the answer,
+think, and come again; so many are active as a balance of both leaves. Where sizes come from is
+`plan_command`'s business, how near all of this is to measurements docs/operations.md's.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ from typing import NamedTuple
 
 _MIB = 1 << 20
 # All of H200s, 2026-11-21, models of dummy weights (`benchmarks.plan_check` compares).
-# Small kernels and launches of a layer: what a step of one row of 8B in bf16 took beyond reading (4.09 ms of 3.53).
+# Small kernels and launches of a layer: what a step of one row of 8B in bf16 took beyond reading
+# (4.09 ms of 3.53).
 _LAYER_S = 17.4e-6
 # Of the copy bandwidth, by which decodes read caches: 32 rows of 8,000 tokens.
 _CACHE_SHARE = 0.93
@@ -27,8 +32,12 @@ class Exchange(NamedTuple):
     byte_s: float
 
 
-# Latencies: steps of one row of 8B in bf16 less those of one card, by two sums a layer (two ranks 2026-11-22, four 272dfcd). Bytes: of two ranks what steps of 8,192 tokens of 8B took beyond their products, part of whose sums run beside
-# products; of four what steps of 256 rows of 70B took beyond the same kernels without a word (2026-11-22), which is what NCCL's sums of 64 MiB take for each byte. Eight ranks were not measured: latency a fifth above four's, bytes as a ring sends them.
+# Latencies: steps of one row of 8B in bf16 less those of one card, by two sums a layer (two ranks
+# 2026-11-22, four 272dfcd). Bytes: of two ranks what steps of 8,192 tokens of 8B took beyond their
+# products, part of whose sums run beside products; of four what steps of 256 rows of 70B took
+# beyond the same kernels without a word (2026-11-22), which is what NCCL's sums of 64 MiB take for
+# each byte. Eight ranks were not measured: latency a fifth above four's, bytes as a ring sends
+# them.
 _EXCHANGE = {
     1: Exchange(0.0, 0.0),
     2: Exchange(2.8e-6, 2.5e-12),
@@ -55,7 +64,9 @@ GPUS = {
 
 
 class Products(NamedTuple):
-    """How products by one kind of weights use a card: shares of its copy bandwidth and of its matrix rate."""
+    """How products by one kind of weights use a card: shares of its copy bandwidth and of its
+    matrix rate.
+    """
 
     # Of one row.
     read: float
@@ -66,7 +77,9 @@ class Products(NamedTuple):
 
 
 _PLAIN = Products(1.0, 0.84, 0.82)
-# By how weights are quantized. Reading: single of 8B; decode: products of 256 rows; prompt: prefill8k of 8B. INT8 and INT4 in many rows are taken for what they are turned into, NF4, which was not measured in steps, for INT4 as it was before its kernel of one row.
+# By how weights are quantized. Reading: single of 8B; decode: products of 256 rows; prompt:
+# prefill8k of 8B. INT8 and INT4 in many rows are taken for what they are turned into, NF4, which
+# was not measured in steps, for INT4 as it was before its kernel of one row.
 PRODUCTS = {
     "off": _PLAIN,
     "int8": _PLAIN._replace(read=0.96),
@@ -116,7 +129,9 @@ class Prediction:
 
 
 def exchange_s(sizes: RankSizes, tokens: float) -> float:
-    """Of one sum of so many tokens over the ranks; for numbers of ranks that are not listed, that of the next larger one."""
+    """Of one sum of so many tokens over the ranks; for numbers of ranks that are not listed, that
+    of the next larger one.
+    """
     found = next(exchange for ranks, exchange in _EXCHANGE.items() if ranks >= sizes.tp)
     return found.latency_s + tokens * sizes.token_bytes * found.byte_s
 
@@ -136,7 +151,8 @@ def predict(sizes: RankSizes, gpu: Gpu, demand: Demand) -> Prediction:
     low, high = 0.0, _LONGEST_ANSWER_S
     for _ in range(_HALVINGS):
         answer_s = (low + high) / 2
-        # Answers that take longer come less often, and the longer they are assumed to take the less there is to do.
+        # Answers that take longer come less often, and the longer they are assumed to take the less
+        # there is to do.
         if _answer_s(sizes, gpu, demand, held, answer_s) > answer_s:
             low = answer_s
         else:
@@ -166,7 +182,9 @@ def _prompt_s(sizes: RankSizes, gpu: Gpu, demand: Demand) -> float:
 
 
 def _answer_s(sizes: RankSizes, gpu: Gpu, demand: Demand, held: int, assumed_s: float) -> float:
-    """How long an answer takes if answers take as long as assumed; rows beyond those held wait for their turn."""
+    """How long an answer takes if answers take as long as assumed; rows beyond those held wait for
+    their turn.
+    """
     active = _active(demand, assumed_s)
     rows = max(min(active, held), 1e-9)
     step = step_s(sizes, gpu, rows, demand.prompt + demand.output / 2)

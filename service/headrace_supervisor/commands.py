@@ -1,6 +1,8 @@
-"""The commands that the server distribution adds to `headrace`: serve, service, backend, telemetry, doctor, bench, quantize.
+"""The commands that the server distribution adds to `headrace`: serve, service, backend, telemetry,
+doctor, bench, quantize.
 
-Owns the command line's edge: flags in, exit codes out, one line for a mistake. What a command does is in the module that it calls.
+Owns the command line's edge: flags in, exit codes out, one line for a mistake. What a command does
+is in the module that it calls.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ _HELP = {"help_option_names": ["--help", "-h"]}
 @click.command(cls=GroupedCommand, context_settings=_HELP)
 @_config_option
 def serve(config_file: pathlib.Path | None, **flags: Any) -> None:
-    """Runs a server: a backend for each model with its workers (several with --replicas), the services that speak gRPC, and telemetry.
+    """Runs a server: a backend for each model with its workers (several with --replicas), the
+    services that speak gRPC, and telemetry.
 
     Example: headrace serve --model models/demo --listen 127.0.0.1:50051
     """
@@ -70,7 +73,9 @@ def backend(config_file: pathlib.Path | None, **flags: Any) -> None:
 @click.command(cls=GroupedCommand, context_settings=_HELP)
 @_config_option
 def telemetry(config_file: pathlib.Path | None, **flags: Any) -> None:
-    """Runs the telemetry process alone: traces and metrics of the services and backends that have its --telemetry-socket."""
+    """Runs the telemetry process alone: traces and metrics of the services and backends that have
+    its --telemetry-socket.
+    """
     _become("headrace_telemetry", _loaded(configs.load_telemetry, config_file, flags))
 
 
@@ -103,7 +108,9 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _become(module: str, config: pydantic.BaseModel, *arguments: str) -> NoReturn:
-    """Turns this process into another module's, which reads its configuration from an anonymous file."""
+    """Turns this process into another module's, which reads its configuration from an anonymous
+    file.
+    """
     descriptor = os.memfd_create("headrace-config", 0)
     os.write(descriptor, config.model_dump_json().encode())
     os.lseek(descriptor, 0, os.SEEK_SET)

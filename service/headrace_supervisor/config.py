@@ -1,7 +1,9 @@
 """Which settings each command takes, and how they become one frozen object per process.
 
-Owns the supervisor's own fields, and the mapping from a command's flat settings to the parts: the service's (`headrace_service.config`), the
-backend's (`headrace_backend.config`) and telemetry's (`headrace_telemetry.config`). Reading the four sources is `settings.py`'s. The supervisor hands a part to a process as JSON.
+Owns the supervisor's own fields, and the mapping from a command's flat settings to the parts: the
+service's (`headrace_service.config`), the backend's (`headrace_backend.config`) and telemetry's
+(`headrace_telemetry.config`). Reading the four sources is `settings.py`'s. The supervisor hands a
+part to a process as JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def _checked_hang_timeout(value: float) -> float:
 
 
 class SupervisorConfig(pydantic.BaseModel):
-    """The supervisor itself: where the server listens, how many services, how processes start, restart and end."""
+    """The supervisor itself: where the server listens, how many services, how processes start,
+    restart and end.
+    """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
@@ -98,12 +102,15 @@ class SupervisorConfig(pydantic.BaseModel):
 
 
 class ServerConfig(pydantic.BaseModel):
-    """Everything `headrace serve` was told. `service` and `backend` lack the addresses until the supervisor fills them in.
+    """Everything `headrace serve` was told.
+
+    `service` and `backend` lack the addresses until the supervisor fills them in.
 
     Attributes:
         backend: settings of backends; its engine's model is the default model.
         model_name: name of the default model.
-        engine_values: the settings of all models' engines as they were merged, which a model's own file goes before.
+        engine_values: the settings of all models' engines as they were merged, which a model's own
+            file goes before.
         telemetry: settings of the telemetry process, without its socket; None: it is off.
     """
 
@@ -117,7 +124,8 @@ class ServerConfig(pydantic.BaseModel):
     telemetry: TelemetryConfig | None = None
 
 
-# What serve decides by itself: private addresses, names, and who dies with whom (launch.py sees to it). One limit holds for both ends of the private socket.
+# What serve decides by itself: private addresses, names, and who dies with whom (launch.py sees to
+# it). One limit holds for both ends of the private socket.
 _SERVICE_PRIVATE = frozenset(
     {
         "listen",
@@ -158,7 +166,8 @@ SERVE = (
     Group("Backend", BackendConfig, _BACKEND_PRIVATE),
     Group("Telemetry", TelemetryConfig, _TELEMETRY_PRIVATE),
 )
-# What the headrace.toml in a model's folder may set: where the model is, and its name, the folder says.
+# What the headrace.toml in a model's folder may set: where the model is, and its name, the folder
+# says.
 MODEL = Group("Model and engine", EngineConfig, frozenset({"model", "model_name"}))
 MODEL_FILE = "headrace.toml"
 
@@ -166,8 +175,8 @@ SERVICE = (Group("Service", ServiceConfig, frozenset({"control"})),)
 BACKEND = (Group("Model and engine", EngineConfig), Group("Backend", BackendConfig, frozenset({"engine", "replica"})))
 TELEMETRY = (Group("Telemetry", TelemetryConfig),)
 
-# Every setting has one environment variable; a command overlooks those of the other commands, but not unknown ones. The last are the
-# client's (clients/python/headrace/cli/options.py).
+# Every setting has one environment variable; a command overlooks those of the other commands, but
+# not unknown ones. The last are the client's (clients/python/headrace/cli/options.py).
 _CLIENT = {"server", "api_key", "tls", "ca", "client_certificate", "client_key", "server_name"}
 _KNOWN = frozenset(name for groups in (SERVE, SERVICE, BACKEND, TELEMETRY) for name in settings.names(groups)) | _CLIENT
 
@@ -198,7 +207,9 @@ def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> Server
 
 
 def _with_model_found(engine_values: dict[str, Any], supervisor: SupervisorConfig) -> dict[str, Any]:
-    """The engine's settings, `model` being a folder: a bare name that the repository has is meant to be that one."""
+    """The engine's settings, `model` being a folder: a bare name that the repository has is meant
+    to be that one.
+    """
     if supervisor.model_repository is None:
         if supervisor.load_models:
             raise ConfigError("load_models needs model_repository, the folder that the names are looked for in")
@@ -214,14 +225,19 @@ def _with_model_found(engine_values: dict[str, Any], supervisor: SupervisorConfi
 
 
 def _own_name(model: pathlib.Path) -> str:
-    """The name of a model that is given by its path: its folder's, or its file's without the ending. A file may be a link to a name that says nothing."""
+    """The name of a model that is given by its path: its folder's, or its file's without the
+    ending.
+
+    A file may be a link to a name that says nothing.
+    """
     return model.stem if model.suffix == ".gguf" else model.resolve().name
 
 
 def model_backend(
     config: ServerConfig, name: str, folder: pathlib.Path, *, memory_bytes: int = 0, **private: Any
 ) -> BackendConfig:
-    """Configuration of one model's backend: the server's settings, before them the model's own file, before that a budget given at its loading.
+    """Configuration of one model's backend: the server's settings, before them the model's own
+    file, before that a budget given at its loading.
 
     Args:
         config: the server's.
@@ -265,14 +281,19 @@ def load_telemetry(flags: Mapping[str, Any], config: pathlib.Path | None) -> Tel
 
 
 def addressed(config: ServerConfig, listen: tuple[str, ...], control: str, telemetry_socket: str = "") -> ServiceConfig:
-    """The services' configuration with the real public addresses, the control socket and that of telemetry in it."""
+    """The services' configuration with the real public addresses, the control socket and that of
+    telemetry in it.
+    """
     shares = any(not address.startswith("unix:") for address in listen)
     private = {"control": control, "reuse_port": shares, "telemetry_socket": telemetry_socket}
     return config.service.model_copy(update={"listen": listen, **private})
 
 
 def runtime_base(config: SupervisorConfig) -> pathlib.Path:
-    """Folder in which the private runtime folder is made. A default whose path is too long for sockets gives way to /tmp."""
+    """Folder in which the private runtime folder is made.
+
+    A default whose path is too long for sockets gives way to /tmp.
+    """
     if config.runtime_folder is not None:
         return config.runtime_folder
     session = pathlib.Path(os.environ.get("XDG_RUNTIME_DIR", ""))
@@ -281,7 +302,10 @@ def runtime_base(config: SupervisorConfig) -> pathlib.Path:
 
 
 def _engine(values: Mapping[str, Any]) -> EngineConfig:
-    """The engine's part. Raises ConfigError where its settings do not go together, or name a model as none may be named."""
+    """The engine's part.
+
+    Raises ConfigError where its settings do not go together, or name a model as none may be named.
+    """
     name = values["model_name"]
     if name and not is_name(name):
         raise ConfigError(
@@ -302,7 +326,10 @@ def _service(**values: Any) -> ServiceConfig:
 
 
 def _telemetry_of_server(supervisor: SupervisorConfig, values: dict[str, Any]) -> TelemetryConfig | None:
-    """Telemetry's part; None where it is off, and then settings of it are a mistake. Raises ConfigError."""
+    """Telemetry's part; None where it is off, and then settings of it are a mistake.
+
+    Raises ConfigError.
+    """
     if supervisor.telemetry == "on":
         return _telemetry(telemetry_socket="to-be-chosen", **values)
     shared = SupervisorConfig.model_fields

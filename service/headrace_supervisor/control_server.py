@@ -1,7 +1,7 @@
 """The control socket: services watch the models here, and bring operators' wishes.
 
-Owns the gRPC server in the private runtime folder and the form of its answers. Short wishes are answered, long ones waited for; everything that is
-decided is decided in `backend_table`.
+Owns the gRPC server in the private runtime folder and the form of its answers. Short wishes are
+answered, long ones waited for; everything that is decided is decided in `backend_table`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`headrace doctor`: what this machine can run, and why not.
 
-Owns the checks and their verdicts. Each check looks at one thing and says what it found, what follows, and whether serving is possible without it. Torch
-is asked in a process of its own, because nothing else here may import it.
+Owns the checks and their verdicts. Each check looks at one thing and says what it found, what
+follows, and whether serving is possible without it. Torch is asked in a process of its own, because
+nothing else here may import it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from headrace_supervisor.refusals import Refused
 from headrace_supervisor.repository import ModelRepository
 from headrace_supervisor.settings import ConfigError
 
-# One stream takes a descriptor or two in each process; fewer than this are used up by an ordinary number of clients.
+# One stream takes a descriptor or two in each process; fewer than this are used up by an ordinary
+# number of clients.
 _ENOUGH_FILES = 4096
 _OLDEST_CAPABILITY = (8, 0)
 # Parts of the names of cards that the kernels' launch rules were measured on.
@@ -241,7 +243,10 @@ def _not_followed(model: ModelFolder) -> str:
 
 
 def _repository(folder: pathlib.Path) -> Iterator[Finding]:
-    """Each model as the server would load it, the settings of the environment included. A bad one keeps no other from being served."""
+    """Each model as the server would load it, the settings of the environment included.
+
+    A bad one keeps no other from being served.
+    """
     names = ModelRepository(folder).names()
     if not names:
         yield Finding("repository", Verdict.LIMITED, f"{folder}: has no subfolder with a config.json or a GGUF file")

@@ -1,7 +1,7 @@
 """Asks a backend how it is, the way a service does: the engine's own protocol over its socket.
 
-Owns one short conversation at a time: hello, welcome, and then either the wait for "serving" or for an empty queue. Nothing is inferred
-from a process being alive.
+Owns one short conversation at a time: hello, welcome, and then either the wait for "serving" or for
+an empty queue. Nothing is inferred from a process being alive.
 """
 
 from __future__ import annotations
@@ -20,20 +20,26 @@ from headrace_protos.engine.v1 import engine_pb2
 _PROTOCOL_VERSION = 1
 _PAUSE_S = 0.05
 _IDLE_LOOK_S = 0.1
-# Services hear within milliseconds that a model goes; what they sent before has reached the backend by then.
+# Services hear within milliseconds that a model goes; what they sent before has reached the backend
+# by then.
 _IDLE_LOOKS = 3
 _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.enable_http_proxy", 0),
-    # A channel of its own for each conversation; a pooled one would still be in the backoff of the last.
+    # A channel of its own for each conversation; a pooled one would still be in the backoff of the
+    # last.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _Stream = grpc.aio.StreamStreamCall[Any, Any]
 
 
 async def until_serving(address: str, credentials: grpc.ChannelCredentials | None = None) -> engine_pb2.EngineModel:
-    """Returns what the backend at `address` (unix:PATH, or HOST:PORT with credentials) serves, when its workers are ready. Waits without end."""
+    """Returns what the backend at `address` (unix:PATH, or HOST:PORT with credentials) serves, when
+    its workers are ready.
+
+    Waits without end.
+    """
     while True:
         with contextlib.suppress(grpc.aio.AioRpcError, ConnectionError):
             async with _connected(address, credentials) as stream:
@@ -42,7 +48,9 @@ async def until_serving(address: str, credentials: grpc.ChannelCredentials | Non
 
 
 async def until_idle(address: str) -> None:
-    """Returns when the backend has had no request, waiting, running or preempted, for some looks in a row; at once if nobody answers, for then nothing runs."""
+    """Returns when the backend has had no request, waiting, running or preempted, for some looks in
+    a row; at once if nobody answers, for then nothing runs.
+    """
     with contextlib.suppress(grpc.aio.AioRpcError, ConnectionError):
         async with _connected(address) as stream:
             idle_looks = 0

@@ -1,10 +1,13 @@
-"""Whether a process that lives does its work: its event loop beats into a pipe (`headrace_facts.pulse`), and here its silence is counted.
+"""Whether a process that lives does its work: its event loop beats into a pipe
+(`headrace_facts.pulse`), and here its silence is counted.
 
 Owns the pipe, the count, and what is said of a process that hangs. Ending it is `processes`'s.
 
-What counts is ticks of this process without a beat, not time: a supervisor, or a machine, that was suspended finds beats or has missed its own ticks as well, and accuses
-nobody. A process that the kernel says is stopped hangs after the timeout. One that is silent but not stopped gets three times as long, because on a machine without a
-free core that is what a sound one looks like; and it is only counted after its first beat, because imports and reading a folder are no hang.
+What counts is ticks of this process without a beat, not time: a supervisor, or a machine, that was
+suspended finds beats or has missed its own ticks as well, and accuses nobody. A process that the
+kernel says is stopped hangs after the timeout. One that is silent but not stopped gets three times
+as long, because on a machine without a free core that is what a sound one looks like; and it is
+only counted after its first beat, because imports and reading a folder are no hang.
 """
 
 from __future__ import annotations
@@ -77,7 +80,10 @@ class HangWatch:
         self.descriptors: tuple[int, ...] = (writer,)
 
     async def until_hung(self, process: asyncio.subprocess.Process) -> None:
-        """Returns when the process hangs, after saying so. One that is not stopped has written its stack by then, and let a last chance to beat pass."""
+        """Returns when the process hangs, after saying so.
+
+        One that is not stopped has written its stack by then, and let a last chance to beat pass.
+        """
         silence = Silence(self._timeout_ticks)
         while True:
             await asyncio.sleep(_TICK_S)
@@ -96,7 +102,9 @@ class HangWatch:
             silence = Silence(self._timeout_ticks)
 
     async def _beats_after_all(self, process: asyncio.subprocess.Process) -> bool:
-        """Has the process write its stack (faulthandler answers SIGUSR1 without the interpreter), and listens once more."""
+        """Has the process write its stack (faulthandler answers SIGUSR1 without the interpreter),
+        and listens once more.
+        """
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGUSR1)
         await asyncio.sleep(_LAST_WORDS_S)

@@ -1,7 +1,9 @@
-"""`headrace health`: whether one process of Headrace does its work, for health checks of containers, asked inside them.
+"""`headrace health`: whether one process of Headrace does its work, for health checks of
+containers, asked inside them.
 
-Owns the three ways of asking (grpc.health.v1 of a service, the engine's own protocol of a backend, HTTP of the telemetry process) and the exit code: 0 if it
-works, 1 and one line if not. Nothing is inferred from a process being alive.
+Owns the three ways of asking (grpc.health.v1 of a service, the engine's own protocol of a backend,
+HTTP of the telemetry process) and the exit code: 0 if it works, 1 and one line if not. Nothing is
+inferred from a process being alive.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ def health(
 ) -> None:
     """Asks ADDRESS whether it is well: exit code 0 if it is, 1 if not.
 
-    ADDRESS is unix:PATH or HOST:PORT of a service (its --listen or --probe), with --engine of a backend, or http://HOST:PORT/metrics of the
-    telemetry process.
+    ADDRESS is unix:PATH or HOST:PORT of a service (its --listen or --probe), with --engine of a
+    backend, or http://HOST:PORT/metrics of the telemetry process.
     """
     if address.startswith(("http://", "https://")) and (engine or ca or certificate or key):
         raise click.UsageError("--engine, --ca, --certificate and --key are for gRPC, ADDRESS is http")

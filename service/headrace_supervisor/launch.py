@@ -1,8 +1,11 @@
-"""Becomes another program that the kernel ends when its parent dies. Run as a file: `python launch.py PARENT_PID PROGRAM ARGUMENT...`.
+"""Becomes another program that the kernel ends when its parent dies.
 
-Owns the tie between the supervisor and its processes: after `kill -9` of the supervisor nothing can run on. The signal is set before the program is
-loaded (it outlasts exec), and the parent is looked at once more afterwards, in case it died in between. Standard library only, started with
--S -E: it costs about 10 ms.
+Run as a file: `python launch.py PARENT_PID PROGRAM ARGUMENT...`.
+
+Owns the tie between the supervisor and its processes: after `kill -9` of the supervisor nothing can
+run on. The signal is set before the program is loaded (it outlasts exec), and the parent is looked
+at once more afterwards, in case it died in between. Standard library only, started with -S -E: it
+costs about 10 ms.
 """
 
 from __future__ import annotations

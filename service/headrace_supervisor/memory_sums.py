@@ -1,7 +1,8 @@
 """Whether one more model fits beside those that are loaded.
 
-Owns the sum of the stated budgets against what the machine has: the GPU's memory as a backend on it reported it, the machine's own on a CPU. Whether a
-model fits into its own budget is found out by its worker, which measures.
+Owns the sum of the stated budgets against what the machine has: the GPU's memory as a backend on it
+reported it, the machine's own on a CPU. Whether a model fits into its own budget is found out by
+its worker, which measures.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Claim(NamedTuple):
         device: "cpu" or "cuda:<index>".
         budget_bytes: its memory budget; 0: none is stated.
         device_bytes: all of the device's memory, as its worker found it; 0: not known (yet).
-        ranks: that share the model, each on a GPU of its own from `device` on, of which it takes as much; a CPU they share.
+        ranks: that share the model, each on a GPU of its own from `device` on, of which it takes as
+            much; a CPU they share.
     """
 
     name: str
@@ -54,7 +56,8 @@ def check(new: Claim, loaded: Sequence[Claim], cpu_bytes: int) -> None:
         cpu_bytes: memory of the machine.
 
     Raises:
-        Refused: FAILED_PRECONDITION where a GPU is to be shared and somebody states no budget; RESOURCE_EXHAUSTED with the arithmetic.
+        Refused: FAILED_PRECONDITION where a GPU is to be shared and somebody states no budget;
+            RESOURCE_EXHAUSTED with the arithmetic.
     """
     for device in new.devices:
         _check_device(device, new, [claim for claim in loaded if device in claim.devices], cpu_bytes)

@@ -37,7 +37,8 @@ class Entry:
     name: str
     state: State = control_pb2.BACKEND_STATE_UNLOADED
     reason: str = ""
-    # One, or as many as there are replicas, in their order; those that are still to come are missing.
+    # One, or as many as there are replicas, in their order; those that are still to come are
+    # missing.
     backends: list[Backend] = dataclasses.field(default_factory=list)
     loading: asyncio.Task[None] | None = None
     unloading: asyncio.Task[None] | None = None

@@ -1,6 +1,7 @@
 """From a model's name to a backend that can be started: its folder, its configuration, its socket.
 
-Owns the checks that cost milliseconds and no torch, and the JSON file that a backend reads. Starts nothing; which models run is `backend_table`'s.
+Owns the checks that cost milliseconds and no torch, and the JSON file that a backend reads. Starts
+nothing; which models run is `backend_table`'s.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ class Launches(Protocol):
         """Names of all models that could be loaded now."""
 
     def check(self, name: str, memory_bytes: int = 0) -> tuple[Claim, ...]:
-        """What each backend of a model would claim, after all checks that need no torch. Raises Refused."""
+        """What each backend of a model would claim, after all checks that need no torch.
+
+        Raises Refused.
+        """
 
     def prepare(self, name: str, memory_bytes: int, replica: int) -> Launch:
         """The launch of one backend of a model, its files written. Raises Refused."""
@@ -89,7 +93,8 @@ class ModelLaunches:
             memory_bytes: its budget; 0: what the settings say.
 
         Raises:
-            Refused: INVALID_ARGUMENT, NOT_FOUND, or FAILED_PRECONDITION with what is wrong in the folder, or in settings that do not suit it.
+            Refused: INVALID_ARGUMENT, NOT_FOUND, or FAILED_PRECONDITION with what is wrong in the
+                folder, or in settings that do not suit it.
         """
         engine = self._backend(name, memory_bytes, index=0, replica=0).engine
         try:
@@ -111,7 +116,10 @@ class ModelLaunches:
         )
 
     def prepare(self, name: str, memory_bytes: int, replica: int) -> Launch:
-        """Checks a model and writes the configuration of one backend for it. Raises Refused, as `check`, and where it can't be written."""
+        """Checks a model and writes the configuration of one backend for it.
+
+        Raises Refused, as `check`, and where it can't be written.
+        """
         claim = self.check(name, memory_bytes)[replica]
         index = next(self._indices)
         backend = self._backend(name, memory_bytes, index, replica)
@@ -144,7 +152,8 @@ class ModelLaunches:
                 telemetry_socket=self._telemetry_socket,
             )
             if replica:
-                # The first one's device is as it was written: it may leave the choice to the worker.
+                # The first one's device is as it was written: it may leave the choice to the
+                # worker.
                 engine = backend.engine.model_copy(update={"device": device_of(backend.engine, replica)})
                 backend = backend.model_copy(update={"engine": engine})
             return backend
@@ -163,12 +172,16 @@ class ModelLaunches:
         return self._repository.find(name)
 
     def _shown(self, name: str, folder: pathlib.Path) -> str:
-        """How a model is named to whoever asked: by its path where that is what was typed, else without the server's paths."""
+        """How a model is named to whoever asked: by its path where that is what was typed, else
+        without the server's paths.
+        """
         return str(folder) if self._repository is None else name
 
 
 def device_of(engine: configs.EngineConfig, replica: int) -> str:
-    """The device on which a model's backend begins: GPUs of replicas follow each other, a CPU they share."""
+    """The device on which a model's backend begins: GPUs of replicas follow each other, a CPU they
+    share.
+    """
     device = engine.expected_device()
     kind, _, index = device.partition(":")
     # An index that is none is refused by the worker.

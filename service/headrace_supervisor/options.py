@@ -1,7 +1,7 @@
 """click options made from configuration fields, and a --help that groups them.
 
-Owns the form of the command line only: every option's name, description and default comes from its field, every check from
-`settings.merge`, so options pass text through as it was typed.
+Owns the form of the command line only: every option's name, description and default comes from its
+field, every check from `settings.merge`, so options pass text through as it was typed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""`headrace plan`: which numbers of ranks, weights and caches hold a model and its users, before any GPU is rented.
+"""`headrace plan`: which numbers of ranks, weights and caches hold a model and its users, before
+any GPU is rented.
 
-Owns flags, the question to a process that knows the workers' arithmetic (it imports torch, and this one does not), and the table. What users get of it is `capacity`'s.
+Owns flags, the question to a process that knows the workers' arithmetic (it imports torch, and this
+one does not), and the table. What users get of it is `capacity`'s.
 """
 
 from __future__ import annotations
@@ -85,9 +87,13 @@ class _Lengths(NamedTuple):
 @click.option("--max-model-len", type=click.IntRange(0), default=0, help="tokens of prompt and output; 0: the model's")
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
 def plan(shape: str | None, model: pathlib.Path | None, as_json: bool, **options: Any) -> None:
-    """Says which numbers of ranks hold a model and its users: memory as a worker would plan it, times by rates that were measured. With any, which weights and caches, too.
+    """Says which numbers of ranks hold a model and its users: memory as a worker would plan it,
+    times by rates that were measured.
 
-    Example: headrace plan --shape llama-3.1-70b --gpu h200 --gpus 4 --users 1000 --think-s 45 --quantize any
+    With any, which weights and caches, too.
+
+    Example: headrace plan --shape llama-3.1-70b --gpu h200 --gpus 4 --users 1000 --think-s 45
+    --quantize any
     """
     config = _model_config(shape, model)
     _check_lengths(config, options)
@@ -257,7 +263,9 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def _best(holding: list[dict[str, Any]]) -> str:
-    """What to take, for whom loss counts most and for whom time does: rows come from the most bits to the fewest."""
+    """What to take, for whom loss counts most and for whom time does: rows come from the most bits
+    to the fewest.
+    """
     most_bits = [
         row for row in holding if (row["quantize"], row["kv_dtype"]) == (holding[0]["quantize"], holding[0]["kv_dtype"])
     ]

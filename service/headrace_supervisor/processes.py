@@ -1,7 +1,10 @@
-"""One process that is to run: started, watched, started again when it dies or hangs, ended when asked.
+"""One process that is to run: started, watched, started again when it dies or hangs, ended when
+asked.
 
-Owns the backoff between starts and the verdict when starting is no use; whether a process hangs says `hang_watch`. Each process leads a session of its own, so that Ctrl-C at a terminal reaches
-the supervisor alone, and so that whatever it started can be ended with it. It dies with the supervisor (`launch.py`).
+Owns the backoff between starts and the verdict when starting is no use; whether a process hangs
+says `hang_watch`. Each process leads a session of its own, so that Ctrl-C at a terminal reaches the
+supervisor alone, and so that whatever it started can be ended with it. It dies with the supervisor
+(`launch.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ class ProcessSpec(NamedTuple):
 
 
 class RestartRule(NamedTuple):
-    """When to start again: the first pause in seconds, which doubles, and the starts that may fail before the server ever served; None: as many as it takes.
+    """When to start again: the first pause in seconds, which doubles, and the starts that may fail
+    before the server ever served; None: as many as it takes.
 
     And when to end what hangs: `hang_watch`'s timeout in seconds; 0: never.
     """
@@ -79,12 +83,17 @@ class ManagedProcess:
         self._deaths = 0
 
     def start(self) -> asyncio.Task[None]:
-        """Starts the process, and starts it again whenever it ends. The task raises ProcessGaveUp when that is no use."""
+        """Starts the process, and starts it again whenever it ends.
+
+        The task raises ProcessGaveUp when that is no use.
+        """
         self._task = asyncio.create_task(self._run(), name=self.spec.name)
         return self._task
 
     async def stop(self, grace_s: float, hurry: asyncio.Event) -> None:
-        """Asks the process to end (SIGTERM), and ends it after `grace_s` seconds, or 1 s after `hurry` is set."""
+        """Asks the process to end (SIGTERM), and ends it after `grace_s` seconds, or 1 s after
+        `hurry` is set.
+        """
         self._stopping.set()
         self._signal(signal.SIGTERM)
         hurried = asyncio.create_task(hurry.wait())

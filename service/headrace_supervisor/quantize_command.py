@@ -1,6 +1,8 @@
-"""`headrace quantize` on the command line: flags into a request, refused here as far as no torch is needed, then the process that does it.
+"""`headrace quantize` on the command line: flags into a request, refused here as far as no torch is
+needed, then the process that does it.
 
-Owns the flags, which follow from the fields of `QuantizeConfig`. Everything else is `headrace_quantize`'s.
+Owns the flags, which follow from the fields of `QuantizeConfig`. Everything else is
+`headrace_quantize`'s.
 """
 
 from __future__ import annotations
@@ -70,9 +72,11 @@ def _default(field: FieldInfo) -> str:
 @click.argument("model_folder")
 @click.argument("out_folder")
 def quantize(model_folder: str, out_folder: str, **flags: Any) -> None:
-    """Writes a model in fewer bits: MODEL_FOLDER in bf16, fp16 or fp32 becomes OUT_FOLDER in compressed-tensors, which transformers reads too.
+    """Writes a model in fewer bits: MODEL_FOLDER in bf16, fp16 or fp32 becomes OUT_FOLDER in
+    compressed-tensors, which transformers reads too.
 
-    Layer by layer, so that a large model needs the memory of one of its layers. A run that was killed goes on with --resume and ends with the same bytes.
+    Layer by layer, so that a large model needs the memory of one of its layers. A run that was
+    killed goes on with --resume and ends with the same bytes.
     """
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
     try:
@@ -88,7 +92,8 @@ def request(values: dict[str, Any]) -> QuantizeConfig:
     """The request that flags make.
 
     Raises:
-        QuantizeRefused: A value is none that its flag takes, or two do not go together; the message names the flag.
+        QuantizeRefused: A value is none that its flag takes, or two do not go together; the message
+            names the flag.
     """
     try:
         return QuantizeConfig.model_validate({name: _parsed(name, value) for name, value in values.items()})

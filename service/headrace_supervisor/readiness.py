@@ -1,7 +1,8 @@
 """Whether a service serves, asked of itself: grpc.health.v1 at its address for probes.
 
-Owns the wait between start and the ready line. Nothing is inferred from processes being alive. The public addresses are no place to ask: they may demand
-certificates and keys that the supervisor does not have, and would answer for one of several services. A service opens them before it answers here.
+Owns the wait between start and the ready line. Nothing is inferred from processes being alive. The
+public addresses are no place to ask: they may demand certificates and keys that the supervisor does
+not have, and would answer for one of several services. A service opens them before it answers here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ _PAUSE_S = 0.05
 
 
 async def until_serving(address: str) -> None:
-    """Returns when the service whose probe address this is (unix:PATH) says SERVING. Waits without end."""
+    """Returns when the service whose probe address this is (unix:PATH) says SERVING.
+
+    Waits without end.
+    """
     options = [
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.max_reconnect_backoff_ms", 200),

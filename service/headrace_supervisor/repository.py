@@ -1,7 +1,9 @@
-"""The model repository: a folder whose subfolders with a config.json, or a GGUF file, are models, by their names.
+"""The model repository: a folder whose subfolders with a config.json, or a GGUF file, are models,
+by their names.
 
-Owns which names there can be and where they lead: a name never leaves the repository, neither by its letters nor by a symbolic link. What is in a
-model's folder is the model folder's reader's business; which models run, `backend_table`'s.
+Owns which names there can be and where they lead: a name never leaves the repository, neither by
+its letters nor by a symbolic link. What is in a model's folder is the model folder's reader's
+business; which models run, `backend_table`'s.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ NAME_RULE = f"1 to {_MAX_NAME_CHARACTERS} of A-Z a-z 0-9 . _ + -, none of . + - 
 
 
 class ModelRepository:
-    """The models below one folder. Looks at the disk at every question, so that folders come and go while the server runs."""
+    """The models below one folder.
+
+    Looks at the disk at every question, so that folders come and go while the server runs.
+    """
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -47,7 +52,9 @@ class ModelRepository:
         return found
 
     def _model_at(self, name: str) -> pathlib.Path | None:
-        """The folder of that name if it is a model of ours: with a config.json or a GGUF file, and really below the repository."""
+        """The folder of that name if it is a model of ours: with a config.json or a GGUF file, and
+        really below the repository.
+        """
         if not is_name(name):
             return None
         folder = self.folder / name

@@ -1,7 +1,8 @@
-"""The private folder of one running server: the sockets of backends, control and telemetry, and the configurations of its processes.
+"""The private folder of one running server: the sockets of backends, control and telemetry, and the
+configurations of its processes.
 
-Owns its mode (0700), its removal at the end, and the removal of folders whose server was killed. A locked file in each folder tells the living
-from the dead.
+Owns its mode (0700), its removal at the end, and the removal of folders whose server was killed. A
+locked file in each folder tells the living from the dead.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def runtime_folder(base: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _new_lock(folder: pathlib.Path) -> int:
-    """A locked file in the folder; its descriptor holds the lock. It gets its name only once it is locked, or a sweep could lock it first."""
+    """A locked file in the folder; its descriptor holds the lock.
+
+    It gets its name only once it is locked, or a sweep could lock it first.
+    """
     nameless = folder / f"{_LOCK}.new"
     lock = os.open(nameless, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,7 +70,10 @@ def _new_lock(folder: pathlib.Path) -> int:
 
 
 def _sweep(base: pathlib.Path) -> None:
-    """Removes our folders whose server is dead. One without a lock file is left alone: it may be in the making."""
+    """Removes our folders whose server is dead.
+
+    One without a lock file is left alone: it may be in the making.
+    """
     for lock in base.glob(f"{_PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -1,8 +1,9 @@
 """Values from four places: defaults < TOML file < HEADRACE_* environment < flags.
 
-Owns the merge and its errors. A setting is a field of a configuration class; its name in the file, in the environment (HEADRACE_NAME) and on the
-command line (--name) follows from the field's, and so do its help, range and default, so that nothing is written twice. What the settings
-mean is the business of the classes; which of them a command takes is `config.py`'s.
+Owns the merge and its errors. A setting is a field of a configuration class; its name in the file,
+in the environment (HEADRACE_NAME) and on the command line (--name) follows from the field's, and so
+do its help, range and default, so that nothing is written twice. What the settings mean is the
+business of the classes; which of them a command takes is `config.py`'s.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ CONFIG_VARIABLE = PREFIX + "CONFIG"
 
 
 class ConfigError(Exception):
-    """A setting that is unknown, missing or out of range. The message is one line and names the setting and where it came from."""
+    """A setting that is unknown, missing or out of range.
+
+    The message is one line and names the setting and where it came from.
+    """
 
 
 class Group(NamedTuple):
-    """One configuration class as a command takes it: a title for --help, and the fields that the command sets itself."""
+    """One configuration class as a command takes it: a title for --help, and the fields that the
+    command sets itself.
+    """
 
     title: str
     model: type[pydantic.BaseModel]
@@ -63,7 +69,8 @@ def merge(
         known: settings that other commands take from the environment; not an error there.
 
     Raises:
-        ConfigError: an unknown key or variable (with the nearest known one), or a value that its field refuses.
+        ConfigError: an unknown key or variable (with the nearest known one), or a value that its
+            field refuses.
     """
     fields = {name: field for group in reversed(groups) for name, field in group.fields().items()}
     path = config or _config_from_environment()
@@ -116,7 +123,9 @@ def _refuse_unknown(where: str, names: Collection[str], known: Collection[str]) 
 
 
 def _settings_class(fields: Mapping[str, FieldInfo], table: Mapping[str, Any]) -> type[pydantic_settings.BaseSettings]:
-    """A flat settings class of these fields: what it is called with goes before the environment, that before the table."""
+    """A flat settings class of these fields: what it is called with goes before the environment,
+    that before the table.
+    """
 
     class Layered(pydantic_settings.BaseSettings):
         model_config = pydantic_settings.SettingsConfigDict(env_prefix=PREFIX, extra="forbid", enable_decoding=False)
@@ -141,7 +150,9 @@ def _settings_class(fields: Mapping[str, FieldInfo], table: Mapping[str, Any]) -
 
 
 def _annotation(field: FieldInfo) -> Any:
-    """The field's type, which also takes text: a tuple with commas, one of several numbers. pydantic reads all other types from text."""
+    """The field's type, which also takes text: a tuple with commas, one of several numbers.
+    pydantic reads all other types from text.
+    """
     kind = typing.get_origin(field.annotation)
     if kind is tuple:
         if float in typing.get_args(field.annotation):

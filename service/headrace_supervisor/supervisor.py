@@ -1,9 +1,12 @@
-"""`headrace serve`: one backend for each model and replica, N services and telemetry, from the first check to the last process ended.
+"""`headrace serve`: one backend for each model and replica, N services and telemetry, from the
+first check to the last process ended.
 
-Owns the order: model folders, memory and addresses are checked before anything starts; backends and services start together; the ready line is printed
-once, when all models named at start are loaded and every service says SERVING; on SIGTERM or SIGINT services finish their streams first, then the backends
-end, and telemetry last, which hears of all that. What happens when one process dies or hangs is `processes.py`'s, which models run is `backend_table`'s, workers are the backend's. Configurations go to the
-processes as JSON files in the private runtime folder.
+Owns the order: model folders, memory and addresses are checked before anything starts; backends and
+services start together; the ready line is printed once, when all models named at start are loaded
+and every service says SERVING; on SIGTERM or SIGINT services finish their streams first, then the
+backends end, and telemetry last, which hears of all that. What happens when one process dies or
+hangs is `processes.py`'s, which models run is `backend_table`'s, workers are the backend's.
+Configurations go to the processes as JSON files in the private runtime folder.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ EXIT_REFUSED = 2
 _SERVICE_MARGIN_S = 5.0
 # Telemetry flushes to its file, and twice to its collector: spans and metrics.
 _TELEMETRY_MARGIN_S = 3.0
-# The imports of all others come first: on two cores its own would cost them half a second. What happens before is told once it listens.
+# The imports of all others come first: on two cores its own would cost them half a second. What
+# happens before is told once it listens.
 _TELEMETRY_DELAY_S = 2.5
 
 
@@ -103,7 +107,10 @@ def check_metrics_address(config: ServerConfig) -> None:
 
 
 def check_models(launches: Launches, names: Sequence[str]) -> None:
-    """Checks, without torch, the models to load at start and the sum of their memory. Raises StartRefused."""
+    """Checks, without torch, the models to load at start and the sum of their memory.
+
+    Raises StartRefused.
+    """
     claims: list[memory_sums.Claim] = []
     try:
         for name in names:
@@ -115,7 +122,10 @@ def check_models(launches: Launches, names: Sequence[str]) -> None:
 
 
 def service_specs(service: configs.ServiceConfig, folder: pathlib.Path, probes: Sequence[str]) -> list[ProcessSpec]:
-    """The services of a configuration, one for each address of health checks. Their JSON is written to `folder`. Raises RuntimeFolderError."""
+    """The services of a configuration, one for each address of health checks.
+
+    Their JSON is written to `folder`. Raises RuntimeFolderError.
+    """
     specs = []
     for index, probe in enumerate(probes):
         named = service.model_copy(update={"service_name": f"service-{index}", "probe": probe})
@@ -124,7 +134,10 @@ def service_specs(service: configs.ServiceConfig, folder: pathlib.Path, probes: 
 
 
 def telemetry_process(config: ServerConfig, folder: pathlib.Path) -> TelemetryProcess | None:
-    """The telemetry process of a configuration; None: it is off. Its JSON is written to `folder`. Raises RuntimeFolderError."""
+    """The telemetry process of a configuration; None: it is off.
+
+    Its JSON is written to `folder`. Raises RuntimeFolderError.
+    """
     if config.telemetry is None:
         return None
     named = config.telemetry.model_copy(update={"telemetry_socket": folder / TELEMETRY_SOCKET})
@@ -147,7 +160,8 @@ class Supervisor:
     Args:
         config: restarts, and whether there is a repository.
         launches: which models there are.
-        names: models to load at start. The server ends with one that can't be, before it ever served.
+        names: models to load at start. The server ends with one that can't be, before it ever
+            served.
         services: processes of the services.
         control: where the control server listens.
         addresses: the public ones.
@@ -209,7 +223,8 @@ class Supervisor:
         announced = asyncio.create_task(self._announce(table))
         stopped = asyncio.create_task(self._stop.wait())
         try:
-            # A life ends by itself only when it gave up; an announcement, only when it was made or failed.
+            # A life ends by itself only when it gave up; an announcement, only when it was made or
+            # failed.
             while not (stopped.done() or table.fatal.done() or any(life.done() for life in lives)):
                 waiting: set[asyncio.Future[Any]] = {*lives, stopped, table.fatal}
                 if not announced.done():
@@ -228,7 +243,9 @@ class Supervisor:
         return _exit_code([*lives, table.fatal])
 
     def _ends_server(self, name: str) -> bool:
-        """Whether the server is of no use without this model: it was asked for at start, and never served; or nobody could load it again."""
+        """Whether the server is of no use without this model: it was asked for at start, and never
+        served; or nobody could load it again.
+        """
         return name in self._names and (not self._served or not self._has_repository)
 
     def _on_signal(self) -> None:
@@ -237,7 +254,10 @@ class Supervisor:
         self._stop.set()
 
     async def _announce(self, table: BackendTable) -> None:
-        """Loads the first models, then prints the ready line when every service serves. Raises Refused."""
+        """Loads the first models, then prints the ready line when every service serves.
+
+        Raises Refused.
+        """
         started = time.monotonic()
         await table.load_first()
         for probe in self._probes:
@@ -259,7 +279,10 @@ class Supervisor:
             self._telemetry_runs = True
 
     async def _end(self, table: BackendTable) -> None:
-        """Services first: they finish their streams while the backends still compute. Telemetry last: it is told of all ends."""
+        """Services first: they finish their streams while the backends still compute.
+
+        Telemetry last: it is told of all ends.
+        """
         grace_s = self._grace_s + _SERVICE_MARGIN_S
         await asyncio.gather(*(service.stop(grace_s, self._hurry) for service in self._services))
         await table.stop_all(self._hurry)

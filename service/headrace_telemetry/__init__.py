@@ -1,4 +1,5 @@
-"""The telemetry process: facts of services and backends become spans and metrics, on a core of its own.
+"""The telemetry process: facts of services and backends become spans and metrics, on a core of its
+own.
 
     facts ─> hub ─┬─> span_sink ─> generation_spans, call_spans, step_spans ─> otlp_bytes ─┬─> trace_ring        (answers GetTrace)
                   │                                                                        ├─> trace_file        (otlp_json)
@@ -6,9 +7,13 @@
 
     main -> process     entry; the parts put together, and an end within a bound
     keeping             which traces are exported; step_export: which steps, and when
-    engine_book         steps, members and requests of one life of a backend, in which generations find their steps (step_ids, step_work)
-    token_columns, token_spans, span_frame      a generation's tokens, many at once; the span that they lie in
-    resources, counts, newest_table             who tells; what was done and what failed; a bounded dictionary
+    engine_book         steps, members and requests of one life of a backend, in which generations
+                        find their steps (step_ids, step_work)
+    token_columns, token_spans, span_frame      a generation's tokens, many at once; the span that
+                                                they lie in
+    resources, counts, newest_table             who tells; what was done and what failed; a bounded
+                                                dictionary
 
-Nobody waits for this process, and all that it keeps is bounded. Imports nothing of ours but `headrace_facts`.
+Nobody waits for this process, and all that it keeps is bounded. Imports nothing of ours but
+`headrace_facts`.
 """

@@ -1,6 +1,7 @@
 """Configuration of the telemetry process.
 
-Owns the fields with their units, ranges and defaults, and what makes a setting absurd. Where values come from is the supervisor's business; here is one frozen object, which arrives as JSON.
+Owns the fields with their units, ranges and defaults, and what makes a setting absurd. Where values
+come from is the supervisor's business; here is one frozen object, which arrives as JSON.
 """
 
 from __future__ import annotations
@@ -181,7 +182,10 @@ class TelemetryConfig(pydantic.BaseModel):
         return dict(text.split("=", 1) for text in self.telemetry_attributes)
 
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """Headers for the collector, read from their file. Raises OSError, or ValueError without a value in it."""
+        """Headers for the collector, read from their file.
+
+        Raises OSError, or ValueError without a value in it.
+        """
         if self.otlp_headers_file is None:
             return ()
         with self.otlp_headers_file.open("rb") as file:
@@ -206,7 +210,10 @@ class TelemetryConfig(pydantic.BaseModel):
         return content
 
     def check_files(self) -> None:
-        """Looks at the files that are named, before anything starts. Raises ValueError with field and reason."""
+        """Looks at the files that are named, before anything starts.
+
+        Raises ValueError with field and reason.
+        """
         try:
             self.headers()
             self.certificate_authority()
@@ -297,7 +304,10 @@ def _endpoint(text: str) -> Endpoint:
 
 
 def _check_host(host: str) -> None:
-    """Raises ValueError for what can be neither an IP address nor a name in DNS. Whether there is such a host is not asked: it may come later."""
+    """Raises ValueError for what can be neither an IP address nor a name in DNS.
+
+    Whether there is such a host is not asked: it may come later.
+    """
     if ":" in host or _ONLY_NUMBERS.fullmatch(host):
         try:
             ipaddress.ip_address(host)

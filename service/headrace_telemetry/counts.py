@@ -10,11 +10,14 @@ import dataclasses
 
 @dataclasses.dataclass(slots=True)
 class ExportCounts:
-    """Totals since the process began. "Signal" is "traces" or "metrics"; a unit is a span or a data point.
+    """Totals since the process began.
+
+    "Signal" is "traces" or "metrics"; a unit is a span or a data point.
 
     Attributes:
         exported: units that the collector took, by signal.
-        dropped: units that were not exported: no room in the queue, refused by the collector, or given up, by signal.
+        dropped: units that were not exported: no room in the queue, refused by the collector, or
+            given up, by signal.
         failures: attempts that failed, retried ones included, by signal.
         queued_bytes: spans that wait for the collector now.
         written_bytes: what went to the trace file.

@@ -1,7 +1,9 @@
-"""What is known of one life of a backend: its newest steps, who was in them, and the requests that it numbered.
+"""What is known of one life of a backend: its newest steps, who was in them, and the requests that
+it numbered.
 
-Owns the memory of them, which is bounded. Steps come from the backend with their members and from services without; whoever tells a step first, it is one. What is exported when is `step_export`'s, what a span
-says `step_spans`'s.
+Owns the memory of them, which is bounded. Steps come from the backend with their members and from
+services without; whoever tells a step first, it is one. What is exported when is `step_export`'s,
+what a span says `step_spans`'s.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from headrace_telemetry.otlp_bytes import link, text_element
 from headrace_telemetry.span_frame import check_time
 
 NUM_STEPS: Final = 65_536
-# About 800 bytes each. Steps name their requests when they are exported, seconds after they were computed, so that the newest are enough.
+# About 800 bytes each. Steps name their requests when they are exported, seconds after they were
+# computed, so that the newest are enough.
 NUM_REQUESTS: Final = 16_384
 
 U32 = npt.NDArray[np.uint32]
@@ -126,7 +129,8 @@ class EngineBook:
         self._offsets = np.zeros(num_steps, np.int64)
         # The step in this place that was exported.
         self._exported = np.zeros(num_steps, np.uint64)
-        # Members of each step (`_packed`): as arrays they would take a kilobyte, which 65,536 times is most of this process's memory.
+        # Members of each step (`_packed`): as arrays they would take a kilobyte, which 65,536 times
+        # is most of this process's memory.
         self._told: list[bytes | None] = [None] * num_steps
         self._requests: collections.OrderedDict[int, Request] = collections.OrderedDict()
         # Most steps have the members of the one before.
@@ -162,10 +166,13 @@ class EngineBook:
         return b"".join([_UNKNOWN if request is None else request.element for request in requests])
 
     def add_steps(self, steps: facts.Steps) -> U64:
-        """Remembers steps. Returns the ids of those that were not known with members before, and are now.
+        """Remembers steps.
+
+        Returns the ids of those that were not known with members before, and are now.
 
         Raises:
-            ValueError: columns that do not fit together, times that are none, or more steps than are remembered.
+            ValueError: columns that do not fit together, times that are none, or more steps than
+                are remembered.
         """
         records = step_records.decode(steps.records)
         if len(records) > self.num_steps:
@@ -270,7 +277,9 @@ def _link(span: facts.SpanContext) -> bytes:
 
 
 def _packed(members: Members) -> bytes:
-    """Returns a step's members as 4-byte numbers: how many requests and chunks there are, then all columns."""
+    """Returns a step's members as 4-byte numbers: how many requests and chunks there are, then all
+    columns.
+    """
     counts = np.array([len(members.numbers), len(members.chunks)], np.uint32)
     return b"".join([counts.tobytes(), *(column.tobytes() for column in members)])
 

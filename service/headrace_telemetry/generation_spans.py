@@ -1,7 +1,9 @@
-"""A generation as spans: the inference span, its phases and prompt chunks, and what it has per token.
+"""A generation as spans: the inference span, its phases and prompt chunks, and what it has per
+token.
 
-Owns names, attributes, times and parents. Times come from two clocks (service and engine), so that a child is moved into its parent where they differ. What is missing is left out, and the span says so
-(headrace.trace.incomplete). The server span is `call_spans`'s.
+Owns names, attributes, times and parents. Times come from two clocks (service and engine), so that
+a child is moved into its parent where they differ. What is missing is left out, and the span says
+so (headrace.trace.incomplete). The server span is `call_spans`'s.
 """
 
 from __future__ import annotations
@@ -145,7 +147,10 @@ class _Phase(NamedTuple):
 
 
 def read(generation: facts.Generation, why: str) -> Kept:
-    """Reads a generation that has a span context. Raises ValueError on columns that do not fit together, and times that are none."""
+    """Reads a generation that has a span context.
+
+    Raises ValueError on columns that do not fit together, and times that are none.
+    """
     frame, trace = frame_of(generation), generation.trace
     if trace is None:
         return Kept(generation, why, frame, None, _NO_CHUNKS, _NO_STEPS)
@@ -307,7 +312,11 @@ def _children(kept: Kept, trace: facts.EngineTrace, steps: Mapping[int, _ChunkSt
 
 
 def _phases(generation: facts.Generation, trace: facts.EngineTrace, frame: Frame) -> list[_Phase]:
-    """Stays in order, their sums those of the ledger. The first wait begins before the engine knew of the request, by what the service had it for; the way between them is in no stay."""
+    """Stays in order, their sums those of the ledger.
+
+    The first wait begins before the engine knew of the request, by what the service had it for; the
+    way between them is in no stay.
+    """
     offset_ns = frame.engine_offset_ns
     stays = [(stay.phase, stay.begin_ns + offset_ns, stay.end_ns + offset_ns) for stay in trace.phases]
     if stays and stays[0][0] != "queued":

@@ -1,8 +1,11 @@
-"""The socket on which services and backends tell facts: connections, frames, and what they are answered.
+"""The socket on which services and backends tell facts: connections, frames, and what they are
+answered.
 
-Owns the connections: a frame is 4 bytes of length (little-endian) and a fact; the first fact is a Hello; a frame that is none ends its connection and no other. Facts go to the sinks in
-order, one after the other: while the sinks are busy the sockets fill, and those who tell drop and count. Knows nothing of spans and metrics. Answers: TraceSettings at connection and
-whenever an operator changes them, TraceFound for a TraceQuery.
+Owns the connections: a frame is 4 bytes of length (little-endian) and a fact; the first fact is a
+Hello; a frame that is none ends its connection and no other. Facts go to the sinks in order, one
+after the other: while the sinks are busy the sockets fill, and those who tell drop and count. Knows
+nothing of spans and metrics. Answers: TraceSettings at connection and whenever an operator changes
+them, TraceFound for a TraceQuery.
 """
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ class Sink(Protocol):
         """A fact, generations excepted. The first of a connection is `source` itself."""
 
     def generation(self, source: facts.Hello, generation: facts.Generation, kept: str | None) -> None:
-        """A generation has ended. `kept`: why its trace is exported ("head", "ttft" ...); None: it is not."""
+        """A generation has ended.
+
+        `kept`: why its trace is exported ("head", "ttft" ...); None: it is not.
+        """
 
     def gone(self, source: facts.Hello) -> None:
         """A connection has ended."""
@@ -77,7 +83,10 @@ class Hub:
         self._connections: set[_Connection] = set()
 
     async def listen(self, path: pathlib.Path) -> asyncio.Server:
-        """Opens the socket, for this user alone. One that a dead process left is replaced. Raises OSError."""
+        """Opens the socket, for this user alone.
+
+        One that a dead process left is replaced. Raises OSError.
+        """
         bound = _private_socket(path)
         return await asyncio.get_running_loop().create_unix_server(lambda: _Connection(self), sock=bound)
 
@@ -223,7 +232,10 @@ def _found(query_id: int, trace: bytes) -> Iterator[facts.TraceFound]:
 
 
 def _private_socket(path: pathlib.Path) -> socket.socket:
-    """A bound Unix socket that only this user may open. Raises OSError: another process listens there, or it can't be made."""
+    """A bound Unix socket that only this user may open.
+
+    Raises OSError: another process listens there, or it can't be made.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         _remove_dead(path)

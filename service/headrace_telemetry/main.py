@@ -1,6 +1,7 @@
 """The telemetry process: `python -m headrace_telemetry --config-json FILE` (or `-` for stdin).
 
-Owns the process's entry: configuration, logs, event loop, exit codes. 0: shut down by signal; 2: it can never run as configured (one line on stderr says why); 1: anything else.
+Owns the process's entry: configuration, logs, event loop, exit codes. 0: shut down by signal; 2: it
+can never run as configured (one line on stderr says why); 1: anything else.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ async def _run(config: TelemetryConfig, pulse_fd: int | None) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Has glibc's allocator keep the memory of one batch for the next: giving it back and touching fresh pages was a sixth of the process's time. Other C libraries have no such knob."""
+    """Has glibc's allocator keep the memory of one batch for the next: giving it back and touching
+    fresh pages was a sixth of the process's time.
+
+    Other C libraries have no such knob.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)

@@ -1,7 +1,9 @@
-"""OTLP spans as protobuf bytes, packed by hand: a generated class costs 2.5 us per span, which 300,000 token spans a second can't pay.
+"""OTLP spans as protobuf bytes, packed by hand: a generated class costs 2.5 us per span, which
+300,000 token spans a second can't pay.
 
-Owns the wire form of spans, attributes, links and resources (opentelemetry.proto.trace.v1, common.v1). What they say is the business of `generation_spans`, `step_spans` and `token_spans`, which packs
-many spans of one form at once. Tests parse everything with the generated classes.
+Owns the wire form of spans, attributes, links and resources (opentelemetry.proto.trace.v1,
+common.v1). What they say is the business of `generation_spans`, `step_spans` and `token_spans`,
+which packs many spans of one form at once. Tests parse everything with the generated classes.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class Key:
         self._key = field(b"\x0a", name.encode())
         # All that stands before a value of so many bytes.
         self._heads = [self._head(size) for size in range(_SHORT_VALUE)]
-        # The first values that came, which are those that come often: sizes, models, reasons. What never repeats costs no more than a look.
+        # The first values that came, which are those that come often: sizes, models, reasons. What
+        # never repeats costs no more than a look.
         self._integers: dict[int, bytes] = {}
         self._texts: dict[str, bytes] = {}
 
@@ -111,7 +114,9 @@ class Key:
         return known
 
     def array(self, values: bytes) -> bytes:
-        """An attribute that is an array, its elements serialized already (`text_element`, `int_elements`)."""
+        """An attribute that is an array, its elements serialized already (`text_element`,
+        `int_elements`).
+        """
         return self.serialized(field(b"\x2a", values))
 
     def texts(self, values: Iterable[str], limit: int = 1 << 16) -> bytes:
@@ -190,7 +195,9 @@ def _name(name: str) -> bytes:
 
 
 def new_span_id() -> bytes:
-    """Eight random bytes, of many that the system was asked for at once: a call of its own takes as long as a small span."""
+    """Eight random bytes, of many that the system was asked for at once: a call of its own takes as
+    long as a small span.
+    """
     if not _drawn:
         drawn = os.urandom(8 * _MOST_REMEMBERED)
         _drawn.extend(drawn[begin : begin + 8] for begin in range(0, len(drawn), 8))
@@ -218,7 +225,9 @@ def _key_value(name: str, value: AttributeValue) -> bytes:
 
 
 def resource_spans(resource_bytes: bytes, scope: bytes, spans: Iterable[bytes]) -> bytes:
-    """Spans of one resource as a field of ExportTraceServiceRequest, and of TracesData, which has the same form."""
+    """Spans of one resource as a field of ExportTraceServiceRequest, and of TracesData, which has
+    the same form.
+    """
     # The resource's schema does not hold for what is under it.
     schema = field(b"\x1a", SCHEMA_URL.encode())
     joined = b"".join([field(b"\x0a", scope), *spans, schema])

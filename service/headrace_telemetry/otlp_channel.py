@@ -1,6 +1,8 @@
-"""One call to the collector: serialized bytes out, serialized bytes back, and how often it is tried again.
+"""One call to the collector: serialized bytes out, serialized bytes back, and how often it is tried
+again.
 
-Owns the gRPC channel, its headers and TLS, and the rule of OTLP on what may be tried again. Knows nothing of what the bytes mean; queues and counts are their owners'.
+Owns the gRPC channel, its headers and TLS, and the rule of OTLP on what may be tried again. Knows
+nothing of what the bytes mean; queues and counts are their owners'.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class ExportFailed(Exception):  # an outcome
 
 
 class Backoff:
-    """Pauses between attempts: from half a second, doubling to 15, shaken so that servers do not come together."""
+    """Pauses between attempts: from half a second, doubling to 15, shaken so that servers do not
+    come together.
+    """
 
     def __init__(self) -> None:
         self._pause_s = _FIRST_PAUSE_S

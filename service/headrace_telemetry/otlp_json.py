@@ -1,6 +1,7 @@
 """Spans as OTLP JSON: what a trace file holds, one ExportTraceServiceRequest per line.
 
-Owns the mapping that OTLP prescribes, which is protobuf's but for ids in hex: 64-bit numbers are text, enums are numbers. The file is `trace_file`'s.
+Owns the mapping that OTLP prescribes, which is protobuf's but for ids in hex: 64-bit numbers are
+text, enums are numbers. The file is `trace_file`'s.
 """
 
 from __future__ import annotations

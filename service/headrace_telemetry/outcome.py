@@ -11,7 +11,8 @@ from headrace_facts import facts
 
 # The status of a call whose time was over.
 DEADLINE: Final = "DEADLINE_EXCEEDED"
-# Statuses that make a span failed, as OpenTelemetry's conventions for RPC servers have it; the others are the caller's business. "engine_error" is a generation's.
+# Statuses that make a span failed, as OpenTelemetry's conventions for RPC servers have it; the
+# others are the caller's business. "engine_error" is a generation's.
 FAILURES: Final = frozenset(
     {"UNKNOWN", DEADLINE, "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "engine_error"}
 )
@@ -21,7 +22,8 @@ _GRAVITY: Final = ("error", "deadline", "cancelled", "length", "stop")
 
 
 def finish_reason(generation: facts.Generation) -> str:
-    """Why a generation ended: "error" by a fault of the server, "deadline" by its time, else the gravest reason of its outputs.
+    """Why a generation ended: "error" by a fault of the server, "deadline" by its time, else the
+    gravest reason of its outputs.
 
     An error that is the caller's (a reader too slow) leaves the outputs their own reasons.
     """

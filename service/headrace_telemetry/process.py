@@ -1,8 +1,11 @@
 """The life of the telemetry process: parts put together, signals, and an end within a bound.
 
-Owns the order: the socket opens last, when all that facts go to is there; at the end those who tell are heard out for a moment, then what is left goes to the file and, within `telemetry_flush_s`, to the collector.
+Owns the order: the socket opens last, when all that facts go to is there; at the end those who tell
+are heard out for a moment, then what is left goes to the file and, within `telemetry_flush_s`, to
+the collector.
 
-    services, backends ──> Hub ──> SpanSink ──> TraceFile, SpanExporter ──> OtlpChannel ──> collector
+    services, backends ──> Hub ──> SpanSink ──> TraceFile, SpanExporter ──> OtlpChannel ──>
+    collector
                                └─> Metrics ──> scrape, push ──────────────────┘
 """
 
@@ -70,7 +73,11 @@ async def run(config: TelemetryConfig) -> None:
 
 
 class _Tasks:
-    """What runs beside the hub. One that fails ends the process, which is started again: a part that is dead must not look alive."""
+    """What runs beside the hub.
+
+    One that fails ends the process, which is started again: a part that is dead must not look
+    alive.
+    """
 
     def __init__(self, stop: asyncio.Event) -> None:
         self._stop = stop

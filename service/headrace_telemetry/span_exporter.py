@@ -1,6 +1,8 @@
-"""Spans on their way to the collector: a queue that is bounded in bytes, batches of at most 4 MiB, attempts until it takes them.
+"""Spans on their way to the collector: a queue that is bounded in bytes, batches of at most 4 MiB,
+attempts until it takes them.
 
-Owns what is waiting, what is dropped, and when it is tried again. A collector that is down, hangs or answers errors costs its queue's memory and nothing else: nobody here waits for it.
+Owns what is waiting, what is dropped, and when it is tried again. A collector that is down, hangs
+or answers errors costs its queue's memory and nothing else: nobody here waits for it.
 """
 
 from __future__ import annotations
@@ -90,7 +92,10 @@ class SpanExporter:
                 await self._send(self._take())
 
     async def flush(self, running: asyncio.Task[None], timeout_s: float) -> None:
-        """Lets `run` send what is left, for some seconds at most; then ends it. What could not be sent counts as dropped."""
+        """Lets `run` send what is left, for some seconds at most; then ends it.
+
+        What could not be sent counts as dropped.
+        """
         self._stopping.set()
         await asyncio.wait({running}, timeout=timeout_s)
         running.cancel()
@@ -114,7 +119,10 @@ class SpanExporter:
         return _Batch(b"".join(parts), num_spans, num_bytes)
 
     async def _send(self, batch: _Batch) -> None:
-        """Sends a batch until it is taken, refused for good, or too old. Its bytes count as queued meanwhile."""
+        """Sends a batch until it is taken, refused for good, or too old.
+
+        Its bytes count as queued meanwhile.
+        """
         taken = False
         try:
             taken = await self._attempts(batch)
@@ -141,7 +149,9 @@ class SpanExporter:
                 return True
 
     async def _pause(self, pause_s: float) -> None:
-        """Waits before the next attempt; hardly at all when it stops, or its time would pass in pauses."""
+        """Waits before the next attempt; hardly at all when it stops, or its time would pass in
+        pauses.
+        """
         await _first_of(self._stopping, timeout_s=pause_s)
         if self._stopping.is_set():
             await asyncio.sleep(_HURRIED_PAUSE_S)

@@ -1,4 +1,6 @@
-"""The inference span that everything of a generation lies in: its ids, its times, and the clocks that its parts were told by."""
+"""The inference span that everything of a generation lies in: its ids, its times, and the clocks
+that its parts were told by.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from typing import Final, NamedTuple
 
 from headrace_facts import facts
 
-# Offsets of two processes on one machine differ by less; those of two machines by the difference of their boot times.
+# Offsets of two processes on one machine differ by less; those of two machines by the difference of
+# their boot times.
 _SAME_CLOCK_NS: Final = 50_000_000
 _LATEST_NS: Final = (1 << 63) - 1
 
@@ -42,7 +45,10 @@ def check_time(time_ns: int) -> None:
 
 
 def frame_of(generation: facts.Generation) -> Frame:
-    """The frame of a generation that has a span context. Raises ValueError if its times are none."""
+    """The frame of a generation that has a span context.
+
+    Raises ValueError if its times are none.
+    """
     span, trace = generation.span, generation.trace
     assert span is not None
     offset_ns = generation.unix_offset_ns
@@ -50,7 +56,8 @@ def frame_of(generation: facts.Generation) -> Frame:
     end_ns = max(start_ns, generation.end_ns + offset_ns)
     check_time(start_ns)
     check_time(end_ns)
-    # On one machine the clock is the same; two processes that asked for its offset at two moments would move times by what lay between them.
+    # On one machine the clock is the same; two processes that asked for its offset at two moments
+    # would move times by what lay between them.
     engine_offset_ns = offset_ns
     if trace is not None and abs(trace.unix_offset_ns - offset_ns) > _SAME_CLOCK_NS:
         engine_offset_ns = trace.unix_offset_ns

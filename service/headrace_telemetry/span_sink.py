@@ -1,7 +1,10 @@
-"""Facts become spans: what the hub tells comes in here, encoded spans go out to the ring, the trace file and the collector.
+"""Facts become spans: what the hub tells comes in here, encoded spans go out to the ring, the trace
+file and the collector.
 
-Owns the join of those who tell: engines' books, generations that wait a moment for their steps, calls that wait for their generations, and what was decided on each trace. All of it is bounded. What spans say is the business of
-`generation_spans`, `call_spans` and `step_spans`, whose spans they are that of `resources`.
+Owns the join of those who tell: engines' books, generations that wait a moment for their steps,
+calls that wait for their generations, and what was decided on each trace. All of it is bounded.
+What spans say is the business of `generation_spans`, `call_spans` and `step_spans`, whose spans
+they are that of `resources`.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ Outlet = Callable[[bytes, SpanBlock], None]
 _STEPS_WAIT_NS: Final = 2_000_000_000
 _MOST_WAITING: Final = 4096
 _NEVER_NS: Final = 1 << 63
-# What is encoded at once: more costs more memory and misses caches, fewer cost what numpy costs per call.
+# What is encoded at once: more costs more memory and misses caches, fewer cost what numpy costs per
+# call.
 _TOKENS_AT_ONCE: Final = 2048
 _GENERATIONS_AT_ONCE: Final = 64
 # A step in a large batch takes some 50 KB.
@@ -79,11 +83,13 @@ class SpanSink:
         # Generations that nothing is missing of: they are encoded many at once.
         self._ready: list[_Waiting] = []
         self._num_ready_tokens = 0
-        # By trace id: whether it is kept, and calls that wait to know; by id of the server span: when its generations were.
+        # By trace id: whether it is kept, and calls that wait to know; by id of the server span:
+        # when its generations were.
         self._decided: NewestTable[bool] = NewestTable(_MOST_TRACES)
         self._calls: NewestTable[tuple[facts.Hello, facts.CallEnded]] = NewestTable(_MOST_WAITING)
         self._bounds: NewestTable[tuple[int, int]] = NewestTable(_MOST_WAITING)
-        # By id of the server span: calls to export whose generation is still to be told, and until when they wait.
+        # By id of the server span: calls to export whose generation is still to be told, and until
+        # when they wait.
         self._early: dict[str, tuple[int, facts.Hello, facts.CallEnded]] = {}
         self._resources = Resources(config)
 
@@ -262,7 +268,9 @@ class SpanSink:
             self._export_early(span.parent_span_id)
 
     def _take_call(self, source: facts.Hello, call: facts.CallEnded) -> None:
-        """Exports a call if its generation was exported, waits if that is not decided, else goes by its flag."""
+        """Exports a call if its generation was exported, waits if that is not decided, else goes by
+        its flag.
+        """
         span = call.span
         if span is None:
             return
@@ -276,7 +284,9 @@ class SpanSink:
             self._calls.put(span.trace_id, (source, call))
 
     def _export_or_wait(self, source: facts.Hello, call: facts.CallEnded, span: facts.SpanContext) -> None:
-        """Exports a call; one whose caller left ends before its generation, which the server span must enclose."""
+        """Exports a call; one whose caller left ends before its generation, which the server span
+        must enclose.
+        """
         if not call.request_id or call.status == "OK" or self._bounds.get(span.span_id) is not None:
             self._export_call(source, call)
             return

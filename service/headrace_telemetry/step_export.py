@@ -1,7 +1,9 @@
 """Which steps are exported, and when: each at most once, and as late as its links need it.
 
-Owns the wait. A step is exported if somebody in it is. Under head sampling that is known when the step comes. Under tail sampling the ends of its recorded members decide, so that a step waits for them, 30 s at most; one
-that was let go by then is exported after all when a later end asks for it. A step of which only services have spoken waits a moment for the backend to say who was in it: its
+Owns the wait. A step is exported if somebody in it is. Under head sampling that is known when the
+step comes. Under tail sampling the ends of its recorded members decide, so that a step waits for
+them, 30 s at most; one that was let go by then is exported after all when a later end asks for it.
+A step of which only services have spoken waits a moment for the backend to say who was in it: its
 connection may have come later than theirs.
 """
 

@@ -1,7 +1,8 @@
 """The tokens of generations as columns, joined from their steps and their messages.
 
-Owns the join: which step made a token, when it was planned, computed, read, sent and taken. Generations are joined many at once, because what numpy costs per call is what short ones cost. Two forms come out: arrays for
-the inference span, and spans, packed by `token_spans`.
+Owns the join: which step made a token, when it was planned, computed, read, sent and taken.
+Generations are joined many at once, because what numpy costs per call is what short ones cost. Two
+forms come out: arrays for the inference span, and spans, packed by `token_spans`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _MOST_ROWS: Final = 4096
 
 
 class OwnColumns(NamedTuple):
-    """What was told of the tokens of one generation, outputs one after the other. Times are of who told.
+    """What was told of the tokens of one generation, outputs one after the other.
+
+    Times are of who told.
 
     Attributes:
         sizes: tokens of each output.
@@ -53,7 +56,9 @@ class OwnColumns(NamedTuple):
 
 
 class TokenColumns(NamedTuple):
-    """One entry per token of some generations, one generation after the other, [n] each. Times are UNIX.
+    """One entry per token of some generations, one generation after the other, [n] each.
+
+    Times are UNIX.
 
     Attributes:
         output_indices: the token's output.
@@ -148,7 +153,9 @@ def join(own: Sequence[OwnColumns], frames: Sequence[Frame], book: EngineBook) -
 
 
 def _emissions(emissions: list[facts.Emission], sizes: list[int]) -> tuple[Mask, I64, I64]:
-    """Per token, outputs one after the other: whether it left, and when its message was made and taken (0: never)."""
+    """Per token, outputs one after the other: whether it left, and when its message was made and
+    taken (0: never).
+    """
     total = sum(sizes)
     emitted, made, written = np.zeros(total, np.bool_), np.zeros(total, np.int64), np.zeros(total, np.int64)
     begin = 0
@@ -180,7 +187,9 @@ def _per_token(emission: facts.Emission) -> tuple[I64, I64]:
 
 
 def arrays(joined: JoinedTokens, limit: int) -> Iterator[bytes]:
-    """Array attributes of each generation's inference span, of its first `limit` tokens; times are ns from the span's start, -1 where they are not known."""
+    """Array attributes of each generation's inference span, of its first `limit` tokens; times are
+    ns from the span's start, -1 where they are not known.
+    """
     columns = joined.columns
     values = {
         "output_index": columns.output_indices,
@@ -198,7 +207,9 @@ def arrays(joined: JoinedTokens, limit: int) -> Iterator[bytes]:
 
 
 def spans(joined: JoinedTokens) -> list[list[tuple[bytes, int]]]:
-    """Spans of each generation's tokens, inside their parent's times: blocks of them side by side, and their numbers."""
+    """Spans of each generation's tokens, inside their parent's times: blocks of them side by side,
+    and their numbers.
+    """
     columns = joined.columns
     blocks: list[list[tuple[bytes, int]]] = [[] for _ in joined.ends]
     forms = columns.known * 4 + columns.emitted * 2 + (columns.step_ids > 0)
@@ -216,7 +227,9 @@ def spans(joined: JoinedTokens) -> list[list[tuple[bytes, int]]]:
 
 
 def _tokens(columns: TokenColumns, form: int) -> Tokens:
-    """Tokens that have the same form: from the plan of the step to the moment that the transport had taken the message."""
+    """Tokens that have the same form: from the plan of the step to the moment that the transport
+    had taken the message.
+    """
     known, emitted, named = bool(form & 4), bool(form & 2), bool(form & 1)
     read_ns = columns.settled_ns if known else columns.made_ns if emitted else columns.start_ns
     starts = np.minimum(np.maximum(columns.planned_ns if known else read_ns, columns.start_ns), columns.end_ns)

@@ -1,7 +1,9 @@
 """Token spans and arrays of numbers, many at once: one numpy row of bytes per token.
 
-Owns the fast path. All rows of a call have one layout, so that a column is written to all of them by one operation; that is why a varint has as many bytes as the largest of its column needs, padded
-with continuation groups, which every protobuf parser reads (its conformance suite asks for it). Costs 0.3 us per token, beside 2.5 us of a generated class.
+Owns the fast path. All rows of a call have one layout, so that a column is written to all of them
+by one operation; that is why a varint has as many bytes as the largest of its column needs, padded
+with continuation groups, which every protobuf parser reads (its conformance suite asks for it).
+Costs 0.3 us per token, beside 2.5 us of a generated class.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Tokens(NamedTuple):
         attributes: one column for each of `names`, [n] each.
         names: indices into ATTRIBUTES, rising.
         parent_ids: trace id and span id of each token's parent, [n, 24].
-        link_ids: trace id and span id of each token's step, [n, 24]; None: their steps are not known.
+        link_ids: trace id and span id of each token's step, [n, 24]; None: their steps are not
+            known.
     """
 
     start_ns: U64
@@ -60,7 +63,8 @@ class _Layout(NamedTuple):
     start_at: int
     end_at: int
     link_at: int
-    # For each byte of a varint: its place in the row, its column, its shift, and its continuation bit.
+    # For each byte of a varint: its place in the row, its column, its shift, and its continuation
+    # bit.
     places: npt.NDArray[np.intp]
     columns: npt.NDArray[np.intp]
     shifts: U64
@@ -93,7 +97,9 @@ def encode(tokens: Tokens, incomplete: bool = False) -> Bytes:
 
 
 def int_elements(values: U64) -> Bytes:
-    """Elements of an array attribute, one for each value, [n] (int64 in two's complement): a row each, [n, bytes]."""
+    """Elements of an array attribute, one for each value, [n] (int64 in two's complement): a row
+    each, [n, bytes].
+    """
     width = _width(values)
     out = np.empty((len(values), 3 + width), np.uint8)
     out[:, 0], out[:, 1], out[:, 2] = 0x0A, 1 + width, 0x18

@@ -1,6 +1,8 @@
 """The trace file: spans appended as lines of OTLP JSON, at most two files of a set size.
 
-Owns the queue before it, its bound, and the change to a new file. Turning spans into JSON takes 20 us each, so that it is done a little at a time between other work; what the queue can't hold is dropped and counted.
+Owns the queue before it, its bound, and the change to a new file. Turning spans into JSON takes 20
+us each, so that it is done a little at a time between other work; what the queue can't hold is
+dropped and counted.
 """
 
 from __future__ import annotations
@@ -98,7 +100,10 @@ class TraceFile:
 
 
 def _open(path: pathlib.Path) -> int:
-    """Opens a file to append to. Whom its content concerns only its owner decides, so that it is theirs alone."""
+    """Opens a file to append to.
+
+    Whom its content concerns only its owner decides, so that it is theirs alone.
+    """
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 

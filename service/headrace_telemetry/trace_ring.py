@@ -1,6 +1,8 @@
-"""Recent traces in memory, for `headrace trace`: found by request id or trace id, the oldest forgotten first.
+"""Recent traces in memory, for `headrace trace`: found by request id or trace id, the oldest
+forgotten first.
 
-Owns the bound in bytes, over spans of requests and of steps together. They are kept as they were exported; nothing is encoded twice.
+Owns the bound in bytes, over spans of requests and of steps together. They are kept as they were
+exported; nothing is encoded twice.
 """
 
 from __future__ import annotations

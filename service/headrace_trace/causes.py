@@ -1,7 +1,10 @@
-"""Why each token came when it did: every wait between two tokens with its causes, decided by numbers.
+"""Why each token came when it did: every wait between two tokens with its causes, decided by
+numbers.
 
-Owns the judgement. Each wait is cut into parts (windows.py); what is usual is the median over this trace (for steps: over those that compute decodes only), and what a part took beyond that is
-charged to a cause. The wait for the first token has no usual: all of it is charged. A Trace comes in, an Explanation (explanation.py) goes out.
+Owns the judgement. Each wait is cut into parts (windows.py); what is usual is the median over this
+trace (for steps: over those that compute decodes only), and what a part took beyond that is charged
+to a cause. The wait for the first token has no usual: all of it is charged. A Trace comes in, an
+Explanation (explanation.py) goes out.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from headrace_trace.explanation import Cause, Explanation, Gap, Kind
 from headrace_trace.trace_model import Prefill, Step, Token, Trace
 from headrace_trace.windows import Part, Where, parts_between
 
-# A wait is worth a cause from this much beyond the usual on: the larger of a share of it and an absolute time that clocks and schedulers have anyhow.
+# A wait is worth a cause from this much beyond the usual on: the larger of a share of it and an
+# absolute time that clocks and schedulers have anyhow.
 _WORTH_SHARE, _WORTH_NS = 0.1, 20_000
 # Causes that explain less than this share of a wait's excess are left out.
 _MINOR = 0.05
@@ -28,7 +32,9 @@ _MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """Medians of a trace, in ns. step_ns is of steps that compute decodes only; steps counts them (0: there are none, and step_ns is the shortest step's)."""
+    """Medians of a trace, in ns. step_ns is of steps that compute decodes only; steps counts them
+    (0: there are none, and step_ns is the shortest step's).
+    """
 
     gap_ns: float
     step_ns: float
@@ -230,7 +236,9 @@ class _Judge:
             yield Kind.PREFILL, ns * (1 - own)
 
     def _is_excuse(self, step: Step) -> bool:
-        """Whether the prompts in a step can have made it as long as it was: steps with as many tokens or more were not much shorter."""
+        """Whether the prompts in a step can have made it as long as it was: steps with as many
+        tokens or more were not much shorter.
+        """
         over = step.duration_ns - self._usual.step_ns
         like = [beyond for tokens, beyond in self._mixed if tokens >= step.prefill_tokens]
         return len(like) <= _COMPARED or statistics.median(like) >= _EXCUSED * over
@@ -277,7 +285,9 @@ _BEYOND_USUAL = {
 
 
 def _reason_to_compute_again(wait: _Wait) -> Kind:
-    """What a request's own tokens in a step are charged to: its prompt, or what made it compute them again, for which it had to wait for its turn, too."""
+    """What a request's own tokens in a step are charged to: its prompt, or what made it compute
+    them again, for which it had to wait for its turn, too.
+    """
     places = {part.where for part in wait.parts}
     if Where.PREEMPTED in places:
         return Kind.PREEMPTION if not wait.first else Kind.OWN_PREFILL
@@ -287,7 +297,9 @@ def _reason_to_compute_again(wait: _Wait) -> Kind:
 
 
 def _own_tokens(trace: Trace) -> dict[int, int]:
-    """Tokens of the request's own prompt by step, from its chunks or, where the trace lacks those, from the steps."""
+    """Tokens of the request's own prompt by step, from its chunks or, where the trace lacks those,
+    from the steps.
+    """
     tokens: dict[int, int] = {}
     for step in trace.steps.values():
         own = sum(prefill.tokens for prefill in step.prefills if prefill.request_id == trace.request_id)

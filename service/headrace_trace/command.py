@@ -1,6 +1,8 @@
-"""`headrace trace` on the command line: flags into a source, a trace into a page, a picture or words, exit codes.
+"""`headrace trace` on the command line: flags into a source, a trace into a page, a picture or
+words, exit codes.
 
-Owns the flags and what is written where. Traces are read in sources.py, explained in causes.py, drawn in page.py and picture.py.
+Owns the flags and what is written where. Traces are read in sources.py, explained in causes.py,
+drawn in page.py and picture.py.
 """
 
 from __future__ import annotations
@@ -63,10 +65,13 @@ def trace(
     png: pathlib.Path | None,
     in_words: bool,
 ) -> None:
-    """Shows every token of one request: when it was planned, computed, read and sent, who shared its steps, and what it waited for.
+    """Shows every token of one request: when it was planned, computed, read and sent, who shared
+    its steps, and what it waited for.
 
-    FILE holds OpenTelemetry traces (OTLP as JSON, JSON lines or protobuf), as the server's trace_file or a collector writes them. An id is looked up in the memory of a running server (--server) or
-    in Jaeger (--jaeger). With --json the explanation is printed as one JSON line, with every token's wait.
+    FILE holds OpenTelemetry traces (OTLP as JSON, JSON lines or protobuf), as the server's
+    trace_file or a collector writes them. An id is looked up in the memory of a running server
+    (--server) or in Jaeger (--jaeger). With --json the explanation is printed as one JSON line,
+    with every token's wait.
     """
     try:
         if png is not None:

@@ -1,7 +1,9 @@
 """Traces from a Jaeger query service.
 
-Owns its two HTTP interfaces: /api/v3/traces/{id}, which answers in OTLP JSON, and the older /api/traces, which every version has and which alone searches by tags. Steps lie in traces of their own:
-they are followed by the links of tokens and chunks, and by the ids of steps. An address and a key come in, spans go out.
+Owns its two HTTP interfaces: /api/v3/traces/{id}, which answers in OTLP JSON, and the older
+/api/traces, which every version has and which alone searches by tags. Steps lie in traces of their
+own: they are followed by the links of tokens and chunks, and by the ids of steps. An address and a
+key come in, spans go out.
 """
 
 from __future__ import annotations

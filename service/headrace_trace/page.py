@@ -1,7 +1,9 @@
 """The page: one HTML file with everything in it, which asks no network for anything.
 
-Owns the escaping. Whatever comes from a trace goes through html.escape into the document, or as JSON without "<", ">" and "&" into a block that is never run; and a content security policy lets
-nothing run but the page's own script, by its hash. The script (page/*.js) puts text on the page as text only. A Trace and its Explanation come in, text goes out.
+Owns the escaping. Whatever comes from a trace goes through html.escape into the document, or as
+JSON without "<", ">" and "&" into a block that is never run; and a content security policy lets
+nothing run but the page's own script, by its hash. The script (page/*.js) puts text on the page as
+text only. A Trace and its Explanation come in, text goes out.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def _read(name: str) -> str:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    """The template with its places filled in one pass, so that no value can bring a place of its own."""
+    """The template with its places filled in one pass, so that no value can bring a place of its
+    own.
+    """
     return _PLACE.sub(lambda match: values[match[1]], template)
 
 
@@ -105,7 +109,9 @@ def _tiles(trace: Trace, explanation: Explanation) -> str:
 
 
 def _first_token_tile(explanation: Explanation) -> tuple[str, str, str]:
-    """When the first token left, and beside it when the engine had it; of an answer in one message only that."""
+    """When the first token left, and beside it when the engine had it; of an answer in one message
+    only that.
+    """
     left, had = explanation.ttft_ms, explanation.engine_ttft_ms
     if left is None and had is not None:
         return ("first token in the engine", milliseconds(had), "")

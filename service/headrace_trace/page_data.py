@@ -1,6 +1,7 @@
 """What the page's script draws from: a trace and its explanation as columns, names as numbers.
 
-Owns the shape that page/*.js reads. Times are ns since the call's arrival; a name or a set of members that comes again and again (steps of one batch) is stored once. Does not escape anything:
+Owns the shape that page/*.js reads. Times are ns since the call's arrival; a name or a set of
+members that comes again and again (steps of one batch) is stored once. Does not escape anything:
 page.py does.
 """
 

@@ -1,7 +1,8 @@
 """The picture: the page's lanes as a PNG, for where no browser is.
 
-Owns the drawing. Needs matplotlib, which the `bench` extra brings; it is imported by name when a picture is wanted, so that nothing else needs it. A Trace and its Explanation come in, the bytes of a
-PNG go out.
+Owns the drawing. Needs matplotlib, which the `bench` extra brings; it is imported by name when a
+picture is wanted, so that nothing else needs it. A Trace and its Explanation come in, the bytes of
+a PNG go out.
 """
 
 from __future__ import annotations
@@ -163,7 +164,9 @@ def _steps(axes: Any, trace: Trace) -> None:
 
 
 def _boxes(axes: Any, boxes: Sequence[tuple[float, float, float, float]], colour: str, label: str) -> None:
-    """Rectangles as (left, right, bottom, top), as one artist: a bar each would take half a minute for ten thousand tokens."""
+    """Rectangles as (left, right, bottom, top), as one artist: a bar each would take half a minute
+    for ten thousand tokens.
+    """
     corners = [
         [(left, bottom), (right, bottom), (right, top), (left, top)]
         for left, right, bottom, top in boxes

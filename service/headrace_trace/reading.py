@@ -1,7 +1,10 @@
-"""From spans to a Trace: finds the request asked for and puts together what its spans and those of its steps say.
+"""From spans to a Trace: finds the request asked for and puts together what its spans and those of
+its steps say.
 
-Owns the names of spans and attributes that the server writes. Tolerant of what is missing: steps, messages, whole attributes; strict about nothing but that there is a request. Spans come
-in (spans.py), a Trace goes out. With detail=array the tokens come from arrays on the inference span, with detail=span from spans of their own.
+Owns the names of spans and attributes that the server writes. Tolerant of what is missing: steps,
+messages, whole attributes; strict about nothing but that there is a request. Spans come in
+(spans.py), a Trace goes out. With detail=array the tokens come from arrays on the inference span,
+with detail=span from spans of their own.
 """
 
 from __future__ import annotations
@@ -84,7 +87,8 @@ def _several(request_ids: Sequence[str]) -> str:
 
 
 def step_traces(span: Span) -> set[str]:
-    """Trace ids under which the steps of a request are found; they follow from the engine and the steps' ids.
+    """Trace ids under which the steps of a request are found; they follow from the engine and the
+    steps' ids.
 
     Args:
         span: An inference span.
@@ -140,7 +144,9 @@ def _trace(root: Span, spans: Sequence[Span], requests: Sequence[Span]) -> Trace
 
 
 def _call_status(root: Span, spans: Sequence[Span]) -> str:
-    """What the call of a request ended with; empty if its span did not come, or is of many requests."""
+    """What the call of a request ended with; empty if its span did not come, or is of many
+    requests.
+    """
     for span in spans:
         if (span.trace_id, span.span_id) == (root.trace_id, root.parent_id):
             shared = str(span.attributes.get(_METHOD, "")).endswith(_SHARED)
@@ -188,7 +194,10 @@ def _chunks(family: Sequence[Span]) -> tuple[Chunk, ...]:
 
 
 def _token_arrays(root: Span) -> tuple[Token, ...]:
-    """Tokens of detail=array. Columns that are missing or of another length are as if nothing were known."""
+    """Tokens of detail=array.
+
+    Columns that are missing or of another length are as if nothing were known.
+    """
     indices = _integers(root, "headrace.token.index")
     unknown = [-1] * len(indices)
 
@@ -225,7 +234,9 @@ def _token_arrays(root: Span) -> tuple[Token, ...]:
 
 
 def _told(time: int | None, root: Span) -> int | None:
-    """A time of the way out; nothing left at the very moment of the arrival: that is how one says that nobody read it."""
+    """A time of the way out; nothing left at the very moment of the arrival: that is how one says
+    that nobody read it.
+    """
     return time if time is not None and time > root.start_ns else None
 
 

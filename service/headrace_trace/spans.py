@@ -1,6 +1,7 @@
 """Spans as OpenTelemetry exports them, read from OTLP: JSON, JSON lines or protobuf.
 
-Owns the byte forms and nothing of what the spans mean (trace_model.py). Bytes come in; spans, each once, go out. Metrics and logs that share a file with spans are passed over.
+Owns the byte forms and nothing of what the spans mean (trace_model.py). Bytes come in; spans, each
+once, go out. Metrics and logs that share a file with spans are passed over.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 Value = Any
 _STATUS_ERROR = 2
-# A TracesData begins with its first field, the resource spans. The byte is a line feed, too: what follows decides.
+# A TracesData begins with its first field, the resource spans. The byte is a line feed, too: what
+# follows decides.
 _PROTOBUF_START = b"\n"
 _HEX = frozenset("0123456789abcdef")
 
@@ -51,7 +53,8 @@ class Span:
 
 
 def parse(data: bytes) -> list[Span]:
-    """Reads spans of OTLP bytes: one JSON document, several (a line each, or not), or a serialized TracesData.
+    """Reads spans of OTLP bytes: one JSON document, several (a line each, or not), or a serialized
+    TracesData.
 
     A last line that is cut off, as a file has while it is written, is left out.
 
@@ -88,7 +91,8 @@ def parse_protobuf(data: bytes) -> list[Span]:
 
 
 def spans_of_json(document: Any) -> Iterator[Span]:
-    """The spans of a decoded OTLP JSON document: a TracesData, an export request, or a list or `result` of such (as Jaeger answers).
+    """The spans of a decoded OTLP JSON document: a TracesData, an export request, or a list or
+    `result` of such (as Jaeger answers).
 
     Raises:
         TraceError: A span in it is not as OTLP has it.

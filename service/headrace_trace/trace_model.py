@@ -1,6 +1,8 @@
-"""A request's trace as the viewer thinks of it: phases, prompt chunks, tokens, and the steps of the engine under them.
+"""A request's trace as the viewer thinks of it: phases, prompt chunks, tokens, and the steps of the
+engine under them.
 
-Owns the values; how spans become them is in reading.py. All times are UNIX nanoseconds. Whatever a trace may lack (a step that nobody exported, a token that nobody read) is None here, never 0.
+Owns the values; how spans become them is in reading.py. All times are UNIX nanoseconds. Whatever a
+trace may lack (a step that nobody exported, a token that nobody read) is None here, never 0.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One output token: when its step was planned, when its value was read, when its message was made, when the transport had taken it."""
+    """One output token: when its step was planned, when its value was read, when its message was
+    made, when the transport had taken it.
+    """
 
     output: int
     index: int
@@ -78,7 +82,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass of the whole batch. start_ns to end_ns is its time on the device; shares are of measured ceilings, 0 to 1."""
+    """One forward pass of the whole batch. start_ns to end_ns is its time on the device; shares are
+    of measured ceilings, 0 to 1.
+    """
 
     step_id: int
     engine: str
@@ -122,14 +128,19 @@ class Trace:
     """One request.
 
     Attributes:
-        ttft_ns: From the arrival until the first message with a token had left; None where nothing was streamed.
+        ttft_ns: From the arrival until the first message with a token had left; None where nothing
+            was streamed.
         engine_ttft_ns: From the arrival until the engine had the first token.
-        call_status: What its call ended with, a gRPC status; empty where the trace lacks the call, or the call carried many requests.
+        call_status: What its call ended with, a gRPC status; empty where the trace lacks the call,
+            or the call carried many requests.
         failed: Whether its span says that it failed.
         left_out_tokens: Tokens that it generated besides, too many for the trace.
-        ledger: Where its time went, in ns by part, as the server's ledger has it; without end_to_end.
-        steps: By id; those of the request's engine that the trace holds, not only the request's own.
-        requests_by_span: Request ids of the inference spans that came with it, by (trace id, span id).
+        ledger: Where its time went, in ns by part, as the server's ledger has it; without
+            end_to_end.
+        steps: By id; those of the request's engine that the trace holds, not only the request's
+            own.
+        requests_by_span: Request ids of the inference spans that came with it, by (trace id, span
+            id).
     """
 
     request_id: str
@@ -192,7 +203,8 @@ class Trace:
         steps = self.steps_in_order
         last = bisect.bisect_left(steps, end_ns, key=lambda step: step.start_ns)
         first = last
-        # Steps of one device follow one another, so their ends are in order too; a backend restarted under another clock would be the exception, and is cut off.
+        # Steps of one device follow one another, so their ends are in order too; a backend
+        # restarted under another clock would be the exception, and is cut off.
         while first > 0 and steps[first - 1].end_ns > start_ns:
             first -= 1
         return steps[first:last]

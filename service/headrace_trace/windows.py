@@ -1,9 +1,13 @@
-"""What happened between two tokens: the time that a reader waited, cut into parts that do not overlap and leave nothing out.
+"""What happened between two tokens: the time that a reader waited, cut into parts that do not
+overlap and leave nothing out.
 
-Owns the cutting. What a part costs more than usual, and which of them is to blame, is decided in causes.py. A Trace and two moments come in; parts, in the order in which they happened, go out.
+Owns the cutting. What a part costs more than usual, and which of them is to blame, is decided in
+causes.py. A Trace and two moments come in; parts, in the order in which they happened, go out.
 
-The way of a token is followed backwards: the transport took its message (reader), the service made it (service), its value had been read (host), the device had computed its step (step). What lies
-before that is a stay in a phase that computes nothing (queue, preempted, restart), other steps, or a device that had nothing to do.
+The way of a token is followed backwards: the transport took its message (reader), the service made
+it (service), its value had been read (host), the device had computed its step (step). What lies
+before that is a stay in a phase that computes nothing (queue, preempted, restart), other steps, or
+a device that had nothing to do.
 """
 
 from __future__ import annotations
@@ -58,7 +62,9 @@ class Part:
 
 
 def parts_between(trace: Trace, start_ns: int, token: Token) -> tuple[Part, ...]:
-    """The parts of the time from `start_ns` to a token's arrival; empty if it came at once, or is not known."""
+    """The parts of the time from `start_ns` to a token's arrival; empty if it came at once, or is
+    not known.
+    """
     end_ns = token.arrived_ns
     if end_ns is None or end_ns <= start_ns:
         return ()
@@ -104,7 +110,11 @@ def _waits(trace: Trace, start_ns: int, end_ns: int) -> list[Phase]:
 
 
 def _computing(trace: Trace, start_ns: int, end_ns: int, own: int | None) -> Iterator[Part]:
-    """Steps before the token's own, and what lies between them. Without a gap in their numbers the device was idle, with one there were steps that the trace lacks."""
+    """Steps before the token's own, and what lies between them.
+
+    Without a gap in their numbers the device was idle, with one there were steps that the trace
+    lacks.
+    """
     if end_ns <= start_ns:
         return
     at = start_ns

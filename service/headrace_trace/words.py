@@ -1,6 +1,7 @@
 """An explanation in words: the header and the slowest waits with their causes.
 
-Owns the wording. What is said was decided in causes.py. An Explanation comes in, text without control characters goes out.
+Owns the wording. What is said was decided in causes.py. An Explanation comes in, text without
+control characters goes out.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ LIMIT_S = 240.0
 
 
 def write_model_folder(folder: pathlib.Path, context: int = 2048) -> pathlib.Path:
-    """A folder for dummy weights: a tiny Llama's config and a byte-level tokenizer whose token 4 + b is the byte b."""
+    """A folder for dummy weights: a tiny Llama's config and a byte-level tokenizer whose token 4 +
+    b is the byte b.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir()
@@ -103,7 +105,11 @@ def start_backend(
     worker: str = "fake_worker.py",
     **engine: Any,
 ) -> BackendProcess:
-    """Starts one, with a worker from this folder. `engine` are fields of EngineConfig, `backend` of BackendConfig, `inside` the beginning of its command line."""
+    """Starts one, with a worker from this folder.
+
+    `engine` are fields of EngineConfig, `backend` of BackendConfig, `inside` the beginning of its
+    command line.
+    """
     private = folder / "private"
     socket = private / name
     listen = f"unix:{socket}"
@@ -125,7 +131,9 @@ def start_backend(
 
 @contextlib.asynccontextmanager
 async def running_backend(*arguments: Any, **options: Any) -> AsyncIterator[BackendProcess]:
-    """A backend that is ended with SIGTERM unless the test ended it, and that must leave nothing behind."""
+    """A backend that is ended with SIGTERM unless the test ended it, and that must leave nothing
+    behind.
+    """
     backend = start_backend(*arguments, **options)
     try:
         yield backend

@@ -1,6 +1,8 @@
-"""A worker without a model: speaks the rings as the real one does, and draws each next token from the token before it and its position.
+"""A worker without a model: speaks the rings as the real one does, and draws each next token from
+the token before it and its position.
 
-The rule makes any mistake visible: a lost, doubled or stale token changes everything after it, and so does recomputing with wrong inputs.
+The rule makes any mistake visible: a lost, doubled or stale token changes everything after it, and
+so does recomputing with wrong inputs.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def next_token(token: int, position: int) -> int:
 
 
 def prompt_entry(token: int, num_tops: int) -> tuple[float, int, list[int]]:
-    """What the fake model tells of a token of a prompt: its log probability, its rank, the most likely tokens."""
+    """What the fake model tells of a token of a prompt: its log probability, its rank, the most
+    likely tokens.
+    """
     return -token / 4, 1 + token % 9, [(token + offset) % VOCABULARY for offset in range(num_tops)]
 
 
@@ -144,7 +148,9 @@ def gpu_plan(rank: int, num_blocks: int, block_size: int, is_measured: bool) -> 
 
 
 def gpu_start(rank: int, num_blocks: int, block_size: int) -> list[object]:
-    """What a worker with a GPU sends from its first message to its last one before steps, with a value in every field."""
+    """What a worker with a GPU sends from its first message to its last one before steps, with a
+    value in every field.
+    """
     quantization = QuantizationReport(
         "int4", 128, 4.25, 0.03, 0.09, "model.layers.0.mlp.down_proj", "int8", 8.03, 0.004
     )
@@ -233,7 +239,8 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=256)
     parser.add_argument("--step-ms", type=float, default=0.0)
-    # Besides, a random sleep of up to 20 ms in each step, noted in this file: step id, then when the step had ended, CLOCK_MONOTONIC ns.
+    # Besides, a random sleep of up to 20 ms in each step, noted in this file: step id, then when
+    # the step had ended, CLOCK_MONOTONIC ns.
     parser.add_argument("--random-sleeps", type=pathlib.Path)
     parser.add_argument("--start-s", type=float, default=0.0)
     # Tokens of the mixed steps that it claims to replay from graphs.
@@ -242,10 +249,12 @@ def main() -> int:
     parser.add_argument("--die-at-start", action="store_true")
     # Where a file of this name exists, memory is too small, and the file is gone then.
     parser.add_argument("--no-memory-file", type=pathlib.Path)
-    # Where a file of this name exists, a step that reads it fails as a forward pass that raises would.
+    # Where a file of this name exists, a step that reads it fails as a forward pass that raises
+    # would.
     parser.add_argument("--fail-file", type=pathlib.Path)
     parser.add_argument("--fails-by", choices=["raise", "fail"], default="fail")
-    # Where a file of this name exists, a step takes memory until the process is ended, and the file is gone then.
+    # Where a file of this name exists, a step takes memory until the process is ended, and the file
+    # is gone then.
     parser.add_argument("--hungry-file", type=pathlib.Path)
     # What becomes of the worker in a step that computes POISON, every time.
     parser.add_argument("--poison", choices=["raise", "fail", "hang", "exit", "crash"])

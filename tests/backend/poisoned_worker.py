@@ -1,4 +1,6 @@
-"""The real worker, but that a prompt that begins with POISON_PROMPT does something to it: `poisoned_worker.py KIND WORKER_ARGUMENT...`."""
+"""The real worker, but that a prompt that begins with POISON_PROMPT does something to it:
+`poisoned_worker.py KIND WORKER_ARGUMENT...`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A backend process whose worker is a script beside this one, and whose engine can be broken: `run_backend.py CONFIG FAULT_FOLDER WORKER WORKER_ARGUMENT...`.
+"""A backend process whose worker is a script beside this one, and whose engine can be broken:
+`run_backend.py CONFIG FAULT_FOLDER WORKER WORKER_ARGUMENT...`.
 
-A file `raise` in FAULT_FOLDER makes the engine's planning fail, a file `stuck` makes it plan nothing. A file `small-ring` that is there
-at the start has plans cross a ring of so many bytes as are its text, of which the engine does not know.
+A file `raise` in FAULT_FOLDER makes the engine's planning fail, a file `stuck` makes it plan
+nothing. A file `small-ring` that is there at the start has plans cross a ring of so many bytes as
+are its text, of which the engine does not know.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Requests through a real backend process: its socket, the engine, the rings, and a worker process without a model."""
+"""Requests through a real backend process: its socket, the engine, the rings, and a worker process
+without a model.
+"""
 
 from __future__ import annotations
 
@@ -255,7 +257,8 @@ async def test_heartbeat_comes_every_second(client: EngineClient) -> None:
     known = len(client.states)
     await until(lambda: len(client.states) >= known + 4)
     times = [moment for moment, _ in client.states[known : known + 4]]
-    # The middle one of three gaps: one that is held up makes its own gap longer and the next one shorter.
+    # The middle one of three gaps: one that is held up makes its own gap longer and the next one
+    # shorter.
     assert 0.5 < sorted(later - earlier for earlier, later in itertools.pairwise(times))[1] < 2.5
 
 

@@ -248,7 +248,8 @@ async def test_bad_question_is_refused_by_field(client: EngineClient, kind: str,
     assert details(refused.status)["BadRequest"].field_violations[0].field == field
 
 
-# --- the conversation itself --------------------------------------------------------------------------------------------------
+# --- the conversation itself
+# --------------------------------------------------------------------------------------------------
 
 
 async def converse(address: str, *messages: bytes, metadata: Any = None) -> grpc.aio.AioRpcError:
@@ -334,7 +335,8 @@ async def test_port_is_open_to_the_secret_only(model: pathlib.Path, tmp_path: pa
             (("authorization", ""),),
             (*good, *good),
         ):
-            # Nothing is sent: a grpc.aio client whose write meets the end of the call reports INTERNAL by itself.
+            # Nothing is sent: a grpc.aio client whose write meets the end of the call reports
+            # INTERNAL by itself.
             error = await converse(address, metadata=metadata)
             assert error.code() is grpc.StatusCode.UNAUTHENTICATED
             texts.add(error.details())

@@ -1,4 +1,6 @@
-"""The engine's driver in a real event loop, with a device that takes real time: plans that are held back are sent when they are due."""
+"""The engine's driver in a real event loop, with a device that takes real time: plans that are held
+back are sent when they are due.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ CAPTURED = (16, 32, 64, 128, 256)
 
 
 class Device:
-    """Steps take 8 ms each, one after the other. Its loop and timer are those of the process, so what makes it late makes the engine late."""
+    """Steps take 8 ms each, one after the other.
+
+    Its loop and timer are those of the process, so what makes it late makes the engine late.
+    """
 
     def __init__(self) -> None:
         config = EngineConfig(
@@ -40,7 +45,8 @@ class Device:
         self._timer = PreciseTimer(asyncio.get_running_loop(), self._step_done)
         self._running: deque[tuple[int, StepResult]] = deque()
         self._free_ns = 0
-        # How long before the end of the step in flight a plan came; and when plans came that admit somebody.
+        # How long before the end of the step in flight a plan came; and when plans came that admit
+        # somebody.
         self.ahead_ns: list[int] = []
         self.admitted_ns: list[int] = []
         self.num_done = 0
@@ -112,7 +118,8 @@ def test_plans_are_sent_when_they_are_due(run: Run) -> None:
     async def main() -> None:
         device = Device()
         device.start()
-        # A busy machine teaches wide margins, with which little is held back: however long it takes, plans are sent shortly before they are needed.
+        # A busy machine teaches wide margins, with which little is held back: however long it
+        # takes, plans are sent shortly before they are needed.
         device.add("a", 3000)
         await until(lambda: device.loop.engine.load().held_plans > 0, "nothing was held back")
         device.ahead_ns.clear()

@@ -1,4 +1,6 @@
-"""A start as a GPU's workers report it, with a value in every field, through a real backend process: each line that an operator is promised, and no traceback."""
+"""A start as a GPU's workers report it, with a value in every field, through a real backend
+process: each line that an operator is promised, and no traceback.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Outboxes merge without losing, doubling or reordering anything, and a long log arrives whole in parts."""
+"""Outboxes merge without losing, doubling or reordering anything, and a long log arrives whole in
+parts.
+"""
 
 from __future__ import annotations
 

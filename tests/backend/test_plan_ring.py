@@ -1,4 +1,6 @@
-"""Step plans of the largest requests that a caller may send, through a real backend process and its real rings."""
+"""Step plans of the largest requests that a caller may send, through a real backend process and its
+real rings.
+"""
 
 from __future__ import annotations
 

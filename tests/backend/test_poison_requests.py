@@ -1,4 +1,6 @@
-"""A request that makes every step with it raise, hang or end its worker ends, alone; whoever is computed beside it loses no token."""
+"""A request that makes every step with it raise, hang or end its worker ends, alone; whoever is
+computed beside it loses no token.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ INNOCENTS = 32
 TOKENS = 150
 # Many times what a step takes; found by it are hangs alone.
 WATCHDOG_S = 8.0
-# What becomes of a worker, and how many of them a poisonous prompt costs: one whose step raised begins anew itself.
+# What becomes of a worker, and how many of them a poisonous prompt costs: one whose step raised
+# begins anew itself.
 LOST_WORKERS = {"raise": 0, "fail": 2, "hang": 2, "exit": 2, "crash": 2}
 
 
@@ -84,7 +87,9 @@ async def test_a_poisonous_request_with_nobody_beside_it_ends(
 
 
 async def answers(client: EngineClient) -> list[list[int]]:
-    """What the real worker answers to some prompts, one behind the other: beside each other they may be rounded otherwise."""
+    """What the real worker answers to some prompts, one behind the other: beside each other they
+    may be rounded otherwise.
+    """
     return [(await settled(await client.add([10 + i, 20 + i, 30 + i], 60))).tokens for i in range(4)]
 
 
@@ -120,8 +125,8 @@ async def test_the_real_worker_is_kept_where_a_step_raised_and_answers_as_before
     await check_real_worker(model, tmp_path, poison, num_lost, device="cpu", worker_threads=1)
 
 
-# Out of bounds of everything: an error that the device's context keeps, so that the worker's own small step fails too, or a device
-# that never answers again, which the watchdog finds.
+# Out of bounds of everything: an error that the device's context keeps, so that the worker's own
+# small step fails too, or a device that never answers again, which the watchdog finds.
 @pytest.mark.gpu
 @pytest.mark.parametrize(("poison", "num_lost"), [("raise", 0), ("illegal", 2)])
 async def test_a_worker_on_a_gpu_is_kept_unless_its_device_is_lost_to_it(

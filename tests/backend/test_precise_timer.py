@@ -41,7 +41,8 @@ def test_it_is_never_early_and_finer_than_a_millisecond(run: Run) -> None:
             lateness.append(calls.at_ns[index] - due_ns)
         calls.timer.close()
         assert min(lateness) >= 0
-        # A loop's own timers have milliseconds, and would never be as near; a busy machine is late more often than not.
+        # A loop's own timers have milliseconds, and would never be as near; a busy machine is late
+        # more often than not.
         assert min(lateness) < MS // 2
 
     run(main())

@@ -81,7 +81,9 @@ async def test_merged_steps_stay_within_a_message() -> None:
 
 
 async def test_one_step_for_many_readers_stays_within_messages() -> None:
-    """Two hundred readers of one prompt's log probabilities are sent more in one step than a message holds."""
+    """Two hundred readers of one prompt's log probabilities are sent more in one step than a
+    message holds.
+    """
     stream, reader = make_stream(max_message_bytes=40_000), Reader()
     columns = LogprobColumns()
     for _ in range(100):

@@ -1,4 +1,6 @@
-"""What a real backend process tells: to a telemetry process that listens, hangs, dies or never was, and to the services that asked."""
+"""What a real backend process tells: to a telemetry process that listens, hangs, dies or never was,
+and to the services that asked.
+"""
 
 from __future__ import annotations
 

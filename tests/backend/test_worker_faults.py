@@ -1,4 +1,6 @@
-"""Workers that die, hang or fail: streams go on without a lost or doubled token, or end with a hint to come back."""
+"""Workers that die, hang or fail: streams go on without a lost or doubled token, or end with a hint
+to come back.
+"""
 
 from __future__ import annotations
 

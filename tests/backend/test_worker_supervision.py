@@ -1,4 +1,6 @@
-"""When workers are given up, how long they may be silent, and lives that can't begin because descriptors are short, after which nothing is left."""
+"""When workers are given up, how long they may be silent, and lives that can't begin because
+descriptors are short, after which nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +161,8 @@ class Clock:
 
 @pytest.mark.parametrize(
     ("expected_s", "marks_per_step", "marks_until_s", "found_s"),
-    # Nothing is expected to take long; a step that is, of which nothing is seen; one that shows its layers; one that did.
+    # Nothing is expected to take long; a step that is, of which nothing is seen; one that shows its
+    # layers; one that did.
     [(0.0, 1, 0.0, 10.0), (60.0, 1, 0.0, 250.0), (60.0, 60, 0.0, 14.0), (60.0, 60, 100.0, 114.0)],
 )
 def test_a_worker_may_be_silent_for_as_long_as_what_it_computes_may_take(

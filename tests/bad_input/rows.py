@@ -1,7 +1,9 @@
 """Bad requests for a generation, one row each, as every entrance of the server is asked for them.
 
-A row has up to three forms: a `GenerationSpec` for the own API, sampling parameters (or the prompt's bytes) for the KServe wire, a change of a sound
-`AddRequest` for the engine's socket. None where an entrance cannot express the row. Numbers are those of the bad-input list that the rows were taken from.
+A row has up to three forms: a `GenerationSpec` for the own API, sampling parameters (or the
+prompt's bytes) for the KServe wire, a change of a sound `AddRequest` for the engine's socket. None
+where an entrance cannot express the row. Numbers are those of the bad-input list that the rows were
+taken from.
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ class Row:
 
 
 def _number(number: str, name: str, value: Any, *, wire: Any = None, engine: Any = None) -> Row:
-    """A sampling parameter that goes by the same name everywhere. `wire`, `engine`: the value there, if it is spelled otherwise."""
+    """A sampling parameter that goes by the same name everywhere.
+
+    `wire`, `engine`: the value there, if it is spelled otherwise.
+    """
     spelled = value if wire is None else wire
     at_engine = value if engine is None else engine
 

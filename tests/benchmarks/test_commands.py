@@ -1,4 +1,6 @@
-"""The benchmarks as a person runs them, on the demo shape and a CPU: they end, and their JSON says what results must say."""
+"""The benchmarks as a person runs them, on the demo shape and a CPU: they end, and their JSON says
+what results must say.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The ladder's rungs of few bits: a name is what the engine is configured with, and any other is refused before anything is measured."""
+"""The ladder's rungs of few bits: a name is what the engine is configured with, and any other is
+refused before anything is measured.
+"""
 
 from __future__ import annotations
 

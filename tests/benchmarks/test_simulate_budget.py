@@ -1,4 +1,6 @@
-"""The policy of the token budget meets its targets on the simulated device, with the clock of the simulation: the same figures on every machine."""
+"""The policy of the token budget meets its targets on the simulated device, with the clock of the
+simulation: the same figures on every machine.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def test_plans_held_back_let_prompts_in_sooner_and_keep_the_device_busy() -> Non
 
 def test_streams_go_on_beside_a_prompt_of_a_hundred_thousand_tokens() -> None:
     result = figures("longprompt_poisson15")
-    # No choice of chunks keeps 25 ms: attention to 100,000 tokens is not split over keys, and takes 50 ms for the shortest chunk.
+    # No choice of chunks keeps 25 ms: attention to 100,000 tokens is not split over keys, and takes
+    # 50 ms for the shortest chunk.
     assert float(result["itl_p50_ms"]) <= 12
     assert float(result["itl_p99_ms"]) <= 75
     assert float(result["ttft_p95_ms"]) <= 160

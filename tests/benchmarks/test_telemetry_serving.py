@@ -1,4 +1,6 @@
-"""The benchmark of telemetry on whole servers: what differs is the telemetry, nothing that was told is lost, and figures come with their intervals."""
+"""The benchmark of telemetry on whole servers: what differs is the telemetry, nothing that was told
+is lost, and figures come with their intervals.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The AdminService of the canned server: a repository of three models whose states change as it is told."""
+"""The AdminService of the canned server: a repository of three models whose states change as it is
+told.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A real gRPC server with canned answers, for tests of the clients: real sockets, real statuses, a fake model.
+"""A real gRPC server with canned answers, for tests of the clients: real sockets, real statuses, a
+fake model.
 
-The prompt chooses the behaviour. The "model" answers with the words w0 w1 w2 ..., one token each: token i has id 100 + i and the text "w<i> ".
-The server records what clients did to it (cancellations, attempts, requests), so that tests can assert what a server observes.
+The prompt chooses the behaviour. The "model" answers with the words w0 w1 w2 ..., one token each:
+token i has id 100 + i and the text "w<i> ". The server records what clients did to it
+(cancellations, attempts, requests), so that tests can assert what a server observes.
 """
 
 from __future__ import annotations
@@ -152,9 +154,11 @@ class CannedService(CannedSessions, inference_pb2_grpc.InferenceServiceServicer)
         self.breaks: list[int] = []
         self.outputs = 1
         self.tokens = 12
-        # For Subscribe: after how many events each attempt calls `on_stall` and sends nothing more until its connection is gone.
+        # For Subscribe: after how many events each attempt calls `on_stall` and sends nothing more
+        # until its connection is gone.
         self.stalls: list[int] = []
-        # For Subscribe: whether the log holds the prompt's log probabilities, cut differently at each attempt.
+        # For Subscribe: whether the log holds the prompt's log probabilities, cut differently at
+        # each attempt.
         self.with_prompt_logprobs = False
         self.on_stall: Callable[[], object] = lambda: None
 
@@ -284,7 +288,10 @@ class CannedService(CannedSessions, inference_pb2_grpc.InferenceServiceServicer)
             time.sleep(0.01)
 
     def _log(self, request: api.SubscribeRequest, attempt: int) -> Iterator[pb.GenerationEvent]:
-        """The whole log from `from_token` on. Each attempt cuts it into deltas of another size, output by output at another pace."""
+        """The whole log from `from_token` on.
+
+        Each attempt cuts it into deltas of another size, output by output at another pace.
+        """
         outputs = [request.output_index] if request.HasField("output_index") else list(range(self.outputs))
         yield accepted()
         yield pb.GenerationEvent(started=pb.Started(cached_tokens=1))

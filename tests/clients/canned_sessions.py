@@ -1,7 +1,9 @@
-"""The Session call of the canned server: one message per step, in which every open generation gets one token.
+"""The Session call of the canned server: one message per step, in which every open generation gets
+one token.
 
-Prompts choose the behaviour as in canned_service: "invalid" is refused, "endless" goes on until it is cancelled, everything else answers with
-w0 w1 w2 ... With log probabilities the tokens come as deltas, as from the real server.
+Prompts choose the behaviour as in canned_service: "invalid" is refused, "endless" goes on until it
+is cancelled, everything else answers with w0 w1 w2 ... With log probabilities the tokens come as
+deltas, as from the real server.
 """
 
 from __future__ import annotations
@@ -67,7 +69,10 @@ class CannedSessions:
         response: api.SessionResponse,
         context: grpc.ServicerContext,
     ) -> bool:
-        """Does what was asked for; whether the caller has closed its side. Waits where there is nothing else to do."""
+        """Does what was asked for; whether the caller has closed its side.
+
+        Waits where there is nothing else to do.
+        """
         closed = False
         while not closed and (not wishes.empty() or not generations):
             try:

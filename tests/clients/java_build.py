@@ -1,7 +1,9 @@
-"""Builds the Java client and its examples once per state of their sources, outside of the checkout, for all processes of a test run.
+"""Builds the Java client and its examples once per state of their sources, outside of the checkout,
+for all processes of a test run.
 
-Owns the copy in build/java-client and its lock. What the user's Maven repository has is used; our own artifact is installed into a folder of the copy:
-a test leaves nothing of ours where other projects would find it.
+Owns the copy in build/java-client and its lock. What the user's Maven repository has is used; our
+own artifact is installed into a folder of the copy: a test leaves nothing of ours where other
+projects would find it.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ CLIENT = ROOT / "clients" / "java"
 BUILD = ROOT / "build" / "java-client"
 _DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
 
-# For JVMs that live for seconds: the optimizing compiler and the parallel collector cost more than they bring in that time.
+# For JVMs that live for seconds: the optimizing compiler and the parallel collector cost more than
+# they bring in that time.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-# What Maven says where it reaches no repository. An artifact that no repository has is an error of ours, and another message.
+# What Maven says where it reaches no repository. An artifact that no repository has is an error of
+# ours, and another message.
 _UNREACHABLE = re.compile(
     r"Could not transfer artifact \S+|Failure to transfer \S+|Cannot access \S+ \(\S+\) in offline mode"
 )
@@ -38,7 +42,8 @@ class JavaBuild:
 
     Attributes:
         folder: Copy of clients/java, compiled.
-        repository: Folder that Maven is to use as its local repository: the user's own, and our artifact.
+        repository: Folder that Maven is to use as its local repository: the user's own, and our
+            artifact.
         classpath: Of a program that uses the client: the jar of our own and what it needs.
     """
 
@@ -50,7 +55,10 @@ class JavaBuild:
 def maven(
     folder: pathlib.Path, *arguments: str, repository: pathlib.Path | None = None, env: Mapping[str, str] | None = None
 ) -> str:
-    """Runs mvn in a folder and returns what it printed; fails with it where Maven does. Left out where artifacts can't be had."""
+    """Runs mvn in a folder and returns what it printed; fails with it where Maven does.
+
+    Left out where artifacts can't be had.
+    """
     options = ["-q", "-B", f"-DargLine={SHORT_LIVED}", *([f"-Dmaven.repo.local={repository}"] if repository else [])]
     command = [toolchains.require(toolchains.MAVEN), *options, *arguments]
     variables = {**os.environ, "MAVEN_OPTS": SHORT_LIVED, **(env or {})}

@@ -1,4 +1,6 @@
-"""A canned server with TLS and a key, and the certificates it needs, made anew for each run of the tests."""
+"""A canned server with TLS and a key, and the certificates it needs, made anew for each run of the
+tests.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Certificates:
-    """An authority, a server that it vouches for as `names`, a caller that it vouches for, and another authority."""
+    """An authority, a server that it vouches for as `names`, a caller that it vouches for, and
+    another authority.
+    """
 
     ca: Pair
     server: Pair

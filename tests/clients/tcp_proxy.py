@@ -1,4 +1,6 @@
-"""A TCP proxy that can cut all its connections at once, so that tests see what a broken network looks like to gRPC."""
+"""A TCP proxy that can cut all its connections at once, so that tests see what a broken network
+looks like to gRPC.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class TcpProxy:
         return len(self._connections) // 2
 
     def cut(self) -> int:
-        """Resets all connections, new ones are taken as before; returns how many clients were cut off."""
+        """Resets all connections, new ones are taken as before; returns how many clients were cut
+        off.
+        """
         connections, self._connections = self._connections, []
         for connection in connections:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -58,7 +62,11 @@ class TcpProxy:
 
 
 def _trickle(source: socket.socket, sink: socket.socket) -> None:
-    """Forwards 25 KB a second. Faster, a whole short answer may lie in a client's buffers before a busy machine lets it read and the test cut."""
+    """Forwards 25 KB a second.
+
+    Faster, a whole short answer may lie in a client's buffers before a busy machine lets it read
+    and the test cut.
+    """
     with contextlib.suppress(OSError):
         while data := source.recv(256):
             sink.sendall(data)
@@ -86,7 +94,9 @@ def tcp_proxy(target: str) -> Iterator[TcpProxy]:
 
 @contextlib.contextmanager
 def cut_on_connect(proxy: TcpProxy) -> Iterator[str]:
-    """For programs in other languages: an address where every connection cuts the proxy's, and is told as a line how many clients that were."""
+    """For programs in other languages: an address where every connection cuts the proxy's, and is
+    told as a line how many clients that were.
+    """
 
     def serve() -> None:
         with contextlib.suppress(OSError):

@@ -1,6 +1,8 @@
-"""A subscription that breaks amid characters, whole and broken ones: its text is that of all bytes together, wherever the server begins again.
+"""A subscription that breaks amid characters, whole and broken ones: its text is that of all bytes
+together, wherever the server begins again.
 
-The server's side is played by its real detokenizer, with random bytes as tokens, cut into deltas differently at each attempt.
+The server's side is played by its real detokenizer, with random bytes as tokens, cut into deltas
+differently at each attempt.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from headrace.v1 import generation_pb2 as pb
 from headrace.v1 import inference_pb2
 from headrace_service.detokenizer import MAX_HELD_BYTE_TOKENS, IncrementalDetokenizer, PieceTable
 
-# Bytes of which many sequences are characters and many are broken ones, a piece that ends within a character, and a special token.
+# Bytes of which many sequences are characters and many are broken ones, a piece that ends within a
+# character, and a special token.
 PIECES = [
     b"a",
     b"\xc3",
@@ -47,7 +50,9 @@ FALLBACK = PieceTable(
 
 
 def _events(table: PieceTable, log: list[int], from_token: int, sizes: list[int]) -> Iterator[pb.GenerationEvent]:
-    """What the server sends of an output, `sizes` tokens at a time in turn; before from_token it gives what is still open there, if anything follows."""
+    """What the server sends of an output, `sizes` tokens at a time in turn; before from_token it
+    gives what is still open there, if anything follows.
+    """
     detokenizer = IncrementalDetokenizer(table, skip_special=True)
     position = len(detokenizer.feed(log[:from_token])[0]) if from_token else 0
     pending, turn = log[from_token:], 0
@@ -114,5 +119,6 @@ def test_where_no_character_is_open_the_next_token_is_asked_for() -> None:
                 break
         state.failed(Unavailable("connection lost"))
         asked.append(_first_token(state.call.request))
-    # The byte at 4 came as broken when the one at 5 did: until a whole character has followed, that may be asked for again.
+    # The byte at 4 came as broken when the one at 5 did: until a whole character has followed, that
+    # may be asked for again.
     assert asked == [1, 3, 4, 4, 7]

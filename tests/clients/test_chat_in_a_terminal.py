@@ -65,7 +65,9 @@ def terminal(server: CannedServer) -> Iterator[Terminal]:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_loop(server: CannedServer, terminal: Terminal) -> None:
-    """A person asks for an endless answer, presses Ctrl-C, meets an error, asks on and leaves with Ctrl-D."""
+    """A person asks for an endless answer, presses Ctrl-C, meets an error, asks on and leaves with
+    Ctrl-D.
+    """
     terminal.until("> ")
     terminal.press(b"endless\n")
     terminal.until("w3 ")
@@ -76,7 +78,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_loop(server: CannedServer, terminal
     terminal.press(b"invalid\n")
     terminal.until("INVALID_ARGUMENT")
     terminal.until("> ")
-    # Readline shows its prompt a moment before it waits, and a signal in between is not looked at until the next key.
+    # Readline shows its prompt a moment before it waits, and a signal in between is not looked at
+    # until the next key.
     terminal.press(CTRL_C)
     while terminal.is_quiet(3):
         terminal.press(CTRL_C)
@@ -111,7 +114,9 @@ def test_lines_typed_ahead_are_answered_one_by_one(server: CannedServer, termina
 
 
 def test_every_line_after_a_stopped_answer_is_answered(server: CannedServer, terminal: Terminal) -> None:
-    """A KeyboardInterrupt inside grpc's wait left one of its locks taken, once in about thirty times: the next answer never came."""
+    """A KeyboardInterrupt inside grpc's wait left one of its locks taken, once in about thirty
+    times: the next answer never came.
+    """
     terminal.until("> ")
     for turn in range(60):
         terminal.press(b"endless\n")

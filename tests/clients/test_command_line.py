@@ -58,7 +58,8 @@ def test_generate_passes_every_option_on(server: CannedServer) -> None:
     )
     assert run(server, "generate", "hello", *arguments.split()).exit_code == 0
     spec = server.seen.requests[0].spec
-    # Every field of the proto has an option; token_ids is the other kind of prompt, and no server can do the other two yet.
+    # Every field of the proto has an option; token_ids is the other kind of prompt, and no server
+    # can do the other two yet.
     for message, left_out in (
         (spec, {"token_ids", "structured_output", "beam_search"}),
         (spec.sampling, set()),

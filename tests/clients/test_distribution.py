@@ -1,4 +1,6 @@
-"""The client distribution by itself: what it imports, what its wheel holds, and that it runs in an empty environment."""
+"""The client distribution by itself: what it imports, what its wheel holds, and that it runs in an
+empty environment.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ import headrace
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "clients/python"
-# Import names of grpcio, protobuf, googleapis-common-protos, click, rich, and what those need themselves.
+# Import names of grpcio, protobuf, googleapis-common-protos, click, rich, and what those need
+# themselves.
 ALLOWED = {"headrace", "grpc", "google", "click", "rich", "markdown_it", "mdurl", "pygments", "typing_extensions"}
 
 _BLOCKER = """
@@ -87,7 +90,9 @@ def test_the_wheel_owns_one_package_with_stubs_types_and_licence(wheel: pathlib.
 def test_the_wheel_installs_and_runs_in_an_empty_environment(
     wheel: pathlib.Path, tmp_path: pathlib.Path, server: CannedServer
 ) -> None:
-    """Empty but for the declared dependencies, which are linked in from this environment, so that the test needs no network."""
+    """Empty but for the declared dependencies, which are linked in from this environment, so that
+    the test needs no network.
+    """
     home = tmp_path / "env"
     venv.create(home, with_pip=False)
     packages = next(home.glob("lib/python*/site-packages"))

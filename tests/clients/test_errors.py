@@ -1,4 +1,6 @@
-"""Statuses become exceptions with code, violations, retry hint and request id; what cannot be sent is refused the same way."""
+"""Statuses become exceptions with code, violations, retry hint and request id; what cannot be sent
+is refused the same way.
+"""
 
 from __future__ import annotations
 

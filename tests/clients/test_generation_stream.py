@@ -129,7 +129,8 @@ def test_timeout_is_the_deadline_on_the_server_and_raises(client: Client, server
         client.generate("endless", timeout=3).result()
     assert 2.5 < time.monotonic() - begun < 60
     remaining = server.seen.time_remaining[0]
-    # The wire rounds the timeout to a few digits, and the server's clock starts when it reads it: seen once, 3.008.
+    # The wire rounds the timeout to a few digits, and the server's clock starts when it reads it:
+    # seen once, 3.008.
     assert remaining is not None and 0 < remaining < 4
     assert server.seen.cancelled.wait(120)
 

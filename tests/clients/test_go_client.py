@@ -1,7 +1,9 @@
-"""The Go client against a real server: its own tests, connections that break, its examples, and its README copied into an empty project.
+"""The Go client against a real server: its own tests, connections that break, its examples, and its
+README copied into an empty project.
 
-The Go tests are in clients/go; this module starts what they need (a server, a proxy that can be cut, a server with TLS and keys), hands them the
-addresses, and runs what a reader of the README would run.
+The Go tests are in clients/go; this module starts what they need (a server, a proxy that can be
+cut, a server with TLS and keys), hands them the addresses, and runs what a reader of the README
+would run.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ def succeed(command: list[str], folder: pathlib.Path, **variables: str) -> str:
 def go() -> str:
     """The go program, with the client's modules in reach."""
     program = require(GO)
-    # Fetches what is missing, for the programs of the README too; says what it would change on standard output.
+    # Fetches what is missing, for the programs of the README too; says what it would change on
+    # standard output.
     fetched = run([program, "mod", "tidy", "-diff"], CLIENT)
     if fetched.returncode != 0 and not fetched.stdout:
         why = (fetched.stderr.strip() or "it does not say why").splitlines()[-1].strip()
@@ -117,7 +120,9 @@ def test_the_code_is_formatted_and_vetted(go: str) -> None:
 
 
 def go_test(go: str, names: str, others: str, **variables: str) -> str:
-    """Runs the Go tests of `names` without `others`, none of which may be skipped; returns what they print."""
+    """Runs the Go tests of `names` without `others`, none of which may be skipped; returns what
+    they print.
+    """
     # Vetted by a test of its own: here it would be a second time, with what the client needs.
     command = [go, "test", "-vet=off", "-count=1", "-v", "-run", names, "-skip", others, "./..."]
     told = succeed(command, CLIENT, **{f"HEADRACE_TEST_{name}": value for name, value in variables.items()})
@@ -135,7 +140,9 @@ def test_go_tests_pass_against_a_real_server(go: str, server: RunningServer) -> 
 
 @pytest.fixture(scope="module")
 def project(go: str, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """An empty project with the README's programs, made by the README's commands; the folder of the built programs."""
+    """An empty project with the README's programs, made by the README's commands; the folder of the
+    built programs.
+    """
     folder = tmp_path_factory.mktemp("project")
     for name, program in readme_programs().items():
         (folder / name).mkdir()
@@ -156,7 +163,9 @@ def test_the_readmes_programs_run_in_an_empty_project(project: pathlib.Path, ser
 
 @dataclass(frozen=True)
 class Secured:
-    """A server with TLS and keys: where it is, who vouches for it, and two keys; `few` generates once a minute."""
+    """A server with TLS and keys: where it is, who vouches for it, and two keys; `few` generates
+    once a minute.
+    """
 
     address: str
     ca: str

@@ -1,7 +1,9 @@
-"""Subscriptions to a real server that go on when connections are cut and service processes are killed.
+"""Subscriptions to a real server that go on when connections are cut and service processes are
+killed.
 
-Not a token is lost, doubled or computed twice: the stream equals that of an undisturbed reader, and the ledger counts the steps of a request that
-nobody disturbed. The tokens are bytes of several scripts in random order, so that cuts fall into the middle of characters.
+Not a token is lost, doubled or computed twice: the stream equals that of an undisturbed reader, and
+the ledger counts the steps of a request that nobody disturbed. The tokens are bytes of several
+scripts in random order, so that cuts fall into the middle of characters.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def options(server: RunningServer) -> dict[str, Any]:
-    """A generation whose tokens are single bytes of characters of two to four bytes, with log probabilities of prompt and output."""
+    """A generation whose tokens are single bytes of characters of two to four bytes, with log
+    probabilities of prompt and output.
+    """
     with Client(server.address) as client:
         ids = sorted(set(client.tokenize("é漢😀ß語🚀", add_special_tokens=False)))
     return {
@@ -67,7 +71,9 @@ def _check_the_same(events: list[Event], disturbed: Completion, whole: Completio
 
 
 def _read(stream: headrace.Stream, at_tokens: list[int], disturb: Callable[[], object]) -> list[Event]:
-    """Reads to the end; disturbs when so many tokens have come, at most once after each message: on a busy machine the last of these numbers may come in too few of them."""
+    """Reads to the end; disturbs when so many tokens have come, at most once after each message: on
+    a busy machine the last of these numbers may come in too few of them.
+    """
     events, tokens, left = [], 0, list(at_tokens)
     for event in stream:
         events.append(event)
@@ -91,7 +97,10 @@ def _serving_us(server: RunningServer) -> list[psutil.Process]:
 
 
 def _both_serve(server: RunningServer) -> bool:
-    """Whether whoever takes a connection can answer. The kernel chooses among the two: 16 connections go to one of them in one of 33,000 cases."""
+    """Whether whoever takes a connection can answer.
+
+    The kernel chooses among the two: 16 connections go to one of them in one of 33,000 cases.
+    """
     return len(server.services()) == 2 and all(_serves(server.address) for _ in range(16))
 
 
@@ -145,7 +154,9 @@ async def _read_while_cut(server: RunningServer, options: dict[str, Any], whole:
 
 
 def test_service_processes_are_killed(server: RunningServer, options: dict[str, Any]) -> None:
-    """One after the other, first the one that serves this subscription; what they knew of the generation is in the engine."""
+    """One after the other, first the one that serves this subscription; what they knew of the
+    generation is in the engine.
+    """
     whole = _undisturbed(server, options, 2, None)
     killed: list[int] = []
 
@@ -165,7 +176,8 @@ def test_service_processes_are_killed(server: RunningServer, options: dict[str, 
             stream = client.subscribe(submitted)
             events = _read(stream, [5, 40, 90], kill)
             _check_the_same(events, stream.result(), whole)
-        # As the next test wants them: a service that was just started takes calls before it has reached the engine.
+        # As the next test wants them: a service that was just started takes calls before it has
+        # reached the engine.
         wait_until(lambda: _both_serve(server), 60, "both services serve")
         if len(killed) >= 2 and any(isinstance(event, Reconnecting) for event in events):
             return
@@ -173,7 +185,8 @@ def test_service_processes_are_killed(server: RunningServer, options: dict[str, 
 
 
 def test_a_session_that_broke_is_attached_again(server: RunningServer, options: dict[str, Any]) -> None:
-    # In its own words: attaching by hand behind a broken character, the server may give that character again.
+    # In its own words: attaching by hand behind a broken character, the server may give that
+    # character again.
     options = options | {"logit_bias": {}}
     whole = _undisturbed(server, options, 1, None)
     pieces: list[Delta] = []
@@ -188,7 +201,8 @@ def test_a_session_that_broke_is_attached_again(server: RunningServer, options: 
                             proxy.cut()
             assert caught.value.request_id == generation.request_id is not None, caught.value
         next_token = pieces[-1].first_token_index + len(pieces[-1].token_ids)
-        # The new connection may be to a service that was killed before and knows no engine yet. Calls are tried again, a session's are not.
+        # The new connection may be to a service that was killed before and knows no engine yet.
+        # Calls are tried again, a session's are not.
         client.get_model()
         with client.session() as session:
             rest = session.attach(generation.request_id, from_token=next_token).result()

@@ -1,4 +1,6 @@
-"""Clients and command line against a real server with TLS, client certificates and keys, all made by `headrace certs` and `headrace keys`."""
+"""Clients and command line against a real server with TLS, client certificates and keys, all made
+by `headrace certs` and `headrace keys`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from headrace_service.auth.keys_command import keys
 
 @dataclass(frozen=True)
 class Secured:
-    """A server, the files of its callers, and a key that may do everything beside one that may only read."""
+    """A server, the files of its callers, and a key that may do everything beside one that may only
+    read.
+    """
 
     address: str
     folder: pathlib.Path

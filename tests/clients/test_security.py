@@ -1,4 +1,6 @@
-"""Keys and TLS in both clients: what goes over which connection, who trusts whom, and what is refused before anything is sent."""
+"""Keys and TLS in both clients: what goes over which connection, who trusts whom, and what is
+refused before anything is sent.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +148,9 @@ def test_the_server_must_prove_its_name_to_an_authority_that_is_trusted(certific
 
 
 def test_the_system_s_authorities_are_trusted(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SSL_CERT_FILE is how an administrator names them; the file that comes with gRPC would not know this authority."""
+    """SSL_CERT_FILE is how an administrator names them; the file that comes with gRPC would not
+    know this authority.
+    """
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca.certificate))
     with secured_server(certificates) as server, Client(server.address, tls=True, api_key=API_KEY) as client:
         client.load()

@@ -1,8 +1,10 @@
 """Programs that nobody here wrote, and where they are had from.
 
-Python packages come by hash into build/conformance, in an environment of their own, if CONFORMANCE_DOWNLOADS=1 allows it. Example programs come from a checkout of Triton's repositories,
-which whoever runs this names in the environment: TRITON_CLIENT_CHECKOUT (triton-inference-server/client) and VLLM_BACKEND_CHECKOUT
-(triton-inference-server/vllm_backend). Nothing of them is in this repository.
+Python packages come by hash into build/conformance, in an environment of their own, if
+CONFORMANCE_DOWNLOADS=1 allows it. Example programs come from a checkout of Triton's repositories,
+which whoever runs this names in the environment: TRITON_CLIENT_CHECKOUT
+(triton-inference-server/client) and VLLM_BACKEND_CHECKOUT (triton-inference-server/vllm_backend).
+Nothing of them is in this repository.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 BUILD = ROOT / "build" / "conformance"
-# The last wheel of Triton's client whose perf_analyzer runs on the C library of Debian 12, and the CUDA runtime that it is linked against.
+# The last wheel of Triton's client whose perf_analyzer runs on the C library of Debian 12, and the
+# CUDA runtime that it is linked against.
 PERF_ANALYZER = {
     "tritonclient==2.51.0": "c485bb0123bdf310f90bc8b03d3489b28df2ffed55b30c7eee0b795b48113d52",
     "nvidia-cuda-runtime-cu12==12.6.77": "ba3b56a4f896141e25e19ab287cd71e52a6a0f4b29d0d31609f60e3b4d5219b7",
@@ -61,7 +64,9 @@ def python() -> pathlib.Path:
 
 @functools.cache
 def compressed_tensors() -> pathlib.Path:
-    """Returns a folder that has the package compressed-tensors, for the interpreter that runs this; fills it the first time."""
+    """Returns a folder that has the package compressed-tensors, for the interpreter that runs this;
+    fills it the first time.
+    """
     requirements = HERE / "compressed_tensors.txt"
     folder = BUILD / f"compressed-tensors-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
     if not (folder / "ready").exists():
@@ -114,7 +119,9 @@ def _unpack(package: str, digest: str, folder: pathlib.Path) -> None:
 
 
 def _libb64(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of libb64, which perf_analyzer is linked against: Debian's package, unpacked."""
+    """Returns the folder of libb64, which perf_analyzer is linked against: Debian's package,
+    unpacked.
+    """
     if not (found := list(folder.glob("usr/lib/*/libb64.so.0d"))):
         if not shutil.which("apt-get") or not shutil.which("dpkg"):
             pytest.skip("perf_analyzer needs libb64, which comes from Debian here")

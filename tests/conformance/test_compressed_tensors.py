@@ -1,6 +1,7 @@
 """Folders of compressed-tensors, read by transformers with the package of that name.
 
-What `headrace quantize` writes is compared with the weights that we restore from it ourselves, and folders whose inputs are rounded with what we make of them.
+What `headrace quantize` writes is compared with the weights that we restore from it ourselves, and
+folders whose inputs are rounded with what we make of them.
 
 `slow`: needs the package, which CONFORMANCE_DOWNLOADS=1 allows to be had.
 """
@@ -26,7 +27,8 @@ from headrace_quantize.numbers import NumberFormat
 
 pytestmark = pytest.mark.slow
 
-# Name -> family of a random model, or the trained draft; options; whether it has to be restored while it is loaded.
+# Name -> family of a random model, or the trained draft; options; whether it has to be restored
+# while it is loaded.
 CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
     "gptq": ("draft", {"method": "gptq"}, False),
     "gptq-act-order": ("draft", {"method": "gptq", "act_order": True}, False),
@@ -38,7 +40,8 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
     "qwen2-channel": ("qwen2", {"method": "rtn", "group_size": "channel"}, False),
     "qwen3-tied-kept": ("qwen3-tied-bias", {"method": "rtn", "keep": ("down_proj",)}, False),
     "wide": ("llama-wide", {"method": "rtn"}, False),
-    # The package leaves zero points unpacked where it lays out an empty model, and then finds those of the file to be of another shape.
+    # The package leaves zero points unpacked where it lays out an empty model, and then finds those
+    # of the file to be of another shape.
     "zeros": ("draft", {"method": "gptq", "symmetric": False}, True),
     "zeros-awq": ("draft", {"method": "awq", "symmetric": False}, True),
     "zeros-channel": ("qwen2", {"method": "rtn", "symmetric": False, "group_size": "channel"}, True),
@@ -80,7 +83,8 @@ def test_transformers_finds_the_logits_of_the_restored_weights(folders: pathlib.
     expected = transformers_model(original, restored(folders / name, form))(IDS).logits
     found = torch.load(folders / f"{name}.logits")
     plain = transformers_model(original, None)(IDS).logits
-    # It restores in the type of the scales, which in the draft model is bf16: 2^-9 of each weight. Quantizing changes more by far, which shows that the bound tells one from the other.
+    # It restores in the type of the scales, which in the draft model is bf16: 2^-9 of each weight.
+    # Quantizing changes more by far, which shows that the bound tells one from the other.
     assert (found - expected).norm() < 0.1 * (plain - expected).norm()
     if model != "draft":
         assert torch.allclose(found, expected, atol=1e-3, rtol=1e-3)
@@ -128,6 +132,7 @@ def test_inputs_are_rounded_as_the_package_rounds_them(rounding_folders: dict[st
     folder = rounding_folders[name]
     theirs = torch.load(f"{folder.path}.logits")
     found, kept = served_logits(folder.path), served_logits(folder.plain)
-    # Sums are in another order, so a few inputs are rounded to the next number; in random models one of them moves all that follow.
+    # Sums are in another order, so a few inputs are rounded to the next number; in random models
+    # one of them moves all that follow.
     assert (found - theirs).norm() < 0.5 * (kept - theirs).norm()
     assert (found.argmax(-1) == theirs.argmax(-1)).float().mean() > _LEAST_EQUAL

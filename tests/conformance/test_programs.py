@@ -1,6 +1,8 @@
-"""Unchanged programs of Triton, vLLM's backend and KServe against `headrace serve` with two service processes.
+"""Unchanged programs of Triton, vLLM's backend and KServe against `headrace serve` with two service
+processes.
 
-`slow`: the first run downloads some hundred megabytes. See `programs` for what has to be named in the environment.
+`slow`: the first run downloads some hundred megabytes. See `programs` for what has to be named in
+the environment.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ def test_perf_analyzer_finds_the_ledger_it_keeps_itself(
     assert f"Successful request count: {NUM_REQUESTS}" in printed
     requests = json.loads(export.read_text())["experiments"][0]["requests"]
     assert len(requests) >= NUM_REQUESTS
-    # One response per token, the last of which says that it is; a response may bring several when the reader is behind.
+    # One response per token, the last of which says that it is; a response may bring several when
+    # the reader is behind.
     assert all(1 <= len(request["response_timestamps"]) <= 17 for request in requests)
 
 

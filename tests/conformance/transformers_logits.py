@@ -1,6 +1,7 @@
 """Program of transformers with the compressed-tensors package: logits of quantized folders.
 
-python transformers_logits.py IDS_FILE FOLDER... : writes FOLDER.logits for each, [rows, tokens, vocabulary] fp32. A folder named with "dequantize:" before it is restored while it is loaded.
+python transformers_logits.py IDS_FILE FOLDER... : writes FOLDER.logits for each, [rows, tokens,
+vocabulary] fp32. A folder named with "dequantize:" before it is restored while it is loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A folder that transformers saved, tokenizer and all, served as it is: greedy answers through gRPC equal those of `generate` in fp32, and prompts are told of as its logits say."""
+"""A folder that transformers saved, tokenizer and all, served as it is: greedy answers through gRPC
+equal those of `generate` in fp32, and prompts are told of as its logits say.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +53,17 @@ def byte_level_tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A random model with its tokenizer as transformers has them, and a server of the folder that they were saved to."""
+    """A random model with its tokenizer as transformers has them, and a server of the folder that
+    they were saved to.
+    """
 
     model: transformers.PreTrainedModel
     tokenizer: transformers.PreTrainedTokenizerFast
     address: str
 
 
-# Of one family: what the others compute is compared with transformers in tests/models, from folders that were saved like this one.
+# Of one family: what the others compute is compared with transformers in tests/models, from folders
+# that were saved like this one.
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
     folder = tmp_path_factory.mktemp("saved")
@@ -99,7 +104,9 @@ TOLERANCE = 1e-3
 
 
 def test_prompts_are_told_of_as_in_transformers(saved: Saved) -> None:
-    """Ten prompts at once, one twice, in steps of 16 tokens and with too few blocks for all of them; bias and temperature change nothing of it."""
+    """Ten prompts at once, one twice, in steps of 16 tokens and with too few blocks for all of
+    them; bias and temperature change nothing of it.
+    """
     generator = np.random.default_rng(1)
     prompts = [[int(token) for token in generator.integers(1, 320, length)] for length in range(1, 82, 9)]
     prompts.append(prompts[-1])

@@ -1,4 +1,6 @@
-"""Bad input at a real server's public API: a status that names the field, and a server that goes on as if nothing had been asked."""
+"""Bad input at a real server's public API: a status that names the field, and a server that goes on
+as if nothing had been asked.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def test_a_bad_field_is_named_and_the_next_request_works(server: RunningServer, 
     [
         b"\xff\xff\xff\xff",  # no message at all
         b"\x0a\x04\x0a\x02\xff\xfe",  # spec.text is not UTF-8
-        b"\x0a\x07\x0a\x02hi\xf8\x3e\x01",  # field 1007 of the spec, which this server does not know
+        # field 1007 of the spec, which this server does not know
+        b"\x0a\x07\x0a\x02hi\xf8\x3e\x01",
     ],
 )
 def test_bytes_that_are_no_request_are_refused(server: RunningServer, raw: bytes) -> None:

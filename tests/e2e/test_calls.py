@@ -1,4 +1,6 @@
-"""Every public call once against a real server, by stub and by command line, and one answer whichever service process gives it."""
+"""Every public call once against a real server, by stub and by command line, and one answer
+whichever service process gives it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Hundreds of random requests against a server whose cache is far too small: every call ends once, and no answer depends on the others.
+"""Hundreds of random requests against a server whose cache is far too small: every call ends once,
+and no answer depends on the others.
 
-Readers cancel, let deadlines pass, stop reading, or read to the end. In the middle of it all the worker is killed. Golden answers come from the same server, one request at a time.
+Readers cancel, let deadlines pass, stop reading, or read to the end. In the middle of it all the
+worker is killed. Golden answers come from the same server, one request at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ CONCURRENCY = 64
 # 72 blocks for 16 rows of up to 12 blocks each, and prompts that take two steps.
 TINY = ("--num-blocks", "72", "--max-num-seqs", "16", "--max-num-batched-tokens", "96", "--max-model-len", "512")
 
-# How a call may end, by what its reader does. A short deadline may be refused at once, because the expected wait is longer.
+# How a call may end, by what its reader does. A short deadline may be refused at once, because the
+# expected wait is longer.
 ENDS = {
     "cancel": {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED},
     "stall": {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED},

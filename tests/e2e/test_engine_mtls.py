@@ -1,4 +1,6 @@
-"""A service and a backend on different machines: they know each other by certificates, which may change while they run."""
+"""A service and a backend on different machines: they know each other by certificates, which may
+change while they run.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,8 @@ def test_services_of_the_ca_are_served_others_are_not_and_certificates_may_chang
         # Plaintext meets a closed door, not a backend.
         with grpc.insecure_channel(engine) as plain, pytest.raises(grpc.RpcError):
             plain.unary_unary("/headrace_engine.v1.EngineService/Connect")(b"", timeout=10)
-        # Both sides go over to the other CA: the backend while it runs, a service when it connects next.
+        # Both sides go over to the other CA: the backend while it runs, a service when it connects
+        # next.
         for part in ("ca.pem", "backend.pem", "backend.key", "service.pem", "service.key"):
             os.replace(theirs / part, ours / part)
         renewed = free_address()

@@ -1,4 +1,6 @@
-"""Greedy answers in fp32 do not depend on how they were computed: token budget, cache size, preemption, prefix hits, n; and a full queue says so."""
+"""Greedy answers in fp32 do not depend on how they were computed: token budget, cache size,
+preemption, prefix hits, n; and a full queue says so.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ def test_a_batch_answers_like_single_requests(server: RunningServer, golden: lis
 
 
 def until_preempted(address: str, specs: list[generation_pb2.GenerationSpec]) -> Iterator[list[Transcript]]:
-    """Answers to all at once, again and again until some pressed others out. Requests that come one after the other, as on a busy machine, do not."""
+    """Answers to all at once, again and again until some pressed others out.
+
+    Requests that come one after the other, as on a busy machine, do not.
+    """
     for _ in range(10):
         answers = all_at_once(address, specs)
         yield answers

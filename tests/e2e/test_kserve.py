@@ -1,4 +1,6 @@
-"""The KServe wire of a whole server with two service processes: the same answers as headrace.v1's, one ledger, one repository."""
+"""The KServe wire of a whole server with two service processes: the same answers as headrace.v1's,
+one ledger, one repository.
+"""
 
 from __future__ import annotations
 

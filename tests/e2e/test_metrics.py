@@ -1,4 +1,6 @@
-"""A whole server's figures over HTTP: they equal what its clients saw, lead to its traces, and go on when its processes die."""
+"""A whole server's figures over HTTP: they equal what its clients saw, lead to its traces, and go
+on when its processes die.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,8 @@ def served() -> Iterator[tuple[RunningServer, _Figures]]:
     options = ("--services", "2", "--metrics-listen", "127.0.0.1:0", "--trace-sample-ratio", "1")
     with running_server("--device", "cpu", "--num-blocks", "1024", *options) as server:
         figures = _Figures(server)
-        # Telemetry is the last process that starts, the server does not wait for it, and what services are to sample they hear from it.
+        # Telemetry is the last process that starts, the server does not wait for it, and what
+        # services are to sample they hear from it.
         services = {"headrace_process_kind": "service"}
         wait_until(lambda: figures.sum("headrace_process_up", **services) == 2, 120, "both services are connected")
         yield server, figures

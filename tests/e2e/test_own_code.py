@@ -1,4 +1,6 @@
-"""A model folder that brings code of its own (`auto_map`): it is served as its architecture, nothing of that code is run, and the operator is told."""
+"""A model folder that brings code of its own (`auto_map`): it is served as its architecture,
+nothing of that code is run, and the operator is told.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ PROMPT = list(range(3, 40))
 
 
 def folder_with_code(folder: pathlib.Path, trace: pathlib.Path) -> pathlib.Path:
-    """The demo model with modules under every name that its configuration and its tokenizer's could bring, which leave a trace when they are run."""
+    """The demo model with modules under every name that its configuration and its tokenizer's could
+    bring, which leave a trace when they are run.
+    """
     folder.mkdir()
     for file in DEMO.glob("*.*"):
         shutil.copy(file, folder)

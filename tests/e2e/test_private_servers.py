@@ -1,4 +1,6 @@
-"""Servers without a port, and servers for the length of a block or a command: headrace.local, `headrace demo`."""
+"""Servers without a port, and servers for the length of a block or a command: headrace.local,
+`headrace demo`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A folder of `headrace quantize`, served: GetModel says what its report says was lost; a report that is another folder's is let be with one warning."""
+"""A folder of `headrace quantize`, served: GetModel says what its report says was lost; a report
+that is another folder's is let be with one warning.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A server with a quantized cache: it says so, answers right, and answers do not depend on how they came about: prefix hits, small steps, preemption, several outputs of one prompt."""
+"""A server with a quantized cache: it says so, answers right, and answers do not depend on how they
+came about: prefix hits, small steps, preemption, several outputs of one prompt.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,8 @@ def test_a_prefix_hit_gives_the_answer_of_a_miss(server: RunningServer) -> None:
 def test_small_steps_and_preemption_change_nothing(
     kv_dtype: str, server: RunningServer, golden: list[list[int]]
 ) -> None:
-    # Three outputs that begin together and outgrow the cache: one has to give way, however fast the machine is.
+    # Three outputs that begin together and outgrow the cache: one has to give way, however fast the
+    # machine is.
     long = greedy("The capital of France is Paris.", 40, n=3)
     with running_server("--dtype", "fp32", "--device", "cpu", "--kv-dtype", kv_dtype, *CRAMPED) as cramped:
         with concurrent.futures.ThreadPoolExecutor(len(ANSWERS)) as pool:

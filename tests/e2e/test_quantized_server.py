@@ -1,4 +1,6 @@
-"""A server whose weights were quantized while they were read: it says so, answers right, and a prefix hit changes nothing."""
+"""A server whose weights were quantized while they were read: it says so, answers right, and a
+prefix hit changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ SETTINGS = {
 }
 
 
-# What int8 does is tried without a server by `test_worker_process` (what is said) and `test_quantized_layers` (logits, prefixes).
+# What int8 does is tried without a server by `test_worker_process` (what is said) and
+# `test_quantized_layers` (logits, prefixes).
 @pytest.fixture(scope="module", params=["int4", pytest.param("int8", marks=pytest.mark.slow), "nf4"])
 def scheme(request: pytest.FixtureRequest) -> str:
     name: str = request.param

@@ -1,6 +1,8 @@
-"""Calls that no gRPC client makes, at a real server over a plain socket: one status each, at once, and the next call is answered.
+"""Calls that no gRPC client makes, at a real server over a plain socket: one status each, at once,
+and the next call is answered.
 
-Where grpc itself answers, before any code of the server's own, the status is grpc's and not what one would choose; `docs/api.md` says which.
+Where grpc itself answers, before any code of the server's own, the status is grpc's and not what
+one would choose; `docs/api.md` says which.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A server whose model has two engines: requests of one prefix meet in one cache, and an engine that is lost ends its own streams alone."""
+"""A server whose model has two engines: requests of one prefix meet in one cache, and an engine
+that is lost ends its own streams alone.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def home(server: RunningServer, index: int) -> str:
 
 
 def settled_homes(server: RunningServer) -> list[str]:
-    """Where prefixes go once both services have heard of both engines, which a busy machine delays: the same in three rounds, each on connections of their own."""
+    """Where prefixes go once both services have heard of both engines, which a busy machine delays:
+    the same in three rounds, each on connections of their own.
+    """
     rounds: list[list[str]] = []
 
     def have_settled() -> bool:
@@ -70,7 +74,8 @@ def settled_homes(server: RunningServer) -> list[str]:
 def test_requests_of_one_prefix_share_a_cache_whichever_service_they_ask(pair: RunningServer) -> None:
     settled_homes(pair)
     found: list[str] = []
-    # An engine that a busy machine keeps from saying that it is there is passed over. So more prefixes are tried until enough have met; if services disagreed, a 32nd of them would.
+    # An engine that a busy machine keeps from saying that it is there is passed over. So more
+    # prefixes are tried until enough have met; if services disagreed, a 32nd of them would.
     for index in range(PREFIXES, 4 * PREFIXES):
         # Each on a connection of its own, that is at either service.
         answers = [generate(pair.address, greedy(prompt(index, last), 2)) for last in range(3, 9)]
@@ -189,7 +194,8 @@ def test_each_engine_has_a_card_of_its_own() -> None:
     before = used_bytes()
     with running_server(*options) as on_cards:
         homes = settled_homes(on_cards)
-        # The same numbers on the same kind of card: where a prompt is answered does not show in its answer.
+        # The same numbers on the same kind of card: where a prompt is answered does not show in its
+        # answer.
         answers = [generate(on_cards.address, greedy(prompt(index), 20)) for index in range(PREFIXES)]
         again = [generate(on_cards.address, greedy(prompt(index), 20)) for index in range(PREFIXES)]
         assert [answer.tokens for answer in answers] == [answer.tokens for answer in again]

@@ -1,4 +1,6 @@
-"""`headrace serve` as it is installed where others reach it: certificates and keys by our own commands, several services, quotas over all of them."""
+"""`headrace serve` as it is installed where others reach it: certificates and keys by our own
+commands, several services, quotas over all of them.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,9 @@ def test_a_revoked_key_is_refused_by_every_service(installation: Installation, s
 
 
 def _all_services(installation: Installation, server: RunningServer, key: str, expected: grpc.StatusCode) -> bool:
-    """Whether ten new connections, which the kernel spreads over the services, are all answered alike."""
+    """Whether ten new connections, which the kernel spreads over the services, are all answered
+    alike.
+    """
     for _ in range(10):
         with installation.connected(server) as stub:
             try:

@@ -1,4 +1,6 @@
-"""What can't be served is refused before anything starts: exit code 2 within seconds and one line that names what is wrong."""
+"""What can't be served is refused before anything starts: exit code 2 within seconds and one line
+that names what is wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Streams of a real server: readers that come late or leave, Cancel, several outputs, stop strings, reflection."""
+"""Streams of a real server: readers that come late or leave, Cancel, several outputs, stop strings,
+reflection.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,8 @@ def test_dropping_a_generate_call_frees_its_blocks(server: RunningServer) -> Non
 
 def test_several_greedy_outputs_are_equal_and_share_the_prompts_blocks(server: RunningServer) -> None:
     prompt = [100 + index % 900 for index in range(500)]  # 31 full blocks and a part of one
-    # A reader that was held up asks too late for the load; with another salt, what it ran before is no help.
+    # A reader that was held up asks too late for the load; with another salt, what it ran before is
+    # no help.
     for attempt in range(10):
         load = None
         transcript = Transcript()
@@ -94,7 +97,8 @@ def test_several_greedy_outputs_are_equal_and_share_the_prompts_blocks(server: R
         if load is not None and load.running_sequences:
             break
     assert load is not None and load.kv_cache_usage > 0
-    # Shared: 31, and per output the copied part with up to 60 tokens after it. Unshared: 4 x 32 at least.
+    # Shared: 31, and per output the copied part with up to 60 tokens after it. Unshared: 4 x 32 at
+    # least.
     assert load.kv_cache_usage * load.kv_blocks <= 31 + 4 * 5 + 0.5
     assert [transcript.tokens[index] for index in range(4)] == [transcript.tokens[0]] * 4
     assert transcript.done is not None and transcript.done.usage.prompt_tokens == 500
@@ -147,7 +151,8 @@ def test_deadline_and_time_limit_end_a_generation(server: RunningServer) -> None
     with connected(server.address) as stub:
         # The connection is not the call's time.
         stub.GetLoad(inference_pb2.GetLoadRequest())
-        # A machine that is held up may need more for the first token, and is then slow enough for a longer time.
+        # A machine that is held up may need more for the first token, and is then slow enough for a
+        # longer time.
         for timeout_s in (1.5, 6.0, 24.0):
             transcript = Transcript()
             with pytest.raises(grpc.RpcError) as error:

@@ -1,4 +1,6 @@
-"""A server whose model is shared by two ranks: the answers of one rank, also under pressure; settings that don't suit end the start."""
+"""A server whose model is shared by two ranks: the answers of one rank, also under pressure;
+settings that don't suit end the start.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ from headrace.v1 import inference_pb2, inference_pb2_grpc
 
 STREAMS = 6
 TOKENS = 60
-# 20 blocks of 16 tokens; the streams together need 24 and more, so that one has to make room for another.
+# 20 blocks of 16 tokens; the streams together need 24 and more, so that one has to make room for
+# another.
 BLOCKS = 20
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--num-blocks", str(BLOCKS), "--tp", "2")
-# A machine that is busy may look like a rank that hangs; then workers are replaced once more, and that is all.
+# A machine that is busy may look like a rank that hangs; then workers are replaced once more, and
+# that is all.
 PATIENCE = ("--watchdog-s", "60", "--max-worker-restarts", "50")
 
 

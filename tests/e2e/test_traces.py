@@ -1,4 +1,6 @@
-"""A whole server that traces everything: each generation is found by its request, and nothing that callers said stands anywhere."""
+"""A whole server that traces everything: each generation is found by its request, and nothing that
+callers said stands anywhere.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Traced:
         return self._found(request_id="none") is not None
 
     def spans(self, **key: str) -> list[Any]:
-        """The spans of a trace that the server remembers; none while it does not, or is too busy to say."""
+        """The spans of a trace that the server remembers; none while it does not, or is too busy to
+        say.
+        """
         return self._found(**key) or []
 
     def _found(self, **key: str) -> list[Any] | None:

@@ -1,10 +1,12 @@
-"""A worker without a model, for tests: it follows step plans to the letter, and its "model" makes every mistake of a plan visible.
+"""A worker without a model, for tests: it follows step plans to the letter, and its "model" makes
+every mistake of a plan visible.
 
-The KV of a token is a chain over everything before it, *read through the row's block table*; a sampled token depends on all of them, on the seed,
-the output, the position and, where penalties are in use, on the history in the row. Blocks are never cleared. So a wrong table, a missed copy,
-a stale or shared block, a wrong start or a token in the wrong place changes the answer, which `expected_tokens` knows without any of this.
-A slot can be made to hold what is not finite: so does every slot behind it that sees it, and no state
-that sees it is reported as finite.
+The KV of a token is a chain over everything before it, *read through the row's block table*; a
+sampled token depends on all of them, on the seed, the output, the position and, where penalties are
+in use, on the history in the row. Blocks are never cleared. So a wrong table, a missed copy, a
+stale or shared block, a wrong start or a token in the wrong place changes the answer, which
+`expected_tokens` knows without any of this. A slot can be made to hold what is not finite: so does
+every slot behind it that sees it, and no state that sees it is reported as finite.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def draw(slots: list[int], seed: int, output_index: int, position: int, history:
 
 
 def top_tokens(token: int, num_logprobs: int) -> list[int]:
-    """What the worker reports as most likely beside a sampled token; fewer beside some tokens than asked for."""
+    """What the worker reports as most likely beside a sampled token; fewer beside some tokens than
+    asked for.
+    """
     return [(token + offset) % VOCAB_SIZE for offset in range(min(num_logprobs, 1 + token % 3))]
 
 
@@ -58,7 +62,9 @@ PromptEntry = tuple[float, int, list[int]]
 
 
 def prompt_entry(slot: int, token: int, num_tops: int) -> PromptEntry:
-    """What is reported of a prompt's token after the KV of the token before it: its log probability, its rank, the most likely tokens."""
+    """What is reported of a prompt's token after the KV of the token before it: its log
+    probability, its rank, the most likely tokens.
+    """
     value = hash((slot, token))
     return -float(value % 1009), 1 + value % 31, [(value + offset) % VOCAB_SIZE for offset in range(num_tops)]
 
@@ -119,7 +125,8 @@ class FakeWorker:
         self.num_prompt_logprobs = 0
         # A prompt token whose log probability is not a number.
         self.unsound_prompt_token: int | None = None
-        # How many of the tokens that are computed next are to pass before one whose KV is not finite; None: all.
+        # How many of the tokens that are computed next are to pass before one whose KV is not
+        # finite; None: all.
         self.poison_after: int | None = None
         # The row whose KV came out so, each time.
         self.poisoned_rows: list[int] = []

@@ -29,7 +29,8 @@ from headrace_backend.plan_bytes import columns_bytes, max_plan_bytes
 PRECEDING = (Started, PromptLogprobs)
 EOS = 0
 STREAM = 1
-# Short texts, so that stop strings fall within, at and across borders of tokens; one token without text.
+# Short texts, so that stop strings fall within, at and across borders of tokens; one token without
+# text.
 TOKEN_BYTES = [b"", *(b"ab" if t % 5 == 0 else b"abc"[t % 3 : t % 3 + 1] * (1 + t % 2) for t in range(1, VOCAB_SIZE))]
 
 
@@ -48,7 +49,10 @@ _ids = itertools.count(1)
 
 
 def request(prompt: list[int] | int, max_tokens: int = 8, **changes: Any) -> EngineRequest:
-    """A request; a prompt of a given length, or these tokens. Sampling and stop fields go by their names."""
+    """A request; a prompt of a given length, or these tokens.
+
+    Sampling and stop fields go by their names.
+    """
     if isinstance(prompt, int):
         prompt = [1 + (7 * i + prompt) % (VOCAB_SIZE - 1) for i in range(prompt)]
     sampling = {f.name: changes.pop(f.name) for f in dataclasses.fields(SamplingSpec) if f.name in changes}
@@ -192,7 +196,10 @@ class Harness:
         deaths: Collection[int] = (),
         step: Callable[[], None] | None = None,
     ) -> list[tuple[EngineRequest, Reader]]:
-        """Adds requests, each with so many steps after it, then runs until nothing is left. Before the steps whose numbers are in `deaths` the worker dies."""
+        """Adds requests, each with so many steps after it, then runs until nothing is left.
+
+        Before the steps whose numbers are in `deaths` the worker dies.
+        """
         readers = []
         numbers = itertools.count(1)
         for spec, pause in arrivals:

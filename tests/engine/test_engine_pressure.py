@@ -1,4 +1,6 @@
-"""Far too few blocks for what is asked: many rows, long prompts in small chunks, priorities, forks, and workers that die in between."""
+"""Far too few blocks for what is asked: many rows, long prompts in small chunks, priorities, forks,
+and workers that die in between.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whatever happens in whatever order, tokens are those of a model that knows nothing of engines, and nothing is left behind."""
+"""Whatever happens in whatever order, tokens are those of a model that knows nothing of engines,
+and nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ MAX_LEN = 96
 
 
 def expected_end(spec: EngineRequest, output_index: int) -> tuple[list[int], EndReason]:
-    """The output's tokens and its end by the letter of the rules, one token after another over the whole text."""
+    """The output's tokens and its end by the letter of the rules, one token after another over the
+    whole text.
+    """
     tokens: list[int] = []
     text = b""
     for token in expected_tokens(spec, output_index):

@@ -23,7 +23,8 @@ class Poison:
     position: int = 0
 
 
-# What is known of a step that a worker can't compute: its number; that of the step after it, which was launched already; nothing.
+# What is known of a step that a worker can't compute: its number; that of the step after it, which
+# was launched already; nothing.
 KNOWLEDGE = ("exact", "late", "none")
 
 
@@ -168,7 +169,8 @@ def test_many_such_prompts_at_once_are_told_from_a_device_that_can_compute_nothi
     harness.run()
     assert all(reader.ends[0].error == GUILTY for reader in guilty)
     check_tokens(asked)
-    # One that narrows nothing down for each that does: a server that counts those in a row never has two.
+    # One that narrows nothing down for each that does: a server that counts those in a row never
+    # has two.
     assert (harness.num_failures, harness.num_closer) == (16, 8)
 
 

@@ -34,7 +34,11 @@ def whole(spec: EngineRequest, reader: Reader) -> bool:
 
 
 def run_watching(harness: Harness) -> int:
-    """Until nothing is left. Returns the most blocks that the greedy tenant held; a prefix cache may have kept more for later."""
+    """Until nothing is left.
+
+    Returns the most blocks that the greedy tenant held; a prefix cache may have kept more for
+    later.
+    """
     most = 0
     while harness.engine.has_work:
         harness.checked_step()
@@ -75,7 +79,8 @@ def test_tenant_over_its_share_preempts_its_own_newest_and_never_another() -> No
 
 def test_prompt_shared_by_outputs_counts_once() -> None:
     harness = Harness(num_blocks=16, max_num_seqs=8, max_num_batched_tokens=512)
-    # Five blocks of prompt, and one more for each output: with its own prompt each, they would not fit together.
+    # Five blocks of prompt, and one more for each output: with its own prompt each, they would not
+    # fit together.
     spec = greedy(16 * 5, 8, n=3)
     reader = harness.add(spec)
     harness.checked_step()
@@ -242,7 +247,8 @@ def test_passing_over_a_long_line_costs_a_step_nothing() -> None:
         harness.settle()
     assert reader.started is not None and len(reader.tokens[0]) > 10
     assert harness.engine.load().waiting_requests == 10_000
-    # A bare walk over the line takes four times as long. The fastest of many, as the machine may be busy.
+    # A bare walk over the line takes four times as long. The fastest of many, as the machine may be
+    # busy.
     assert fastest_ns < fastest_walk_ns(list(range(10_000)))
     harness.engine.stream_lost(1)
 

@@ -1,4 +1,6 @@
-"""When plans are due: never so late that the device often waits, as late as that allows, and at once where nothing is known or gained."""
+"""When plans are due: never so late that the device often waits, as late as that allows, and at
+once where nothing is known or gained.
+"""
 
 from __future__ import annotations
 

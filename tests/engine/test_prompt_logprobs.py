@@ -1,4 +1,6 @@
-"""Log probabilities of prompts: whole, in order and once, whatever steps the prompt is cut into and whatever happens to them."""
+"""Log probabilities of prompts: whole, in order and once, whatever steps the prompt is cut into and
+whatever happens to them.
+"""
 
 from __future__ import annotations
 

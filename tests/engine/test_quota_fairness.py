@@ -1,4 +1,7 @@
-"""A greedy tenant at ten times its rate, with quotas and without: what another tenant notices. The real engine on a device that only knows what steps cost."""
+"""A greedy tenant at ten times its rate, with quotas and without: what another tenant notices.
+
+The real engine on a device that only knows what steps cost.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def arrivals(tenant: Tenant, seed: int) -> list[int]:
 
 
 class Simulation:
-    """All tenants' requests through one engine. Whoever is refused comes back when the refusal says, as a client that retries does."""
+    """All tenants' requests through one engine.
+
+    Whoever is refused comes back when the refusal says, as a client that retries does.
+    """
 
     def __init__(self, tenants: list[Tenant], seed: int = 0) -> None:
         self.now_ns = 0
@@ -122,13 +128,17 @@ def p99_ms(runs: list[Simulation]) -> float:
 
 
 POLITE = Tenant("polite", 5.0)
-# Ten times that, of twice the length, from clients that come back whenever they are told to: 1.2 times what the device could do if nobody else were there.
+# Ten times that, of twice the length, from clients that come back whenever they are told to: 1.2
+# times what the device could do if nobody else were there.
 GREEDY = Tenant("greedy", 50.0, max_tokens=100)
 QUOTAS = TenantLimits(requests_per_minute=300, concurrent_streams=3, tokens_per_minute=75_000, kv_cache_share=0.25)
 
 
 def test_greedy_tenant_at_ten_times_its_rate_costs_another_half_of_its_ttft_at_most() -> None:
-    """Over several seeds: the 99th percentile of one run is its second worst request. Ten seeds give 18.3 and 24.7 ms."""
+    """Over several seeds: the 99th percentile of one run is its second worst request.
+
+    Ten seeds give 18.3 and 24.7 ms.
+    """
     alone = [Simulation([POLITE], seed) for seed in range(3)]
     beside = [Simulation([POLITE, dataclasses.replace(GREEDY, limits=QUOTAS)], seed) for seed in range(3)]
     for before, after in zip(alone, beside, strict=True):
@@ -145,7 +155,10 @@ def test_without_quotas_another_waits_for_seconds() -> None:
 
 
 def test_share_alone_keeps_blocks_for_others() -> None:
-    """Five contexts like these fill the cache. Their prompts still take time of steps: that is for the rates to limit."""
+    """Five contexts like these fill the cache.
+
+    Their prompts still take time of steps: that is for the rates to limit.
+    """
     hog = Tenant("greedy", 5.0, TenantLimits(concurrent_streams=16), prompt_tokens=(1200, 1400), max_tokens=500)
     without = Simulation([POLITE, hog])
     shared = Simulation([POLITE, dataclasses.replace(hog, limits=TenantLimits(0, 16, 0, 0.5))])

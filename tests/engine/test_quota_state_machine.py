@@ -1,4 +1,6 @@
-"""Whatever happens in whatever order, no tenant takes more than its quotas, charges are settled to the token, and nothing is remembered for ever."""
+"""Whatever happens in whatever order, no tenant takes more than its quotas, charges are settled to
+the token, and nothing is remembered for ever.
+"""
 
 from __future__ import annotations
 
@@ -208,7 +210,9 @@ class QuotaMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.harness.worker.plans)
     @rule()
     def fail_step(self) -> None:
-        """The worker names its oldest step as one that can't be computed: from here on some are tried alone."""
+        """The worker names its oldest step as one that can't be computed: from here on some are
+        tried alone.
+        """
         self.engine.worker_lost(self.harness.worker.next_step_id)
         self.harness.read()
         self.harness.worker = self.harness.new_worker()

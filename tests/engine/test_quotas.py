@@ -33,7 +33,8 @@ def account(harness: Harness, tenant: str = "key") -> TenantAccount | None:
     return harness.engine._quotas.find(tenant)
 
 
-# --- requests a minute --------------------------------------------------------------------------------------------------------
+# --- requests a minute
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_request_passes_exactly_when_the_refusal_said() -> None:
@@ -80,7 +81,8 @@ def test_refused_and_repeated_requests_cost_nothing() -> None:
     harness.run()
 
 
-# --- tokens a minute ----------------------------------------------------------------------------------------------------------
+# --- tokens a minute
+# ----------------------------------------------------------------------------------------------------------
 
 
 def tokens_left(harness: Harness, limit: int) -> int:
@@ -196,7 +198,8 @@ def test_unlimited_requests_give_nothing_back_to_a_later_limit() -> None:
     harness.run()
 
 
-# --- streams ------------------------------------------------------------------------------------------------------------------
+# --- streams
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_streams_count_over_services_while_requests_wait_or_run() -> None:
@@ -258,7 +261,8 @@ def test_reader_of_an_ended_request_needs_a_free_stream_and_keeps_none() -> None
     harness.run()
 
 
-# --- limits and accounts ------------------------------------------------------------------------------------------------------
+# --- limits and accounts
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_newest_limits_hold_for_requests_that_came_before_them() -> None:

@@ -1,4 +1,6 @@
-"""What steps and recorded requests leave for telemetry: nothing is missing, nothing twice, and nothing that a lost worker took away."""
+"""What steps and recorded requests leave for telemetry: nothing is missing, nothing twice, and
+nothing that a lost worker took away.
+"""
 
 from __future__ import annotations
 

@@ -146,7 +146,9 @@ def test_preempted_sequence_waits_for_a_token_that_is_on_its_way(monkeypatch: py
 
 @pytest.mark.parametrize(("priority", "steps_before"), [(1, 6), (1, 1), (-1, 6), (-1, 1)])
 def test_prompt_in_chunks_gives_way_to_decodes_or_stalls_behind_them(priority: int, steps_before: int) -> None:
-    """Six rows cross a block's border at once, while a prompt, more or less urgent than they, is half computed and blocks are short."""
+    """Six rows cross a block's border at once, while a prompt, more or less urgent than they, is
+    half computed and blocks are short.
+    """
     harness = Harness(num_blocks=17, max_num_batched_tokens=22, enable_prefix_cache=False, ageing_s=1.0)
     specs = [request(8, max_tokens=20, seed=seed) for seed in range(6)]
     readers = [harness.add(spec) for spec in specs]
@@ -161,7 +163,8 @@ def test_prompt_in_chunks_gives_way_to_decodes_or_stalls_behind_them(priority: i
         assert reader.tokens[0] == expected_tokens(spec, 0)
     *of_decodes, of_prompt = [reader.done.preemptions for reader in readers if reader.done is not None]
     if steps_before == 6:
-        # What the step computes already is not taken from it; the prompt stalls and keeps what it has.
+        # What the step computes already is not taken from it; the prompt stalls and keeps what it
+        # has.
         assert (sum(of_decodes), of_prompt) == (0, 0)
     elif priority < 0:
         assert (sum(of_decodes), of_prompt) == (0, 1)
@@ -273,7 +276,8 @@ def test_outputs_without_a_row_wait_and_find_the_prompt_cached() -> None:
     computed = harness.worker.num_tokens
     harness.run()
     assert [reader.tokens[index] for index in range(4)] == [expected_tokens(spec, index) for index in range(4)]
-    # Two outputs and the two other requests decode; two outputs compute what follows the prompt's full blocks.
+    # Two outputs and the two other requests decode; two outputs compute what follows the prompt's
+    # full blocks.
     assert harness.worker.num_tokens - computed <= 2 * 29 + 2 * 5 + 2 * (8 + 5)
 
 

@@ -69,7 +69,9 @@ def test_a_cancelled_prompt_leaves_its_settled_chunks() -> None:
 
 
 def test_a_preempted_prompt_finds_its_settled_chunks() -> None:
-    """Four that decode need a block each at once, and take those of a prompt that is being computed."""
+    """Four that decode need a block each at once, and take those of a prompt that is being
+    computed.
+    """
     harness = Harness(num_blocks=15, max_num_batched_tokens=64)
     for number in range(4):
         harness.add(request(prompt(0, 14, number), 8))
@@ -183,7 +185,8 @@ def test_a_poisoned_chunk_is_never_published(poisoned: int, window: int | None) 
     harness.run()
     assert reader.ends[0].reason is EndReason.ERROR and reader.ends[0].error
     assert 0 not in reader.tokens
-    # What follows a chunk that is not finite is not computed, but for the step that was planned already.
+    # What follows a chunk that is not finite is not computed, but for the step that was planned
+    # already.
     assert harness.worker.num_tokens <= 64 * (poisoned // 64 + 2)
     spec = request(prompt(200, 0))
     again = harness.add(spec)
@@ -233,7 +236,9 @@ def arrivals(draw: st.DrawFn) -> tuple[EngineRequest, int]:
 def test_tokens_do_not_depend_on_sharing_and_poison_stays_with_its_request(
     specs: list[tuple[EngineRequest, int]], least: int, num_blocks: int, budget: int, poisons: dict[int, int]
 ) -> None:
-    """Reference counts and tables hold after every step (`checked_step`), and only requests with something that is not finite fail."""
+    """Reference counts and tables hold after every step (`checked_step`), and only requests with
+    something that is not finite fail.
+    """
     harness = Harness(num_blocks, model_len=160, max_num_batched_tokens=budget, max_num_seqs=4, ageing_s=1e-5)
     steps = 0
 

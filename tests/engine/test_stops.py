@@ -9,7 +9,9 @@ from headrace_backend.engine.stops import StopAutomaton, StopWatch
 
 
 def first_end(text: bytes, strings: tuple[bytes, ...]) -> tuple[int, int] | None:
-    """Where the first string is complete, and the longest string that ends there, by looking at every prefix."""
+    """Where the first string is complete, and the longest string that ends there, by looking at
+    every prefix.
+    """
     for end in range(1, len(text) + 1):
         ending = [index for index, string in enumerate(strings) if text[:end].endswith(string)]
         if ending:

@@ -260,7 +260,9 @@ def test_few_gaps_are_stretched_whoever_comes(steps: list[tuple[int, int]]) -> N
 
 
 class TimedHarness(Harness):
-    """Steps take what the prior of the model predicts, so that the target binds from the first step on."""
+    """Steps take what the prior of the model predicts, so that the target binds from the first step
+    on.
+    """
 
     def settle(self) -> None:
         result = self.worker.run()
@@ -320,7 +322,9 @@ asked = st.tuples(st.integers(1, 70), st.integers(1, 40), st.integers(1, 3), st.
 def test_tokens_do_not_depend_on_chunks_of_few_tokens_with_long_prompts_set_back(
     num_blocks: int, prefix_cache: bool, requests: list[tuple[int, int, int, int, int]], deaths: set[int]
 ) -> None:
-    """Chunks of three tokens and up beside decodes, so that prompts of 24 count as long; few blocks, priorities, forks, workers that die."""
+    """Chunks of three tokens and up beside decodes, so that prompts of 24 count as long; few
+    blocks, priorities, forks, workers that die.
+    """
     small = mock.patch.multiple(token_budget, _LEAST_CHUNK_TOKENS=3, _LEAST_PREFILL_SHARE=0.002)
     with small:
         harness = TimedHarness(
@@ -404,7 +408,8 @@ def test_on_a_cpu_no_step_is_much_longer_than_the_limit_from_the_first_on(
     cpu = Cpu(token_us)
     for number in range(3):
         for count, duration_us in cpu.prompt(num_tokens, num_decodes):
-            # The model learns by what it got wrong: never by more than what was measured before, twice.
+            # The model learns by what it got wrong: never by more than what was measured before,
+            # twice.
             assert count <= 64 or duration_us < (2.6 if number == 0 else 1.6) * 1_000_000
 
 

@@ -12,7 +12,9 @@ from headrace_facts import clocks
 
 
 class Machine:
-    """Two clocks that go on together, and a process that loses its core between any two looks at them."""
+    """Two clocks that go on together, and a process that loses its core between any two looks at
+    them.
+    """
 
     def __init__(self, offset_ns: int, pauses_ns: list[int]) -> None:
         self._now_ns, self._offset_ns, self._pauses_ns = 1_000_000, offset_ns, pauses_ns
@@ -48,5 +50,6 @@ def test_one_undisturbed_comparison_is_enough(offset_ns: int, pauses_ns: list[in
 def test_this_machine_s_clocks_agree_with_it() -> None:
     before = time.time_ns()
     told = time.monotonic_ns() + clocks.unix_offset_ns()
-    # Between the two lie some calls, however long the process waited for its core; a minute is a clock that was set.
+    # Between the two lie some calls, however long the process waited for its core; a minute is a
+    # clock that was set.
     assert abs(told - before) < 60_000_000_000

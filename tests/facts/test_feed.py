@@ -1,4 +1,6 @@
-"""The feed with real sockets: order, greetings, bounds and counted drops, whatever the other side does."""
+"""The feed with real sockets: order, greetings, bounds and counted drops, whatever the other side
+does.
+"""
 
 from __future__ import annotations
 

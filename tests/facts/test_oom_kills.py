@@ -1,4 +1,6 @@
-"""What is said of a SIGKILL: whether the kernel sent it for want of memory, in both versions of control groups, and where nobody can know."""
+"""What is said of a SIGKILL: whether the kernel sent it for want of memory, in both versions of
+control groups, and where nobody can know.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def version_2(folder: pathlib.Path, group: str = "/", root: str = "/") -> Machin
 @pytest.mark.parametrize(
     ("group", "root", "file"),
     [
-        # As a container sees itself, a service of systemd, and a container without a namespace of control groups.
+        # As a container sees itself, a service of systemd, and a container without a namespace of
+        # control groups.
         ("/", "/", "memory.events"),
         ("/system.slice/headrace.service", "/", "system.slice/headrace.service/memory.events"),
         ("/docker/1f", "/docker/1f", "memory.events"),

@@ -1,4 +1,6 @@
-"""Runs of steps say of each token which step sampled it, and nonsense is refused instead of being allocated."""
+"""Runs of steps say of each token which step sampled it, and nonsense is refused instead of being
+allocated.
+"""
 
 from __future__ import annotations
 

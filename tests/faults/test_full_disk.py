@@ -1,4 +1,6 @@
-"""The disk that logs go to is full: what dies is replaced and serving goes on, without a line of log."""
+"""The disk that logs go to is full: what dies is replaced and serving goes on, without a line of
+log.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def test_a_server_whose_log_can_not_be_written_serves_and_replaces_what_dies() -
         for module in ("headrace_backend.worker", "headrace_service"):
             replace(server, module)
             assert generate(address, greedy([5, 6, 7], 20)).tokens == answer
-        # Of the backend, which said that it lost a worker, and of the service, which said that it listens.
+        # Of the backend, which said that it lost a worker, and of the service, which said that it
+        # listens.
         wait_until(lambda: {kind for kind, lines in lost_lines(metrics).items() if lines} == {"backend", "service"}, 60)
         pids += server.all_pids()
         assert server.stop(signal.SIGTERM) == 0

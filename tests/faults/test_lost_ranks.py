@@ -1,4 +1,7 @@
-"""One rank of several is killed, stopped or runs out of memory while streams are open: all ranks end for one reason that names it, all are started again, and streams go on; nothing is left, on cards no memory either."""
+"""One rank of several is killed, stopped or runs out of memory while streams are open: all ranks
+end for one reason that names it, all are started again, and streams go on; nothing is left, on
+cards no memory either.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,14 @@ from headrace.v1 import inference_pb2, inference_pb2_grpc
 
 STREAMS = 6
 WATCHDOG_S = 15
-# A machine that is busy may look like a rank that hangs; then workers are replaced once more, and that is all.
+# A machine that is busy may look like a rank that hangs; then workers are replaced once more, and
+# that is all.
 PATIENCE = ("--watchdog-s", str(WATCHDOG_S), "--max-worker-restarts", "50")
 # Nearly the demo model's context: needs more memory at once than all that was computed before.
 LONG_PROMPT = [17 * index % 4000 + 3 for index in range(1900)]
 LONG_PROMPTS = 4
-# Libraries and drivers keep a little more or less from one life to the next; the cache is a GiB of each.
+# Libraries and drivers keep a little more or less from one life to the next; the cache is a GiB of
+# each.
 CARD_SLACK_BYTES = 256 << 20
 
 
@@ -149,7 +154,11 @@ class Reader:
 async def read_all(
     address: str, tokens: int, disturb: Callable[[], None] | None = None, further: int = 0
 ) -> list[Reader]:
-    """Streams to their ends. Once some have tokens `disturb` is called, then a short prompt and so many long ones come as well."""
+    """Streams to their ends.
+
+    Once some have tokens `disturb` is called, then a short prompt and so many long ones come as
+    well.
+    """
     readers = [Reader([20 + index, 30, 40 + index], tokens) for index in range(STREAMS)]
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -166,8 +175,12 @@ async def read_all(
 
 
 def check_loss(shared: Shared, disturb: Callable[[list[int]], None], said: str, further: int = 0) -> str:
-    """Has something happen to a rank under streams, and looks at all that follows. Returns what the log says of it."""
-    # Readers that a busy machine holds up do not see that all has been said before anything happens: then again.
+    """Has something happen to a rank under streams, and looks at all that follows.
+
+    Returns what the log says of it.
+    """
+    # Readers that a busy machine holds up do not see that all has been said before anything
+    # happens: then again.
     for _ in range(5):
         readers, lost = lose(shared, disturb, said, further)
         if any(reader.resumed for reader in readers):

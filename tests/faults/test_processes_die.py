@@ -1,4 +1,6 @@
-"""Processes are killed or stopped while streams are open: what a caller sees, what comes back, and that nothing is left behind."""
+"""Processes are killed or stopped while streams are open: what a caller sees, what comes back, and
+that nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,10 @@ def golden(shared: RunningServer) -> list[list[int]]:
 
 
 def assert_resumed(server: RunningServer, kind: int, golden: list[list[int]]) -> float:
-    """Strikes the worker under open streams; they must go on where they were. Returns when it struck."""
+    """Strikes the worker under open streams; they must go on where they were.
+
+    Returns when it struck.
+    """
     old = server.worker().pid
     strike = Strike(old, kind)
     readers = asyncio.run(read_all(server.address, strike))

@@ -1,9 +1,13 @@
-"""A coverage-guided byte fuzzer over everything that reads a caller's bytes before the engine does: parsing, validation, tensors, both tensor conventions.
+"""A coverage-guided byte fuzzer over everything that reads a caller's bytes before the engine does:
+parsing, validation, tensors, both tensor conventions.
 
-    python -m tests.fuzz.fuzz_requests FOLDER -max_total_time=60      # the folder keeps the inputs that found new code, from sound requests on
+    python -m tests.fuzz.fuzz_requests FOLDER -max_total_time=60      # the folder keeps the inputs
+                                                                      that found new code, from
+                                                                      sound requests on
 
-What must hold: a request is taken, or refused by a ServiceError whose status callers may see and whose text is short. Anything else is a crash, and atheris
-prints the bytes. The first byte of an input chooses the reader.
+What must hold: a request is taken, or refused by a ServiceError whose status callers may see and
+whose text is short. Anything else is a crash, and atheris prints the bytes. The first byte of an
+input chooses the reader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Nothing of ours unpickles: who can write to a socket, a file or shared memory must not be able to run code."""
+"""Nothing of ours unpickles: who can write to a socket, a file or shared memory must not be able to
+run code.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PICKLERS = frozenset({"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
-# Its queues and pipes pickle what they carry. Between a benchmark and its own children that is nobody else's word.
+# Its queues and pipes pickle what they carry. Between a benchmark and its own children that is
+# nobody else's word.
 WITH_PIPES = PICKLERS | {"multiprocessing"}
 MODULES = {
     **dict.fromkeys(("service", "backend", "kernels", "clients/python", "protos", "tools"), WITH_PIPES),

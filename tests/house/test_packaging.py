@@ -34,7 +34,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
 
 
 def installed(folder: pathlib.Path, *wheels: pathlib.Path) -> pathlib.Path:
-    """Python of a new environment that has these wheels. Their dependencies are borrowed from this environment: no index is needed."""
+    """Python of a new environment that has these wheels.
+
+    Their dependencies are borrowed from this environment: no index is needed.
+    """
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     made = run(
@@ -43,7 +46,8 @@ def installed(folder: pathlib.Path, *wheels: pathlib.Path) -> pathlib.Path:
     assert made.returncode == 0, made.stderr
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     site = next(folder.glob("lib/python*/site-packages"))
-    # A link per package instead of a path entry: editable installs of ours must not be found through it.
+    # A link per package instead of a path entry: editable installs of ours must not be found
+    # through it.
     for entry in pathlib.Path(packages).iterdir():
         if "headrace" not in entry.name and entry.suffix != ".pth" and not (site / entry.name).exists():
             (site / entry.name).symlink_to(entry)

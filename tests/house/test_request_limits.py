@@ -1,6 +1,7 @@
 """A request's limits are the same wherever they are checked or stated.
 
-The places: services, the engine's socket, the engine, the protos' comments, what clients say of their options.
+The places: services, the engine's socket, the engine, the protos' comments, what clients say of
+their options.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ ENGINE = RequestValidator(ModelLimits(VOCABULARY, CONTEXT, (0,)), limits.MAX_OUT
 
 
 class Bounded(NamedTuple):
-    """A value that has a limit: the limit, one step beyond it, and how a caller and a service send so much of it."""
+    """A value that has a limit: the limit, one step beyond it, and how a caller and a service send
+    so much of it.
+    """
 
     limit: float
     beyond: float
@@ -258,7 +261,8 @@ def test_comments_state_the_limits_that_are_checked(comments: Callable[[], Itera
         if (true := expected(field)) and (found := {s.lower() for s in STATEMENT.findall(text)}):
             assert found <= true, f"{name}: {text}"
             stated[field] = stated.get(field, set()) | found
-    # The walk finds them: every limited field is stated somewhere, and so is the size of a stop string.
+    # The walk finds them: every limited field is stated somewhere, and so is the size of a stop
+    # string.
     assert set(stated) == {*BETWEEN, *AT_MOST}
     assert stated["strings"] >= {EACH["strings"].strip(), f"at most {STRINGS}"}
 

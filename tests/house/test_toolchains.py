@@ -1,4 +1,6 @@
-"""What a run does where a client's toolchain is missing: it skips, and says so at its end; or it fails, where that is demanded."""
+"""What a run does where a client's toolchain is missing: it skips, and says so at its end; or it
+fails, where that is demanded.
+"""
 
 from __future__ import annotations
 

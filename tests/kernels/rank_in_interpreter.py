@@ -1,6 +1,9 @@
-"""One rank of a test of `all_reduce`, as a process: `python -m tests.kernels.rank_in_interpreter RANK WORLD MEMORY FOLDER`.
+"""One rank of a test of `all_reduce`, as a process: `python -m tests.kernels.rank_in_interpreter
+RANK WORLD MEMORY FOLDER`.
 
-Ranks share an anonymous file, each sees it at addresses of its own, and kernels run in the interpreter: the same loads, stores, marks and waits as between cards. What is to be done comes as `cases.pt` in FOLDER, and results go there.
+Ranks share an anonymous file, each sees it at addresses of its own, and kernels run in the
+interpreter: the same loads, stores, marks and waits as between cards. What is to be done comes as
+`cases.pt` in FOLDER, and results go there.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ EPS = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A call: every rank's tensor, [world_size, ...], and with the norm what is the same on all ranks."""
+    """A call: every rank's tensor, [world_size, ...], and with the norm what is the same on all
+    ranks.
+    """
 
     way: str
     x: Tensor
@@ -41,13 +46,18 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The ranks' programs and memory: few and little, so that calls are quick and their limits near."""
+    """The ranks' programs and memory: few and little, so that calls are quick and their limits
+    near.
+    """
 
     programs: int = 4
     capacity_bytes: int = 32 << 10
 
     def peers(self, memory: Tensor, rank: int, world_size: int) -> Peers:
-        """The group over shared memory, uint8 [world_size * memory_bytes]. This process's launches are as it is set."""
+        """The group over shared memory, uint8 [world_size * memory_bytes].
+
+        This process's launches are as it is set.
+        """
         all_reduce.PROGRAMS = self.programs
         num_bytes = all_reduce.memory_bytes(self.capacity_bytes, world_size)
         starts = [memory.data_ptr() + other * num_bytes for other in range(world_size)]
@@ -71,7 +81,9 @@ def result(case: Case, peers: Peers) -> Result:
 
 
 def wait_politely(interpreter: Any) -> None:
-    """A look in vain lets others run, who may be the ones that are waited for: on a busy machine two ranks that spin took minutes for what takes seconds."""
+    """A look in vain lets others run, who may be the ones that are waited for: on a busy machine
+    two ranks that spin took minutes for what takes seconds.
+    """
     look = interpreter.InterpreterBuilder.create_masked_load
 
     def create_masked_load(builder: Any, *arguments: Any) -> Any:

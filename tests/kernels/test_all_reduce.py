@@ -1,4 +1,6 @@
-"""Sums over ranks by each other's memory: ranks are processes with the interpreter over shared memory, and must agree to the bit with the reference, and with each other."""
+"""Sums over ranks by each other's memory: ranks are processes with the interpreter over shared
+memory, and must agree to the bit with the reference, and with each other.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def same_tokens(found: Tensor | RoundedTokens, expected: RoundedTokens) -> bool:
 
 
 def check_rounded(results: list[Result], each: Case) -> None:
-    """What the sum by itself and then the norm's own kernel give, to the bit; the stream as the reference has it."""
+    """What the sum by itself and then the norm's own kernel give, to the bit; the stream as the
+    reference has it.
+    """
     assert each.residual is not None and each.weight is not None and each.number is not None
     residual = each.residual.clone()
     with forced():
@@ -136,7 +140,8 @@ def check(found: Results, cases: list[Case]) -> None:
         for _, after in results:
             assert after is not None
             check_same(after, residual)
-        # The norm's own sum has another order than the reference's: an ulp of 16 bits, some of fp32.
+        # The norm's own sum has another order than the reference's: an ulp of 16 bits, some of
+        # fp32.
         tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[each.x.dtype]
         torch.testing.assert_close(first, normed, rtol=tolerance, atol=tolerance, equal_nan=True)
 
@@ -148,7 +153,9 @@ def test_ranks_agree_with_as_many_programs_as_on_cards(tmp_path: pathlib.Path) -
 
 
 def drawn_case(draw: random.Random, world_size: int, seed: int) -> Case:
-    """Of sizes around warps, programs and the limits; of two shots, around what leaves the last ranks less or nothing."""
+    """Of sizes around warps, programs and the limits; of two shots, around what leaves the last
+    ranks less or nothing.
+    """
     way = draw.choice(["one", "one", "two", "norm", "e4m3", "int8"])
     dtypes = (
         [torch.bfloat16, torch.float16] if way in ("e4m3", "int8") else [torch.float32, torch.bfloat16, torch.float16]
@@ -158,7 +165,8 @@ def drawn_case(draw: random.Random, world_size: int, seed: int) -> Case:
     if way == "norm":
         shape = [draw.choice([1, 2]), vector * draw.choice([1, 5, 127, 128, 200])]
     elif way in ("e4m3", "int8"):
-        # Up to what four programs have of each rank's rows, the last ones' fewer or none; 1,032 is just more than the norm's own kernel has two of in a program.
+        # Up to what four programs have of each rank's rows, the last ones' fewer or none; 1,032 is
+        # just more than the norm's own kernel has two of in a program.
         shape = [draw.choice([1, 2, world_size + 1, 3 * world_size - 1]), draw.choice([1032, 1288])]
     elif way == "one":
         shape = [vector * draw.choice([1, 31, 32, 33, 127, 128, 129, 400, 511, 512])]
@@ -214,7 +222,9 @@ def awkward_rounded_cases() -> list[Case]:
 
 
 def awkward_cases(way: str) -> list[Case]:
-    """Zeros of either sign on all ranks, infinities, NaNs of all kinds and among them what stands for nothing."""
+    """Zeros of either sign on all ranks, infinities, NaNs of all kinds and among them what stands
+    for nothing.
+    """
     cases = []
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         alone = awkward(dtype)
@@ -235,7 +245,9 @@ OF_TWO = {
 
 @pytest.fixture(scope="module")
 def found_by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
-    """Results of all calls of two ranks, made in one run: to start a rank takes longer than its calls."""
+    """Results of all calls of two ranks, made in one run: to start a rank takes longer than its
+    calls.
+    """
     results = run_ranks(tmp_path_factory.mktemp("two"), 2, list(itertools.chain(*OF_TWO.values())), Setting())
     of_rank = [iter(rank) for rank in results]
     return {name: [list(itertools.islice(rank, len(cases))) for rank in of_rank] for name, cases in OF_TWO.items()}

@@ -1,4 +1,7 @@
-"""The kernels of `all_reduce` compile for the oldest and the newest card that we know, once per type (and width, with the norm): whole vectors between cards, which no cache keeps from being seen, and numbers that stay in their threads."""
+"""The kernels of `all_reduce` compile for the oldest and the newest card that we know, once per
+type (and width, with the norm): whole vectors between cards, which no cache keeps from being seen,
+and numbers that stay in their threads.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,17 @@ from tests.support.compiling import compiled
 
 
 def check_rounded_norms(kernels: list[dict[str, Any]]) -> None:
-    """The sum with the norm that is rounded takes each row's mean square by the instructions of the norm's own kernel, and numbers stay in their threads."""
+    """The sum with the norm that is rounded takes each row's mean square by the instructions of the
+    norm's own kernel, and numbers stay in their threads.
+    """
     alone = {kernel["size"]: kernel["mean_squares"] for kernel in kernels if kernel["name"] == "_add_rms_norm_kernel"}
     assert len(alone) == 2
     for kernel in kernels:
         if kernel["name"] != "two_shot_norm_kernel":
             continue
         assert kernel["stack_bytes"] == 0 and kernel["layout_changes"] == 0
-        # A row of each of four ranks. With each of a thread's two vectors, to each other rank twice; from each slot's part, and from each other rank's sum.
+        # A row of each of four ranks. With each of a thread's two vectors, to each other rank
+        # twice; from each slot's part, and from each other rank's sum.
         assert kernel["mean_squares"] == 4 * alone[kernel["size"]] and len(alone[kernel["size"]]) == 1
         assert kernel["sent"] == 2 * 6 and kernel["awaited"] == 2 * (4 + 3)
 
@@ -43,7 +49,8 @@ def test_every_kernel_is_compiled_once(arch: int) -> None:
         assert kernel["stack_bytes"] == 0 and kernel["shared_bytes"] <= kernel["shared_limit"]
         # To each other rank once a shot, and from each rank's slot.
         assert kernel["sent"] == 3 * shots and kernel["awaited"] == 4 * shots
-        # What is sent; with the norm the row, the stream and the weight; with two shots what is sent to each other rank, and what is not sent.
+        # What is sent; with the norm the row, the stream and the weight; with two shots what is
+        # sent to each other rank, and what is not sent.
         assert kernel["vector_loads"] == (4 if is_normed or shots == 2 else 1)
         # Threads change numbers for the sum of squares only.
         assert kernel["layout_changes"] == 0 and bool(kernel["shared_bytes"]) is is_normed

@@ -1,4 +1,6 @@
-"""Weights that other tools made: 8 bits in groups, with zero points and in blocks, inputs in an order, rounded activations; stored as they are and multiplied against fp64."""
+"""Weights that other tools made: 8 bits in groups, with zero points and in blocks, inputs in an
+order, rounded activations; stored as they are and multiplied against fp64.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 class Stored:
-    """Random numbers, scales and zero points, the weight made of them, and the matrix [N, K] fp64 that they are by arithmetic of this test's own."""
+    """Random numbers, scales and zero points, the weight made of them, and the matrix [N, K] fp64
+    that they are by arithmetic of this test's own.
+    """
 
     def __init__(self, name: str | Form, outputs: int, inputs: int, dtype: torch.dtype, device: str = "cpu") -> None:
         kind, group, arrangement = ARRANGED[name] if isinstance(name, str) else name
@@ -99,7 +103,8 @@ class Stored:
     def check(self, found: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         expected = x.double() @ self.numbers.t() + (0 if bias is None else bias.double())
         unit = ROUNDING[self.dtype]
-        # Each product off by two roundings of the type, 6 standard deviations of independent ones; sums in fp32 of numbers up to 255 steps.
+        # Each product off by two roundings of the type, 6 standard deviations of independent ones;
+        # sums in fp32 of numbers up to 255 steps.
         spread = 9 * unit * (x.double().square() @ self.numbers.square().t()).sqrt()
         spread += 2.0**-14 * self.numbers.abs().amax(1) * x.double().square().sum(1, keepdim=True).sqrt()
         allowed = spread + 1.01 * unit * (expected.abs() + expected.square().mean(1, keepdim=True).sqrt())
@@ -218,7 +223,8 @@ def test_products_of_rounded_activations_equal_their_reference(dtype: torch.dtyp
         tokens = round_tokens(x, torch.int8)
         found = int8_activations.scaled_linear(tokens, weight, bias)
         expected = int8_activations.scaled_linear_reference(tokens, weight, bias)
-        # Sums are exact: what is left is the rounding of the result, and the order of two scales and a bias.
+        # Sums are exact: what is left is the rounding of the result, and the order of two scales
+        # and a bias.
         assert float((found - expected).double().norm() / expected.double().norm()) < 2 * ROUNDING[dtype]
 
 
@@ -233,7 +239,8 @@ def test_products_of_many_rows_round_by_the_schemes_own_scale(dtype: torch.dtype
     found = low_bit_linear.linear(x, weight, None)
     numbers = (x.float() / 0.02).clamp(-128, 127).round()
     expected = (numbers.double() * 0.02) @ dequantize(weight, torch.empty(40, 160, device=device)).double().t()
-    # Some numbers are half a step from two others, and the card multiplies by the inverse: 1 of 10,000.
+    # Some numbers are half a step from two others, and the card multiplies by the inverse: 1 of
+    # 10,000.
     assert float((found.double() - expected).norm() / expected.norm()) < 2 * ROUNDING[dtype] + 2e-4
 
 

@@ -1,4 +1,6 @@
-"""Paged attention, specification and fast path, against a dense oracle in fp64 for any mix of rows, heads, windows and block sizes."""
+"""Paged attention, specification and fast path, against a dense oracle in fp64 for any mix of rows,
+heads, windows and block sizes.
+"""
 
 import dataclasses
 import math
@@ -21,7 +23,9 @@ TOLERANCE = 2e-5
 
 @dataclasses.dataclass
 class Case:
-    """A step: per row (computed tokens, tokens of this step), its true keys and values, and the paged form of both."""
+    """A step: per row (computed tokens, tokens of this step), its true keys and values, and the
+    paged form of both.
+    """
 
     rows: list[tuple[int, int]]
     query: Tensor

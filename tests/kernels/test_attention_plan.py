@@ -1,4 +1,6 @@
-"""How a step's attention is cut: every visible token is covered once, sizes stay within what graphs fix, and programs get similar shares."""
+"""How a step's attention is cut: every visible token is covered once, sizes stay within what graphs
+fix, and programs get similar shares.
+"""
 
 import hypothesis
 import numpy as np
@@ -100,7 +102,8 @@ def test_one_long_row_among_short_ones_does_not_keep_the_card_waiting() -> None:
 
 def test_a_windowed_decode_counts_what_is_seen() -> None:
     columns = plan_decode(column(1), column(1_000_000), 8, 1, sliding_window=4096)
-    # 4,096 tokens are one split each of 64, and one more where the window does not begin at a multiple.
+    # 4,096 tokens are one split each of 64, and one more where the window does not begin at a
+    # multiple.
     assert columns.splits[0, 2] in (64, 65)
 
 

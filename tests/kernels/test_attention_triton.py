@@ -1,4 +1,6 @@
-"""The Triton attention kernels against fp64: in the interpreter on a CPU, on the card where there is one."""
+"""The Triton attention kernels against fp64: in the interpreter on a CPU, on the card where there
+is one.
+"""
 
 import dataclasses
 import random
@@ -11,7 +13,8 @@ from headrace_kernels.attention.paged import paged_attention
 from headrace_kernels.triton_runtime import INTERPRETED, compilation_count
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-# Inputs are the same rounded numbers for both sides. fp32: rounding of sums. 16 bits: probabilities (on a card) and outputs of order 1 are rounded to 8 or 11 bits.
+# Inputs are the same rounded numbers for both sides. fp32: rounding of sums. 16 bits: probabilities
+# (on a card) and outputs of order 1 are rounded to 8 or 11 bits.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 GATHER_BYTES = 1 << 20
 

@@ -1,4 +1,6 @@
-"""Products with weights in blocks against fp64 of what the bits stand for: in the interpreter at awkward sizes, on a GPU at the sizes of models."""
+"""Products with weights in blocks against fp64 of what the bits stand for: in the interpreter at
+awkward sizes, on a GPU at the sizes of models.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The kernels of weights in blocks compile for cards that this machine may not have, within their limits."""
+"""The kernels of weights in blocks compile for cards that this machine may not have, within their
+limits.
+"""
 
 from __future__ import annotations
 
@@ -30,5 +32,6 @@ def check(kernels: list[dict[str, Any]], of_each: int) -> None:
     count = of_each * _KINDS
     assert Counter(kernel["name"] for kernel in kernels) == {"_small_kernel": count, "_restore_kernel": count}
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
-    # Registers spilled inside a loop cost bandwidth; some kinds keep up to six addresses on the stack.
+    # Registers spilled inside a loop cost bandwidth; some kinds keep up to six addresses on the
+    # stack.
     assert all(kernel["stack_bytes"] <= 32 for kernel in kernels)

@@ -1,4 +1,6 @@
-"""Weights in blocks: every bit of a file's rows comes back as the format's description says, wherever the rows lie, in no more memory than the file's."""
+"""Weights in blocks: every bit of a file's rows comes back as the format's description says,
+wherever the rows lie, in no more memory than the file's.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_blocks_of_one_byte_are_decoded(name: str, byte: int) -> None:
 
 @pytest.mark.parametrize("name", BLOCK_KINDS)
 def test_each_bit_of_a_block_has_its_own_place(name: str) -> None:
-    """One bit set at a time, behind scales that are 1: a reader that takes a bit for another's shows, whatever the other bits do."""
+    """One bit set at a time, behind scales that are 1: a reader that takes a bit for another's
+    shows, whatever the other bits do.
+    """
     size = KINDS[name].num_bytes
     base = np.zeros(size, np.uint8)
     base[:] = quantize(name, np.linspace(-1, 1, KINDS[name].inputs, dtype=np.float32)[None])[0]

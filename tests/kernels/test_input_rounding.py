@@ -66,7 +66,8 @@ def test_inputs_are_rounded_as_the_scheme_says(name: str) -> None:
     x[:, :100] += 1
     found = rounded_inputs(x, SCHEMES[name])
     expected = torch.tensor([expected_row(row, SCHEMES[name]) for row in x.double().tolist()])
-    # A number half way between two may go either way in fp32: none but the largest of a symmetric group of int8, which is half a step above the last.
+    # A number half way between two may go either way in fp32: none but the largest of a symmetric
+    # group of int8, which is half a step above the last.
     ends = x.abs() == x.abs().amax(1, keepdim=True) if name == "int8 token" else torch.zeros_like(x, dtype=torch.bool)
     if SCHEMES[name].group_size == 32:
         groups = torch.nn.functional.pad(x, (0, 24)).view(5, -1, 32).abs()

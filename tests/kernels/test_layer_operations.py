@@ -1,4 +1,6 @@
-"""The small operations against their formulas in fp64: norms, rotation, SwiGLU, embedding, linear, cache writes and copies."""
+"""The small operations against their formulas in fp64: norms, rotation, SwiGLU, embedding, linear,
+cache writes and copies.
+"""
 
 import math
 
@@ -88,7 +90,8 @@ def test_linear_takes_weights_in_either_order_and_rounds_a_row_alike_in_every_ba
     expected = x.double() @ values.double().t() + (0 if b is None else b.double())
     close(linear(x, weight, b), expected, atol=1e-4)
     close(linear(x[::3], weight, b), expected[::3], atol=1e-4)
-    # Not equality to the bit: kernels differ between processors. But no further apart than fp32 sums of 64 terms are.
+    # Not equality to the bit: kernels differ between processors. But no further apart than fp32
+    # sums of 64 terms are.
     close(linear(x[:1], weight, b), linear(x, weight, b)[:1], atol=2e-5)
 
 

@@ -1,4 +1,6 @@
-"""The assembly that restores bytes, read one instruction after the other: every code there is, in every place of a register, becomes the number that it stands for."""
+"""The assembly that restores bytes, read one instruction after the other: every code there is, in
+every place of a register, becomes the number that it stands for.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,10 @@ from tests.support.compiling import compiled
 
 
 def counted(kernels: list[dict[str, Any]]) -> dict[str, int]:
-    """Kernels by name. One more adds the sums of split inputs, where rules split some: as often as they like."""
+    """Kernels by name.
+
+    One more adds the sums of split inputs, where rules split some: as often as they like.
+    """
     counts = Counter(kernel["name"] for kernel in kernels)
     assert counts.pop("_add_splits_kernel") > 0
     return counts
@@ -19,7 +22,8 @@ def counted(kernels: list[dict[str, Any]]) -> dict[str, int]:
 @pytest.mark.parametrize("arch", [80, 90])
 def test_kernels_fit_the_card_whichever_two_of_kind_product_and_rows_meet(arch: int) -> None:
     kernels = compiled("compiled_kernels", "low_bits", arch)
-    # Three kinds, three products: 1 or 12 rows, 64 or 200 rows, and restoring; and restoring to fp32.
+    # Three kinds, three products: 1 or 12 rows, 64 or 200 rows, and restoring; and restoring to
+    # fp32.
     expected = {
         "_row_kernel": 4,
         "_nibble_row_kernel": 1,
@@ -54,9 +58,11 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
 
 def check_resources(kernels: list[dict[str, Any]], arch: int) -> None:
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
-    # Few rows wait for memory, and registers spilled inside a loop cost bandwidth; the tile of 16 rows that is fastest on sm_90 spills ten there, and more before.
+    # Few rows wait for memory, and registers spilled inside a loop cost bandwidth; the tile of 16
+    # rows that is fastest on sm_90 spills ten there, and more before.
     assert not any(kernel["stack_bytes"] for kernel in kernels if kernel["name"] == "_row_kernel")
-    # Without a loop, so that registers are spilled but once: 128 bytes on sm_90 by the tile of gate and up that was the fastest of its sweep for all that, as more programs run at a time.
+    # Without a loop, so that registers are spilled but once: 128 bytes on sm_90 by the tile of gate
+    # and up that was the fastest of its sweep for all that, as more programs run at a time.
     assert all(kernel["stack_bytes"] <= 192 for kernel in kernels if kernel["name"] == "_nibble_row_kernel")
     assert all(
         kernel["stack_bytes"] <= (64 if arch == 90 else 256) for kernel in kernels if kernel["name"] == "_small_kernel"
@@ -67,7 +73,8 @@ def check_resources(kernels: list[dict[str, Any]], arch: int) -> None:
         groups = [kernel for kernel in kernels if kernel["name"] == "_warpgroup_kernel"]
         # A pointer or two may lie on the stack; sums may not.
         assert all(kernel["stack_bytes"] <= 16 for kernel in groups)
-        # One wait for each of four products, and those at the ends: the assembler has not put one after every instruction.
+        # One wait for each of four products, and those at the ends: the assembler has not put one
+        # after every instruction.
         assert all(4 <= kernel["waits_for_products"] <= 6 for kernel in groups)
 
 
@@ -89,7 +96,8 @@ def test_products_of_rounded_tokens_are_fp8_instructions_on_what_the_copy_engine
     assert len(products) > 10
     for kernel in products:
         assert kernel["fp8_products"] >= 4 and kernel["exchanges"] == 0 and kernel["tiles_copied"] >= 4
-        # One wait for each part of the tokens, at most four: the assembler has not put one after every instruction.
+        # One wait for each part of the tokens, at most four: the assembler has not put one after
+        # every instruction.
         assert 1 <= kernel["waits_for_products"] <= 4
         # Places of results may lie on the stack while steps are multiplied; sums may not.
         assert kernel["stack_bytes"] <= 64
@@ -111,7 +119,8 @@ def test_an_output_layer_of_8_bits_fits_the_card(arch: int) -> None:
 def test_what_folders_of_other_tools_need_fits_the_card_whichever_two_meet(arch: int, few: int, many: int) -> None:
     """Any two of card, arrangement, product and rows."""
     kernels = compiled("compiled_kernels", "arranged", arch)
-    # Six arrangements of 8 bits, two products: of each pair one of four classes of rows here, another one there.
+    # Six arrangements of 8 bits, two products: of each pair one of four classes of rows here,
+    # another one there.
     expected = {"_row_kernel": few, "_small_kernel": few, "_wide_kernel": many, "_restore_kernel": 6}
     check_arranged(kernels, expected)
 
@@ -133,12 +142,14 @@ def check_arranged(kernels: list[dict[str, Any]], expected: dict[str, int]) -> N
 @pytest.mark.parametrize("arch", [80, 90])
 def test_tokens_are_rounded_by_what_makes_them_in_registers(arch: int) -> None:
     kernels = compiled("compiled_kernels", "rounded", arch)
-    # Two types, two widths; only cards with FP8 cores round to it, on others the same weights take other paths.
+    # Two types, two widths; only cards with FP8 cores round to it, on others the same weights take
+    # other paths.
     count = 8 if arch >= 89 else 4
     names = ("_rms_norm_kernel", "_add_rms_norm_kernel", "_rounded_swiglu_kernel")
     # The kernel of its own by scales of tokens and by a static one.
     expected = {**dict.fromkeys(names, count), "_round_kernel": 2 * count}
     assert Counter(kernel["name"] for kernel in kernels) == expected
     assert not any(kernel["stack_bytes"] for kernel in kernels)
-    # A word for each warp's sums and largest numbers: rows keep their layout from load to store, or they would pass through here.
+    # A word for each warp's sums and largest numbers: rows keep their layout from load to store, or
+    # they would pass through here.
     assert all(kernel["shared_bytes"] <= 128 for kernel in kernels)

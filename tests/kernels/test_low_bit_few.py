@@ -1,4 +1,6 @@
-"""Products of 2 to 64 rows with weights of 8 bits: what the kernel says, emulated without a card; what a card makes of it; and which weights and rows it is for."""
+"""Products of 2 to 64 rows with weights of 8 bits: what the kernel says, emulated without a card;
+what a card makes of it; and which weights and rows it is for.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from headrace_kernels.low_bit.linear import Path, path_rule
 from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
 
 KINDS = (QuantKind.FP8, QuantKind.INT8)
-# Rows, outputs, inputs, type, tile: each class of rows, outputs that fill no tile, few and many slots, splits that leave a last one shorter, and one empty.
+# Rows, outputs, inputs, type, tile: each class of rows, outputs that fill no tile, few and many
+# slots, splits that leave a last one shorter, and one empty.
 CASES = (
     (7, 130, 640, torch.bfloat16, FewTile(64, 2, 4, 3)),
     (16, 64, 1280, torch.float16, FewTile(32, 1, 2, 4, 3)),
@@ -59,7 +62,8 @@ def check_added(product: Product, found: Tensor) -> None:
 def check_gated(product: Product, found: Tensor) -> None:
     gate, value = product.expected(product.normed()).chunk(2, 1)
     expected = torch.nn.functional.silu(gate) * value
-    # Norms and results are rounded, and in the interpreter cut: far less than what any number in a wrong place would do.
+    # Norms and results are rounded, and in the interpreter cut: far less than what any number in a
+    # wrong place would do.
     assert float((found.double() - expected).norm() / expected.norm()) < 2.5e-2
 
 

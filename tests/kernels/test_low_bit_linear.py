@@ -1,4 +1,6 @@
-"""Products with weights of 8 and 4 bits against fp64 of what the bits stand for: in the interpreter at awkward sizes, on a GPU at the sizes of models."""
+"""Products with weights of 8 and 4 bits against fp64 of what the bits stand for: in the interpreter
+at awkward sizes, on a GPU at the sizes of models.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ from headrace_kernels.low_bit.wide_kernels import WideTile, multiply_wide, resto
 from headrace_kernels.rounded_tokens import round_tokens
 
 EPS = 1e-5
-# Outputs, inputs, group of INT4: pieces of 128, 64 and 32 inputs, tiles that are not full, odd numbers of outputs and inputs.
+# Outputs, inputs, group of INT4: pieces of 128, 64 and 32 inputs, tiles that are not full, odd
+# numbers of outputs and inputs.
 SIZES = ((17, 512, 128), (5, 256, 64), (18, 160, 32), (1, 101, 101))
-# Outputs, inputs, type. Of layers of Llama 8B, Qwen3-4B and Llama 70B; an odd number of outputs; inputs that no tile divides.
+# Outputs, inputs, type. Of layers of Llama 8B, Qwen3-4B and Llama 70B; an odd number of outputs;
+# inputs that no tile divides.
 MODEL_SIZES = (
     (4096, 14336, torch.bfloat16),
     (19456, 2560, torch.bfloat16),
@@ -57,7 +61,8 @@ class Product:
             kind, outputs, inputs, group if kind is QuantKind.INT4 else inputs, dtype, torch.device(device)
         )
         scattered = numbers.randn(outputs, inputs) * inputs**-0.5
-        # Groups and outputs of very different sizes: scales of another one would show. All of one sign in places, so that zero points go to both ends.
+        # Groups and outputs of very different sizes: scales of another one would show. All of one
+        # sign in places, so that zero points go to both ends.
         sizes = torch.exp(numbers.randn(outputs, inputs // self.weight.group_size).float()).repeat_interleave(
             self.weight.group_size, 1
         )
@@ -80,9 +85,11 @@ class Product:
         return x @ self.numbers.t() + self.bias.double()
 
     def spread(self, x: torch.Tensor) -> torch.Tensor:
-        """How far sums may be off where each product may be off by two roundings of the type, and each sum by fp32's: 6 standard deviations of independent ones.
+        """How far sums may be off where each product may be off by two roundings of the type, and
+        each sum by fp32's: 6 standard deviations of independent ones.
 
-        The second part is what INT4's way through 128 + q costs: sums of numbers up to 151 steps, of which at most 15 are left.
+        The second part is what INT4's way through 128 + q costs: sums of numbers up to 151 steps,
+        of which at most 15 are left.
         """
         unit = ROUNDING[self.dtype]
         size = (x.square() @ self.numbers.square().t()).sqrt()
@@ -210,7 +217,9 @@ def test_groups_of_every_size_on_a_card(group: int) -> None:
 
 @pytest.mark.parametrize("kind", QuantKind)
 def test_every_number_is_multiplied_as_it_is(kind: QuantKind, device: str) -> None:
-    """All codes there are, times 1 or 0, so that nothing is rounded: a conversion that is off in the last bit shows."""
+    """All codes there are, times 1 or 0, so that nothing is rounded: a conversion that is off in
+    the last bit shows.
+    """
     for dtype in DTYPES[:2]:
         codes = all_codes(kind, dtype, device)
         expected = dequantize(codes, torch.empty(codes.num_outputs, codes.num_inputs, device=device))
@@ -224,7 +233,9 @@ def test_every_number_is_multiplied_as_it_is(kind: QuantKind, device: str) -> No
 
 
 def all_codes(kind: QuantKind, dtype: torch.dtype, device: str) -> QuantizedWeight:
-    """A weight of 16 outputs that holds every code in every place of a word, with scales of 1 and, for INT4, a zero point of its own for each output."""
+    """A weight of 16 outputs that holds every code in every place of a word, with scales of 1 and,
+    for INT4, a zero point of its own for each output.
+    """
     inputs = 128
     weight = allocate(kind, 16, inputs, inputs, dtype, torch.device(device))
     weight.scales.fill_(1)
@@ -246,7 +257,9 @@ def all_codes(kind: QuantKind, dtype: torch.dtype, device: str) -> QuantizedWeig
 
 @pytest.mark.parametrize("damage", ["order", "zero", "scale"])
 def test_a_weight_that_is_packed_wrongly_shows(damage: str, device: str) -> None:
-    """The check of the checks: bits in another order, zero points off by one, scales of a neighbour are far outside what the tests allow."""
+    """The check of the checks: bits in another order, zero points off by one, scales of a neighbour
+    are far outside what the tests allow.
+    """
     product = Product(QuantKind.INT4, 4, 24, 256, 64, torch.bfloat16, device)
     assert product.weight.zeros is not None
     if damage == "order":

@@ -1,4 +1,7 @@
-"""One row times INT4 on the tensor cores: what the assembly does with the registers of a warp, emulated; the whole kernel in the interpreter; and that a card's threads hold what the assembly expects of them."""
+"""One row times INT4 on the tensor cores: what the assembly does with the registers of a warp,
+emulated; the whole kernel in the interpreter; and that a card's threads hold what the assembly
+expects of them.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +123,8 @@ def test_assembly_sums_columns(squares: bool, dtype: torch.dtype) -> None:
             assert float((found[f"${register}"] - sums[own] - before[register]).abs().max()) < 1e-11
 
 
-# Outputs, inputs, group. Tiles of 512, 256 and 128 inputs, last ones that are cut, more warps than tiles; outputs that fill no program.
+# Outputs, inputs, group. Tiles of 512, 256 and 128 inputs, last ones that are cut, more warps than
+# tiles; outputs that fill no program.
 SIZES = ((17, 1536, 128), (6, 768, 64), (32, 352, 32), (3, 1056, 1056), (1, 8, 8))
 
 
@@ -202,7 +206,9 @@ def operands_that_lie_elsewhere(kernel: dict[str, Any]) -> list[str]:
     ],
 )
 def test_threads_of_a_card_hold_what_the_assembly_expects(room: str, arch: int, count: int) -> None:
-    """The compiler chooses which thread holds what, and the assembly works across threads: where it chose another layout, results would be wrong."""
+    """The compiler chooses which thread holds what, and the assembly works across threads: where it
+    chose another layout, results would be wrong.
+    """
     kernels = compiled("compiled_kernels", room, arch)
     assert len(kernels) == count
     for kernel in kernels:

@@ -1,4 +1,6 @@
-"""Products of FP8 weights and tokens rounded to e4m3 by our kernel: what it says, emulated without a card; what a card makes of it; and which weights and rows it is for."""
+"""Products of FP8 weights and tokens rounded to e4m3 by our kernel: what it says, emulated without
+a card; what a card makes of it; and which weights and rows it is for.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from headrace_kernels.low_bit.quantized_weight import Arrangement, QuantizedWeig
 from headrace_kernels.low_bit.scaled_kernels import ScaledTile, multiply_scaled, scaled_variants, takes_scaled
 from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens_reference
 
-# Rows, outputs, inputs, tile: rows and outputs that fill no tile, tokens in parts and in several tiles, few and many slots, whole tiles, splits that leave a last one shorter, and equal shares that begin
-# and end within a tile (the card of a CPU has two multiprocessors).
+# Rows, outputs, inputs, tile: rows and outputs that fill no tile, tokens in parts and in several
+# tiles, few and many slots, whole tiles, splits that leave a last one shorter, and equal shares
+# that begin and end within a tile (the card of a CPU has two multiprocessors).
 CASES = (
     (40, 144, 640, ScaledTile(64, 64, 64, 4, 3)),
     (7, 80, 1280, ScaledTile(64, 64, 32, 4, 2, 4)),
@@ -33,7 +36,9 @@ CASES = (
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Emulation is many small operations, which threads on a busy machine make hundreds of times slower."""
+    """Emulation is many small operations, which threads on a busy machine make hundreds of times
+    slower.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -83,7 +88,9 @@ def test_a_product_without_a_bias_agrees_with_the_reference() -> None:
 
 @pytest.mark.parametrize(("careless", "eager"), [("copies", False), ("products", True)])
 def test_a_wait_that_is_missing_shows(careless: str, eager: bool) -> None:
-    """The check of the checks: copies that are not there yet, and sums that are read while they are made, give wrong numbers."""
+    """The check of the checks: copies that are not there yet, and sums that are read while they are
+    made, give wrong numbers.
+    """
     # Two products at a time, of which the first is waited for alone.
     tile = ScaledTile(64, 64, 16, 4, 3)
     assert tile.overlaps
@@ -157,7 +164,8 @@ def test_a_rule_that_names_a_tile_has_tokens_rounded(filled: dict[int, tuple[Sca
     assert path_rule(32, weight) is not Path.SCALED and not low_bit_linear.fuses(33, weight)
     rule = fp8_activations.scaled_rule
     assert [rule(rows, weight) is None for rows in (32, 33, last, last + 1)] == [True, False, False, True]
-    # Equal shares for many outputs, inputs split as often as a wave has room for where they are few.
+    # Equal shares for many outputs, inputs split as often as a wave has room for where they are
+    # few.
     assert rule(40, weight) == filled[64][1] and rule(40, weight_of(4096, 4096)) == filled[64][0]._replace(splits=8)
     # An output layer keeps its tokens.
     head = weight_of(128_256, 4096, keeps=True)
@@ -222,7 +230,9 @@ def test_a_card_agrees_with_fp64(outputs: int, inputs: int) -> None:
 
 @pytest.mark.gpu
 def test_a_card_keeps_more_than_14_bits_of_long_sums() -> None:
-    """Numbers of one sign, whose sums grow: in the tensor cores' own sums what is added in the end would be cut off."""
+    """Numbers of one sign, whose sums grow: in the tensor cores' own sums what is added in the end
+    would be cut off.
+    """
     if not card.has_warpgroup_instructions(torch.device("cuda")):
         pytest.skip("needs a GPU of sm_90")
     product = Product(QuantKind.FP8, 64, 256, 14_336, 14_336, torch.bfloat16, "cuda")
@@ -234,5 +244,6 @@ def test_a_card_keeps_more_than_14_bits_of_long_sums() -> None:
     for tile in scaled_variants(64, product.weight):
         found = product.poison()
         multiply_scaled(tokens, product.weight, None, found, tile)
-        # Half a unit of bf16, and what four additions of 32 products each cut off at 14 bits. The cores' own sums would lose a hundred times as much.
+        # Half a unit of bf16, and what four additions of 32 products each cut off at 14 bits. The
+        # cores' own sums would lose a hundred times as much.
         assert float(((found.double() - expected).abs() / expected).max()) < 2**-8 + 2**-10

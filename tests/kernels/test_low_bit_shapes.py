@@ -1,4 +1,6 @@
-"""Whatever the shape, the kernel that the rules choose takes it: operations drawn from all rows, outputs, inputs, groups and arrangements, against fp64; and the rules of an H200, by sizes alone."""
+"""Whatever the shape, the kernel that the rules choose takes it: operations drawn from all rows,
+outputs, inputs, groups and arrangements, against fp64; and the rules of an H200, by sizes alone.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ SHARED_BYTES = 232_448
 
 @st.composite
 def forms(draw: st.DrawFn) -> tuple[Form, int]:
-    """A kind with a group and an arrangement that it may have, and inputs that suit them: whole groups, or any number."""
+    """A kind with a group and an arrangement that it may have, and inputs that suit them: whole
+    groups, or any number.
+    """
     kind = draw(st.sampled_from(list(QuantKind)))
     is_fp8 = kind is QuantKind.FP8
     group = draw(st.sampled_from([0, 128] if is_fp8 else [0, 32, 64, 128]))

@@ -1,4 +1,6 @@
-"""Products by warp groups: what the kernel says, emulated without a card; what a card makes of it; and which weights and rows it is for."""
+"""Products by warp groups: what the kernel says, emulated without a card; what a card makes of it;
+and which weights and rows it is for.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ TILES = (
     WarpgroupTile(128, 64, 8, 4, 3, 5),
     WarpgroupTile(64, 32, 4, 8, 2),
 )
-# Rows, outputs, inputs, group of INT4, type, tile: pieces of 128 and 64 inputs, rows that fill no tile, several tiles, all inputs in one group.
+# Rows, outputs, inputs, group of INT4, type, tile: pieces of 128 and 64 inputs, rows that fill no
+# tile, several tiles, all inputs in one group.
 CASES = (
     (40, 128, 1536, 128, torch.bfloat16, TILES[0]),
     (9, 128, 1024, 64, torch.float16, TILES[1]),
@@ -52,7 +55,9 @@ def assembly(source: tuple[object, ...], operands: list[torch.Tensor], kind: obj
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Emulation is many small operations, which threads on a busy machine make hundreds of times slower."""
+    """Emulation is many small operations, which threads on a busy machine make hundreds of times
+    slower.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -91,7 +96,9 @@ def test_what_the_kernel_says_agrees_with_fp64(
 @pytest.mark.parametrize(("careless", "eager"), [("copies", False), ("products", True)])
 @pytest.mark.parametrize("tile", TILES)
 def test_a_wait_that_is_missing_shows(tile: WarpgroupTile, careless: str, eager: bool) -> None:
-    """The check of the checks: x that is not there yet, and slots that are filled while a product reads them, give wrong numbers."""
+    """The check of the checks: x that is not there yet, and slots that are filled while a product
+    reads them, give wrong numbers.
+    """
     product = Product(QuantKind.INT4, 5, 128, 2560, 128, torch.bfloat16, "cpu")
     with pytest.raises(AssertionError, match="times what is allowed"):
         check(product, tile, eager, careless)

@@ -1,4 +1,6 @@
-"""NF4: rounded to the nearest number under the stored scale, scales in 8 bits; products and rows as of any weight in blocks; the layout of bitsandbytes."""
+"""NF4: rounded to the nearest number under the stored scale, scales in 8 bits; products and rows as
+of any weight in blocks; the layout of bitsandbytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The kernels of penalties and log probabilities against their references; without a card in Triton's interpreter."""
+"""The kernels of penalties and log probabilities against their references; without a card in
+Triton's interpreter.
+"""
 
 from __future__ import annotations
 

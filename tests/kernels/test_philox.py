@@ -79,7 +79,8 @@ def test_large_batches_are_computed_in_chunks_without_a_seam() -> None:
     noise = gumbel_noise_reference(keys, vocab)
     ids = torch.arange(0, vocab, 997).expand(5, -1)
     assert torch.equal(noise.gather(1, ids), gumbel_noise_at_reference(keys, ids))
-    # Chunks that repeated each other would share far more than the few values that floats of this number share by chance.
+    # Chunks that repeated each other would share far more than the few values that floats of this
+    # number share by chance.
     assert noise.unique().numel() > 0.95 * noise.numel()
 
 

@@ -1,4 +1,6 @@
-"""A quantized cache: what a number may be off by, that kernels write the reference's bits, that scales go where their block goes, and attention of CPUs over it."""
+"""A quantized cache: what a number may be off by, that kernels write the reference's bits, that
+scales go where their block goes, and attention of CPUs over it.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def heads_of(numbers: Numbers, tokens: int, shape: Shape) -> tuple[torch.Tensor,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 5, 70])
 def test_the_kernel_writes_the_references_bits(kind: str, tokens: int, device: str) -> None:
-    """Values are as given, so that all bits are compared; keys are turned in another order of additions, and compared by the values they stand for."""
+    """Values are as given, so that all bits are compared; keys are turned in another order of
+    additions, and compared by the values they stand for.
+    """
     shape = Shape(4, 3, 80, 16, None, torch.float16, kind)
     numbers = Numbers(device, torch.float16, seed=tokens)
     qkv, rotations = heads_of(numbers, tokens, shape)

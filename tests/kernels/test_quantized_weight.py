@@ -19,7 +19,8 @@ from headrace_kernels.low_bit.quantized_weight import (
 
 CPU = torch.device("cpu")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Outputs, inputs, group of INT4: whole tiles, tiles of 64 and 32 inputs a nibble, tiles that are not full, whole rows of odd length.
+# Outputs, inputs, group of INT4: whole tiles, tiles of 64 and 32 inputs a nibble, tiles that are
+# not full, whole rows of odd length.
 SIZES = ((3, 512, 128), (37, 1024, 1024), (5, 640, 128), (4, 256, 64), (7, 96, 32), (1, 101, 101), (2, 8, 8))
 
 
@@ -44,9 +45,11 @@ def restored(weight: QuantizedWeight) -> torch.Tensor:
 def largest_errors(rows: torch.Tensor, kind: QuantKind, group: int, scale_rounding: float) -> torch.Tensor:
     """The largest error that rounding to nearest may make, for each number.
 
-    INT8: half a step, of which the largest number of a row has 127. FP8: half a unit in the last of 4 bits, or of the smallest numbers' fixed step. INT4: half a step, of which the range of a group
-    has 15; the zero point's own rounding can push a range's end out by another half, where numbers are cut off and so are off by half a step too. A stored scale that is rounded down cuts the range's
-    ends off by up to its rounding of the whole range.
+    INT8: half a step, of which the largest number of a row has 127. FP8: half a unit in the last of
+    4 bits, or of the smallest numbers' fixed step. INT4: half a step, of which the range of a group
+    has 15; the zero point's own rounding can push a range's end out by another half, where numbers
+    are cut off and so are off by half a step too. A stored scale that is rounded down cuts the
+    range's ends off by up to its rounding of the whole range.
     """
     wide = rows.double()
     if kind is QuantKind.INT8:

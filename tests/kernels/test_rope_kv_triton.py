@@ -52,7 +52,9 @@ class Step:
             )
 
     def check(self) -> None:
-        """Runs the kernel and compares all that it gave, and that it left the rest of the cache alone."""
+        """Runs the kernel and compares all that it gave, and that it left the rest of the cache
+        alone.
+        """
         raw, before, count = self.qkv.clone(), self.kv_cache.clone(), self.heads.query
         query = self.run()
         assert torch.equal(self.qkv, raw)
@@ -78,7 +80,8 @@ class Step:
         a, b = wide.chunk(2, dim=-1)
         cosine, _, sine = (self.rotations if rotations is None else rotations).double()[:, None].unbind(2)
         expected = torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
-        # Both parts of a plane may cancel, so an error is relative to the plane. Normed heads are rounded twice more before.
+        # Both parts of a plane may cancel, so an error is relative to the plane. Normed heads are
+        # rounded twice more before.
         plane = (a.abs() + b.abs()).repeat(1, 1, 2)
         assert_rounded(found, expected, 1 if weight is None else 3, plane)
 

@@ -1,4 +1,6 @@
-"""Tokens of 8 bits: rounded as the reference says, by a kernel of its own and by the kernels that make them; in the interpreter, and at a model's sizes on a GPU."""
+"""Tokens of 8 bits: rounded as the reference says, by a kernel of its own and by the kernels that
+make them; in the interpreter, and at a model's sizes on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ EPS = 1e-5
 E4M3 = torch.float8_e4m3fn
 numbers_of_8_bits = pytest.mark.parametrize("number", LARGEST, ids=["e4m3", "int8"])
 devices = pytest.mark.parametrize("device", DEVICES)
-# An 8B Llama's tokens, and those of models that no power of two divides evenly: Qwen3-32B and -14B. From one token to a chunk of a prompt.
+# An 8B Llama's tokens, and those of models that no power of two divides evenly: Qwen3-32B and -14B.
+# From one token to a chunk of a prompt.
 MODEL_TOKENS = (1, 65, 256, 2048, 8192)
 MODEL_SIZES = ((4096, 14_336), (5120, 25_600), (5120, 17_408))
 
@@ -73,13 +76,15 @@ def assert_as_reference(found: RoundedTokens, expected: RoundedTokens, device: s
     ours, theirs = found.numbers.float(), expected.numbers.float()
     off = ours != theirs
     if found.numbers.dtype is torch.int8:
-        # A card multiplies and adds in one: what is half way but for less than fp32's rounding may go the other way.
+        # A card multiplies and adds in one: what is half way but for less than fp32's rounding may
+        # go the other way.
         assert bool(((ours - theirs).abs() <= 1).all()) and float(off.float().mean()) <= (
             3e-3 if device == "cuda" else 0
         )
         return
     if device == "cpu":
-        # The interpreter's cast cuts numbers off at half, and does not carry into the exponent: what rounds up to a power of two comes out at half of it.
+        # The interpreter's cast cuts numbers off at half, and does not carry into the exponent:
+        # what rounds up to a power of two comes out at half of it.
         off &= (ours - theirs).abs() > (theirs.abs() / 8).clamp(min=2**-9)
         off &= (ours * 2 != theirs) | (theirs.abs().log2() % 1 != 0)
     assert not off.any()
@@ -216,8 +221,9 @@ def check_same_bits(made: Made, number: torch.dtype, device: str) -> None:
         assert same(found, expected), (
             f"{ways.__name__}: {float((found.numbers.float() != expected.numbers.float()).float().mean()):.2%} differ"
         )
-        # Not the same sums, so here and there one rounding of the model's type less, and the number beside. More of that in the interpreter, whose cast to e4m3 halves what rounds up to a power of two;
-        # and a single number is much of a small case.
+        # Not the same sums, so here and there one rounding of the model's type less, and the number
+        # beside. More of that in the interpreter, whose cast to e4m3 halves what rounds up to a
+        # power of two; and a single number is much of a small case.
         many = found.numbers.numel() > 1000 and (device == "cuda" or number is torch.int8)
         restored = [each.numbers.float() * each.scales for each in (found, reference())]
         assert float((restored[0] - restored[1]).norm()) <= (0.03 if many else 0.15) * float(restored[1].norm())

@@ -67,7 +67,11 @@ def test_the_order_of_tokens_is_exact_among_equals(row: list[float], data: st.Da
 def test_truncation_keeps_the_smallest_set(
     row: list[float], top_k: int, min_p: float, top_p: float, first: int
 ) -> None:
-    """Against sums in fp64. Where a sum comes within rounding of the border, either side of it is right, and so is each of several tokens there."""
+    """Against sums in fp64.
+
+    Where a sum comes within rounding of the border, either side of it is right, and so is each of
+    several tokens there.
+    """
     logits = np.array(row)
     ids = order(logits)
     probabilities = np.exp(logits[ids] - logits.max())

@@ -1,4 +1,6 @@
-"""The kernels of sampling compile for the oldest and the newest card that we know, without spilling much, and once: neither a batch's size nor a column's address compiles anew."""
+"""The kernels of sampling compile for the oldest and the newest card that we know, without spilling
+much, and once: neither a batch's size nor a column's address compiles anew.
+"""
 
 from __future__ import annotations
 
@@ -20,5 +22,6 @@ def test_every_kernel_is_compiled_once_per_type_of_logits(arch: int) -> None:
     }
     for kernel in kernels:
         assert kernel["shared_bytes"] <= kernel["shared_limit"]
-        # A row that truncates holds more than two rows' registers on a multiprocessor, a little; not in its loops' innermost part.
+        # A row that truncates holds more than two rows' registers on a multiprocessor, a little;
+        # not in its loops' innermost part.
         assert kernel["stack_bytes"] <= (32 if kernel["name"] == "choose_tokens_kernel" else 0)

@@ -1,6 +1,8 @@
-"""The sampling kernels: the reference's tokens where arithmetic decides, the right distribution where noise does, and no look at the neighbours.
+"""The sampling kernels: the reference's tokens where arithmetic decides, the right distribution
+where noise does, and no look at the neighbours.
 
-Without a card they run in Triton's interpreter, on small vocabularies in small blocks, so that there are many of them; with one, at the sizes of models.
+Without a card they run in Triton's interpreter, on small vocabularies in small blocks, so that
+there are many of them; with one, at the sizes of models.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def sample(
 
 
 def is_right(token: int, logits: torch.Tensor, row: dict[str, float], position: int, share_slack: float = 1e-6) -> bool:
-    """Whether a token is right for one row: within rounding of the best score among what the reference keeps, at either side of a border that a sum hits."""
+    """Whether a token is right for one row: within rounding of the best score among what the
+    reference keeps, at either side of a border that a sum hits.
+    """
     if row["TEMPERATURE"] == 0:
         return token == int((logits == logits.max()).nonzero()[0])
     scaled = (logits.float() / row["TEMPERATURE"])[None]
@@ -263,7 +267,9 @@ def test_tokens_at_the_sizes_of_models(count: int, vocab: int, dtype: torch.dtyp
 
 @pytest.mark.gpu
 def test_a_captured_draw_follows_parameters_and_logits() -> None:
-    """Nothing is compiled and nothing waits: the same graph draws what the references draw from new contents."""
+    """Nothing is compiled and nothing waits: the same graph draws what the references draw from new
+    contents.
+    """
     count, vocab = 8, 4096
     logits = torch.randn(count, vocab, device=DEVICE, dtype=torch.bfloat16)
     matrix = torch.zeros(count + 1, columns.NUM_COLUMNS, dtype=torch.int32, device=DEVICE)

@@ -1,4 +1,6 @@
-"""Products of few rows with norm, bias, SwiGLU and residual in the same kernel, against fp64: in the interpreter at awkward sizes, on a GPU at the sizes of an 8B model."""
+"""Products of few rows with norm, bias, SwiGLU and residual in the same kernel, against fp64: in
+the interpreter at awkward sizes, on a GPU at the sizes of an 8B model.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 EPS = 1e-5
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# A result is rounded once (the interpreter cuts bf16 off instead); the inputs' own values are exact in fp64. fp32: sums in another order.
+# A result is rounded once (the interpreter cuts bf16 off instead); the inputs' own values are exact
+# in fp64. fp32: sums in another order.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2**-7 if INTERPRETED else 2**-8, torch.float16: 2**-11}
 VECTOR = Tile("vector", 1, 2048, 4)
 # Odd tiles: outputs and inputs that they do not divide, several tiles of inputs.
@@ -68,11 +71,15 @@ class Product:
         return y + self.residual.double() if add else y
 
     def spread(self, bias: bool) -> torch.Tensor:
-        """How far results may be off where the normed x is rounded to its type on the way, twice: by how much depends on neither the result nor its row, so no relative bound holds.
+        """How far results may be off where the normed x is rounded to its type on the way, twice:
+        by how much depends on neither the result nor its row, so no relative bound holds.
 
-        A rounding is off by at most the unit u relative to the number, evenly spread: a standard deviation of at most u / sqrt(3). A product sums up K independent ones, twice over, weighted by
-        w x. Of 2 million results one in 500 million is further off than 6 deviations. SwiGLU, g sigmoid(g) v, passes the errors of gate g and value v on with its slopes, and their
-        products: its second derivative in g is at most v / 2, the mixed one at most 1.1. Where g is large and v near 0 the result is small and the error is not.
+        A rounding is off by at most the unit u relative to the number, evenly spread: a standard
+        deviation of at most u / sqrt(3). A product sums up K independent ones, twice over, weighted
+        by w x. Of 2 million results one in 500 million is further off than 6 deviations. SwiGLU, g
+        sigmoid(g) v, passes the errors of gate g and value v on with its slopes, and their
+        products: its second derivative in g is at most v / 2, the mixed one at most 1.1. Where g is
+        large and v near 0 the result is small and the error is not.
         """
         unit = TOLERANCES[self.x.dtype]
         off = 6 * unit * (2 / 3) ** 0.5 * (self._normed().square() @ self.weight.double().square().t()).sqrt()
@@ -93,7 +100,9 @@ class Product:
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, rounding: float, spread: torch.Tensor | float = 0.0) -> None:
-    """Within a rounding of the values themselves and of their row's size, which bounds what cancels; and within what `Product.spread` says."""
+    """Within a rounding of the values themselves and of their row's size, which bounds what
+    cancels; and within what `Product.spread` says.
+    """
     size = expected.square().mean(-1, keepdim=True).sqrt()
     error = (found.double() - expected).abs()
     allowed = rounding * (expected.abs() + size) + spread

@@ -12,7 +12,8 @@ from tritonclient.grpc import service_pb2 as triton_pb2
 
 from headrace_protos.inference import grpc_service_pb2, model_config_pb2
 
-# KServe's clients read two fields of these answers that Triton's messages do not have, and one of the metadata.
+# KServe's clients read two fields of these answers that Triton's messages do not have, and one of
+# the metadata.
 OURS_BESIDES = {
     "inference.RepositoryModelLoadResponse": {1, 2},
     "inference.RepositoryModelUnloadResponse": {1, 2},

@@ -14,7 +14,9 @@ SERVICE = "inference.GRPCInferenceService"
 
 
 class Wire:
-    """A stub made of the descriptors, so that a method that is missing in the server is missing in no test."""
+    """A stub made of the descriptors, so that a method that is missing in the server is missing in
+    no test.
+    """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:

@@ -1,4 +1,6 @@
-"""Writes small model folders byte by byte, without torch or safetensors, so that each test can break exactly one thing."""
+"""Writes small model folders byte by byte, without torch or safetensors, so that each test can
+break exactly one thing.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: str = "F32", width: 
 
 
 def write_safetensors(path: pathlib.Path, header: Header | bytes, num_bytes: int) -> None:
-    """A file with this header and that many zero bytes of data (sparse, so large sizes cost nothing)."""
+    """A file with this header and that many zero bytes of data (sparse, so large sizes cost
+    nothing).
+    """
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(len(raw).to_bytes(8, "little") + raw)
     with path.open("r+b") as file:

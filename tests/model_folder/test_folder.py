@@ -1,4 +1,6 @@
-"""Opening whole folders: what is missing, surplus, misshapen or elsewhere, shards, links, special files, speed, and that torch stays out."""
+"""Opening whole folders: what is missing, surplus, misshapen or elsewhere, shards, links, special
+files, speed, and that torch stays out.
+"""
 
 import json
 import os

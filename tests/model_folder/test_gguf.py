@@ -1,4 +1,6 @@
-"""GGUF files: what they state becomes a model's configuration, records and text; everything that does not describe its file exactly is refused, naming file and key or tensor."""
+"""GGUF files: what they state becomes a model's configuration, records and text; everything that
+does not describe its file exactly is refused, naming file and key or tensor.
+"""
 
 from __future__ import annotations
 
@@ -299,7 +301,11 @@ def test_arrays_of_more_entries_than_any_vocabulary_are_refused(tmp_path: pathli
 
 
 def test_arrays_of_a_whole_header_are_counted_together(tmp_path: pathlib.Path) -> None:
-    """Each by itself is below the limit, and an entry in a file is far smaller than what it becomes. The last is of texts without a letter."""
+    """Each by itself is below the limit, and an entry in a file is far smaller than what it
+    becomes.
+
+    The last is of texts without a letter.
+    """
     count = 1 << 20
     raw = [b"GGUF", struct.pack("<IQQ", 3, 0, 5)]
     for key, kind, entry_bytes in [*((key, 0, 1) for key in "abcd"), ("e", 8, 8)]:

@@ -1,4 +1,6 @@
-"""Vocabularies of GGUF files: texts become the ids that the model's own tokenizer gives, or the file is refused by key."""
+"""Vocabularies of GGUF files: texts become the ids that the model's own tokenizer gives, or the
+file is refused by key.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,9 @@ def sentencepiece_metadata(prefix: bool = True) -> dict[str, Any]:
 
 
 def greedy(text: str, metadata: dict[str, Any]) -> list[int]:
-    """SentencePiece's BPE as it is described: again and again the neighbours whose union has the best score, the first of equals; what is no piece becomes bytes."""
+    """SentencePiece's BPE as it is described: again and again the neighbours whose union has the
+    best score, the first of equals; what is no piece becomes bytes.
+    """
     tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     scores = {t: s for t, s, k in zip(tokens, metadata["tokenizer.ggml.scores"], kinds, strict=True) if k == 1}
     prefix = "\u2581" if metadata["tokenizer.ggml.add_space_prefix"] and text else ""

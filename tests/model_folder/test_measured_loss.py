@@ -1,4 +1,6 @@
-"""quantization-report.json: what is read of it, and that one which is not sound, or another folder's, is refused by name and rule."""
+"""quantization-report.json: what is read of it, and that one which is not sound, or another
+folder's, is refused by name and rule.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Folders that other tools quantized, before torch: what config.json may say, and what its tensors must then be; every refusal names file, field or tensor, and rule."""
+"""Folders that other tools quantized, before torch: what config.json may say, and what its tensors
+must then be; every refusal names file, field or tensor, and rule.
+"""
 
 from __future__ import annotations
 
@@ -289,7 +291,9 @@ def layers_of(quantization: dict[str, Any], num_layers: int = 2) -> Mapping[str,
 
 
 def test_folders_whose_status_is_frozen_are_read_by_their_tensors(tmp_path: pathlib.Path) -> None:
-    """Tools of 2024 called compressed folders frozen; one whose weights are still floats is refused by tensor."""
+    """Tools of 2024 called compressed folders frozen; one whose weights are still floats is refused
+    by tensor.
+    """
     frozen = PACKED | {"quantization_status": "frozen"}
     assert layers_of(frozen) == layers_of(PACKED)
     ModelFolder.open(write(tmp_path / "numbers", frozen))
@@ -334,7 +338,9 @@ def test_usual_patterns_match(pattern: str, name: str) -> None:
 
 
 def test_entries_are_looked_up_whatever_their_number() -> None:
-    """Each name is compared with none of them, but looked up: as fast as a few, and the same layers."""
+    """Each name is compared with none of them, but looked up: as fast as a few, and the same
+    layers.
+    """
     others = [f"other.{index}" for index in range(16000)]
     named = "model.layers.1.mlp.down_proj"
     assert named not in layers_of(PACKED | {"ignore": [*others, "lm_head", named]})

@@ -1,4 +1,6 @@
-"""safetensors headers: everything that does not describe its file exactly is refused, naming file and tensor."""
+"""safetensors headers: everything that does not describe its file exactly is refused, naming file
+and tensor.
+"""
 
 import json
 import pathlib

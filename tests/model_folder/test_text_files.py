@@ -72,7 +72,8 @@ def test_recommendations_without_effect_are_named(tmp_path: pathlib.Path) -> Non
 
 
 def test_what_asks_for_nothing_is_not_named(tmp_path: pathlib.Path) -> None:
-    # What transformers writes by itself, with the values that it fills in, and outputs that the context bounds anyway.
+    # What transformers writes by itself, with the values that it fills in, and outputs that the
+    # context bounds anyway.
     written = {**GenerationConfig().to_dict(), **GenerationConfig._get_default_generation_params()}
     assert defaults(tmp_path, **{**written, "_from_model_config": True}).without_effect == ()
     assert defaults(tmp_path, max_length=4096, bos_token_id=1, pad_token_id=0, suppress_tokens=[]).without_effect == ()

@@ -23,7 +23,8 @@ _BASE: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 256,
-    # Ten times the usual: random models with small weights hardly depend on their context, and would forgive a wrong mask.
+    # Ten times the usual: random models with small weights hardly depend on their context, and
+    # would forgive a wrong mask.
     "initializer_range": 0.2,
     "eos_token_id": None,
     "bos_token_id": None,
@@ -71,7 +72,8 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     ),
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),
-    # Inputs that blocks of 128 divide, also on two ranks; outputs of keys and values that they do not.
+    # Inputs that blocks of 128 divide, also on two ranks; outputs of keys and values that they do
+    # not.
     "llama-blocks": lambda: _llama(head_dim=32, intermediate_size=256),
     # Inputs of all layers that blocks of 128 divide.
     "llama-whole-blocks": lambda: _llama(hidden_size=128, head_dim=32, intermediate_size=256),
@@ -107,7 +109,9 @@ def load(path: pathlib.Path, dtype: torch.dtype = torch.float32) -> CausalLM:
 
 
 def write_checkpoint(path: pathlib.Path, name: str, **options: Any) -> transformers.PreTrainedModel:
-    """Saves a random model of CONFIGS, norms and biases randomized too (transformers starts them at ones and zeros)."""
+    """Saves a random model of CONFIGS, norms and biases randomized too (transformers starts them at
+    ones and zeros).
+    """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)

@@ -1,4 +1,6 @@
-"""Drives a model over a paged cache without a worker: hands out blocks, builds AttentionMetadata for any mix of rows, keeps nothing else."""
+"""Drives a model over a paged cache without a worker: hands out blocks, builds AttentionMetadata
+for any mix of rows, keeps nothing else.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ class Row:
 
 
 class PagedDriver:
-    """A model with its cache. Fresh blocks are full of NaN and handed out in a shuffled order: nobody may rely on their contents or order."""
+    """A model with its cache.
+
+    Fresh blocks are full of NaN and handed out in a shuffled order: nobody may rely on their
+    contents or order.
+    """
 
     def __init__(self, model: CausalLM, num_blocks: int = 64, block_size: int = 16) -> None:
         self.model = model
@@ -41,7 +47,10 @@ class PagedDriver:
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Tensor]:
-        """Computes the next `counts[i]` tokens of each row. Returns each row's logits [counts[i], vocab_size]."""
+        """Computes the next `counts[i]` tokens of each row.
+
+        Returns each row's logits [counts[i], vocab_size].
+        """
         for row, count in zip(rows, counts, strict=True):
             while len(row.blocks) * self.block_size < row.num_computed + count:
                 row.blocks.append(self.free_blocks.pop())

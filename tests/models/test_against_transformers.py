@@ -1,4 +1,6 @@
-"""Logits and greedy tokens equal transformers' for folders that it wrote, however a prompt is cut and whatever else is in the batch."""
+"""Logits and greedy tokens equal transformers' for folders that it wrote, however a prompt is cut
+and whatever else is in the batch.
+"""
 
 import numpy as np
 import pytest
@@ -6,8 +8,8 @@ import torch
 from tests.models.checkpoints import CONFIGS, VOCAB_SIZE, Pair, write_pair
 from tests.models.paged_driver import PagedDriver, Row
 
-# fp32 with sums in another order, over three layers with weights of standard deviation 0.2; logits are of order 10. A wrong mask, window or
-# frequency is off by more than 0.1.
+# fp32 with sums in another order, over three layers with weights of standard deviation 0.2; logits
+# are of order 10. A wrong mask, window or frequency is off by more than 0.1.
 TOLERANCE = 2e-4
 
 

@@ -1,4 +1,6 @@
-"""Files in blocks, GGUF and NF4, whose layers are packed in another way than their format says are refused by name; sound ones never are, whatever their type."""
+"""Files in blocks, GGUF and NF4, whose layers are packed in another way than their format says are
+refused by name; sound ones never are, whatever their type.
+"""
 
 from __future__ import annotations
 

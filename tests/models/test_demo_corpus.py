@@ -1,4 +1,6 @@
-"""The demo corpus keeps its promises: held-out items never occur in training, seeds repeat, answers are well-formed."""
+"""The demo corpus keeps its promises: held-out items never occur in training, seeds repeat, answers
+are well-formed.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,9 @@ def _plain(text: str) -> str:
 
 
 def _patterns(all_phrasings: tuple[Phrasings, ...]) -> list[re.Pattern[str]]:
-    """What a question that was made from an unseen template looks like, whatever its case and punctuation."""
+    """What a question that was made from an unseen template looks like, whatever its case and
+    punctuation.
+    """
     templates = [template for phrasings in all_phrasings for template in phrasings.unseen]
     fixed = [[_plain(part) for part in re.split(r"\{\w+\}", template)] for template in templates]
     return [re.compile(r"\b" + r" ?\b.{1,80}?\b ?".join(map(re.escape, parts))) for parts in fixed]
@@ -203,7 +207,9 @@ def test_training_questions_come_in_very_many_wordings() -> None:
 
 
 def test_stories_follow_the_words_of_their_request() -> None:
-    """The commonest opening differs between kinds, so that greedy decoding does not tell one story to everybody."""
+    """The commonest opening differs between kinds, so that greedy decoding does not tell one story
+    to everybody.
+    """
     draw = Draw(34, "train")
     traits = "|".join(stories.TRAITS)
     openings: dict[str, Counter[str]] = {kind: Counter() for kind in ("robot", "princess", "goat", "miller", "otter")}

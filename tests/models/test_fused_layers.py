@@ -1,4 +1,6 @@
-"""A step of few tokens on a GPU takes layers whose norms, activation and additions are inside their products: same logits, same cache, one row after another."""
+"""A step of few tokens on a GPU takes layers whose norms, activation and additions are inside their
+products: same logits, same cache, one row after another.
+"""
 
 import pathlib
 

@@ -1,4 +1,6 @@
-"""Models read from GGUF files: the logits of the numbers that their bits stand for, in the memory that was planned, with every type where files have it."""
+"""Models read from GGUF files: the logits of the numbers that their bits stand for, in the memory
+that was planned, with every type where files have it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ from headrace_model_folder import InvalidModelFolder, ModelFolder
 CPU = torch.device("cpu")
 # fp32 with sums in another order; logits are of order 10.
 TOLERANCE = 3e-4
-# Types of the files that carry these names, roughly: values and half of the down projections have more bits.
+# Types of the files that carry these names, roughly: values and half of the down projections have
+# more bits.
 MIXES = {
     "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed_tokens": "Q4_K", "lm_head": "Q6_K", "": "Q4_K"},
     "Q3_K_M": {"v_proj": "Q5_K", "o_proj": "Q4_K", "": "Q3_K"},
@@ -51,7 +54,9 @@ def kind_of(mix: str, name: str) -> str:
 
 
 def written(path: pathlib.Path, source: pathlib.Path, kind: str) -> tuple[Gguf, pathlib.Path]:
-    """The model of a folder as a GGUF file, and a folder with the numbers that the file stands for, in fp32."""
+    """The model of a folder as a GGUF file, and a folder with the numbers that the file stands for,
+    in fp32.
+    """
     gguf, exact = from_folder(source, (lambda name, _: kind_of(kind, name)) if kind in MIXES else kind)
     plain = path / f"{kind}-exact"
     plain.mkdir(exist_ok=True)
@@ -92,7 +97,10 @@ def logits(model: CausalLM, vocab: int = VOCAB_SIZE) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "odd"])
 @pytest.mark.parametrize("name", ["llama-wide", "qwen2", "qwen3"])
 def test_logits_are_those_of_the_numbers(tmp_path: pathlib.Path, name: str, kind: str) -> None:
-    """All families: Llama's rotated rows and biases, Qwen's norms and biases. 80 inputs fit no block and stay plain."""
+    """All families: Llama's rotated rows and biases, Qwen's norms and biases.
+
+    80 inputs fit no block and stay plain.
+    """
     write_checkpoint(tmp_path / "source", name)
     _, plain = written(tmp_path, tmp_path / "source", kind)
     torch.testing.assert_close(logits(read(tmp_path / f"{kind}.gguf")), logits(load(plain)), atol=TOLERANCE, rtol=0)
@@ -100,7 +108,10 @@ def test_logits_are_those_of_the_numbers(tmp_path: pathlib.Path, name: str, kind
 
 @pytest.mark.parametrize("kind", [*(kind for kind in BLOCK_KINDS if kind.endswith("_K")), *MIXES])
 def test_the_demo_models_logits_are_those_of_the_numbers(demo: Written, kind: str) -> None:
-    """256 inputs: one K block. 704, of the down projections, fit none and are Q8_0, as in files of such models."""
+    """256 inputs: one K block.
+
+    704, of the down projections, fit none and are Q8_0, as in files of such models.
+    """
     _, plain, file = demo(kind)
     model, expected = read(file), load(plain)
     torch.testing.assert_close(logits(model, 4096), logits(expected, 4096), atol=2e-3, rtol=0)

@@ -1,4 +1,6 @@
-"""An output layer of 8 bits: the kernels' own rounding of the tensor that fills it, exact in memory, in slices for ranks, beside layers of any bits, and refused where it is not what was read."""
+"""An output layer of 8 bits: the kernels' own rounding of the tensor that fills it, exact in
+memory, in slices for ranks, beside layers of any bits, and refused where it is not what was read.
+"""
 
 from __future__ import annotations
 
@@ -317,7 +319,9 @@ def test_the_kernels_give_the_same_logits(root: pathlib.Path, name: str, head: s
 @head_names
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_a_cards_logits_are_those_of_the_restored_weight(head: str, is_tied: bool) -> None:
-    """Whatever number of rows, at the size of an 8B model's head; nothing of the original stays where it is not needed."""
+    """Whatever number of rows, at the size of an 8B model's head; nothing of the original stays
+    where it is not needed.
+    """
     config = parse_config({**LLAMA_8B, "num_hidden_layers": 1, "tie_word_embeddings": is_tied})
     on_card = torch.device("cuda", 0)
     about = (None, config, torch.bfloat16, on_card, "dummy", 0, ignore_progress, 64)

@@ -1,4 +1,6 @@
-"""LongRoPE's two sets of factors: a server takes the short ones where no request may go beyond the original context, else the long ones for all."""
+"""LongRoPE's two sets of factors: a server takes the short ones where no request may go beyond the
+original context, else the long ones for all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The cost of a step, from the configuration alone, against the parameters of transformers' model of the same configuration."""
+"""The cost of a step, from the configuration alone, against the parameters of transformers' model
+of the same configuration.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     attention = model.model.layers[0].self_attn
     key_and_value = attention.k_proj.weight.shape[0] + attention.v_proj.weight.shape[0]
     assert cost.kv_bytes_per_token == 2 * len(model.model.layers) * key_and_value
-    # A product with each key's elements and one with each value's, for as many elements as the output projection takes in.
+    # A product with each key's elements and one with each value's, for as many elements as the
+    # output projection takes in.
     assert cost.flops_per_pair == 2 * 2 * len(model.model.layers) * attention.o_proj.weight.shape[1]
 
 

@@ -1,4 +1,6 @@
-"""Weights in NF4 as loaders make them: the same however they come, exact in memory, with their distance stated, and refused by name where they are not what was read."""
+"""Weights in NF4 as loaders make them: the same however they come, exact in memory, with their
+distance stated, and refused by name where they are not what was read.
+"""
 
 from __future__ import annotations
 

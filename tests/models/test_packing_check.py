@@ -1,4 +1,6 @@
-"""Layers that are packed in another way than their folder says are refused by name; sound ones never are, trained or random, whatever their format."""
+"""Layers that are packed in another way than their folder says are refused by name; sound ones
+never are, trained or random, whatever their format.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ def test_the_trained_model_is_let_pass(folder: Quantized) -> None:
 def test_nibbles_in_another_order_are_refused_by_layer(folder: Quantized, order: tuple[int, ...]) -> None:
     numbers, _, _ = suffixes(folder)
     said = refused(folder, lambda name, value: reordered(value, order) if name == f"{DOWN}.{numbers}" else value)
-    # Some orders of nibbles are none of those that are tried: then scales are those of other outputs.
+    # Some orders of nibbles are none of those that are tried: then scales are those of other
+    # outputs.
     assert f"layer '{DOWN}'" in said and ("of a word are in another order" in said or "its scales are not" in said)
 
 
@@ -113,7 +116,11 @@ def statistics(
     shift: float = 0.0,
     deviations: float = 0.0,
 ) -> LayerStatistics:
-    """Of a Gaussian layer whose rows and columns may be of different sizes, and whose mean may not be 0. Scales are of the largest of each group, or of so many standard deviations of it."""
+    """Of a Gaussian layer whose rows and columns may be of different sizes, and whose mean may not
+    be 0.
+
+    Scales are of the largest of each group, or of so many standard deviations of it.
+    """
     draw = np.random.default_rng(seed)
     weight = draw.normal(shift, 1.0, (outputs, inputs))
     weight *= np.exp(draw.normal(0, spread, (outputs, 1))) * np.exp(draw.normal(0, spread, (1, inputs)))
@@ -156,7 +163,9 @@ def test_gaussian_layers_are_let_pass(bits: int, group: int, symmetric: bool) ->
 def test_scales_that_come_from_the_scatter_of_their_groups_are_let_pass(
     bits: int, group: int, deviations: float
 ) -> None:
-    """They cut off what is far out, and all groups of numbers scatter alike: nothing can be said of whose they are."""
+    """They cut off what is far out, and all groups of numbers scatter alike: nothing can be said of
+    whose they are.
+    """
     recipe = Recipe("packed", bits=bits, group=group)
     found = statistics(recipe, 256, 1024, 0, deviations=deviations).read()
     assert found is not None and found.num_groups >= 500 and found.correlations[0] > -0.1
@@ -165,7 +174,9 @@ def test_scales_that_come_from_the_scatter_of_their_groups_are_let_pass(
 
 @pytest.mark.parametrize("factor", [-1.0, 1.0])
 def test_scales_of_either_sign_are_let_pass(factor: float) -> None:
-    """A group whose largest weight is negative may have a negative scale, its numbers the other way round."""
+    """A group whose largest weight is negative may have a negative scale, its numbers the other way
+    round.
+    """
     draw = np.random.default_rng(1)
     groups = draw.normal(0, 1, (256, 16, 32))
     scales = np.take_along_axis(groups, np.abs(groups).argmax(2)[:, :, None], 2)[:, :, 0] * factor / 8

@@ -1,4 +1,6 @@
-"""Folders that other tools quantized: every format's numbers arrive as an unpacker of the tests' own reads them, logits are those of the same weights in fp32, and memory is what the plan says."""
+"""Folders that other tools quantized: every format's numbers arrive as an unpacker of the tests'
+own reads them, logits are those of the same weights in fp32, and memory is what the plan says.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,9 @@ def check_numbers(model: CausalLM, folder: Quantized) -> None:
 
 @recipes
 def test_a_folder_is_loaded_as_its_format_says(name: str, folders: Made) -> None:
-    """Numbers as the tests' own unpacker reads them, logits as those of the same weights in fp32 and inputs rounded as the recipe says, memory as the plan says, and a true summary."""
+    """Numbers as the tests' own unpacker reads them, logits as those of the same weights in fp32
+    and inputs rounded as the recipe says, memory as the plan says, and a true summary.
+    """
     folder, recipe = folders[name], RECIPES[name]
     model, plain, opened = load(folder.path), load(folder.plain), ModelFolder.open(folder.path)
     check_numbers(model, folder)
@@ -163,7 +167,8 @@ def test_a_folder_is_loaded_as_its_format_says(name: str, folders: Made) -> None
     round_inputs(plain, recipe)
     rounded, found = logits(plain), logits(model)
     if recipe.rounds_inputs:
-        # Few inputs are so near the middle of two numbers that sums in another order round them otherwise; all of them are rounded.
+        # Few inputs are so near the middle of two numbers that sums in another order round them
+        # otherwise; all of them are rounded.
         assert float((found - rounded).norm()) < 0.15 * float((rounded - kept).norm())
     else:
         # The same products, summed in another order where inputs are in one.
@@ -179,7 +184,8 @@ def test_a_folder_is_loaded_as_its_format_says(name: str, folders: Made) -> None
     kind = "fp8" if recipe.is_float else f"int{recipe.bits}"
     assert summary.scheme == f"{recipe.config()['quant_method']} {kind}"
     assert summary.group_size == max(recipe.group, 0)
-    # Tiles of int4 hold 128 inputs, of which small models fill half; then scales, zero points and orders.
+    # Tiles of int4 hold 128 inputs, of which small models fill half; then scales, zero points and
+    # orders.
     assert recipe.bits < summary.bits_per_weight < (13 if recipe.bits == 4 else 11)
 
 
@@ -316,7 +322,9 @@ def test_groups_of_compressed_tensors_may_differ_by_layer(source: pathlib.Path, 
 
 
 def test_steps_are_fused_only_where_all_layers_fuse(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Plain weights of bf16 fuse up to 8 rows, those of few bits up to 16; the first layer says nothing of the others."""
+    """Plain weights of bf16 fuse up to 8 rows, those of few bits up to 16; the first layer says
+    nothing of the others.
+    """
     forms = mixed(dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), Recipe("gptq")))
     forms.update((name, None) for name in forms if name.startswith("model.layers.1."))
     config = Recipe("gptq").config() | {"dynamic": {r"-:model\.layers\.1\.": {}}}
@@ -336,7 +344,9 @@ def test_steps_are_fused_only_where_all_layers_fuse(source: pathlib.Path, tmp_pa
 def test_a_layer_of_other_bits_is_asked_whether_it_fuses(
     source: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some steps fuse for weights of 8 bits and not for those of 4: that both are quantized says nothing."""
+    """Some steps fuse for weights of 8 bits and not for those of 4: that both are quantized says
+    nothing.
+    """
     forms = mixed(dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), Recipe("gptq", bits=8)))
     forms.update((name, Recipe("gptq")) for name in forms if name.startswith("model.layers.1."))
     config = Recipe("gptq", bits=8).config() | {"dynamic": {r"+:model\.layers\.1\.": {"bits": 4}}}

@@ -1,4 +1,6 @@
-"""Layers with weights of few bits: a step gives what the restored weights would give, fused or not, whatever else is in the batch."""
+"""Layers with weights of few bits: a step gives what the restored weights would give, fused or not,
+whatever else is in the batch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Weights of few bits as loaders make them: the same however they come, exact in memory, in parts for ranks, and refused by name where they are not what was read."""
+"""Weights of few bits as loaders make them: the same however they come, exact in memory, in parts
+for ranks, and refused by name where they are not what was read.
+"""
 
 from __future__ import annotations
 
@@ -279,7 +281,8 @@ def test_a_card_quantizes_and_checks_itself(path: pathlib.Path, name: str, load_
     if load_as == "folder":
         for layer, expected in numbers(filled(path, name, torch.bfloat16)).items():
             found = dequantize(model.low_bit_weights[layer].quantized).cpu()
-            # A card divides a last bit differently now and then, which may round a number to its neighbour.
+            # A card divides a last bit differently now and then, which may round a number to its
+            # neighbour.
             assert (found != expected).float().mean() < 1e-3
 
 
@@ -293,7 +296,8 @@ def test_nothing_of_the_original_stays_on_a_card(path: pathlib.Path) -> None:
     scheme = Scheme.named("int4", 128)
     model = load_model(None, config, torch.bfloat16, card, "dummy", 0, ignore_progress, 64, scheme)
     planned = model.weight_bytes + restored_weights.scratch_bytes(2 * 14336, 4096, torch.bfloat16)
-    # The rotary table, sums of errors and libraries' workspaces beside the weights and the room that restores one.
+    # The rotary table, sums of errors and libraries' workspaces beside the weights and the room
+    # that restores one.
     assert torch.cuda.memory_allocated() - before - planned < 80 << 20
     # The largest tensor as it was drawn, and a few pieces of it in fp32; or the embedding's.
     assert torch.cuda.max_memory_allocated() - before - planned < 2 * 14336 * 4096 + (300 << 20)

@@ -1,4 +1,6 @@
-"""Layers whose products take activations of 8 bits: what makes the activations rounds them, to the same bits as the products would, in every kind of model and on several ranks."""
+"""Layers whose products take activations of 8 bits: what makes the activations rounds them, to the
+same bits as the products would, in every kind of model and on several ranks.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,8 @@ def test_norms_and_activation_round_for_the_products_behind_them(
     exact = logits(model)
     calls = ManyRowsRound(monkeypatch)
     found = logits(model)
-    # Two steps of many tokens: queries, keys and values, gate and up, and down are given rounded tokens; attention's output is not.
+    # Two steps of many tokens: queries, keys and values, gate and up, and down are given rounded
+    # tokens; attention's output is not.
     assert (calls.rounded, calls.plain) == (2 * 3 * NUM_LAYERS, 2 * NUM_LAYERS)
     calls.nobody_rounds_before()
     assert torch.equal(logits(model), found)

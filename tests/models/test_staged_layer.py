@@ -1,4 +1,6 @@
-"""A layer of a folder that another tool quantized, on its way into the server's layout: the same in blocks of any size, and in few operations on a device that has to be told of each."""
+"""A layer of a folder that another tool quantized, on its way into the server's layout: the same in
+blocks of any size, and in few operations on a device that has to be told of each.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,11 @@ class Operations(TorchDispatchMode):
     ],
 )
 def test_a_large_layer_takes_a_device_few_operations(form: LayerFormat, most: int) -> None:
-    """Half of a 70B model's largest, on torch's device without memory, for which it is decoded as for a card. In blocks of 128 outputs it would be 600 to 4,900."""
+    """Half of a 70B model's largest, on torch's device without memory, for which it is decoded as
+    for a card.
+
+    In blocks of 128 outputs it would be 600 to 4,900.
+    """
     shape, inputs = (8192, 28672), range(14336)
     meta = torch.device("meta")
     weight = StoredWeight(form, [range(shape[0])], inputs, Placement(torch.bfloat16, meta))

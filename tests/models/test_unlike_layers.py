@@ -1,4 +1,7 @@
-"""Which layers launch all that a model's layers launch. That they do is shown in `tests/worker/test_warm_up_launches.py`."""
+"""Which layers launch all that a model's layers launch.
+
+That they do is shown in `tests/worker/test_warm_up_launches.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""One rank of a check of sums that are begun and waited for later, as a process (`benchmarks.rank_processes`).
+"""One rank of a check of sums that are begun and waited for later, as a process
+(`benchmarks.rank_processes`).
 
-Between begin and wait other work is launched, and memory is taken, filled with NaN and given back: what reads a sum too early, or is given a piece's memory while it is added up, makes a number wrong. The host waits for nothing until all rounds are launched.
+Between begin and wait other work is launched, and memory is taken, filled with NaN and given back:
+what reads a sum too early, or is given a piece's memory while it is added up, makes a number wrong.
+The host waits for nothing until all rounds are launched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A worker that cuts every step of several tokens into two pieces, whose sums are begun and waited for later: `cutting_worker.py [--ends-in-sum RANK ROWS] WORKER'S ARGUMENTS`.
+"""A worker that cuts every step of several tokens into two pieces, whose sums are begun and waited
+for later: `cutting_worker.py [--ends-in-sum RANK ROWS] WORKER'S ARGUMENTS`.
 
 --ends-in-sum: that rank is killed when it has begun its first sum of so many rows.
 """

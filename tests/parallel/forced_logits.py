@@ -1,4 +1,5 @@
-"""One rank of a check of logits, as a process (`benchmarks.rank_processes`): the same tokens, forced, through one model after the other, in a group that is joined once.
+"""One rank of a check of logits, as a process (`benchmarks.rank_processes`): the same tokens,
+forced, through one model after the other, in a group that is joined once.
 
 Rank 0 writes the logits of each case to FOLDER/TP-CASE.npy. All ranks must have had the same bits.
 """
@@ -66,7 +67,9 @@ CASES = {
 
 
 def plans(vocab_size: int) -> Iterator[StepPlan]:
-    """A prompt in chunks, another one beside it, then both rows token by token; every token is known."""
+    """A prompt in chunks, another one beside it, then both rows token by token; every token is
+    known.
+    """
     ids = [int(token) for token in np.random.default_rng(5).integers(3, vocab_size, MAX_MODEL_LEN)]
     starts = {0: 0, 1: 0}
 

@@ -1,4 +1,6 @@
-"""The best of each rank's part of the vocabulary tell the best of all, ties and unsound rows included."""
+"""The best of each rank's part of the vocabulary tell the best of all, ties and unsound rows
+included.
+"""
 
 from __future__ import annotations
 

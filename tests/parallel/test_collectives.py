@@ -1,4 +1,6 @@
-"""Collectives between processes: gloo's on a CPU; on cards every way of adding up, checked and timed by the benchmark itself, and models shared by cards against one card."""
+"""Collectives between processes: gloo's on a CPU; on cards every way of adding up, checked and
+timed by the benchmark itself, and models shared by cards against one card.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Steps of several ranks that are cut into two pieces: the same tokens and, where products do not depend on the number of rows, the same bits; nothing reads, overwrites or forgets what is still being added up."""
+"""Steps of several ranks that are cut into two pieces: the same tokens and, where products do not
+depend on the number of rows, the same bits; nothing reads, overwrites or forgets what is still
+being added up.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,9 @@ class LateSum(PendingSum):
 
 
 class LateCollectives(ThreadCollectives):
-    """As a card's: what is begun is done as late as possible, and in no other order than it was begun."""
+    """As a card's: what is begun is done as late as possible, and in no other order than it was
+    begun.
+    """
 
     @classmethod
     def of(cls, shard: Shard, rule: PieceRule | None = EVERY_STEP) -> LateCollectives:
@@ -238,7 +243,8 @@ async def test_two_cards_that_cut_their_steps_draw_the_tokens_of_one(tmp_path: p
     assert tokens[0] == tokens[1]
 
 
-# What four ranks cut is in test_ranks_that_cut_their_steps_draw_the_tokens_of_one, four processes are in test_rank_processes.
+# What four ranks cut is in test_ranks_that_cut_their_steps_draw_the_tokens_of_one, four processes
+# are in test_rank_processes.
 @pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
 async def test_processes_that_cut_their_steps_draw_the_tokens_of_one(model: pathlib.Path, tp: int) -> None:
     async with ranks(model, tp, command=CUTTING_WORKER) as group:

@@ -1,4 +1,6 @@
-"""Logits of one rank against those of two and four, with weights and caches of few bits too: token for token in fp32 on a CPU, and on cards no further from the exact ones than one card's are."""
+"""Logits of one rank against those of two and four, with weights and caches of few bits too: token
+for token in fp32 on a CPU, and on cards no further from the exact ones than one card's are.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def test_ranks_of_a_cpu_draw_the_tokens_of_one(folder: pathlib.Path, tp: int) ->
     shared, opened, device = answers(folder, "cpu", tp, cases), ModelFolder.open(folder), torch.device("cpu")
     alone = {name: Answers(*forced(CASES[name], opened, device, ALONE)) for name in cases}
     for name in cases:
-        # Every rank's numbers are a slice of one's: groups, scales of whole outputs, and of a token and head.
+        # Every rank's numbers are a slice of one's: groups, scales of whole outputs, and of a token
+        # and head.
         assert shared[name].tokens == alone[name].tokens, name
         # A number of the cache that lies between two of its type may become the other one.
         limit = 1e-2 if CASES[name].kv_dtype != "auto" else 1e-4
@@ -70,7 +73,11 @@ def test_ranks_of_a_cpu_draw_the_tokens_of_one(folder: pathlib.Path, tp: int) ->
 
 
 def on_cards(folder: pathlib.Path) -> dict[int, dict[str, Answers]]:
-    """Of 1, 2 and, where there are so many cards, 4 ranks. A group takes its time for compiling kernels of its own sizes, so that those that have room beside each other start together."""
+    """Of 1, 2 and, where there are so many cards, 4 ranks.
+
+    A group takes its time for compiling kernels of its own sizes, so that those that have room
+    beside each other start together.
+    """
     # Caches of few bits alone are among these.
     most, few = [name for name in CASES if name not in ("kv-fp8", "kv-int8")], ["plain", "int4", "fp8-kv-fp8"]
     if torch.cuda.device_count() < 4:
@@ -95,7 +102,8 @@ def test_cards_are_as_exact_as_one(folder: pathlib.Path) -> None:
         error, own = distance(shared.logits, exact), distance(alone.logits, exact)
         apart = distance(shared.logits, alone.logits)
         equal = sum(map(int.__eq__, shared.tokens, alone.tokens)) / len(alone.tokens)
-        # What is a slice of the same numbers differs by the rounding of sums, however far the numbers are from the exact ones.
+        # What is a slice of the same numbers differs by the rounding of sums, however far the
+        # numbers are from the exact ones.
         limit = 4 * rounding if name in ("plain", "int4") else own
         is_wrong = error > _SLACK * own or apart > limit
         figures = (

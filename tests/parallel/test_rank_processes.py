@@ -1,4 +1,6 @@
-"""Ranks as real processes: they draw what one would, only rank 0 answers, and whichever is lost is named and takes the others along."""
+"""Ranks as real processes: they draw what one would, only rank 0 answers, and whichever is lost is
+named and takes the others along.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def plans(count: int) -> list[StepPlan]:
-    """A prompt and the tokens after it, planned ahead: no result needs to be read before the next step is sent."""
+    """A prompt and the tokens after it, planned ahead: no result needs to be read before the next
+    step is sent.
+    """
     wish = admission(0, temperature=0.7, seed=5, num_logprobs=2)
     first = step([Entry(0, 0, PROMPT, (0,))], [wish], {0: list(range(16))})
     return [first] + [step([Entry(0, len(PROMPT) + i, None, (0,), i + 1)], step_id=i + 2) for i in range(count - 1)]
@@ -87,7 +91,9 @@ async def test_ranks_that_quantize_answer_with_the_tokens_of_one(model: pathlib.
 
 
 async def test_a_rank_that_refuses_its_part_while_others_wait_for_it_ends_the_start(tmp_path: pathlib.Path) -> None:
-    """In the pass over layers with scales of whole rows, where ranks meet: the one whose columns are sound is a follower."""
+    """In the pass over layers with scales of whole rows, where ranks meet: the one whose columns
+    are sound is a follower.
+    """
     write_checkpoint(tmp_path, "llama")
     name = "model.layers.1.mlp.down_proj.weight"
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
@@ -164,7 +170,8 @@ async def test_a_stopped_rank_is_who_the_others_wait_for(model: pathlib.Path) ->
         said = group.group.late_ranks()
         assert said.startswith(": the others wait for rank 1: worker 0 (process ")
         assert f"worker 1 (process {group.processes[1]}, stopped) at step 2" in said
-        # The watchdog has it write its stacks, which wakes it up: the step is computed after all, and nothing of the group is broken.
+        # The watchdog has it write its stacks, which wakes it up: the step is computed after all,
+        # and nothing of the group is broken.
         await group.group.dump_stacks()
         await group.until(lambda: len(group.results) == 3)
 

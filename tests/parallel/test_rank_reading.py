@@ -1,4 +1,6 @@
-"""Each rank keeps its own bytes of the files: columns are read one row at a time where they lie far apart, and cut out of whole rows elsewhere, and the ranks' parts make the whole either way."""
+"""Each rank keeps its own bytes of the files: columns are read one row at a time where they lie far
+apart, and cut out of whole rows elsewhere, and the ranks' parts make the whole either way.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from headrace_backend.weights.placement import Placement, Shard, WeightTarget
 from headrace_kernels.low_bit.block_weight import BlockKind
 from headrace_model_folder import InvalidModelFolder, TensorRecord
 
-# Half a row of the long ones is as far from the next as is worth a read; of the short ones nothing is.
+# Half a row of the long ones is as far from the next as is worth a read; of the short ones nothing
+# is.
 ROWS, LONG, SHORT = 6, 1 << 16, 1 << 12
 
 

@@ -1,4 +1,6 @@
-"""Which numbers of ranks suit a model, a machine and each other: refused with the reason and the sizes that work."""
+"""Which numbers of ranks suit a model, a machine and each other: refused with the reason and the
+sizes that work.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +205,8 @@ def test_devices_of_different_kinds_are_refused_by_every_rank() -> None:
         rank.start()
     for rank in ranks:
         rank.join()
-    # The refusals hold the frames with the stores in them, and a store that can't open its file any more when it is freed ends the process.
+    # The refusals hold the frames with the stores in them, and a store that can't open its file any
+    # more when it is freed ends the process.
     gc.collect()
     os.close(store)
     expected = "ranks need devices of one kind, and have rank 0: NVIDIA H100; rank 1: NVIDIA H200"

@@ -1,4 +1,6 @@
-"""Models shared by several ranks compute what one rank computes: logits up to the order of additions, greedy tokens exactly, and every rank the same bits."""
+"""Models shared by several ranks compute what one rank computes: logits up to the order of
+additions, greedy tokens exactly, and every rank the same bits.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from headrace_kernels.low_bit.quantized_weight import QuantKind
 from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")
-# One model per thing that is shared out in its own way: biases, norms of heads, tied embeddings, one key/value head for all ranks, as many as query heads, windows.
+# One model per thing that is shared out in its own way: biases, norms of heads, tied embeddings,
+# one key/value head for all ranks, as many as query heads, windows.
 NAMES = ("llama-biases", "qwen3-tied-bias", "qwen2-window-tied", "llama-group-8", "llama-mha")
 PROMPT = [17 * index % 89 + 3 for index in range(37)]
 NUM_TOKENS = 8
@@ -56,7 +59,9 @@ class Run(NamedTuple):
 
 
 def plans(**wishes: object) -> list[StepPlan]:
-    """A prompt in two chunks, then tokens one by one; a second row beside it that starts later, on the prompt's first blocks (a prefix hit)."""
+    """A prompt in two chunks, then tokens one by one; a second row beside it that starts later, on
+    the prompt's first blocks (a prefix hit).
+    """
     row = [admission(0, **wishes)]
     first = step([Entry(0, 0, PROMPT[:20])], row, {0: list(range(6))})
     second = step([Entry(0, 20, PROMPT[20:], (0,))])
@@ -215,7 +220,8 @@ def test_quantized_weights_are_shared_out(
     alone, ranks = run(folder, SCHEMES[scheme], {}), on_all_ranks(folder, world_size, SCHEMES[scheme])
     assert all(rank.tokens == ranks[0].tokens for rank in ranks)
     if scheme == "nf4":
-        # A nested scale per rank, which moves few numbers (1% of the weights' norm, of the 9% that rounding costs either way).
+        # A nested scale per rank, which moves few numbers (1% of the weights' norm, of the 9% that
+        # rounding costs either way).
         assert (ranks[0].logits - alone.logits).norm() < 0.06 * alone.logits.norm()
         return
     assert ranks[0].tokens == alone.tokens
@@ -228,7 +234,9 @@ def test_quantized_weights_are_shared_out(
 def test_an_output_layer_of_8_bits_is_shared_out_by_tokens(
     folders: functools.partial[ModelFolder], name: str, head: str
 ) -> None:
-    """A scale belongs to a token, so that every rank's part is a slice of the whole, and logits are those of one rank."""
+    """A scale belongs to a token, so that every rank's part is a slice of the whole, and logits are
+    those of one rank.
+    """
     folder, scheme = folders(name), SCHEMES[head]
     alone = run(folder, None, {}, head=scheme)
     ranks = on_ranks(2, lambda shard: run(folder, None, {}, shard, scheme))

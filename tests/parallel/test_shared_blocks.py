@@ -1,4 +1,6 @@
-"""GGUF files and bitsandbytes' NF4, shared by several ranks: the file's own bits, each rank's bytes of its rows, vocabularies in blocks included."""
+"""GGUF files and bitsandbytes' NF4, shared by several ranks: the file's own bits, each rank's bytes
+of its rows, vocabularies in blocks included.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Folders that other tools quantized, shared by several ranks: every format's part is a slice of the whole, nothing is rounded anew, and each rank reads its own bytes."""
+"""Folders that other tools quantized, shared by several ranks: every format's part is a slice of
+the whole, nothing is rounded anew, and each rank reads its own bytes.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ def test_ranks_draw_the_tokens_of_one(folders: functools.partial[Quantized], nam
     shared = on_ranks(2, lambda shard: run(folder, shard))
     for rank, (own_tokens, own_logits, model) in enumerate(shared):
         if RECIPES[name].rounds_inputs:
-            # A rank rounds what it has of a token's inputs by itself, and inputs near the middle of two numbers go either way: 8 bits' error over three layers.
+            # A rank rounds what it has of a token's inputs by itself, and inputs near the middle of
+            # two numbers go either way: 8 bits' error over three layers.
             assert own_tokens == shared[0][0] and float((own_logits - logits).norm() / logits.norm()) < 0.2
         else:
             assert own_tokens == tokens
@@ -133,7 +136,8 @@ def test_an_order_of_inputs_is_not_shared_out(folders: functools.partial[Quantiz
         load(folder, Shard(0, 2))
 
 
-# The arithmetic of all formats is tried with threads above; here, whether processes do the same with integers and with floats.
+# The arithmetic of all formats is tried with threads above; here, whether processes do the same
+# with integers and with floats.
 @pytest.mark.parametrize(
     "name",
     ["gptq v2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("awq 64", "int8 one scale")), "fp8 blocks"],

@@ -1,4 +1,6 @@
-"""Int8 and fp8 of ranks are parts of one rank's to the bit, scales of whole rows included, wherever a row's largest magnitude lies; what that costs in reads is told, and paid only where it is needed."""
+"""Int8 and fp8 of ranks are parts of one rank's to the bit, scales of whole rows included, wherever
+a row's largest magnitude lies; what that costs in reads is told, and paid only where it is needed.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ scheme_names = pytest.mark.parametrize("scheme", ["int8", "fp8"])
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder in which the largest magnitude of each row lies in other columns than the next one's, of other ranks, and is far larger than what the others have."""
+    """A folder in which the largest magnitude of each row lies in other columns than the next
+    one's, of other ranks, and is far larger than what the others have.
+    """
     made = tmp_path_factory.mktemp("outliers")
     write_checkpoint(made, "llama-wide")
     tensors = safetensors.torch.load_file(made / "model.safetensors")

@@ -1,4 +1,6 @@
-"""A quantized folder as a reader takes it: its tensors, the weights they stand for, and transformers' model with such weights."""
+"""A quantized folder as a reader takes it: its tensors, the weights they stand for, and
+transformers' model with such weights.
+"""
 
 from __future__ import annotations
 

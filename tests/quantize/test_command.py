@@ -1,4 +1,6 @@
-"""`headrace quantize` as a person types it: mistakes are one line and exit code 2, and a run ends with a table."""
+"""`headrace quantize` as a person types it: mistakes are one line and exit code 2, and a run ends
+with a table.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ def test_the_factor_is_that_of_the_inverse() -> None:
 
 
 def test_what_one_group_gets_wrong_the_next_makes_up_for() -> None:
-    """Two inputs that are always equal: the second takes over what the first lost, across the border of groups."""
+    """Two inputs that are always equal: the second takes over what the first lost, across the
+    border of groups.
+    """
     x = torch.randn(500, 1).expand(500, 64)
     weight = torch.full((1, 64), 0.3)
     weight[0, ::2] = 1.0

@@ -52,5 +52,6 @@ def test_a_card_finds_what_a_cpu_finds(tmp_path: pathlib.Path, method: str) -> N
     ours, theirs = found["cuda"], found["cpu"]
     assert ours.peak_card_bytes > 0 and theirs.peak_card_bytes == 0
     for one, other in zip(ours.layers, theirs.layers, strict=True):
-        # bf16 on a card, fp32 on a CPU: inputs differ by 2^-9, and roundings that were close go the other way.
+        # bf16 on a card, fp32 on a CPU: inputs differ by 2^-9, and roundings that were close go the
+        # other way.
         assert one.errors == pytest.approx(other.errors, rel=0.1)

@@ -50,7 +50,8 @@ def test_rounding_is_to_the_nearest_within_the_range(
     form, weight = FORMATS[name], weights(outputs, groups * group, seed, size)
     matrix = round_to_nearest(weight, form, group)
     steps = matrix.scales.repeat_interleave(group, 1)
-    # Half a step (of e4m3 the widest is 32), and what rounding the scale to its type takes off the range's end.
+    # Half a step (of e4m3 the widest is 32), and what rounding the scale to its type takes off the
+    # range's end.
     allowed = steps * (16 if form.is_float else 0.5) + weight.abs() * torch.finfo(form.scale_dtype).eps
     # The zero point is rounded too, which moves the range by half a step.
     assert ((matrix.restored() - weight).abs() <= allowed * (1 if form.symmetric else 2) + 1e-30).all()

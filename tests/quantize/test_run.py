@@ -1,4 +1,6 @@
-"""Whole runs on the demo's draft model: what is written, how good it is, what is kept, runs that are killed."""
+"""Whole runs on the demo's draft model: what is written, how good it is, what is kept, runs that
+are killed.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,8 @@ FORMATS: dict[str, tuple[dict[str, Any], NumberFormat]] = {
     "int4 channel": ({"group_size": "channel", "symmetric": False}, NumberFormat(4, False, False, torch.float32)),
     "fp8": ({"scheme": "fp8", "group_size": None}, NumberFormat(8, True, True, torch.float32)),
 }
-# Of a weight's largest error to the range of its row: half a step, and the rounding of scale and zero point.
+# Of a weight's largest error to the range of its row: half a step, and the rounding of scale and
+# zero point.
 _RANGE_SHARES = {4: 0.07, 8: 0.005}
 
 

@@ -1,7 +1,9 @@
-"""An engine without a model: serves engine.proto on a unix socket, and gives every request the tokens that a test's script says.
+"""An engine without a model: serves engine.proto on a unix socket, and gives every request the
+tokens that a test's script says.
 
-Keeps what the backend keeps as far as the service can see it: logs of requests for attach, idempotency keys, cancellation. Time is the test's: a
-request gets a token when `step` is called, or as fast as possible while `running` is set.
+Keeps what the backend keeps as far as the service can see it: logs of requests for attach,
+idempotency keys, cancellation. Time is the test's: a request gets a token when `step` is called, or
+as fast as possible while `running` is set.
 """
 
 from __future__ import annotations
@@ -340,7 +342,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             if output.released < len(output.tokens):
                 rows.append((index, output.tokens[output.released]))
                 output.released += 1
-            # The last tokens before an end may be held back, as the engine does for a possible stop string.
+            # The last tokens before an end may be held back, as the engine does for a possible stop
+            # string.
             if output.released >= len(output.tokens) - self.hold_tokens:
                 rows += [(index, token) for token in output.tokens[output.released :]]
                 output.released = len(output.tokens)
@@ -431,7 +434,9 @@ def engine_trace(request: Request) -> bytes:
 
 
 def prompt_parts(add: engine_pb2.AddRequest, part_tokens: int = 3) -> list[engine_pb2.PromptLogprobColumns]:
-    """What the engine tells of a prompt: of each token after the first its own id as rank, and as log probability its negative."""
+    """What the engine tells of a prompt: of each token after the first its own id as rank, and as
+    log probability its negative.
+    """
     if not add.HasField("prompt_logprobs"):
         return []
     parts, tops = [], add.prompt_logprobs

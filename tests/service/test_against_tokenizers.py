@@ -1,4 +1,6 @@
-"""Text of tokens against the tokenizers library's own decode: every kind of decoder, normalizer and added token, however the tokens arrive."""
+"""Text of tokens against the tokenizers library's own decode: every kind of decoder, normalizer and
+added token, however the tokens arrive.
+"""
 
 from __future__ import annotations
 
@@ -70,13 +72,17 @@ _WORDS = [
 _TOKENS = list(dict.fromkeys([*_WORDS, *(f"<0x{byte:02X}>" for byte in _BYTES)]))
 # Contents, of which some have spaces, capitals and characters of the byte-level alphabet.
 _ADDED = ["<s>", "<tool>", "<Big One>", " lead", "trail ", "Ž", "ÿ", "<▁>", "<0x7E>"]
-# Special, normalized. Of special tokens whose text the normalizer changes the library (0.23) forgets that they are special: see the last test.
+# Special, normalized. Of special tokens whose text the normalizer changes the library (0.23)
+# forgets that they are special: see the last test.
 _PROPERTIES = [(False, False), (False, True), (True, False)]
 
 
 @functools.cache
 def tables(decoder: str, normalizer: str, kinds: int) -> tuple[Tokenizer, PieceTable]:
-    """A tokenizer and our table of it. `kinds` says which of the added tokens are special, and which are looked for in normalized text."""
+    """A tokenizer and our table of it.
+
+    `kinds` says which of the added tokens are special, and which are looked for in normalized text.
+    """
     added = []
     for index, content in enumerate(_ADDED):
         special, normalized = (True, True) if kinds < 0 else _PROPERTIES[(kinds >> index) % len(_PROPERTIES)]

@@ -1,4 +1,6 @@
-"""Whatever a caller sends to whatever method: one status that is neither UNKNOWN nor INTERNAL, that shows nothing of the server, and a server that goes on."""
+"""Whatever a caller sends to whatever method: one status that is neither UNKNOWN nor INTERNAL, that
+shows nothing of the server, and a server that goes on.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ class Host:
         request = inference_pb2.GenerateRequest(spec=generation_pb2.GenerationSpec(text="hi"))
 
         async def answer() -> str:
-            # Calls are made on the loop: outside, grpc.aio asks for the thread's, which another test may have taken away.
+            # Calls are made on the loop: outside, grpc.aio asks for the thread's, which another
+            # test may have taken away.
             return text_of(await events_of(self.running.stub.Generate(request)))
 
         return self.loop.run_until_complete(answer())

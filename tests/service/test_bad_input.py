@@ -1,4 +1,6 @@
-"""What callers may not send: refused with the field's path and its limit, by every RPC that generates, and the next request works."""
+"""What callers may not send: refused with the field's path and its limit, by every RPC that
+generates, and the next request works.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +168,8 @@ async def test_an_unknown_model_is_not_found_and_not_echoed_whole(running: Runni
     assert text_of(events) == ANSWER
 
 
-# Raw bytes of requests: field 99 (varint) in the request, in its spec, and three levels down in a repeated field.
+# Raw bytes of requests: field 99 (varint) in the request, in its spec, and three levels down in a
+# repeated field.
 UNKNOWN = {
     "request": (b"\x98\x06\x01", "99"),
     "spec": (b"\x0a\x06\x0a\x01x\x98\x06\x01", "spec.99"),
@@ -185,7 +188,8 @@ async def test_fields_that_this_server_does_not_know_are_refused_by_number(
     assert "field number 99" in violations_of(error)[field]
 
 
-# A message may hold millions of two-byte mistakes; looking at each of them would stop the event loop for minutes.
+# A message may hold millions of two-byte mistakes; looking at each of them would stop the event
+# loop for minutes.
 MASSES = {
     "unknown fields": ("Generate", b"\x98\x06\x01" * 16_000, "99"),
     "megabytes of unknown fields": ("Generate", b"\x98\x06\x01" * 1_000_000, "request"),
@@ -200,7 +204,8 @@ async def test_masses_of_mistakes_cost_no_time(running: Running, case: str) -> N
     data = content if isinstance(content, bytes) else inference_pb2.ChatRequest(messages=[content]).SerializeToString()
     began_s = time.process_time()
     error = await raw_error(running, method, data)
-    # Of the processor's time, which no other process takes: tens of milliseconds. It was quadratic, 1.3 s for 10,000 mistakes.
+    # Of the processor's time, which no other process takes: tens of milliseconds. It was quadratic,
+    # 1.3 s for 10,000 mistakes.
     assert time.process_time() - began_s < 1.0
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert next(iter(violations_of(error))) == field
@@ -308,7 +313,8 @@ async def test_token_ids_by_the_million_are_checked_and_joined_without_stopping_
             await asyncio.sleep(0.001)
             gap_s, began_s = max(gap_s, time.process_time() - began_s), time.process_time()
         assert await call.code() is code
-        # The service runs on this loop. What other processes take of the processor does not count; a slow one is slow at everything.
+        # The service runs on this loop. What other processes take of the processor does not count;
+        # a slow one is slow at everything.
         assert gap_s < max(0.3, 0.75 * (began_s - sent_s))
         message = await call.details()
         assert message.startswith("token_ids[1000000]" if code is grpc.StatusCode.INVALID_ARGUMENT else "token_ids")

@@ -1,4 +1,6 @@
-"""The template's helper process: bombs end in a clear error within their bounds, and the next conversation works."""
+"""The template's helper process: bombs end in a clear error within their bounds, and the next
+conversation works.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,8 @@ async def test_continuing_a_message_that_the_template_hides_is_refused(renderer:
         await render(renderer, "{{ messages[0].content }}", continues=True)
 
 
-# How templates show a message: as it is, trimmed on either side or both, newlines alone, with text of their own around it, twice, and depending on what it says.
+# How templates show a message: as it is, trimmed on either side or both, newlines alone, with text
+# of their own around it, twice, and depending on what it says.
 SHOWN = {
     "as it is": "<{{ message.role }}>{{ message.content }}<end>\n",
     "trimmed": "<{{ message.role }}>\n{{ message.content | trim }}\n<end>",

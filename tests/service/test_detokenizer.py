@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from headrace_service.detokenizer import IncrementalDetokenizer, PieceTable
 
-# Every byte by itself, whole characters, halves of characters, bytes that no UTF-8 has, nothing at all.
+# Every byte by itself, whole characters, halves of characters, bytes that no UTF-8 has, nothing at
+# all.
 _PIECES = [bytes([byte]) for byte in range(256)] + [
     b"",
     b"the ",

@@ -1,4 +1,6 @@
-"""Connections that misbehave below the level of calls: what they cost, and that nobody else notices."""
+"""Connections that misbehave below the level of calls: what they cost, and that nobody else
+notices.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ async def check_canary(running: Running) -> None:
 async def test_fifteen_hundred_streams_at_once_are_answered_or_refused(
     model_path: pathlib.Path, sockets: pathlib.Path
 ) -> None:
-    # Callers, service and engine are one thread here: while it opens calls, nobody hears the engine.
+    # Callers, service and engine are one thread here: while it opens calls, nobody hears the
+    # engine.
     async with running_service(model_path, sockets, max_open_generations=1000, engine_silence_s=300) as running:
         running.engine.running.clear()
         calls = [running.stub.Generate(_REQUEST) for _ in range(1500)]
@@ -138,7 +141,8 @@ async def test_streams_reset_as_soon_as_they_are_opened_leave_nothing(running: R
         await asyncio.sleep(0)
     await running.until(lambda: running.service.core.num_open == 0)
     writer.close()
-    # Of calls that no handler has taken yet gRPC keeps about a thousand and ends others as cancelled: until it has gone through those that were reset.
+    # Of calls that no handler has taken yet gRPC keeps about a thousand and ends others as
+    # cancelled: until it has gone through those that were reset.
     async with asyncio.timeout(120):
         while await outcome(running.stub.Generate(_REQUEST)) is grpc.StatusCode.CANCELLED:
             await asyncio.sleep(0.05)
@@ -176,7 +180,9 @@ async def test_a_caller_that_sends_a_byte_at_a_time_holds_nobody_up(running: Run
 async def test_a_prompt_that_no_message_to_the_engine_can_hold_is_refused_alone(
     model_path: pathlib.Path, sockets: pathlib.Path
 ) -> None:
-    """Token ids that take a byte each on the public wire take four behind it; the engine's stream is everybody's."""
+    """Token ids that take a byte each on the public wire take four behind it; the engine's stream
+    is everybody's.
+    """
     async with running_service(model_path, sockets, context=400_000, max_engine_message_bytes=1 << 20) as running:
         running.engine.running.clear()
         other = asyncio.ensure_future(events_of(running.stub.Generate(_REQUEST)))

@@ -183,7 +183,8 @@ async def test_chat_without_a_template_is_refused(tmp_path: pathlib.Path, socket
 
 @pytest.mark.parametrize("unary", [False, True])
 async def test_the_parts_of_the_ledger_add_up_to_what_the_client_measures(running: Running, unary: bool) -> None:
-    # What the service cannot see is the way to the client and back. A busy machine may hold up one call, not all of them.
+    # What the service cannot see is the way to the client and back. A busy machine may hold up one
+    # call, not all of them.
     unseen_ns = [await _unseen_ns(running, unary)]
     while unseen_ns[-1] >= 50_000_000 and len(unseen_ns) < 50:
         unseen_ns.append(await _unseen_ns(running, unary))

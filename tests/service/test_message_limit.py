@@ -1,4 +1,6 @@
-"""What is larger than a message: cut where it can be, the failure of its own request where it cannot, on every way of reading."""
+"""What is larger than a message: cut where it can be, the failure of its own request where it
+cannot, on every way of reading.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 @pytest_asyncio.fixture
 async def limited(tmp_path: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[Running]:
-    """A service whose messages have 64 KiB; its engine answers with 1,500 tokens, and a prompt of `HUGE` with one of 70,000 bytes."""
+    """A service whose messages have 64 KiB; its engine answers with 1,500 tokens, and a prompt of
+    `HUGE` with one of 70,000 bytes.
+    """
     folder = write_model_folder(tmp_path / "tiny")
     huge = add_token(folder, "x" * 70_000)
     prompt = HUGE.to_bytes(4, "little")

@@ -1,4 +1,6 @@
-"""A service of several models: fake engines behind a fake supervisor, which come and go while callers call."""
+"""A service of several models: fake engines behind a fake supervisor, which come and go while
+callers call.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 
 Spec = generation_pb2.GenerationSpec
-# A window of 64 KiB per stream at the client: what a reader that does not read can make the server hold for it.
+# A window of 64 KiB per stream at the client: what a reader that does not read can make the server
+# hold for it.
 _SMALL_WINDOW = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.http2.lookahead_bytes", 1 << 16),
@@ -165,8 +166,9 @@ async def test_hundreds_of_streams_opened_at_once_are_all_answered(running: Runn
 
 
 async def test_a_long_text_being_encoded_does_not_stop_other_calls(running: Running) -> None:
-    # The longest hold of the interpreter's lock is the tokenizer's list of ids. A call that waits for the encoding waits nearly all of it. A busy machine may hold
-    # up one call, not one of each attempt.
+    # The longest hold of the interpreter's lock is the tokenizer's list of ids. A call that waits
+    # for the encoding waits nearly all of it. A busy machine may hold up one call, not one of each
+    # attempt.
     shares = [await _longest_wait(running)]
     while shares[-1] >= 0.5 and len(shares) < 5:
         shares.append(await _longest_wait(running))

@@ -1,4 +1,6 @@
-"""A model of several engines: prompts that begin alike meet at one of them, a lost one loses its own and nothing else, and callers see one model."""
+"""A model of several engines: prompts that begin alike meet at one of them, a lost one loses its
+own and nothing else, and callers see one model.
+"""
 
 from __future__ import annotations
 

@@ -162,7 +162,8 @@ async def test_reflection_finds_methods(running: Running, symbol: str, found: bo
 
 async def test_reflection_can_be_switched_off(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
     async with running_service(model_path, sockets, reflection=False) as running:
-        # As one request: a grpc.aio client whose write of a stream meets the end of the call reports INTERNAL by itself.
+        # As one request: a grpc.aio client whose write of a stream meets the end of the call
+        # reports INTERNAL by itself.
         call = running.channel.unary_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")(b"")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()

@@ -94,7 +94,8 @@ async def test_a_step_is_one_message(model_path: pathlib.Path, sockets: pathlib.
             num_messages = len(collected.messages)
             await read_until(call, collected, lambda: collected.messages[-1].tokens.stream_ids)
             assert len(collected.messages[-1].tokens.stream_ids) == 20
-            assert len(collected.messages) - num_messages <= 2  # the first step also tells that generations began
+            # the first step also tells that generations began
+            assert len(collected.messages) - num_messages <= 2
             await read_until(call, collected, lambda: True)
             collected.messages.append(inference_pb2.SessionResponse())
         call.cancel()

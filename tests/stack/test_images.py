@@ -1,4 +1,6 @@
-"""What the Dockerfile promises: root in no image that runs, nothing that builds in them, packages as they are locked, a context without surprises."""
+"""What the Dockerfile promises: root in no image that runs, nothing that builds in them, packages
+as they are locked, a context without surprises.
+"""
 
 from __future__ import annotations
 

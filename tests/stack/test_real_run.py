@@ -1,6 +1,9 @@
-"""The stack itself: built, started, asked from this machine, and looked at from outside. Minutes, so marked slow.
+"""The stack itself: built, started, asked from this machine, and looked at from outside.
 
-Needs a Docker daemon. Where images can be pulled nothing else; elsewhere STACK_BASE_IMAGE and STACK_PARTS, as deploy/compose.offline.yml says. The stack runs under a name and on ports of its
+Minutes, so marked slow.
+
+Needs a Docker daemon. Where images can be pulled nothing else; elsewhere STACK_BASE_IMAGE and
+STACK_PARTS, as deploy/compose.offline.yml says. The stack runs under a name and on ports of its
 own, beside another one, and is removed with its volumes.
 """
 
@@ -196,7 +199,9 @@ def test_nobody_in_the_stack_reaches_out(stack: Stack) -> None:
 
 
 def test_a_backend_that_dies_comes_back(stack: Stack) -> None:
-    """The container's first process is killed from inside; the restart policy starts it anew, and the service finds it."""
+    """The container's first process is killed from inside; the restart policy starts it anew, and
+    the service finds it.
+    """
     before = stack.containers()["backend"]["State"]["StartedAt"]
     stack.compose("exec", "-T", "backend", "python", "-c", "import os, signal; os.kill(1, signal.SIGTERM)", check=False)
     wait_until(

@@ -1,8 +1,11 @@
-"""A supervisor over fake processes, as a program: tests send it signals and look at what it leaves behind.
+"""A supervisor over fake processes, as a program: tests send it signals and look at what it leaves
+behind.
 
-Usage: driver.py FOLDER BACKEND_SCRIPT SERVICE_SCRIPT GRACE_S [TELEMETRY_SCRIPT]. A fake is a Python script (text) that finds FOLDER in its working directory. Every start
-appends "NAME PID" to FOLDER/starts, and a fake whose signal handlers are in place calls `up`, which appends NAME to FOLDER/up. The server counts
-as ready when FOLDER/ready exists, and so does its one model. GRACE_S is the services' grace.
+Usage: driver.py FOLDER BACKEND_SCRIPT SERVICE_SCRIPT GRACE_S [TELEMETRY_SCRIPT]. A fake is a Python
+script (text) that finds FOLDER in its working directory. Every start appends "NAME PID" to
+FOLDER/starts, and a fake whose signal handlers are in place calls `up`, which appends NAME to
+FOLDER/up. The server counts as ready when FOLDER/ready exists, and so does its one model. GRACE_S
+is the services' grace.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ def test_port_0_becomes_a_real_port_that_services_can_share() -> None:
         assert port > 0
         with listening(port), listening(port):
             for _ in range(50):
-                # Always answered: the socket that holds the port does not listen, so no connection goes to it.
+                # Always answered: the socket that holds the port does not listen, so no connection
+                # goes to it.
                 socket.create_connection(("127.0.0.1", port), timeout=120).close()
 
 

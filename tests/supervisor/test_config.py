@@ -233,7 +233,8 @@ def test_the_processes_get_private_addresses() -> None:
     service = configs.addressed(configs.load_server(MODEL, None), ("127.0.0.1:7",), "unix:/run/control.sock")
     assert (service.listen, service.control) == (("127.0.0.1:7",), "unix:/run/control.sock")
     assert service.reuse_port
-    # launch.py ties processes to the supervisor by SIGKILL; the service would replace it by SIGTERM and its whole grace.
+    # launch.py ties processes to the supervisor by SIGKILL; the service would replace it by SIGTERM
+    # and its whole grace.
     assert not service.exit_with_parent
 
 

@@ -140,7 +140,8 @@ def test_a_supervisor_that_was_suspended_accuses_nobody(tmp_path: pathlib.Path) 
         os.kill(pid, signal.SIGSTOP)
         # One to three ticks without a beat, of the five that are too many.
         await asyncio.sleep(1.25)
-        # The loop stands still for longer than the timeout, as in a machine that sleeps, and finds the process as it was: one tick more.
+        # The loop stands still for longer than the timeout, as in a machine that sleeps, and finds
+        # the process as it was: one tick more.
         time.sleep(3)
         await asyncio.sleep(0.1)
         os.kill(pid, signal.SIGCONT)

@@ -1,4 +1,6 @@
-"""`headrace plan`: sizes are those that workers plan, times those that were measured, and what can't be is said with the reason."""
+"""`headrace plan`: sizes are those that workers plan, times those that were measured, and what
+can't be is said with the reason.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Questions to the process that knows are answered in this one, which has imported torch; `test_every_number_of_ranks_has_its_row` asks the process."""
+    """Questions to the process that knows are answered in this one, which has imported torch;
+    `test_every_number_of_ranks_has_its_row` asks the process.
+    """
 
     def asked(question: dict[str, Any]) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = msgspec.to_builtins(answers(msgspec.convert(question, Question)))
@@ -66,7 +70,8 @@ def test_every_number_of_ranks_has_its_row() -> None:
         weights = weight_memory(config, torch.bfloat16, None, torch.device("cpu"), Shard(0, tp)).weights
         assert (row["tp"], row["replicas"], row["weight_bytes"]) == (tp, 4 // tp, weights)
         assert row["holds"] and row["kv_token_bytes"] == 2 * 8 * 4 * 32 * 2 // tp
-        # The cache gets what is left by the reserve, by the driver's GiB and, of several ranks, by half a GiB of the group.
+        # The cache gets what is left by the reserve, by the driver's GiB and, of several ranks, by
+        # half a GiB of the group.
         taken = sum(row[name] for name in ("weight_bytes", "activation_bytes", "graph_bytes", "kv_cache_bytes"))
         card = GPUS["h200"].memory_bytes
         left = card - int(0.0075 * card) - (1 << 30) - (0 if tp == 1 else 1 << 29) - taken

@@ -1,4 +1,6 @@
-"""Hypothesis strategies for any message of a protobuf type: sound values, values at limits, and nonsense, field by field from the descriptor."""
+"""Hypothesis strategies for any message of a protobuf type: sound values, values at limits, and
+nonsense, field by field from the descriptor.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ _SCALARS: dict[int, st.SearchStrategy[Any]] = {
 }
 # What protobuf takes as a string is what encodes as UTF-8.
 _TEXT = st.sampled_from(_STRINGS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(
-    # Hypothesis also tries constants of our code; what looks like a path of the server must not come from the caller.
+    # Hypothesis also tries constants of our code; what looks like a path of the server must not
+    # come from the caller.
     lambda text: not re.search(r"/(tmp|work|root|home)|\.py|0x|headrace|object at|Traceback", text)
 )
 

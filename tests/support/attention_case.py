@@ -1,4 +1,6 @@
-"""A step for the Triton attention kernels with everything around it poisoned, and what it should give, in fp64."""
+"""A step for the Triton attention kernels with everything around it poisoned, and what it should
+give, in fp64.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def copy_of(kv_cache: Tensor) -> Tensor:
 
 
 def store_blocks(kv_cache: Tensor, blocks: list[int] | int, heads: Tensor) -> None:
-    """Fills blocks with heads [.., 2, num_kv_heads, block_size, head_dim]; a token with NaN spoils its scale."""
+    """Fills blocks with heads [.., 2, num_kv_heads, block_size, head_dim]; a token with NaN spoils
+    its scale.
+    """
     if not is_quantized(kv_cache):
         kv_cache[blocks] = heads
         return
@@ -96,9 +100,12 @@ def spoil(kv_cache: Tensor, block: int, offset: int) -> None:
 
 
 class Case:
-    """A step of rows with (computed tokens, tokens of this step). Row i of the step is row `len(rows) - 1 - i` of the block tables.
+    """A step of rows with (computed tokens, tokens of this step).
 
-    Whatever no token sees is NaN: slots behind a row's end and before its window, blocks of nobody, scratch. Unused entries of block tables lie outside of the cache.
+    Row i of the step is row `len(rows) - 1 - i` of the block tables.
+
+    Whatever no token sees is NaN: slots behind a row's end and before its window, blocks of nobody,
+    scratch. Unused entries of block tables lie outside of the cache.
     """
 
     def __init__(
@@ -149,7 +156,9 @@ class Case:
         return memory[self._column_offset :].view(values.shape)
 
     def _fill_cache(self, spare_blocks: int) -> Tensor:
-        """Makes the cache and the rows' keys and values; returns the block tables [num_rows, max_blocks]."""
+        """Makes the cache and the rows' keys and values; returns the block tables [num_rows,
+        max_blocks].
+        """
         shape, size = self.shape, self.shape.block_size
         num_blocks = [-(-(computed + count) // size) for computed, count in self.rows]
         total = sum(num_blocks) + spare_blocks

@@ -1,6 +1,8 @@
-"""Folders as bitsandbytes stores NF4 in them, with numpy alone: flattened tensors, blocks of 64, scales in 8 bits under nested scales of 256.
+"""Folders as bitsandbytes stores NF4 in them, with numpy alone: flattened tensors, blocks of 64,
+scales in 8 bits under nested scales of 256.
 
-Independent of the product's NF4: written from the QLoRA paper and the names and shapes of the stored tensors.
+Independent of the product's NF4: written from the QLoRA paper and the names and shapes of the
+stored tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ NUMBERS = np.array(
 
 
 def scale_table() -> Floats:
-    """The 256 numbers of a scale: per decade twice as many as in the one below, of both signs; 0 and 1."""
+    """The 256 numbers of a scale: per decade twice as many as in the one below, of both signs; 0
+    and 1.
+    """
     numbers = [0.0, 1.0]
     for decade in range(7):
         parts = 2**decade
@@ -39,7 +43,9 @@ def nearest(values: Floats, table: Floats) -> npt.NDArray[np.uint8]:
 
 
 def quantize(values: Floats, double: bool) -> tuple[dict[str, npt.NDArray[Any]], Floats]:
-    """A weight's stored tensors by the end of their names ("" is the weight), and the numbers they stand for."""
+    """A weight's stored tensors by the end of their names ("" is the weight), and the numbers they
+    stand for.
+    """
     blocks = values.reshape(-1, 64)
     scales = np.abs(blocks).max(1).astype(np.float32)
     codes = np.concatenate([nearest(part / s, NUMBERS) for part, s in zip(np.array_split(blocks, 64), np.array_split(np.maximum(scales, 1e-30)[:, None], 64), strict=True)])  # fmt: skip
@@ -65,7 +71,10 @@ def quantize(values: Floats, double: bool) -> tuple[dict[str, npt.NDArray[Any]],
 def write(
     source: pathlib.Path, target: pathlib.Path, double: bool = True, skip: tuple[str, ...] = ()
 ) -> dict[str, torch.Tensor]:
-    """A folder's layers in NF4, all but those whose names contain one of `skip`. Returns the numbers that the tensors stand for."""
+    """A folder's layers in NF4, all but those whose names contain one of `skip`.
+
+    Returns the numbers that the tensors stand for.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.suffix == ".json":

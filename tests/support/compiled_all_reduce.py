@@ -1,6 +1,8 @@
-"""Compiles the kernels of `all_reduce`, and that of the norm alone, for a card that this machine does not have: `python -m tests.support.compiled_all_reduce 90`.
+"""Compiles the kernels of `all_reduce`, and that of the norm alone, for a card that this machine
+does not have: `python -m tests.support.compiled_all_reduce 90`.
 
-Prints one line of JSON per kernel: its resources, how many loads and stores its code has of which kind, and how it takes a row's mean square.
+Prints one line of JSON per kernel: its resources, how many loads and stores its code has of which
+kind, and how it takes a row's mean square.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from headrace_kernels.sums.all_reduce import Peers
 
 WORLD_SIZE = 4
 SIZES = (4096, 8192)
-# What the code must have: whole vectors between cards, and what any card may change looked at past the caches.
+# What the code must have: whole vectors between cards, and what any card may change looked at past
+# the caches.
 _INSTRUCTIONS = {
     "vector_loads": r"ld\.global\.v4\.b32",
     "vector_stores": r"st\.global\.v4\.b32",

@@ -1,8 +1,12 @@
-"""Compiles Triton kernels for cards that this machine does not have, as their own launchers would launch them. `_ROOMS` names the rooms.
+"""Compiles Triton kernels for cards that this machine does not have, as their own launchers would
+launch them.
+
+`_ROOMS` names the rooms.
 
     python -m tests.support.compiled_kernels ROOM 80|86|90
 
-runs the launchers on CPU tensors with compilation in place of launching, and prints one line of JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
+runs the launchers on CPU tensors with compilation in place of launching, and prints one line of
+JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
 """
 
 from __future__ import annotations
@@ -63,7 +67,10 @@ class _Card:
 
 @contextlib.contextmanager
 def compiling_for(arch: int) -> Iterator[list[Any]]:
-    """Inside, `kernel[grid](...)` compiles for the architecture and launches nothing. Yields the list that the compiled kernels are added to."""
+    """Inside, `kernel[grid](...)` compiles for the architecture and launches nothing.
+
+    Yields the list that the compiled kernels are added to.
+    """
     compiled: list[Any] = []
 
     def compile_only(self: Any, grid: object) -> Any:
@@ -75,7 +82,9 @@ def compiling_for(arch: int) -> Iterator[list[Any]]:
 
 
 def resources(kernel: Any) -> dict[str, Any]:
-    """Name, bytes of stack that registers were spilled to, shared memory, and how many products are done by warp groups."""
+    """Name, bytes of stack that registers were spilled to, shared memory, and how many products are
+    done by warp groups.
+    """
     usage = _told_of_code(kernel, "-res-usage")
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[-1]
     return {
@@ -100,7 +109,10 @@ def _warp_product_layouts(code: str) -> list[str]:
 
 
 def code_counts(kernel: Any) -> dict[str, int]:
-    """How often a product of warp groups is waited for, and how many of FP8 there are. Only the assembler's code says so, whose listing takes a sixth of the time that compiling takes."""
+    """How often a product of warp groups is waited for, and how many of FP8 there are.
+
+    Only the assembler's code says so, whose listing takes a sixth of the time that compiling takes.
+    """
     code = _told_of_code(kernel, "-sass") if "wgmma" in kernel.asm["ptx"] else ""
     return {"waits_for_products": code.count("WARPGROUP.DEPBAR"), "fp8_products": code.count("QGMMA")}
 
@@ -119,11 +131,16 @@ _CARDS = (80, 90)
 
 
 def _has_turn(arch: int, *places: int, every: bool) -> bool:
-    """Whether a combination, by its values' places, is this card's to compile: any value meets every card, and any two values meet on one. Or all are."""
+    """Whether a combination, by its values' places, is this card's to compile: any value meets
+    every card, and any two values meet on one.
+
+    Or all are.
+    """
     return every or (sum(places) + _CARDS.index(arch)) % len(_CARDS) == 0
 
 
-# An 8B Llama; groups and heads that are no power of two, with a window; many query heads to one key/value head; wide heads.
+# An 8B Llama; groups and heads that are no power of two, with a window; many query heads to one
+# key/value head; wide heads.
 _HEADS = (
     Shape(32, 8, 128, 16, None, torch.bfloat16),
     Shape(6, 2, 80, 16, 100, torch.float16),
@@ -149,7 +166,9 @@ def _decode_raw(shape: Shape, normed: bool) -> None:
 
 
 def compile_attention(arch: int) -> list[Any]:
-    """Every kernel of a decode, a mixed and a gathered step of the first two; of decodes alone of all; of drafts of the first; of quantized caches, of wide heads too."""
+    """Every kernel of a decode, a mixed and a gathered step of the first two; of decodes alone of
+    all; of drafts of the first; of quantized caches, of wide heads too.
+    """
     llama = _HEADS[0]
     with contextlib.ExitStack() as stack:
         for ability, oldest in (("has_warpgroup_products", 90), ("has_copy_engine", 90), ("has_fp8_products", 89)):
@@ -176,7 +195,9 @@ def compile_attention(arch: int) -> list[Any]:
 
 
 def _quantized_steps(shape: Shape) -> None:
-    """All that a quantized cache has of its own: writing, decodes alone, drafts, chunks through the table, gathering."""
+    """All that a quantized cache has of its own: writing, decodes alone, drafts, chunks through the
+    table, gathering.
+    """
     raw = RawCase(shape, [700], "cpu").raw
     heads = (raw.qkv, raw.rotations, empty_cache(50, shape, "cpu"), torch.zeros(1, dtype=torch.int64))
     with mock.patch.object(rope_kv, "uses_triton", lambda tensor: True):
@@ -199,7 +220,8 @@ class _Product(NamedTuple):
     out_dtype: torch.dtype = torch.bfloat16
 
 
-# Of an 8B Llama: queries, keys and values; attention's output; gate and up; down; the head. And one too short to be streamed.
+# Of an 8B Llama: queries, keys and values; attention's output; gate and up; down; the head. And one
+# too short to be streamed.
 _PRODUCTS = (
     _Product(6144, 4096, normed=True),
     _Product(4096, 4096, add=True),
@@ -249,12 +271,18 @@ def launch_low_bits(num_rows: int, product: _Product, weight: QuantizedWeight) -
 
 
 def _rows(weight: int, product: int, every: bool) -> tuple[int, ...]:
-    """One of few rows and one of many for a weight and a product, by their places: any two of the three meet. Or all four."""
+    """One of few rows and one of many for a weight and a product, by their places: any two of the
+    three meet.
+
+    Or all four.
+    """
     return (1, 12, 64, 200) if every else ((1, 64), (12, 200))[(weight + product) % 2]
 
 
 def compile_low_bits(arch: int, every: bool = False) -> list[Any]:
-    """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16 with odd sizes; restoring, to fp32 too."""
+    """The kernels of low bits: the longest products of an 8B Llama, groups of 128, and one of fp16
+    with odd sizes; restoring, to fp32 too.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         for what in ("has_warpgroup_instructions", "has_warpgroup_products"):
@@ -280,7 +308,9 @@ def compile_low_bits(arch: int, every: bool = False) -> list[Any]:
 
 
 def compile_nibble_rows(arch: int, every: bool = False) -> list[Any]:
-    """One row times INT4: groups of every size, and sizes that no tile divides; odd numbers of outputs, so that scales and zero points do not begin at even places."""
+    """One row times INT4: groups of every size, and sizes that no tile divides; odd numbers of
+    outputs, so that scales and zero points do not begin at even places.
+    """
     sizes = [(4096, 2048, 128), (1001, 768, 64), (17, 352, 32), (1, 8, 8)]
     tiles = [low_bit_nibble_row_kernels.NibbleRowTile(*cut) for cut in ((16, 4, 4), (32, 2, 2, 168), (16, 8, 1))]
     with contextlib.ExitStack() as stack:
@@ -299,7 +329,9 @@ def compile_nibble_rows(arch: int, every: bool = False) -> list[Any]:
 
 
 def compile_few(arch: int) -> list[Any]:
-    """The kernel of some rows of 8 bits: every class of rows, with all that may be fused or split, and the first tile that is worth timing."""
+    """The kernel of some rows of 8 bits: every class of rows, with all that may be fused or split,
+    and the first tile that is worth timing.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(low_bit_few_kernels, "rms_norm", lambda x, *_: x))
         compiled = stack.enter_context(compiling_for(arch))
@@ -317,7 +349,9 @@ def compile_few(arch: int) -> list[Any]:
 
 
 def compile_scaled(arch: int) -> list[Any]:
-    """The kernel of rounded tokens: a product whose inputs are split and one whose outputs are shared out, every class of rows, each size of tile once."""
+    """The kernel of rounded tokens: a product whose inputs are split and one whose outputs are
+    shared out, every class of rows, each size of tile once.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "multiprocessors", lambda device: 132))
         compiled = stack.enter_context(compiling_for(arch))
@@ -337,7 +371,9 @@ def compile_scaled(arch: int) -> list[Any]:
 
 
 def compile_head(arch: int) -> list[Any]:
-    """An 8B Llama's output layer in 8 bits, by whatever way the rules choose for a number of rows, with results in fp32."""
+    """An 8B Llama's output layer in 8 bits, by whatever way the rules choose for a number of rows,
+    with results in fp32.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(card, "has_fp8_products", lambda device: arch >= 89))
@@ -355,7 +391,8 @@ def compile_head(arch: int) -> list[Any]:
     return compiled
 
 
-# What folders of other tools need beyond: INT8 in groups and by outputs (0), with and without zero points, FP8 in blocks.
+# What folders of other tools need beyond: INT8 in groups and by outputs (0), with and without zero
+# points, FP8 in blocks.
 _ARRANGED = (
     (QuantKind.INT8, 128, Arrangement(), torch.bfloat16),
     (QuantKind.INT8, 64, Arrangement(), torch.bfloat16),
@@ -367,7 +404,9 @@ _ARRANGED = (
 
 
 def compile_arranged(arch: int, every: bool = False) -> list[Any]:
-    """Scales of groups for 8 bits, at the longest products of an 8B Llama; inputs in an order; products of rounded activations."""
+    """Scales of groups for 8 bits, at the longest products of an 8B Llama; inputs in an order;
+    products of rounded activations.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(low_bit_kernels, "rms_norm", lambda x, *_: x))
@@ -394,7 +433,9 @@ def compile_arranged(arch: int, every: bool = False) -> list[Any]:
 
 
 def compile_rounded(arch: int) -> list[Any]:
-    """Tokens of an 8B Llama and of a model of 5,120 rounded by what makes them, and by a kernel of their own, which also takes a static scale; to e4m3 where the card multiplies it."""
+    """Tokens of an 8B Llama and of a model of 5,120 rounded by what makes them, and by a kernel of
+    their own, which also takes a static scale; to e4m3 where the card multiplies it.
+    """
     numbers = [torch.int8, torch.float8_e4m3fn] if arch >= 89 else [torch.int8]
     with contextlib.ExitStack() as stack:
         for room in (rms_norm, rounded_tokens, swiglu):
@@ -435,7 +476,9 @@ def _look_up_blocks(weight: block_weight.BlockWeight) -> None:
 
 
 def compile_blocks(arch: int, every: bool = False) -> list[Any]:
-    """The kernels of weights in blocks: every kind at a product of an 8B Llama, few rows of the first and last class; restoring rows, and looking them up."""
+    """The kernels of weights in blocks: every kind at a product of an 8B Llama, few rows of the
+    first and last class; restoring rows, and looking them up.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         compiled = stack.enter_context(compiling_for(arch))

@@ -1,8 +1,10 @@
-"""Compiles the kernels of sampling, penalties and log probabilities as their launchers would, for a card that this machine does not have.
+"""Compiles the kernels of sampling, penalties and log probabilities as their launchers would, for a
+card that this machine does not have.
 
     python -m tests.support.compiled_sampling 90
 
-prints one line of JSON per kernel that is different, after batches of many sizes whose columns lie at many addresses.
+prints one line of JSON per kernel that is different, after batches of many sizes whose columns lie
+at many addresses.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def launch_all(dtype: torch.dtype) -> None:
-    """Plain draws, log probabilities and penalties of some batches; columns start anywhere in a larger one."""
+    """Plain draws, log probabilities and penalties of some batches; columns start anywhere in a
+    larger one.
+    """
     matrix = torch.zeros(257, sampling_parameters.NUM_COLUMNS, dtype=torch.int32)
     columns = torch.zeros(2000, dtype=torch.int32)
     wide = torch.zeros(2000, dtype=torch.int64)

@@ -1,4 +1,8 @@
-"""What this process has open, for tests of what must be closed. Other tests of the process may have left descriptors that go at any moment, so a test asks whether there are new ones."""
+"""What this process has open, for tests of what must be closed.
+
+Other tests of the process may have left descriptors that go at any moment, so a test asks whether
+there are new ones.
+"""
 
 from __future__ import annotations
 

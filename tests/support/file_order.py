@@ -1,7 +1,9 @@
 """In which order the processes of pytest take the files of the suite.
 
-Owns the order of files alone: a file's tests stay together and in theirs. Neighbours of a room often wait for the same thing, a watchdog or a process that ends; taken one after the
-other, as their names are sorted, all processes wait at once, and cores have nothing to do. In this order any room is spread over the whole run.
+Owns the order of files alone: a file's tests stay together and in theirs. Neighbours of a room
+often wait for the same thing, a watchdog or a process that ends; taken one after the other, as
+their names are sorted, all processes wait at once, and cores have nothing to do. In this order any
+room is spread over the whole run.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 def spread(tests: Sequence[tuple[str, _T]]) -> list[_T]:
-    """Tests, each given with its file, in the order in which they are to run: the same in every process."""
+    """Tests, each given with its file, in the order in which they are to run: the same in every
+    process.
+    """
     files = dict.fromkeys(file for file, _ in tests)
     places = {file: index * _GOLDEN_RATIO % 1 for index, file in enumerate(files)}
     return [test for _, test in sorted(tests, key=lambda each: places[each[0]])]

@@ -1,6 +1,8 @@
-"""Numbers in the block types of GGUF, with numpy alone: quantizers, and decoders that walk a block number by number.
+"""Numbers in the block types of GGUF, with numpy alone: quantizers, and decoders that walk a block
+number by number.
 
-Written from the public description of each type and independently of the product's readers, which work on whole tensors at once: here a decoder says for input i of a block where its bits are.
+Written from the public description of each type and independently of the product's readers, which
+work on whole tensors at once: here a decoder says for input i of a block where its bits are.
 Quantizers are the plainest that give sound blocks, not the best.
 """
 

@@ -1,4 +1,5 @@
-"""Writes GGUF files byte by byte, with numpy alone, so that each test can break exactly one thing; and Hugging Face folders as GGUF files.
+"""Writes GGUF files byte by byte, with numpy alone, so that each test can break exactly one thing;
+and Hugging Face folders as GGUF files.
 
 Independent of the product's reader: written from the format's description.
 """
@@ -122,10 +123,12 @@ def from_folder(folder: pathlib.Path, choose: Choice | str) -> tuple[Gguf, dict[
 
     Args:
         folder: With config.json and model.safetensors.
-        choose: Type of a matrix by Hugging Face name and shape; a name: of all matrices. Where a type's blocks do not divide the inputs it is Q8_0, or F16.
+        choose: Type of a matrix by Hugging Face name and shape; a name: of all matrices. Where a
+            type's blocks do not divide the inputs it is Q8_0, or F16.
 
     Returns:
-        The file's contents, and the numbers its tensors stand for, by Hugging Face name, in the order of Hugging Face.
+        The file's contents, and the numbers its tensors stand for, by Hugging Face name, in the
+        order of Hugging Face.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}[config["architectures"][0]]  # fmt: skip
@@ -181,7 +184,9 @@ def _metadata(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def demo_tokenizer(folder: pathlib.Path) -> dict[str, Any]:
-    """Metadata of a folder's tokenizer, as a whole tokenizer.json, with its special tokens and template."""
+    """Metadata of a folder's tokenizer, as a whole tokenizer.json, with its special tokens and
+    template.
+    """
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     vocabulary = {

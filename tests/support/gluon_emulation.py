@@ -1,9 +1,13 @@
-"""Runs a Gluon kernel of low bits without a card: one program after the other, tensors as whole arrays of numbers.
+"""Runs a Gluon kernel of low bits without a card: one program after the other, tensors as whole
+arrays of numbers.
 
-What it proves is what the kernel says, not what the compiler makes of it: places in memory, slots, and the order of copies, products and waits. Nothing is done before the kernel has waited for it:
-copies land when a wait demands their group, and products read shared memory when a wait demands their result, so that a wait too few or a slot that is filled too early gives wrong numbers. With
-`eager` copies land at once instead, which shows slots that are filled while something still reads them. The copy engine's land when the barrier that they arrive at is waited for, and a wait for what nobody
-copies, or for another number of bytes, fails where a card would hang.
+What it proves is what the kernel says, not what the compiler makes of it: places in memory, slots,
+and the order of copies, products and waits. Nothing is done before the kernel has waited for it:
+copies land when a wait demands their group, and products read shared memory when a wait demands
+their result, so that a wait too few or a slot that is filled too early gives wrong numbers. With
+`eager` copies land at once instead, which shows slots that are filled while something still reads
+them. The copy engine's land when the barrier that they arrive at is waited for, and a wait for what
+nobody copies, or for another number of bytes, fails where a card would hang.
 """
 
 from __future__ import annotations
@@ -113,11 +117,14 @@ class Descriptor:
 
 
 class _Barriers:
-    """The barriers of a program at which the copy engine's tiles arrive, by their places in shared memory; the functions by their names in the language."""
+    """The barriers of a program at which the copy engine's tiles arrive, by their places in shared
+    memory; the functions by their names in the language.
+    """
 
     def __init__(self, program: _Program) -> None:
         self._program = program
-        # Of each: copies that are under way, bytes that are still to be copied, phases that are over.
+        # Of each: copies that are under way, bytes that are still to be copied, phases that are
+        # over.
         self._copies: dict[int, list[Callable[[], object]]] = {}
         self._bytes: dict[int, int] = {}
         self._phases: dict[int, int] = {}
@@ -288,14 +295,17 @@ def _language(program: _Program, num_warps: int) -> types.SimpleNamespace:
 def emulating(
     module: Any, kernel: Any, assembly: Callable[..., Tensor], eager: bool, careless: str | None = None
 ) -> Iterator[None]:
-    """Inside, `module.<kernel>[grid](...)` runs here. `assembly(source, operands, kind)` stands for inline assembly.
+    """Inside, `module.<kernel>[grid](...)` runs here.
+
+    `assembly(source, operands, kind)` stands for inline assembly.
 
     Args:
         module: Of the kernel; its Gluon functions become plain ones.
         kernel: Of the module.
         assembly: What a piece of assembly makes of its operands.
         eager: Copies land at once.
-        careless: "copies" or "products": one of them more than the kernel allows is left under way at its waits.
+        careless: "copies" or "products": one of them more than the kernel allows is left under way
+            at its waits.
     """
     plain = {name: value.fn for name, value in vars(module).items() if hasattr(value, "fn")}
 

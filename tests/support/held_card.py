@@ -1,4 +1,8 @@
-"""Takes all memory of a card that is free, when it gets a line, says so, and holds it until it is killed: `python -m tests.support.held_card INDEX`. By the driver alone: nothing that would need memory of its own."""
+"""Takes all memory of a card that is free, when it gets a line, says so, and holds it until it is
+killed: `python -m tests.support.held_card INDEX`.
+
+By the driver alone: nothing that would need memory of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""HTTP/2 by hand, for calls that no gRPC client would make: frames to send, and what a server answers, over a plain socket.
+"""HTTP/2 by hand, for calls that no gRPC client would make: frames to send, and what a server
+answers, over a plain socket.
 
-Knows as much of header compression as it needs: it writes literals, and reads blocks whose strings are not Huffman-coded, as gRPC's are not.
+Knows as much of header compression as it needs: it writes literals, and reads blocks whose strings
+are not Huffman-coded, as gRPC's are not.
 """
 
 from __future__ import annotations
@@ -120,7 +122,10 @@ def _messages(body: bytes) -> list[bytes]:
 
 
 def _value(block: bytes, name: bytes) -> str:
-    """A header's value, where name and value are literals. Lengths below 127 are one byte; of longer ones the rest follows in seven bits each."""
+    """A header's value, where name and value are literals.
+
+    Lengths below 127 are one byte; of longer ones the rest follows in seven bits each.
+    """
     place = block.index(name) + len(name)
     size = block[place]
     assert size < 128, "Huffman-coded"

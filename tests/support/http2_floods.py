@@ -1,4 +1,5 @@
-"""Floods of HTTP/2 frames that need no key: header blocks without an end, frames beside flow control.
+"""Floods of HTTP/2 frames that need no key: header blocks without an end, frames beside flow
+control.
 
 Owns the bytes of each flood and a connection that sends one until the peer closes or a total is
 reached. Frames are `http2`'s.

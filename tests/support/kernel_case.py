@@ -1,4 +1,6 @@
-"""What tests of kernels share: the device on which an operation runs its kernel, fresh random data, poison, and how far a result may be from fp64."""
+"""What tests of kernels share: the device on which an operation runs its kernel, fresh random data,
+poison, and how far a result may be from fp64.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import torch
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Half a unit in the last place, relative; the interpreter cuts bf16 off instead of rounding it. fp32: the error of sums and of fast exponentials and roots.
+# Half a unit in the last place, relative; the interpreter cuts bf16 off instead of rounding it.
+# fp32: the error of sums and of fast exponentials and roots.
 ROUNDING = {torch.bfloat16: 2**-7 if INTERPRETED else 2**-8, torch.float16: 2**-11, torch.float32: 2e-6}
 
 # Parameters of an indirect fixture or an argument: where kernels run.
@@ -20,7 +23,9 @@ DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 
 @contextlib.contextmanager
 def kernels_on(device: str) -> Iterator[None]:
-    """Has operations on tensors of the device take their kernels, or skips the test where that can't be."""
+    """Has operations on tensors of the device take their kernels, or skips the test where that
+    can't be.
+    """
     if device == "cpu":
         if not INTERPRETED:
             pytest.skip("kernels run on the card here, not in the interpreter")

@@ -12,7 +12,8 @@ from tests.support.processes import wait_until
 
 # Where version 1 has the groups that bound memory, and where version 2 has all.
 _PARENTS = (pathlib.Path("/sys/fs/cgroup/memory"), pathlib.Path("/sys/fs/cgroup"))
-# Memory, then memory with swap; both are absent from a group that does not bound memory, the second from a kernel that does not count swap.
+# Memory, then memory with swap; both are absent from a group that does not bound memory, the second
+# from a kernel that does not count swap.
 _VERSION_1 = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
 _VERSION_2 = ("memory.max", "memory.swap.max")
 
@@ -22,7 +23,11 @@ TAKES_MEMORY = "taken = []\nwhile True: taken.append(bytearray(b'x') * (16 << 20
 
 @contextlib.contextmanager
 def memory_group(limit_bytes: int) -> Iterator[list[str]]:
-    """The beginning of a command line that runs in a new group; at the end nothing may run there any more. Skips the test where this user can make no such group, and says why."""
+    """The beginning of a command line that runs in a new group; at the end nothing may run there
+    any more.
+
+    Skips the test where this user can make no such group, and says why.
+    """
     parent = next(parent for parent in _PARENTS if parent.is_dir())
     folder = parent / f"headrace-test-{os.getpid()}"
     try:

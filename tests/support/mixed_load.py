@@ -1,7 +1,9 @@
-"""Callers of every kind at once, each with a trace of its own, and what they were told: the other half of what traces must agree with.
+"""Callers of every kind at once, each with a trace of its own, and what they were told: the other
+half of what traces must agree with.
 
-Owns the mix (streams, chats, whole answers, several outputs, long prompts, detached generations, a session, Triton's stream, callers who leave) and the ledger of
-tokens as the callers counted them. Public clients only.
+Owns the mix (streams, chats, whole answers, several outputs, long prompts, detached generations, a
+session, Triton's stream, callers who leave) and the ledger of tokens as the callers counted them.
+Public clients only.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Answer:
         kind: which caller.
         trace_id: the trace that it asked for.
         span_id: its own span, which the server's stand under.
-        tokens: for each output, how many tokens came; None: the caller left, or its wire does not say.
+        tokens: for each output, how many tokens came; None: the caller left, or its wire does not
+            say.
         ledger: where the time went; None: as above.
     """
 

@@ -14,9 +14,11 @@ _told: set[int] = set()
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody has now, that was not told before, and that the kernel gives to nobody.
+    """A port of 127.0.0.1 that nobody has now, that was not told before, and that the kernel gives
+    to nobody.
 
-    One that it gave would be within reach of every connection that is made before the server listens; and who calls such a port in vain may reach itself.
+    One that it gave would be within reach of every connection that is made before the server
+    listens; and who calls such a port in vain may reach itself.
     """
     lowest, highest = map(int, _GIVEN.read_text().split()) if _GIVEN.exists() else (32_768, 60_999)
     candidates = range(_LOWEST, lowest) if lowest > _LOWEST + 1000 else range(highest + 1, 65_536) or range(0, 1)

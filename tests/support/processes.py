@@ -1,4 +1,6 @@
-"""Processes and waiting, for the tests of every room: which still run, and conditions that come true within a time."""
+"""Processes and waiting, for the tests of every room: which still run, and conditions that come
+true within a time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def alive(pids: Iterable[int]) -> list[int]:
 
 
 def wait_until(condition: Callable[[], Value], timeout_s: float = 120.0, what: str = "the condition") -> Value:
-    """Polls a condition until it is true and returns its value; fails with `what` after the timeout."""
+    """Polls a condition until it is true and returns its value; fails with `what` after the
+    timeout.
+    """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"

@@ -1,7 +1,10 @@
-"""Folders as other tools quantize them, written and read back by small code of the tests' own, after the formats' public descriptions.
+"""Folders as other tools quantize them, written and read back by small code of the tests' own,
+after the formats' public descriptions.
 
-`quantize_folder` rounds the layers of a plain folder to nearest and writes them in a recipe's layout. `restored` unpacks one layer from its tensors by numpy, one number at a time where that is clearer, and is what
-the server's weights are compared with. Shares nothing with the code under test.
+`quantize_folder` rounds the layers of a plain folder to nearest and writes them in a recipe's
+layout. `restored` unpacks one layer from its tensors by numpy, one number at a time where that is
+clearer, and is what the server's weights are compared with. Shares nothing with the code under
+test.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class Recipe:
     group: int = 32
     symmetric: bool = True
     ordered: bool = False
-    # "", dynamic, static, each also "... with zero points"; dynamic in fp8 blocks: groups of 128 inputs.
+    # "", dynamic, static, each also "... with zero points"; dynamic in fp8 blocks: groups of 128
+    # inputs.
     activations: str = ""
 
     def config(self) -> dict[str, Any]:
@@ -75,7 +79,9 @@ class Recipe:
 
     @property
     def rounds_inputs(self) -> str:
-        """What shares a scale of inputs, "token", "group" or "static"; "" where they stay as they are."""
+        """What shares a scale of inputs, "token", "group" or "static"; "" where they stay as they
+        are.
+        """
         if self.activations.startswith("static"):
             return "static"
         is_fp8 = self.config()["quant_method"] == "fp8"
@@ -87,7 +93,8 @@ class Recipe:
         """Inputs [num_tokens, size] fp32 as this recipe's layers multiply them."""
         if not self.rounds_inputs:
             return x
-        # In fp32, as the format's own package: the largest number of a token is half way between two of int8, and fp64 would choose others.
+        # In fp32, as the format's own package: the largest number of a token is half way between
+        # two of int8, and fp64 would choose others.
         wide, largest, least = x, 448.0 if self.is_float else 127.0, -448.0 if self.is_float else -128.0
         if self.rounds_inputs == "group":
             return torch.cat([_rounded_inputs(part, largest, least, self) for part in wide.split(128, 1)], 1)
@@ -157,7 +164,9 @@ def _rounded(weight: Array, groups: Array, recipe: Recipe) -> tuple[Array, Array
 
 
 def words(values: Array, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Packs the last axis into int32, lowest bits first; the i-th place takes value `order[i]` of a word's."""
+    """Packs the last axis into int32, lowest bits first; the i-th place takes value `order[i]` of a
+    word's.
+    """
     per_word = 32 // bits
     padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % per_word)])
     parts = padded.reshape(*values.shape[:-1], -1, per_word).astype(np.uint32)

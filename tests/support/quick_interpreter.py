@@ -1,7 +1,9 @@
 """Makes Triton's interpreter two to four times as fast, without changing what it computes.
 
-Most of its time goes into work that is repeated and whose result is known: the language is patched anew for every call of a device function, and each tensor
-builds its shape and its types again. What is replaced here are five of its functions by ones that remember; `REPLACED` names them. Triton's version is locked: another one may need another file.
+Most of its time goes into work that is repeated and whose result is known: the language is patched
+anew for every call of a device function, and each tensor builds its shape and its types again. What
+is replaced here are five of its functions by ones that remember; `REPLACED` names them. Triton's
+version is locked: another one may need another file.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ def install(interpreter: ModuleType) -> None:
     _replace(interpreter, "_get_np_dtype", _remembered_dtypes(interpreter))
     _replace(core, "_type_for_tuple_values", _remembered_tuple_types(core))
     _replace(core.tensor, "__init__", _tensor_with_remembered_shape(core))
-    # Compared with 64 bits after every sum and product, and then forgotten: only `debug` would look at what came out.
+    # Compared with 64 bits after every sum and product, and then forgotten: only `debug` would look
+    # at what came out.
     builder = interpreter.interpreter_builder
     assert not builder.options.debug
     _replace(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))

@@ -1,4 +1,6 @@
-"""Several ranks as threads of one process: the same layers and the same collectives as between processes, without sockets."""
+"""Several ranks as threads of one process: the same layers and the same collectives as between
+processes, without sockets.
+"""
 
 from __future__ import annotations
 

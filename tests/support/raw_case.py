@@ -1,4 +1,8 @@
-"""A step of decodes whose new tokens are still in the projection: heads neither normed nor turned, nothing of them in the cache. What comes of it by the separate kernels, and in fp64."""
+"""A step of decodes whose new tokens are still in the projection: heads neither normed nor turned,
+nothing of them in the cache.
+
+What comes of it by the separate kernels, and in fp64.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,11 @@ EPS = 1e-6
 
 
 class RawCase:
-    """Rows with `computed` tokens before the new one. The slots of new tokens hold NaN, as do all others that no token sees; the projection of padding is NaN too."""
+    """Rows with `computed` tokens before the new one.
+
+    The slots of new tokens hold NaN, as do all others that no token sees; the projection of padding
+    is NaN too.
+    """
 
     def __init__(
         self,
@@ -73,7 +81,9 @@ class RawCase:
         return paged_attention(query, cache, self.step, self.shape.scale, self.shape.window), cache
 
     def oracle(self) -> Tensor:
-        """[rows, num_heads, head_dim] fp64: queries, keys and values rounded to the type as the cache keeps them, all else exact."""
+        """[rows, num_heads, head_dim] fp64: queries, keys and values rounded to the type as the
+        cache keeps them, all else exact.
+        """
         raw, count, kv = self.raw, self._num_rows, self.shape.num_kv_heads
         query, key, value = raw.qkv[:count].split((self.shape.num_heads, kv, kv), dim=1)
         self.case.query = self._turned(query, raw.query_norm)

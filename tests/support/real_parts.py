@@ -1,7 +1,10 @@
-"""A real OpenTelemetry Collector and a real Jaeger as processes on free ports, and the spans that Jaeger then has.
+"""A real OpenTelemetry Collector and a real Jaeger as processes on free ports, and the spans that
+Jaeger then has.
 
-They are the programs `otelcol` and `jaeger` (version 2, or the all-in-one of version 1) of the folder REAL_PARTS, by default ~/.cache/headrace-parts, or of the path. The collector runs
-deploy/collector/config.yaml, Jaeger version 2 deploy/jaeger/config.yaml, both with other addresses. Spans are read from Jaeger's API as OTLP, without code of ours.
+They are the programs `otelcol` and `jaeger` (version 2, or the all-in-one of version 1) of the
+folder REAL_PARTS, by default ~/.cache/headrace-parts, or of the path. The collector runs
+deploy/collector/config.yaml, Jaeger version 2 deploy/jaeger/config.yaml, both with other addresses.
+Spans are read from Jaeger's API as OTLP, without code of ours.
 """
 
 from __future__ import annotations

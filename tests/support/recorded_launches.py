@@ -1,9 +1,13 @@
-"""What a card of sm_90 would be told to launch, on a machine without one: every kernel of ours with the key by which Triton compiles its versions, and every operation of torch's with all that a library may look at.
+"""What a card of sm_90 would be told to launch, on a machine without one: every kernel of ours with
+the key by which Triton compiles its versions, and every operation of torch's with all that a
+library may look at.
 
     python -m tests.support.recorded_launches MODEL
 
-runs start-up's made-up steps on CPU tensors by the rules of an H200 and prints a line of JSON for each way of warming up, a `Record`. MODEL is the JSON of a `Model`. Nothing is launched or compiled, so kernels leave their outputs as they were: only what would
-be launched counts. A process of its own, because Triton decides at import whether it interprets.
+runs start-up's made-up steps on CPU tensors by the rules of an H200 and prints a line of JSON for
+each way of warming up, a `Record`. MODEL is the JSON of a `Model`. Nothing is launched or compiled,
+so kernels leave their outputs as they were: only what would be launched counts. A process of its
+own, because Triton decides at import whether it interprets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The public API for tests against a real server: specs in, whole transcripts and error details out. Generated stubs only, no client library."""
+"""The public API for tests against a real server: specs in, whole transcripts and error details
+out.
+
+Generated stubs only, no client library.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A telemetry process for tests of those who tell: it listens, keeps what it is told, and can hang or die."""
+"""A telemetry process for tests of those who tell: it listens, keeps what it is told, and can hang
+or die.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ SECOND_NS = 1_000_000_000
 
 
 def generation(number: int = 1, **changed: Any) -> facts.Generation:
-    """A generation of 2 s: first token after 50 ms, which left after 70, 100 prompt tokens of which 20 were cached, 41 output tokens."""
+    """A generation of 2 s: first token after 50 ms, which left after 70, 100 prompt tokens of which
+    20 were cached, 41 output tokens.
+    """
     told = facts.Generation(
         request_id=f"request-{number}",
         model=MODEL,
@@ -122,7 +124,9 @@ def steps(made: step_records.Records, engine: str = ENGINE) -> facts.Steps:
 
 
 def everything(first_step: int = 1, number: int = 7) -> Iterator[tuple[facts.Hello, facts.Fact]]:
-    """One fact of each kind that figures are made of, generations included; totals and ids grow with the arguments."""
+    """One fact of each kind that figures are made of, generations included; totals and ids grow
+    with the arguments.
+    """
     yield BACKEND, engine_facts()
     refusals = dict.fromkeys(("queue_full", "deadline"), number)
     yield (

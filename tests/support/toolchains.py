@@ -1,9 +1,11 @@
-"""Toolchains of other languages that tests use where the machine has them: which, whether they work, and what is left out without them.
+"""Toolchains of other languages that tests use where the machine has them: which, whether they
+work, and what is left out without them.
 
-Owns the rule: a toolchain that is missing skips its tests with a reason that begins with LEFT_OUT, and the end of the run names each of them with
-the way to get it. Where DEMAND_TOOLCHAINS is 1, as in CI, they fail instead. The reasons travel from xdist's processes inside the
-skipped tests' reports, which is why they are text. What a language needs beyond its program (modules, artifacts) is for its own tests to find
-out; they call `left_out` as well.
+Owns the rule: a toolchain that is missing skips its tests with a reason that begins with LEFT_OUT,
+and the end of the run names each of them with the way to get it. Where DEMAND_TOOLCHAINS is 1, as
+in CI, they fail instead. The reasons travel from xdist's processes inside the skipped tests'
+reports, which is why they are text. What a language needs beyond its program (modules, artifacts)
+is for its own tests to find out; they call `left_out` as well.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ def left_out(toolchain: Toolchain, why: str) -> NoReturn:
 
 
 def summary(reports: Iterable[Any]) -> list[str]:
-    """What skipped tests' reports say was left out, one line for each reason with the number of tests, sorted."""
+    """What skipped tests' reports say was left out, one line for each reason with the number of
+    tests, sorted.
+    """
     reasons = [report.longrepr[2] for report in reports if isinstance(getattr(report, "longrepr", None), tuple)]
     texts = [reason.removeprefix("Skipped: ") for reason in reasons]
     counted = {text: texts.count(text) for text in texts if text.startswith(LEFT_OUT)}

@@ -1,7 +1,9 @@
-"""A Python that has imported what is slow to import, and forks for each program that it is to run: torch and Triton take 2.6 s of a core, a fork none of it.
+"""A Python that has imported what is slow to import, and forks for each program that it is to run:
+torch and Triton take 2.6 s of a core, a fork none of it.
 
-Owns the process, its requests and how programs end. A program is `python -m MODULE ARGUMENTS`, run as if in a process of its own. Not for what the product
-starts as processes: that is to be started as it always is.
+Owns the process, its requests and how programs end. A program is `python -m MODULE ARGUMENTS`, run
+as if in a process of its own. Not for what the product starts as processes: that is to be started
+as it always is.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class WarmPython:
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, programs: Sequence[tuple[str, Sequence[str]]], timeout_s: float = 800.0) -> list[Ended]:
-        """Runs programs (module and arguments) at the same time until all have ended; all are killed if that takes too long."""
+        """Runs programs (module and arguments) at the same time until all have ended; all are
+        killed if that takes too long.
+        """
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +98,8 @@ def _become(index: int, folder: pathlib.Path, module: str, arguments: list[str])
         os.dup2(file, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = [module, *arguments]
-    # It ends soon, and its memory with it: a fifth of compiling kernels was looking for cycles among what torch and Triton made.
+    # It ends soon, and its memory with it: a fifth of compiling kernels was looking for cycles
+    # among what torch and Triton made.
     gc.disable()
     code: object = 0
     try:
@@ -110,7 +115,9 @@ def _become(index: int, folder: pathlib.Path, module: str, arguments: list[str])
 
 
 def main(imports: list[str]) -> None:
-    """Takes a request per line of standard input, answers with the programs' exit codes; ends with its input."""
+    """Takes a request per line of standard input, answers with the programs' exit codes; ends with
+    its input.
+    """
     for name in imports:
         __import__(name)
     for line in sys.stdin:

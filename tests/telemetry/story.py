@@ -1,4 +1,8 @@
-"""A made-up server: an engine that steps through requests, and the facts that its processes would tell of it. What it knows of itself is what spans are checked against."""
+"""A made-up server: an engine that steps through requests, and the facts that its processes would
+tell of it.
+
+What it knows of itself is what spans are checked against.
+"""
 
 from __future__ import annotations
 

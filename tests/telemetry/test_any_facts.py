@@ -1,4 +1,8 @@
-"""Facts whose times and columns are anything: whoever tells nonsense is refused, and what is taken becomes spans that begin before they end, inside their parents. Nothing else ever fails, at once or later."""
+"""Facts whose times and columns are anything: whoever tells nonsense is refused, and what is taken
+becomes spans that begin before they end, inside their parents.
+
+Nothing else ever fails, at once or later.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +114,8 @@ def _check(spans: list[trace_pb2.Span]) -> None:
     for span in spans:
         assert span.start_time_unix_nano <= span.end_time_unix_nano
         parent = by_id.get(span.parent_span_id)
-        # Of several generations that a call has, the last may be told when the call has been exported.
+        # Of several generations that a call has, the last may be told when the call has been
+        # exported.
         if parent is not None and parent.kind == trace_pb2.Span.SPAN_KIND_INTERNAL:
             assert parent.start_time_unix_nano <= span.start_time_unix_nano, (parent.name, span.name)
             assert span.end_time_unix_nano <= parent.end_time_unix_nano, (parent.name, span.name)

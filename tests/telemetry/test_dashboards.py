@@ -1,6 +1,8 @@
-"""Dashboards and alerts ask for what there is: every selector of every query finds series in the endpoint's output, and in a real Prometheus every query finds data.
+"""Dashboards and alerts ask for what there is: every selector of every query finds series in the
+endpoint's output, and in a real Prometheus every query finds data.
 
-The real one is HEADRACE_PROMETHEUS or `prometheus` on the path, `promtool` beside it, or that of a running stack, HEADRACE_PROMETHEUS_URL; without them those tests are skipped.
+The real one is HEADRACE_PROMETHEUS or `prometheus` on the path, `promtool` beside it, or that of a
+running stack, HEADRACE_PROMETHEUS_URL; without them those tests are skipped.
 """
 
 from __future__ import annotations
@@ -296,7 +298,9 @@ async def _has_data(address: str, expression: str) -> bool:
 
 
 def _questions() -> Iterator[Query]:
-    """All queries; alerts without their limits, each side of "and" and "or" by itself, because nothing is wrong most of the time."""
+    """All queries; alerts without their limits, each side of "and" and "or" by itself, because
+    nothing is wrong most of the time.
+    """
     yield from _dashboard_queries()
     for query in _alert_queries():
         for side in re.split(r"\s+(?:and|or)\s+(?!vector)", query.expression):

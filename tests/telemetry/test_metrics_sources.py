@@ -244,7 +244,8 @@ def test_shares_are_bytes_and_operations_over_the_devices_rates() -> None:
     (bandwidth,) = figures.points("headrace.step.bandwidth_share")
     (flops,) = figures.points("headrace.step.flops_share")
     assert isinstance(bandwidth, HistogramDataPoint) and isinstance(flops, HistogramDataPoint)
-    # A step of 4 ms: 1 GB of weights, 16,000 tokens of context read and 132 written at 1,000 bytes; the device copies 4 GB meanwhile.
+    # A step of 4 ms: 1 GB of weights, 16,000 tokens of context read and 132 written at 1,000 bytes;
+    # the device copies 4 GB meanwhile.
     assert bandwidth.sum == pytest.approx((1e9 + (16_000 + 132) * 1000) / 4e9)
     # 132 tokens, 5,000 + 16,000 pairs, 32 samples; the device does 4e11 meanwhile.
     assert flops.sum == pytest.approx((132 * 1e9 + 21_000 * 1e4 + 32 * 1e8) / 4e11)

@@ -1,4 +1,6 @@
-"""The telemetry process as it is served: facts in over its socket; file, ring and collector out; an end within a bound."""
+"""The telemetry process as it is served: facts in over its socket; file, ring and collector out; an
+end within a bound.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def framed(message: facts.Fact) -> bytes:
 
 
 def lines_of(path: pathlib.Path) -> list[trace_service_pb2.ExportTraceServiceRequest]:
-    """Lines of a trace file, read by protobuf's own reader of JSON once ids are base64, as that has them."""
+    """Lines of a trace file, read by protobuf's own reader of JSON once ids are base64, as that has
+    them.
+    """
     return [read_line(line) for line in path.read_bytes().splitlines()]
 
 
@@ -151,7 +155,8 @@ async def test_a_bad_collector_does_not_hold_up_the_end(tmp_path: pathlib.Path, 
             began = time.monotonic()
             process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(process.wait, 60) == 0
-            # Spans and metrics have a second each, and connections half a one; what they ask the collector for may take 100.
+            # Spans and metrics have a second each, and connections half a one; what they ask the
+            # collector for may take 100.
             assert time.monotonic() - began < 60
 
 

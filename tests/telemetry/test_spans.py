@@ -1,4 +1,6 @@
-"""Facts of made-up servers become spans that are complete, ordered, inside their parents, linked both ways, and say what the ledger says."""
+"""Facts of made-up servers become spans that are complete, ordered, inside their parents, linked
+both ways, and say what the ledger says.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tells a story to a SpanSink as the hub would, and reads what comes out with the generated classes."""
+"""Tells a story to a SpanSink as the hub would, and reads what comes out with the generated
+classes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Random sleeps in each step of a fake worker stand in the spans of the tokens: a real service, backend and telemetry process between them."""
+"""Random sleeps in each step of a fake worker stand in the spans of the tokens: a real service,
+backend and telemetry process between them.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,8 @@ async def test_random_sleeps_of_the_worker_are_the_waits_of_the_tokens(tmp_path:
     waits = [after - before for before, after in itertools.pairwise(sampled)]
     planted = [ended[after] - ended[before] for before, after in itertools.pairwise(steps)]
     assert max(planted) - min(planted) > 10 * _MS
-    # Each wait is its own sleep, and not the one before or after it: 0.1 ms beside 7, and on a machine that is busy still less than half.
+    # Each wait is its own sleep, and not the one before or after it: 0.1 ms beside 7, and on a
+    # machine that is busy still less than half.
     error = typical_error(waits, planted)
     others = min(typical_error(waits[1:], planted[:-1]), typical_error(waits[:-1], planted[1:]))
     assert error < others / 2, (error / _MS, others / _MS)

@@ -1,6 +1,8 @@
-"""A long prompt is computed beside 32 decoding requests of a real server; `headrace trace --explain` names it for every token that it delayed.
+"""A long prompt is computed beside 32 decoding requests of a real server; `headrace trace
+--explain` names it for every token that it delayed.
 
-Which tokens those are is read from the trace file as plain JSON, without the viewer: those whose step computed a part of the long prompt.
+Which tokens those are is read from the trace file as plain JSON, without the viewer: those whose
+step computed a part of the long prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from headrace.trace_context import new_traceparent
 from headrace_trace.command import trace
 
 DECODES, LONG_TOKENS = 32, 1400
-# Tokens of each before the long prompt comes, and after it; and more than any gets until then, since all leave.
+# Tokens of each before the long prompt comes, and after it; and more than any gets until then,
+# since all leave.
 BEGUN, MOST = 12, 640
 
 
@@ -39,7 +42,9 @@ class Run:
     spans: list[dict[str, Any]]
 
     def long_steps(self) -> dict[int, int]:
-        """Steps that computed a part of the long prompt beside others' tokens: how many of its tokens."""
+        """Steps that computed a part of the long prompt beside others' tokens: how many of its
+        tokens.
+        """
         found: dict[int, int] = {}
         for span in self.spans:
             if span["name"] != "engine.step":
@@ -121,7 +126,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         concurrent.futures.ThreadPoolExecutor(DECODES + 1) as pool,
     ):
         wait_until(lambda: is_heard(client, file), 120, "telemetry hears the service and the backend")
-        # A CPU's steps grow with what was measured: after this prompt one may hold the whole token budget.
+        # A CPU's steps grow with what was measured: after this prompt one may hold the whole token
+        # budget.
         client.generate(token_ids=[500 + n % 300 for n in range(LONG_TOKENS)], timeout=120, max_tokens=1).result()
         waiting = [pool.submit(generate, client, [10, 20, 30 + n], begun, enough) for n in range(DECODES)]
         assert all(begun.acquire(timeout=120) for _ in range(DECODES))
@@ -135,7 +141,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def is_heard(client: headrace.Client, file: pathlib.Path) -> bool:
-    """Whether a short generation's steps say who was in them. The telemetry process starts last, and each of the others reaches it when it does."""
+    """Whether a short generation's steps say who was in them.
+
+    The telemetry process starts last, and each of the others reaches it when it does.
+    """
     context = new_traceparent()
     stream = client.generate(token_ids=[7], traceparent=context, timeout=120, max_tokens=4, ignore_eos=True)
     stream.result()
@@ -149,7 +158,9 @@ def is_heard(client: headrace.Client, file: pathlib.Path) -> bool:
 
 
 def whole(file: pathlib.Path, answers: list[Answer]) -> bool:
-    """Whether each generation is there, its tokens in the same line, and all their steps, which come in lines of their own."""
+    """Whether each generation is there, its tokens in the same line, and all their steps, which
+    come in lines of their own.
+    """
     spans = [(span["name"], attributes(span)) for span in spans_of(file)]
     requests = {told.get("headrace.request.id") for name, told in spans if name != "engine.step"}
     of_tokens = {told.get("headrace.step.id") for name, told in spans if name == "token"}

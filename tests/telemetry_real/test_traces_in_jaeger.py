@@ -1,6 +1,8 @@
-"""A real server under mixed load tells a real collector, which tells a real Jaeger; what Jaeger then has must agree with itself and with what the callers saw.
+"""A real server under mixed load tells a real collector, which tells a real Jaeger; what Jaeger
+then has must agree with itself and with what the callers saw.
 
-Nothing of ours reads the traces here. Marked slow, and skipped where the programs are missing (tests/support/real_parts says where they are looked for).
+Nothing of ours reads the traces here. Marked slow, and skipped where the programs are missing
+(tests/support/real_parts says where they are looked for).
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ _PHASES = {
 _INTERNAL, _SERVER = 1, 2
 # Both are made from the same integers; a microsecond forgives the cut of a conversion.
 _SAME_NS = 1_000
-# Service and backend each measure the distance between the two clocks of the machine, a few hundred nanoseconds apart at their best.
+# Service and backend each measure the distance between the two clocks of the machine, a few hundred
+# nanoseconds apart at their best.
 _TWO_PROCESSES_NS = 50_000
 
 
@@ -70,7 +73,9 @@ class Run:
 
 @pytest.fixture(scope="module", params=["undisturbed", "a worker dies"])
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    """A small cache and a small token budget, so that prompts come in chunks and sequences are preempted; in the second run the worker is killed as well."""
+    """A small cache and a small token budget, so that prompts come in chunks and sequences are
+    preempted; in the second run the worker is killed as well.
+    """
     port = free_port()
     with real_parts() as parts:
         options = {
@@ -101,7 +106,10 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 
 
 def _arrived(jaeger: Jaeger, answers: list[Answer]) -> list[Request] | None:
-    """All requests, once Jaeger has of each what it should have. Spans of one trace may come in several messages, steps last."""
+    """All requests, once Jaeger has of each what it should have.
+
+    Spans of one trace may come in several messages, steps last.
+    """
     found = [_request(answer, jaeger.trace(answer.trace_id)) for answer in answers]
     whole = [
         request
@@ -152,7 +160,9 @@ def test_nothing_was_dropped(run: Run) -> None:
 
 
 def test_the_load_was_mixed(run: Run) -> None:
-    """Several outputs, prompts in chunks, preemptions: or the other tests would prove less than they say."""
+    """Several outputs, prompts in chunks, preemptions: or the other tests would prove less than
+    they say.
+    """
     assert max(len(request.chunks) for request in run.requests) > 3
     assert sum(request.inference.attributes["headrace.preemptions"] for request in run.requests) > 0
     assert {request.answer.kind for request in run.requests} == {
@@ -223,7 +233,8 @@ def test_tokens_of_an_output_follow_each_other(run: Run) -> None:
             for before, after in itertools.pairwise(spans):
                 assert before.start_ns <= after.start_ns
                 assert before.attributes["headrace.token.sampled_ns"] <= after.attributes["headrace.token.sampled_ns"]
-            # What nobody read ends when it was settled, which may be before an earlier token was written.
+            # What nobody read ends when it was settled, which may be before an earlier token was
+            # written.
             read = [span for span in spans if "headrace.token.emitted_ns" in span.attributes]
             assert all(before.end_ns <= after.end_ns for before, after in itertools.pairwise(read)), request.answer
             for span in spans:

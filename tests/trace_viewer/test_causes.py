@@ -77,7 +77,8 @@ def test_trouble_of_a_step_is_the_cause_of_its_token(
     explanation = explained(dataclasses.replace(beside_a_long_prefill(), **trouble), detail=detail)
     gap = next(gap for gap in explanation.gaps if gap.step_id == step)
     assert gap.cause.kind is kind
-    # A restart's tokens are computed again, and the step planned ahead of it does not count as waiting.
+    # A restart's tokens are computed again, and the step planned ahead of it does not count as
+    # waiting.
     slack = 10.0 if kind is Kind.ENGINE_RESTART else TOLERANCE_MS
     assert gap.cause.excess_ms == pytest.approx(ms, abs=slack)
 

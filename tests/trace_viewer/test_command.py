@@ -196,7 +196,9 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
 
 
 class Query(BaseHTTPRequestHandler):
-    """Jaeger's query service, as far as it is asked; the older interface alone where the server says so."""
+    """Jaeger's query service, as far as it is asked; the older interface alone where the server
+    says so.
+    """
 
     spans: dict[str, list[dict[str, Any]]] = {}
     older_only = False
@@ -227,7 +229,9 @@ class Query(BaseHTTPRequestHandler):
 
 
 def older(spans: list[dict[str, Any]]) -> dict[str, Any]:
-    """A trace as /api/traces has it, which a Jaeger 1.76 was seen to answer: microseconds, references, arrays as text."""
+    """A trace as /api/traces has it, which a Jaeger 1.76 was seen to answer: microseconds,
+    references, arrays as text.
+    """
     return {"spans": [_older_span(span) for span in spans]}
 
 

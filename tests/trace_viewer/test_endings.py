@@ -26,7 +26,9 @@ WORLD = World(Plan((Request(NAME, 0, 40, 30),)))
 
 
 def traces(**changed: Any) -> trace_pb2.TracesData:
-    """The trace of one request, with other attributes where they are there, and a failed span on request."""
+    """The trace of one request, with other attributes where they are there, and a failed span on
+    request.
+    """
     told = WORLD.traces()
     for span in told.resource_spans[0].scope_spans[0].spans:
         if span.name.startswith("text_completion") and changed.get("failed"):

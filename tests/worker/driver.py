@@ -1,4 +1,7 @@
-"""Drives a runner with plans made by hand, as the engine's scheduler would make them. Nothing here decides anything by itself."""
+"""Drives a runner with plans made by hand, as the engine's scheduler would make them.
+
+Nothing here decides anything by itself.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ class Entry:
     # Rows that draw from the entry's last token.
     drawing: tuple[int, ...] = ()
     output_position: int = 0
-    # The prompt's tokens after the first, second ... of `ids` that are told of, and how many top tokens at each.
+    # The prompt's tokens after the first, second ... of `ids` that are told of, and how many top
+    # tokens at each.
     told: list[int] = dataclasses.field(default_factory=list)
     num_top: int = 0
 
@@ -59,7 +63,10 @@ def step(
     copies: tuple[tuple[int, int], ...] = (),
     step_id: int = 1,
 ) -> StepPlan:
-    """A plan, through its byte form, in which entries that draw nothing are checked. `tables`: whole block tables of some rows."""
+    """A plan, through its byte form, in which entries that draw nothing are checked.
+
+    `tables`: whole block tables of some rows.
+    """
     tables = tables or {}
     counts = [1 if entry.ids is None else len(entry.ids) for entry in entries]
     ends = np.cumsum(counts)

@@ -148,7 +148,9 @@ def test_steps_without_wishes_launch_nothing_beside_their_graphs(shallow_llama: 
 def test_more_hidden_states_than_rows_are_checked_where_windows_are_short(
     shallow_llama: CausalLM, on_kernels: None
 ) -> None:
-    """One hidden state in four is checked; what the model's layers see does not matter to the runner."""
+    """One hidden state in four is checked; what the model's layers see does not matter to the
+    runner.
+    """
     graphs = RecordedGraphs()
     runner = captured_runner(shallow_llama, graphs, window=4)
     plan = step([Entry(0, 0, [5] * 60)], [admission(0)], {0: list(range(8))})
@@ -160,7 +162,9 @@ def test_more_hidden_states_than_rows_are_checked_where_windows_are_short(
 
 
 class TakingTurns(ThreadCollectives):
-    """A rank that computes only while no other one does, because the interpreter bears no two at once."""
+    """A rank that computes only while no other one does, because the interpreter bears no two at
+    once.
+    """
 
     def __init__(self, group: ThreadGroup, rank: int, turn: threading.Lock) -> None:
         super().__init__(group, rank)

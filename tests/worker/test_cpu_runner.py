@@ -1,4 +1,6 @@
-"""Plans driven by hand through a tiny Llama: what is computed never depends on how it was divided into steps."""
+"""Plans driven by hand through a tiny Llama: what is computed never depends on how it was divided
+into steps.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def blocks_of(row: int, length: int = 128) -> list[int]:
 def generate(
     runner: CpuRunner, row: int, prompt: list[int], count: int, chunk: int = 1000, **parameters: object
 ) -> list[int]:
-    """One sequence by itself: the prompt in chunks, then token by token without telling the runner what it drew."""
+    """One sequence by itself: the prompt in chunks, then token by token without telling the runner
+    what it drew.
+    """
     tokens: list[int] = []
     for start in range(0, len(prompt), chunk):
         ids = prompt[start : start + chunk]
@@ -143,7 +147,8 @@ def test_rows_in_mixed_batches_do_not_disturb_each_other(
 def test_copied_blocks_continue_as_their_source(runner: CpuRunner) -> None:
     tokens = generate(runner, 0, PROMPT, 8)
     execute(runner, step([Entry(1, 0, PROMPT, (1,))], [admission(1)], {1: blocks_of(1)}))
-    # Row 2 shares row 1's full blocks and gets its own copy of the last one; its first token is known.
+    # Row 2 shares row 1's full blocks and gets its own copy of the last one; its first token is
+    # known.
     source, target = blocks_of(1)[3], 60
     shared = [*blocks_of(1)[:3], target, 61]
     entries = [Entry(1, len(PROMPT), None, (1,), 1), Entry(2, len(PROMPT), [tokens[0]], (2,), 1)]

@@ -1,4 +1,6 @@
-"""The GPU's way through a step: the same tokens as the CPU's, exact or padded, in the interpreter here and captured on a card."""
+"""The GPU's way through a step: the same tokens as the CPU's, exact or padded, in the interpreter
+here and captured on a card.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def cpu_runner(model: CausalLM) -> CpuRunner:
 
 
 def mixed_plans() -> list[StepPlan]:
-    """Five prompts, the longest in two chunks, a fork with a copied block, a release, and tokens the plan does not know."""
+    """Five prompts, the longest in two chunks, a fork with a copied block, a release, and tokens
+    the plan does not know.
+    """
     tables = {row: [row * 8 + i for i in range(8)] for row in range(5)}
     start = [Entry(row, 0, PROMPTS[row], (row,)) for row in range(4)] + [Entry(4, 0, PROMPTS[4][:20])]
     plans = [step(start, [admission(row) for row in range(5)], tables, step_id=1)]
@@ -144,7 +148,9 @@ def test_steps_in_two_pieces_draw_the_same(
     expected: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Pieces of decodes alone, of prompts, and of both; rows that are cut in the middle of a prompt and before its last token; padding that is all there is of a second piece."""
+    """Pieces of decodes alone, of prompts, and of both; rows that are cut in the middle of a prompt
+    and before its last token; padding that is all there is of a second piece.
+    """
     together = LoneRank(PieceRule(1, 1, multiple))
     monkeypatch.setattr(model, "shard", Shard(collectives=together))
     monkeypatch.setattr(model.model, "_together", together)
@@ -175,7 +181,8 @@ def test_a_last_layer_of_sampled_tokens_alone_draws_the_same(
     monkeypatch.setattr(GpuRunner, "_wanted", noted)
     runner = gpu_runner(model, device, ())
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
-    # Two steps with prompts, in whole pairs of rows, one that is only checked among them; in steps of decodes every token is sampled.
+    # Two steps with prompts, in whole pairs of rows, one that is only checked among them; in steps
+    # of decodes every token is sampled.
     assert [None if rows is None else len(rows) for rows in asked] == [6, 6, *[None] * (len(expected) - 2)]
 
 
@@ -230,7 +237,9 @@ def test_rows_with_wishes_draw_as_on_the_cpu(
 
 
 def test_bad_numbers_end_their_own_row_only(model: CausalLM, device: str) -> None:
-    """A cache block of NaN, as a broken copy would leave it: the row that reads it is not sound, the others are."""
+    """A cache block of NaN, as a broken copy would leave it: the row that reads it is not sound,
+    the others are.
+    """
     runner = gpu_runner(model, device, (1, 2, 4, 8))
     tables = {row: [row * 8 + i for i in range(8)] for row in range(3)}
     execute(
@@ -247,7 +256,9 @@ def test_bad_numbers_end_their_own_row_only(model: CausalLM, device: str) -> Non
 def test_chunks_report_whether_what_they_saw_is_finite(
     model: CausalLM, device: str, batch_sizes: tuple[int, ...]
 ) -> None:
-    """Two chunks in the middle of their prompts, alone and beside a row that draws; the second sees a broken block."""
+    """Two chunks in the middle of their prompts, alone and beside a row that draws; the second sees
+    a broken block.
+    """
     runner = gpu_runner(model, device, batch_sizes)
     tables = {row: [row * 8 + i for i in range(8)] for row in range(3)}
     prompts = [Entry(row, 0, PROMPTS[row][:5]) for row in range(2)]

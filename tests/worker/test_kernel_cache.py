@@ -1,4 +1,6 @@
-"""The folder of compiled kernels: where it is, who may write to it, and what happens where it can't be used."""
+"""The folder of compiled kernels: where it is, who may write to it, and what happens where it can't
+be used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which long steps are captured: those whose launches take the host long, up to the first that does not."""
+"""Which long steps are captured: those whose launches take the host long, up to the first that does
+not.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,10 @@ def test_there_is_no_gap_below_a_long_step_that_is_cut_and_has_twice_the_launche
 
 
 class SlowHost:
-    """Takes 2 ms to launch a step, 5 more the first time; its card is done 3 ms later. Time passes by these alone."""
+    """Takes 2 ms to launch a step, 5 more the first time; its card is done 3 ms later.
+
+    Time passes by these alone.
+    """
 
     def __init__(self) -> None:
         self.now_ms = 0.0

@@ -1,4 +1,6 @@
-"""The steps that start-up makes up: within every limit, runnable by any runner, gone without a trace; and what is concluded from the memory they take."""
+"""The steps that start-up makes up: within every limit, runnable by any runner, gone without a
+trace; and what is concluded from the memory they take.
+"""
 
 from __future__ import annotations
 
@@ -229,7 +231,9 @@ def test_a_profile_counts_all_but_weights_and_cache() -> None:
 
 
 class Fellow(Collectives):
-    """One of two ranks; the other says the same at everything but the first question, which is about the reserve."""
+    """One of two ranks; the other says the same at everything but the first question, which is
+    about the reserve.
+    """
 
     rank, world_size, device = 0, 2, torch.device("cpu")
 
@@ -251,7 +255,11 @@ def start(
     long_sizes: list[tuple[int, ...]] | None = None,
     **values: object,
 ) -> tuple[Runner, MemoryPlan, FakeMemory, dict[str, float], list[LoadProgress]]:
-    """Fits a cache beside the fake card's tenants. `graphs`: what the captures of each runner in turn take; of the profile's, nothing. `long_sizes`: gets the long steps that each is to capture."""
+    """Fits a cache beside the fake card's tenants.
+
+    `graphs`: what the captures of each runner in turn take; of the profile's, nothing.
+    `long_sizes`: gets the long steps that each is to capture.
+    """
     memory = FakeMemory(80 * GIB, weights=15 * GIB, other=GIB)
     taken = iter([0, *graphs])
 
@@ -265,7 +273,8 @@ def start(
     monkeypatch.setattr(fitted_runner, "make_runner", sized_runner)
     config = config_of(**{"max_num_seqs": 4, "max_num_batched_tokens": 32, **values})
     model = fitted_runner.LoadedModel(llama, config, 64, torch.float32, torch.device("cpu"), place)
-    # Caches are not taken from the fake card: their blocks are as large as the arithmetic below wants them.
+    # Caches are not taken from the fake card: their blocks are as large as the arithmetic below
+    # wants them.
     monkeypatch.setattr(fitted_runner.LoadedModel, "kv_caches", lambda self, num_blocks: [torch.zeros(1, 2, 1, 0, 1)])
     sizes = {"activations": 9 * GIB, "kv_block": GIB // 4, "graphs": GIB, "graph_token": GRAPH_TOKEN}
     estimate = ModelMemory(weights=14 * GIB, **sizes)
@@ -287,7 +296,8 @@ def test_the_cache_gets_what_was_measured_to_be_left(monkeypatch: pytest.MonkeyP
     runner, plan, memory, phases, progress = start(monkeypatch, llama, [GIB // 2])
     assert isinstance(runner, SizedRunner) and runner.num_captured == 3
     assert plan.is_measured and plan.graph_bytes == GIB // 2
-    # Free from the start: 79 GiB, less weights, runner and step, estimated graphs and the reserve. Of the rest, whole blocks of a quarter GiB.
+    # Free from the start: 79 GiB, less weights, runner and step, estimated graphs and the reserve.
+    # Of the rest, whole blocks of a quarter GiB.
     reserve = int(0.0075 * 80 * GIB)
     assert plan.reserve_bytes == reserve
     assert plan.kv_cache_bytes == (79 - 15 - 5 - 1) * GIB - GIB // 4 * -(-reserve // (GIB // 4))
@@ -323,7 +333,8 @@ def test_long_steps_that_are_worth_a_graph_are_in_the_plan_and_captured(
     none, some = shares(0), shares(896)
     # The profile's runner captures nothing, the other what was found.
     assert long_sizes == [(), (), (), (896,)]
-    # As the fake estimate has it, for each token beyond the largest that is always captured, and the driver's own.
+    # As the fake estimate has it, for each token beyond the largest that is always captured, and
+    # the driver's own.
     more = (896 - 768) * GRAPH_TOKEN + (10 << 20)
     assert 0 < more - GIB // 4 < none.kv_cache_bytes - some.kv_cache_bytes < more + GIB // 4
 
@@ -339,14 +350,16 @@ def test_long_steps_are_not_captured_where_that_would_refuse_the_start(
         return start(*about, max_num_seqs=16, max_num_batched_tokens=1024, kv_memory=kv_memory)[1]
 
     assert plan("50GiB").kv_cache_bytes == 50 * GIB and long_sizes.pop() == (896, 1024)
-    # 15 of weights, 5 of a step, 1 of graphs, 0.6 of reserve, of 79 that are free: the long graphs' one is too much.
+    # 15 of weights, 5 of a step, 1 of graphs, 0.6 of reserve, of 79 that are free: the long graphs'
+    # one is too much.
     assert plan("57GiB").kv_cache_bytes == 57 * GIB and long_sizes.pop() == ()
     with pytest.raises(StartRefused):
         plan("58GiB")
 
 
 def test_ranks_whose_reserves_differ_capture_again_together(monkeypatch: pytest.MonkeyPatch, llama: CausalLM) -> None:
-    # More than was estimated, by less than half of this card's reserve and more than half of the other's.
+    # More than was estimated, by less than half of this card's reserve and more than half of the
+    # other's.
     graphs = [GIB + GIB // 5] * 2
     alike, other = (RankPlace(Shard(0, 2, Fellow(reserve))) for reserve in (80 * GIB, 256 << 20))
     alone = start(monkeypatch, llama, graphs)[1]

@@ -1,4 +1,6 @@
-"""Log probabilities of prompts as the worker computes them: transformers' own in fp32, however the prompt is cut, on a CPU and on a GPU's path."""
+"""Log probabilities of prompts as the worker computes them: transformers' own in fp32, however the
+prompt is cut, on a CPU and on a GPU's path.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ chunks_of_prompts = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3
 
 @pytest.fixture(scope="module")
 def references(llama_path: pathlib.Path) -> dict[tuple[int, ...], torch.Tensor]:
-    """What transformers gives as log probabilities at each position of a prompt, computed once per prompt."""
+    """What transformers gives as log probabilities at each position of a prompt, computed once per
+    prompt.
+    """
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(llama_path).float().eval()
@@ -73,7 +77,9 @@ def prompt_of(row: int, length: int) -> list[int]:
 
 
 def plans_of(chunk_sizes: list[list[int]], num_tops: list[int]) -> Iterator[StepPlan]:
-    """Row by row one chunk more in each step; a row whose prompt is complete draws and then decodes beside the others."""
+    """Row by row one chunk more in each step; a row whose prompt is complete draws and then decodes
+    beside the others.
+    """
     prompts = [prompt_of(row, sum(sizes)) for row, sizes in enumerate(chunk_sizes)]
     for number in range(max(len(sizes) for sizes in chunk_sizes)):
         entries = []

@@ -1,4 +1,6 @@
-"""Which settings suit a model: the layer that does not, and a value that works, are named; what a card lacks is told."""
+"""Which settings suit a model: the layer that does not, and a value that works, are named; what a
+card lacks is told.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from headrace_backend.ring import RingCorrupt, RingDescriptors, RingFull, RingRe
 
 PAGE = 4096
 
-# Reads from ring `sys.argv[1]`, writes every record's kind + 1 and payload reversed to ring `sys.argv[2]`, ends at kind 0.
+# Reads from ring `sys.argv[1]`, writes every record's kind + 1 and payload reversed to ring
+# `sys.argv[2]`, ends at kind 0.
 ECHO = """
 import sys
 from headrace_backend.ring import RingDescriptors, RingReader, RingWriter

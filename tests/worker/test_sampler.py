@@ -1,4 +1,6 @@
-"""Rows with all sorts of parameters side by side, against an implementation that handles one row with Python lists."""
+"""Rows with all sorts of parameters side by side, against an implementation that handles one row
+with Python lists.
+"""
 
 from __future__ import annotations
 

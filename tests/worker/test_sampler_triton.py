@@ -1,4 +1,6 @@
-"""The whole sampler through its kernels, beside the same sampler through the references, on the same plans."""
+"""The whole sampler through its kernels, beside the same sampler through the references, on the
+same plans.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def assert_equal(result: StepResult, expected: StepResult) -> None:
 
 
 def run_both(rows: list[RowAdmission], device: torch.device, vocab: int, seed: int, steps: int) -> None:
-    """Steps of all rows on both samplers; a row is spoilt in the second, and the first leaves after it."""
+    """Steps of all rows on both samplers; a row is spoilt in the second, and the first leaves after
+    it.
+    """
     reference, tested = Sampler(NUM_ROWS, vocab, CPU), Sampler(NUM_ROWS, vocab, device)
     for sampler in (reference, tested):
         sampler.admit(rows)

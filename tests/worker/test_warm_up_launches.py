@@ -1,4 +1,6 @@
-"""Warm-up's many steps go through unlike layers alone, and yet nothing is launched later that they have not launched: by all that Triton, libraries and our rules tell launches apart by."""
+"""Warm-up's many steps go through unlike layers alone, and yet nothing is launched later that they
+have not launched: by all that Triton, libraries and our rules tell launches apart by.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,9 @@ def test_unlike_layers_launch_all_that_whole_steps_launch(case: str, records: di
 
 
 def test_what_sets_layers_apart_is_seen(case: str, records: dict[str, dict[str, Any]]) -> None:
-    """The first and the last layer are enough only where all between them are of one kind: what the test above compares tells launches of other kinds apart."""
+    """The first and the last layer are enough only where all between them are of one kind: what the
+    test above compares tells launches of other kinds apart.
+    """
     missed = records["whole"]["launches"].keys() - records["ends"]["launches"].keys()
     assert bool(missed) == (len(CASES[case].places) > 3)
 
@@ -170,5 +174,6 @@ def test_warm_up_ends_with_a_few_whole_steps(case: str, records: dict[str, dict[
     assert whole == [everything] * len(whole)
     assert shallow == [CASES[case].places] * len(whole)
     assert warm[: len(shallow)] == shallow
-    # A prompt and its second token; all rows' decodes; a chunk behind a context; one beside decodes.
+    # A prompt and its second token; all rows' decodes; a chunk behind a context; one beside
+    # decodes.
     assert warm[len(shallow) :] == [everything] * 5

@@ -340,7 +340,8 @@ def test_a_worker_dies_with_its_parent(llama_path: pathlib.Path, when: str) -> N
     os.close(child)
 
 
-# A worker that comes to itself when its parent has died: it says that it is there, in a file, and becomes a worker then.
+# A worker that comes to itself when its parent has died: it says that it is there, in a file, and
+# becomes a worker then.
 LATE_WORKER = """
 import os, pathlib, sys, time
 parent = os.getppid()

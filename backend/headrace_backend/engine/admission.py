@@ -1,7 +1,9 @@
-"""Whether one more request may wait: queue length, queued tokens, expected wait against its deadline, room for its tokens.
+"""Whether one more request may wait: queue length, queued tokens, expected wait against its
+deadline, room for its tokens.
 
-Owns the counts of requests that have not started, and the refusals. Does not check the request itself (`validation`) nor order the queue
-(`waiting_queue`). A refusal that waiting can cure says when to come back.
+Owns the counts of requests that have not started, and the refusals. Does not check the request
+itself (`validation`) nor order the queue (`waiting_queue`). A refusal that waiting can cure says
+when to come back.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Admission:
         self._config = config
         self._rates = rates
         self._column_bytes = columns_bytes(config)
-        # What sequences that take a row with one step may bring into its plan together (`plan_bytes`).
+        # What sequences that take a row with one step may bring into its plan together
+        # (`plan_bytes`).
         self.max_admission_bytes = max_plan_bytes(config, max_model_len) - self._column_bytes
         # None until a worker has said how large its cache is.
         self.num_blocks: int | None = None
@@ -42,7 +45,9 @@ class Admission:
         self._prompt_logprob_bytes = 0
 
     def worker_ready(self, num_blocks: int, plan_bytes: int | None) -> None:
-        """A worker's cache has so many blocks, and its plans so many bytes; None: as many as before."""
+        """A worker's cache has so many blocks, and its plans so many bytes; None: as many as
+        before.
+        """
         self.num_blocks = num_blocks
         if plan_bytes is not None:
             self.max_admission_bytes = plan_bytes - self._column_bytes
@@ -61,10 +66,12 @@ class Admission:
         self._prompt_logprob_bytes -= request.prompt_logprob_bytes
 
     def expected_wait_ns(self, num_running: int, outputs: int = 0, passed: Collection[TenantAccount] = ()) -> int:
-        """How long a request of so many outputs would wait for its first step, by what was measured; 0 while nothing was.
+        """How long a request of so many outputs would wait for its first step, by what was
+        measured; 0 while nothing was.
 
-        Two queues are ahead of it: prompts to be computed, and, when rows are short, sequences that must leave theirs first. Tenants that it passes, since they wait for
-        their share of the cache, are in neither.
+        Two queues are ahead of it: prompts to be computed, and, when rows are short, sequences that
+        must leave theirs first. Tenants that it passes, since they wait for their share of the
+        cache, are in neither.
         """
         rates, rows = self._rates, self._config.max_num_seqs
         wait = 0.0
@@ -83,8 +90,9 @@ class Admission:
         """Lets a valid request in, which passes the waiting requests of some tenants.
 
         Raises:
-            RequestRefused: UNAVAILABLE while draining, RESOURCE_EXHAUSTED. Not for a deadline that has passed: the request ends by it, before it
-                costs a step, as one does whose deadline passes while it waits.
+            RequestRefused: UNAVAILABLE while draining, RESOURCE_EXHAUSTED. Not for a deadline that
+                has passed: the request ends by it, before it costs a step, as one does whose
+                deadline passes while it waits.
         """
         if self.draining:
             raise RequestRefused(RefusalCode.UNAVAILABLE, "the engine is draining", retry_after_ns=_NS_PER_S)
@@ -93,7 +101,9 @@ class Admission:
         self._check_wait(request, now_ns, num_running, passed)
 
     def check_fits(self, request: EngineRequest) -> str | None:
-        """Why one output could not be computed even if it had the whole cache and a step plan for itself; None if it could."""
+        """Why one output could not be computed even if it had the whole cache and a step plan for
+        itself; None if it could.
+        """
         num_bytes = most_admission_bytes(request, self._config.block_size)
         if num_bytes > self.max_admission_bytes:
             limit = self.max_admission_bytes

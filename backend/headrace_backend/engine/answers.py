@@ -14,7 +14,9 @@ from headrace_backend.engine.requests import EndReason, RequestState
 
 
 class AddOutcome(NamedTuple):
-    """A request was taken; or, `existing`, its idempotency key names an earlier one (nothing was subscribed)."""
+    """A request was taken; or, `existing`, its idempotency key names an earlier one (nothing was
+    subscribed).
+    """
 
     request_id: str
     existing: bool
@@ -33,7 +35,8 @@ class AbortOutcome(NamedTuple):
 class LossOutcome(NamedTuple):
     """What a lost worker told of the request that makes steps fail, if there is one."""
 
-    # Fewer requests are suspected than before, or the one was found; not if that goes on and on without a step that succeeds.
+    # Fewer requests are suspected than before, or the one was found; not if that goes on and on
+    # without a step that succeeds.
     closer: bool = False
     # It was found and has ended; "": it was not.
     guilty_request_id: str = ""
@@ -54,7 +57,10 @@ class OutputSnapshot:
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class AttachSnapshot:
-    """A request when a subscription began; the stream's outbox goes on from there. With `done` set nothing follows."""
+    """A request when a subscription began; the stream's outbox goes on from there.
+
+    With `done` set nothing follows.
+    """
 
     service_state: bytes
     prompt_tokens: int
@@ -112,9 +118,11 @@ class LoadSnapshot:
     # Prompt tokens asked of the prefix cache, and found there.
     prefix_query_tokens: int
     prefix_hit_tokens: int
-    # Kernels compiled and graphs captured by the workers after they were ready; a warm engine has none.
+    # Kernels compiled and graphs captured by the workers after they were ready; a warm engine has
+    # none.
     late_work: int
-    # Steps whose plan was held back until shortly before the step in flight would end, and those of them that the device had to wait for.
+    # Steps whose plan was held back until shortly before the step in flight would end, and those of
+    # them that the device had to wait for.
     held_plans: int
     late_plans: int
     # Most sequences that the batch holds.

@@ -1,10 +1,13 @@
-"""The blocks of the KV cache, by number: who holds them, which are free, which of the free still hold a known prefix.
+"""The blocks of the KV cache, by number: who holds them, which are free, which of the free still
+hold a known prefix.
 
-Owns reference counts, the two free lists and the map from a prefix key to the block that holds it. Does not know sequences or tokens
-(`kv_cache_manager`, `prefix_keys`) nor memory (the worker). Every block is in exactly one of three states:
+Owns reference counts, the two free lists and the map from a prefix key to the block that holds it.
+Does not know sequences or tokens (`kv_cache_manager`, `prefix_keys`) nor memory (the worker). Every
+block is in exactly one of three states:
 
     used    held by at least one sequence (it may have a key besides)
-    cached  held by nobody, but its key is known: a later prompt may take it up again; evicted least recently used first
+    cached  held by nobody, but its key is known: a later prompt may take it up again; evicted least
+    recently used first
     free    held by nobody, content meaningless
 
 so that free + cached + used = total, always.
@@ -27,7 +30,8 @@ class BlockPool:
         """All blocks free."""
         self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
-        # A stack: the block released last is taken first, while its memory may still be in a near cache.
+        # A stack: the block released last is taken first, while its memory may still be in a near
+        # cache.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._key_of_block: list[PrefixKey | None] = [None] * num_blocks
@@ -54,7 +58,9 @@ class BlockPool:
         return self.num_blocks - self.num_available
 
     def allocate(self) -> int | None:
-        """A block for one holder: a free one, else the cached one that was unused for longest; None if there is neither."""
+        """A block for one holder: a free one, else the cached one that was unused for longest; None
+        if there is neither.
+        """
         if self._free:
             block = self._free.pop()
         elif self._cached:
@@ -74,7 +80,10 @@ class BlockPool:
         return True
 
     def release(self, blocks: Iterable[int]) -> int:
-        """One holder fewer of each; the earlier in the iteration, the sooner evicted. Returns how many are held by nobody now."""
+        """One holder fewer of each; the earlier in the iteration, the sooner evicted.
+
+        Returns how many are held by nobody now.
+        """
         ref_counts = self.ref_counts
         num_unheld = 0
         for block in blocks:
@@ -90,7 +99,10 @@ class BlockPool:
         return num_unheld
 
     def publish(self, block: int, key: PrefixKey) -> None:
-        """Makes a held, full and sound block findable. Where the key is known already, the earlier block stays the one to find."""
+        """Makes a held, full and sound block findable.
+
+        Where the key is known already, the earlier block stays the one to find.
+        """
         assert self.ref_counts[block] > 0, "only a held block is published"
         if key not in self._block_of_key and self._key_of_block[block] is None:
             self._block_of_key[key] = block

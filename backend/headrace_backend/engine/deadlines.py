@@ -1,7 +1,8 @@
 """Which request must end next because its time is up.
 
-Owns a heap of deadlines, with lazy removal: a request that ended before its deadline is skipped when it surfaces, or swept out when such make
-up half of the heap. Does not end anything (`endings`).
+Owns a heap of deadlines, with lazy removal: a request that ended before its deadline is skipped
+when it surfaces, or swept out when such make up half of the heap. Does not end anything
+(`endings`).
 """
 
 from __future__ import annotations

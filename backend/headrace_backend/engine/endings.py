@@ -1,7 +1,8 @@
 """Ends outputs and requests, whatever the reason, in one place.
 
-Owns the order of what an end does: log and readers, row and blocks, account, table; and the search for those whose deadline has passed or that
-fit no more. Does not decide that anything else ends: `settlement` (stops, errors) and the engine (aborts) do.
+Owns the order of what an end does: log and readers, row and blocks, account, table; and the search
+for those whose deadline has passed or that fit no more. Does not decide that anything else ends:
+`settlement` (stops, errors) and the engine (aborts) do.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Endings:
     steps: StepLog
 
     def end_output(self, sequence: Sequence, end: OutputEnd, now_ns: int) -> None:
-        """Ends one output: releases what was held back, gives row and blocks back; with the last one the request ends."""
+        """Ends one output: releases what was held back, gives row and blocks back; with the last
+        one the request ends.
+        """
         assert not sequence.ended, "an output ends once"
         request = sequence.request
         sequence.ended = True
@@ -66,7 +69,9 @@ class Endings:
             request = self.deadlines.first_expired(now_ns)
 
     def end_unfit(self, now_ns: int) -> None:
-        """Ends requests that could not be computed even alone, now that the cache or the share of a tenant is smaller than when they were accepted."""
+        """Ends requests that could not be computed even alone, now that the cache or the share of a
+        tenant is smaller than when they were accepted.
+        """
         for request in self.table.active():
             reason = self.admission.check_fits(request.spec) or self.quotas.check_fits(request.account, request.spec)
             if reason is not None:
@@ -91,7 +96,10 @@ class Endings:
         self.table.note_ended(request)
 
     def _tell_end(self, request: LiveRequest, done: RequestDone) -> None:
-        """Tells the readers, and the one of them who came with the request what was recorded. Of a detached request and one that was given up the engine tells itself."""
+        """Tells the readers, and the one of them who came with the request what was recorded.
+
+        Of a detached request and one that was given up the engine tells itself.
+        """
         trace, steps = None, self.steps
         if request.trace is not None:
             num_tokens = [len(log.tokens) for log in request.logs]

@@ -1,13 +1,17 @@
-"""The engine: every request from its admission to the end of its log. A pure object: no threads, no sockets, and the clock is given.
+"""The engine: every request from its admission to the end of its log.
 
-Owns the order in which its parts are asked, and nothing else: each method is a page of what happens. One thread drives it:
+A pure object: no threads, no sockets, and the clock is given.
+
+Owns the order in which its parts are asked, and nothing else: each method is a page of what
+happens. One thread drives it:
 
     add, abort, attach ...     requests and readers come and go            (validation, admission, request_table, readers)
     plan() -> StepPlan         what the workers compute next               (scheduler, kv_cache_manager, plan_builder)
     settle(StepResult)         tokens -> stops -> token log -> outboxes    (settlement, endings)
     take_outboxes()            what the services are sent                  (outbox)
 
-Up to two steps are in flight: step N+1 is planned before the result of step N was read, but on a GPU not long before (plan_timing).
+Up to two steps are in flight: step N+1 is planned before the result of step N was read, but on a
+GPU not long before (plan_timing).
 """
 
 from __future__ import annotations
@@ -82,7 +86,8 @@ class Engine:
         Args:
             config: The engine's configuration.
             model: What is to be known of the model.
-            token_bytes: [vocab_size] the bytes of each token, none for special tokens; None refuses stop strings.
+            token_bytes: [vocab_size] the bytes of each token, none for special tokens; None refuses
+                stop strings.
             clock: CLOCK_MONOTONIC in nanoseconds; deadlines are on it.
             wall_clock: UNIX time in nanoseconds, for listings.
             steps: Keeps what steps leave for telemetry; None: one that nobody asks.
@@ -135,15 +140,18 @@ class Engine:
         captured_mixed_sizes: tuple[int, ...] = (),
         plan_bytes: int | None = None,
     ) -> None:
-        """A worker with an empty cache of so many blocks takes steps from now on; what was running is computed again.
+        """A worker with an empty cache of so many blocks takes steps from now on; what was running
+        is computed again.
 
         Requests that can't fit such a cache, or such a plan, end with an error.
 
         Args:
             num_blocks: Of the cache.
             on_gpu: Decides how long steps should take where the configuration leaves it open.
-            captured_mixed_sizes: Tokens that the worker pads steps with prompts to, ascending; none if it has no graphs.
-            plan_bytes: Most bytes of a step plan that it takes; None: as many as before, `plan_bytes.max_plan_bytes` at first.
+            captured_mixed_sizes: Tokens that the worker pads steps with prompts to, ascending; none
+                if it has no graphs.
+            plan_bytes: Most bytes of a step plan that it takes; None: as many as before,
+                `plan_bytes.max_plan_bytes` at first.
 
         Raises:
             ValueError: There is no block.
@@ -162,11 +170,15 @@ class Engine:
         self._scheduler.create_cache(num_blocks)
 
     def worker_lost(self, failed_step_id: int | None = None) -> LossOutcome:
-        """Steps in flight will never be read; everything that was computed is gone. Requests wait for `worker_ready`.
+        """Steps in flight will never be read; everything that was computed is gone.
+
+        Requests wait for `worker_ready`.
 
         Args:
-            failed_step_id: The step that failed, or that was begun last when the worker hung or died: whoever is in it, or in one before it, is suspected. At least the oldest step in flight is held
-                to be at fault, as a worker may end before it can say what it begins. None: the cause lies elsewhere.
+            failed_step_id: The step that failed, or that was begun last when the worker hung or
+                died: whoever is in it, or in one before it, is suspected. At least the oldest step
+                in flight is held to be at fault, as a worker may end before it can say what it
+                begins. None: the cause lies elsewhere.
         """
         if self._scheduler.kv is None:
             return LossOutcome()
@@ -196,8 +208,8 @@ class Engine:
         """Takes a request, with a subscription from its first token on.
 
         Raises:
-            RequestRefused: By a rule of the request (INVALID_ARGUMENT), by its id or key (ALREADY_EXISTS), or by the engine's state
-                (RESOURCE_EXHAUSTED, UNAVAILABLE).
+            RequestRefused: By a rule of the request (INVALID_ARGUMENT), by its id or key
+                (ALREADY_EXISTS), or by the engine's state (RESOURCE_EXHAUSTED, UNAVAILABLE).
         """
         now_ns = self._clock()
         self._intake.validate(request)
@@ -240,26 +252,35 @@ class Engine:
         from_token: int,
         limits: TenantLimits = NO_LIMITS,
     ) -> AttachSnapshot:
-        """A further reader of a request, of one output or of all; what it missed is in the snapshot.
+        """A further reader of a request, of one output or of all; what it missed is in the
+        snapshot.
 
         Raises:
-            RequestRefused: INVALID_ARGUMENT, by a rule of limits; NOT_FOUND; OUT_OF_RANGE, the output or the token does not exist;
-                RESOURCE_EXHAUSTED, the tenant's streams are in use.
+            RequestRefused: INVALID_ARGUMENT, by a rule of limits; NOT_FOUND; OUT_OF_RANGE, the
+                output or the token does not exist; RESOURCE_EXHAUSTED, the tenant's streams are in
+                use.
         """
         self._intake.validate_limits(limits)
         account = self._account(tenant, limits, self._clock())
         return self._readers.attach(subscriber, request_id, account, output_index, from_token)
 
     def detach(self, subscriber: Subscriber) -> None:
-        """Ends a subscription; if it came with a request that is not detached, ends the request too."""
+        """Ends a subscription; if it came with a request that is not detached, ends the request
+        too.
+        """
         self._readers.leave(subscriber, self._clock())
 
     def stream_lost(self, stream_id: int) -> None:
-        """A service is gone: its subscriptions end, and with them its requests that are not detached."""
+        """A service is gone: its subscriptions end, and with them its requests that are not
+        detached.
+        """
         self._readers.stream_lost(stream_id, self._clock())
 
     def take_outboxes(self, leave: AbstractSet[int] = frozenset()) -> dict[int, Outbox]:
-        """What to send, by stream, since it was last taken. Streams in `leave` (lagging services) go on merging theirs."""
+        """What to send, by stream, since it was last taken.
+
+        Streams in `leave` (lagging services) go on merging theirs.
+        """
         return self._outboxes.take(leave)
 
     # Steps.
@@ -286,7 +307,9 @@ class Engine:
 
     @property
     def max_context_tokens(self) -> int:
-        """Most tokens of prompt and output that a request may have: the context, or what the whole cache holds if that is less."""
+        """Most tokens of prompt and output that a request may have: the context, or what the whole
+        cache holds if that is less.
+        """
         num_blocks = self._admission.num_blocks
         if num_blocks is None:
             return self._model.max_model_len
@@ -294,7 +317,8 @@ class Engine:
         return min(self._model.max_model_len, num_blocks * self._block_size + 1)
 
     def plan(self) -> StepPlan | None:
-        """The next step; None if there is nothing to compute now, it is too early (`plan_due_ns`), two steps are in flight, or there is no worker.
+        """The next step; None if there is nothing to compute now, it is too early (`plan_due_ns`),
+        two steps are in flight, or there is no worker.
 
         Expired requests end before they cost a step.
         """
@@ -322,7 +346,9 @@ class Engine:
 
     @property
     def plan_due_ns(self) -> int | None:
-        """Until when the next plan is held back, so that `plan` is to be asked again then; None: it is not."""
+        """Until when the next plan is held back, so that `plan` is to be asked again then; None: it
+        is not.
+        """
         return self._timing.due_ns
 
     def settle(self, result: StepResult) -> None:
@@ -377,7 +403,9 @@ class Engine:
         return self._meter.snapshot(self._scheduler, self._admission, self._table.num_active, self._clock())
 
     def check_integrity(self) -> None:
-        """Asserts the invariants that hold between calls; for tests and idle moments, as it looks at every block."""
+        """Asserts the invariants that hold between calls; for tests and idle moments, as it looks
+        at every block.
+        """
         self._scheduler.check_integrity()
         active = list(self._table.active())
         num_rows = sum(request.num_rows for request in active)
@@ -420,5 +448,7 @@ class Engine:
             request.lost_at_ns = 0
 
     def _gains_by_waiting(self) -> bool:
-        """Whether who comes while the step in flight is computed could join the next; steps that tell of prompts are launched kernel by kernel, which must begin early."""
+        """Whether who comes while the step in flight is computed could join the next; steps that
+        tell of prompts are launched kernel by kernel, which must begin early.
+        """
         return not (self._in_flight and self._in_flight[-1].prompt_runs) and self._scheduler.takes_newcomers

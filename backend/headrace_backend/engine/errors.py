@@ -1,7 +1,8 @@
 """The one exception by which the engine refuses what a caller asks.
 
-Owns codes and the shape of a refusal. How it becomes a gRPC status with details is the server's business. Messages reach the client, so
-they name field, rule and limit, and never repeat what the caller sent beyond a number.
+Owns codes and the shape of a refusal. How it becomes a gRPC status with details is the server's
+business. Messages reach the client, so they name field, rule and limit, and never repeat what the
+caller sent beyond a number.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Turns a request that was asked for into one that lives: its sequences, logs, deadline, urgency and stop automaton.
+"""Turns a request that was asked for into one that lives: its sequences, logs, deadline, urgency
+and stop automaton.
 
-Owns sequence numbers of requests. Does not decide whether there is room (`admission`) and enters nothing anywhere (the engine).
+Owns sequence numbers of requests. Does not decide whether there is room (`admission`) and enters
+nothing anywhere (the engine).
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ class Intake:
     def accept(
         self, request: EngineRequest, owner: Subscriber | None, account: TenantAccount, now_ns: int
     ) -> LiveRequest:
-        """A live request with nothing computed. Its outputs but the first wait to fork from it, unless each continues tokens of its own."""
+        """A live request with nothing computed.
+
+        Its outputs but the first wait to fork from it, unless each continues tokens of its own.
+        """
         self._num_requests += 1
         live = LiveRequest(
             spec=request,

@@ -1,12 +1,18 @@
 """Finds the request that makes steps fail, so that it ends and the others go on.
 
-Owns who is suspected and who is on trial, and has the scheduler compute only those. Ends nothing (the engine does).
+Owns who is suspected and who is on trial, and has the scheduler compute only those. Ends nothing
+(the engine does).
 
-A step fails if it raises, or if the worker hangs or dies while it is the last one begun. Whoever took part in that step, or in one that was in flight before it (a device may report late),
-is a suspect; everybody else waits. The worker begins anew, or another one does. Suspects are tried alone, likely ones first: those that were still reading their prompt, then the newest. Each trial that gets past
-the point of the failure doubles the number tried at once, so that a fault that does not come again costs little. A trial that fails makes those on trial the suspects:
-fewer each time, until one request is left. It is guilty if it has failed before, because one failure alone may be anyone's: it ends with an error, and all the rest goes on: first those who have given
-tokens before, until a step of theirs shows that the device works. So several such requests, one behind the other, are told from a device that can compute nothing.
+A step fails if it raises, or if the worker hangs or dies while it is the last one begun. Whoever
+took part in that step, or in one that was in flight before it (a device may report late), is a
+suspect; everybody else waits. The worker begins anew, or another one does. Suspects are tried
+alone, likely ones first: those that were still reading their prompt, then the newest. Each trial
+that gets past the point of the failure doubles the number tried at once, so that a fault that does
+not come again costs little. A trial that fails makes those on trial the suspects: fewer each time,
+until one request is left. It is guilty if it has failed before, because one failure alone may be
+anyone's: it ends with an error, and all the rest goes on: first those who have given tokens before,
+until a step of theirs shows that the device works. So several such requests, one behind the other,
+are told from a device that can compute nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +24,8 @@ from headrace_backend.engine.plan_builder import InFlightStep
 from headrace_backend.engine.scheduler import Scheduler
 from headrace_backend.engine.sequence import LiveRequest, Sequence
 
-# With so many found guilty and no step settled in between, it is rather the device that is at fault.
+# With so many found guilty and no step settled in between, it is rather the device that is at
+# fault.
 _MOST_IN_A_ROW = 3
 
 GUILTY = "the worker failed, hung or died on this request twice, the second time on this one alone"
@@ -61,11 +68,14 @@ class Isolation:
     def step_failed(
         self, in_flight: AbstractSequence[InFlightStep], failed_step_id: int, num_settled_steps: int
     ) -> LiveRequest | None:
-        """A step failed, before its sequences lose their rows. Returns who is guilty, if that is plain now.
+        """A step failed, before its sequences lose their rows.
+
+        Returns who is guilty, if that is plain now.
 
         Args:
             in_flight: At least one, in order.
-            failed_step_id: Of those the last one that may have failed; the oldest may have in any case.
+            failed_step_id: Of those the last one that may have failed; the oldest may have in any
+                case.
             num_settled_steps: So far.
         """
         last_step_id = max(failed_step_id, in_flight[0].step_id)
@@ -91,7 +101,10 @@ class Isolation:
         return None
 
     def advance(self, num_in_flight: int, num_settled_steps: int, now_ns: int) -> bool:
-        """Sees to it that only those on trial are computed, one step at a time. False: not before the step in flight is read."""
+        """Sees to it that only those on trial are computed, one step at a time.
+
+        False: not before the step in flight is read.
+        """
         if num_in_flight:
             return False
         if self._trial_is_over(num_settled_steps):
@@ -114,7 +127,9 @@ class Isolation:
         )
 
     def _next_trial(self, num_settled_steps: int) -> None:
-        """Those on trial are cleared; the next ones are the likeliest of the suspects that are left."""
+        """Those on trial are cleared; the next ones are the likeliest of the suspects that are
+        left.
+        """
         self._proves_device &= num_settled_steps == self._num_settled_at_last and not self._on_trial
         if self._proves_device:
             requests = {sequence.request for sequence in self._scheduler.queued()}

@@ -1,9 +1,11 @@
-"""Which blocks a sequence holds: growing, taking up a known prefix, sharing between outputs, copying before a write, giving back.
+"""Which blocks a sequence holds: growing, taking up a known prefix, sharing between outputs,
+copying before a write, giving back.
 
-Owns every change to a sequence's `blocks`, and through it the block pool and what the tenants' accounts count as held. Does not decide who may have blocks (`scheduler`). A block is
-published to the prefix cache when the step that filled it has settled, if the hidden states that
-attended to all of it came out finite (a sample's, or those that the plan has checked, see
-`plan_builder`): a NaN anywhere in it would have shown there.
+Owns every change to a sequence's `blocks`, and through it the block pool and what the tenants'
+accounts count as held. Does not decide who may have blocks (`scheduler`). A block is published to
+the prefix cache when the step that filled it has settled, if the hidden states that attended to all
+of it came out finite (a sample's, or those that the plan has checked, see `plan_builder`): a NaN
+anywhere in it would have shown there.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ class KVCacheManager:
     __slots__ = ("_enable_prefix_cache", "_held_sources", "_keys", "_source_accounts", "block_size", "pool")
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_cache: bool, keys: PrefixKeys) -> None:
-        """All blocks free, no prefix known. `keys` outlive the cache, as sequences remember theirs."""
+        """All blocks free, no prefix known.
+
+        `keys` outlive the cache, as sequences remember theirs.
+        """
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self._keys = keys
         self._enable_prefix_cache = enable_prefix_cache
-        # Sources of the copies of the step in the making: not to be given away before its plan is complete.
+        # Sources of the copies of the step in the making: not to be given away before its plan is
+        # complete.
         self._held_sources: Counter[int] = Counter()
         self._source_accounts: dict[int, TenantAccount] = {}
 
@@ -45,7 +51,8 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
-        """Known blocks from the sequence's start on; never all of its tokens, so that the last one is computed and can be sampled from.
+        """Known blocks from the sequence's start on; never all of its tokens, so that the last one
+        is computed and can be sampled from.
 
         Nor any whose hidden states have to tell of the prompt.
         """
@@ -77,7 +84,9 @@ class KVCacheManager:
         return self.key(sequence, index)
 
     def num_needed(self, sequence: Sequence, prefix: list[int]) -> int:
-        """Available blocks that the sequence would use up to compute all its tokens, given a prefix just found."""
+        """Available blocks that the sequence would use up to compute all its tokens, given a prefix
+        just found.
+        """
         ref_counts = self.pool.ref_counts
         return self.num_blocks_for(sequence.num_tokens) - sum(1 for block in prefix if ref_counts[block])
 
@@ -91,12 +100,17 @@ class KVCacheManager:
         sequence.num_computed = sequence.num_settled = sequence.capacity = num_tokens
 
     def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks that must be allocated before the tokens in [num_computed, num_tokens) can be written."""
+        """Blocks that must be allocated before the tokens in [num_computed, num_tokens) can be
+        written.
+        """
         missing = max(0, self.num_blocks_for(num_tokens) - len(sequence.blocks))
         return missing + 1 if self._must_copy(sequence) else missing
 
     def grow(self, sequence: Sequence, num_tokens: int) -> int:
-        """Appends blocks until the tokens fit. The caller has seen to it that they are available. Returns how many were appended."""
+        """Appends blocks until the tokens fit.
+
+        The caller has seen to it that they are available. Returns how many were appended.
+        """
         missing = max(0, self.num_blocks_for(num_tokens) - len(sequence.blocks))
         for _ in range(missing):
             sequence.blocks.append(self._allocate())
@@ -105,7 +119,10 @@ class KVCacheManager:
         return missing
 
     def copy_on_write(self, sequence: Sequence) -> BlockCopy | None:
-        """Makes the block that the sequence writes to next its own; None if it is. The last holder needs no copy."""
+        """Makes the block that the sequence writes to next its own; None if it is.
+
+        The last holder needs no copy.
+        """
         must_copy = self._must_copy(sequence)
         sequence.tail_shared = False
         if not must_copy:
@@ -128,7 +145,9 @@ class KVCacheManager:
             self._source_accounts.clear()
 
     def fork(self, leader: Sequence, sibling: Sequence) -> None:
-        """Gives an output that has computed nothing the prompt's blocks of the output that computed it."""
+        """Gives an output that has computed nothing the prompt's blocks of the output that computed
+        it.
+        """
         for block in leader.blocks:
             self.pool.hold(block)
         sibling.blocks = list(leader.blocks)
@@ -148,7 +167,9 @@ class KVCacheManager:
         sequence.publish_at = (num_full + 1) * self.block_size
 
     def key(self, sequence: Sequence, index: int) -> bytes:
-        """Key of the sequence's block `index`, whose tokens must have been read; the chain is kept with the sequence."""
+        """Key of the sequence's block `index`, whose tokens must have been read; the chain is kept
+        with the sequence.
+        """
         keys = sequence.block_keys
         while len(keys) <= index:
             spec = sequence.request.spec
@@ -163,7 +184,9 @@ class KVCacheManager:
         sequence.blocks = []
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Asserts that reference counts and accounts are what the sequences' tables say, between steps."""
+        """Asserts that reference counts and accounts are what the sequences' tables say, between
+        steps.
+        """
         assert not self._held_sources, "copies are held for a step that is not being planned"
         sequences = list(sequences)
         self.pool.check_integrity(dict(Counter(block for sequence in sequences for block in sequence.blocks)))
@@ -179,7 +202,10 @@ class KVCacheManager:
         return block
 
     def _must_copy(self, sequence: Sequence) -> bool:
-        """Whether others hold the block that is written next. Holds for copies of this very step don't read it any more."""
+        """Whether others hold the block that is written next.
+
+        Holds for copies of this very step don't read it any more.
+        """
         if not sequence.tail_shared:
             return False
         block = sequence.blocks[sequence.num_computed // self.block_size]

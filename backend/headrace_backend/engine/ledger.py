@@ -1,11 +1,13 @@
-"""Where a request's time goes: one state machine, one running state at a time, so that the parts can't overlap and leave nothing out.
+"""Where a request's time goes: one state machine, one running state at a time, so that the parts
+can't overlap and leave nothing out.
 
-Owns the states and the arithmetic. Does not decide transitions (the engine and the scheduler call them) and reads no clock. All times are
-nanoseconds on the engine's clock.
+Owns the states and the arithmetic. Does not decide transitions (the engine and the scheduler call
+them) and reads no clock. All times are nanoseconds on the engine's clock.
 
     queued -> prefill -> decode            a request's ordinary way
-    prefill or decode -> preempted -> back when none of its sequences has a row any more, until one has
-    anything started -> restarting -> back when the worker is lost, until one of its sequences has a row again
+    prefill or decode -> preempted -> back when none of its sequences has a row any more, until one
+    has anything started -> restarting -> back when the worker is lost, until one of its sequences
+    has a row again
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ class Phase(enum.IntEnum):
 
 
 class Ledger:
-    """One request's account. The parts' sum is the service's time plus the time from arrival to end."""
+    """One request's account.
+
+    The parts' sum is the service's time plus the time from arrival to end.
+    """
 
     __slots__ = (
         "_arrival_ns",
@@ -110,7 +115,10 @@ class Ledger:
         self.phase = phase
 
     def _note_stay(self, stays: list[tuple[Phase, int, int]], now_ns: int) -> None:
-        """The phase is left now. Two stays in the same phase with nothing between them are one; one without length is none."""
+        """The phase is left now.
+
+        Two stays in the same phase with nothing between them are one; one without length is none.
+        """
         if now_ns == self._since_ns:
             return
         if stays and stays[-1][0] is self.phase:

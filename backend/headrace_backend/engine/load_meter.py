@@ -1,7 +1,9 @@
-"""How busy the engine is, and how fast: what settled steps tell of the device, and the snapshot that callers see.
+"""How busy the engine is, and how fast: what settled steps tell of the device, and the snapshot
+that callers see.
 
-Owns the counts of settled steps and of late work, and the moment at which the device was free. Durations go on to `step_time` and `rates`, which plan and admit by them, and moments to `plan_timing`. Decides
-nothing.
+Owns the counts of settled steps and of late work, and the moment at which the device was free.
+Durations go on to `step_time` and `rates`, which plan and admit by them, and moments to
+`plan_timing`. Decides nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +49,11 @@ class LoadMeter:
         self._device_free_ns = 0
 
     def note_step(self, step: InFlightStep, result: StepResult, now_ns: int) -> float:
-        """A step was settled. Returns how long it took, in microseconds: one that was launched while the one before ran began when that one was done."""
+        """A step was settled.
+
+        Returns how long it took, in microseconds: one that was launched while the one before ran
+        began when that one was done.
+        """
         self.num_settled_steps += 1
         self._late_work = result.late_work
         self._timing.settled(result.launched_at_ns, result.finished_at_ns)

@@ -1,8 +1,10 @@
-"""What leaves the engine for one service stream: token columns and rare events, merged until the server takes them.
+"""What leaves the engine for one service stream: token columns and rare events, merged until the
+server takes them.
 
-Owns the columns (as `array`, whose `tobytes()` is what the protocol carries) and the events. Does not own the log that tokens come from
-(`token_log`, `prompt_log`) nor the message they go into (the server). Within an outbox, events come after its tokens, but for those that precede every
-token of their request: Started and PromptLogprobs.
+Owns the columns (as `array`, whose `tobytes()` is what the protocol carries) and the events. Does
+not own the log that tokens come from (`token_log`, `prompt_log`) nor the message they go into (the
+server). Within an outbox, events come after its tokens, but for those that precede every token of
+their request: Started and PromptLogprobs.
 """
 
 from __future__ import annotations
@@ -30,9 +32,12 @@ def _f32() -> array[float]:
 
 @dataclasses.dataclass(slots=True)
 class LogprobColumns:
-    """Log probabilities of a run of tokens: three entries' worth per token, and the most likely tokens of all of them flat."""
+    """Log probabilities of a run of tokens: three entries' worth per token, and the most likely
+    tokens of all of them flat.
+    """
 
-    # Per token: natural logarithm of its probability, its rank (1 is the most likely), how many top entries are its own.
+    # Per token: natural logarithm of its probability, its rank (1 is the most likely), how many top
+    # entries are its own.
     sampled: array[float] = dataclasses.field(default_factory=_f32)
     ranks: array[int] = dataclasses.field(default_factory=_u32)
     top_counts: array[int] = dataclasses.field(default_factory=_u16)
@@ -59,7 +64,10 @@ class Started:
 
 @dataclasses.dataclass(slots=True, frozen=True, eq=False)
 class PromptLogprobs:
-    """Log probabilities of consecutive prompt tokens. Written once; readers and the request's log share it."""
+    """Log probabilities of consecutive prompt tokens.
+
+    Written once; readers and the request's log share it.
+    """
 
     first_token_index: int
     columns: LogprobColumns
@@ -86,7 +94,8 @@ class OutputEnd:
     # For STOP: the token, or the index of the string.
     stop_token_id: int | None = None
     stop_string_index: int | None = None
-    # Bytes to cut from the end of the output's text: a matched stop string and what followed it within its token.
+    # Bytes to cut from the end of the output's text: a matched stop string and what followed it
+    # within its token.
     trim_bytes: int = 0
     # For ERROR: what to tell the client. Its code is INTERNAL.
     error: str = ""
@@ -127,7 +136,8 @@ class Outbox:
     handles: array[int] = dataclasses.field(default_factory=_u32)
     output_indices: array[int] = dataclasses.field(default_factory=_u16)
     tokens: array[int] = dataclasses.field(default_factory=_u32)
-    # For those tokens that have log probabilities, in the same order, and their rows in the columns above.
+    # For those tokens that have log probabilities, in the same order, and their rows in the columns
+    # above.
     logprobs: LogprobColumns = dataclasses.field(default_factory=LogprobColumns)
     logprob_rows: array[int] = dataclasses.field(default_factory=_u32)
     # (handle, event); after a RequestDone the handle is free again.
@@ -143,7 +153,10 @@ class Outbox:
 
 
 class Stream:
-    """One service stream's outbox in the making. Subscriptions keep it, so that releasing a token costs no lookup."""
+    """One service stream's outbox in the making.
+
+    Subscriptions keep it, so that releasing a token costs no lookup.
+    """
 
     __slots__ = ("_dirty", "_outbox", "stream_id")
 

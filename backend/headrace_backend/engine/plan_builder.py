@@ -1,7 +1,8 @@
 """The columns of a step plan in the making, and the record by which its result is read.
 
-Owns the encoding of decisions that `scheduler` took into columns, and the order of entries: first the sequences that decode, whose columns are
-written all at once when the plan is complete, then the others, entry by entry. Does not decide.
+Owns the encoding of decisions that `scheduler` took into columns, and the order of entries: first
+the sequences that decode, whose columns are written all at once when the plan is complete, then the
+others, entry by entry. Does not decide.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from headrace_backend.step_plan import (
 
 @dataclasses.dataclass(slots=True)
 class InFlightStep:
-    """What the engine must remember of a planned step to read its result: sequences, never rows, which may have changed hands."""
+    """What the engine must remember of a planned step to read its result: sequences, never rows,
+    which may have changed hands.
+    """
 
     step_id: int
     planned_at_ns: int
@@ -44,7 +47,8 @@ class InFlightStep:
     load: StepLoad
     # In the order of the plan's sample columns.
     samples: list[Sequence]
-    # Sequences that computed without sampling: with their epoch, and the tokens computed after the step.
+    # Sequences that computed without sampling: with their epoch, and the tokens computed after the
+    # step.
     chunks: list[tuple[Sequence, int, int]]
     # In the order of the plan's checked hidden states: whose they are.
     checked: list[Sequence]
@@ -55,7 +59,8 @@ class InFlightStep:
     prompt_runs: list[tuple[LiveRequest, PromptRun]]
     # Sequences that computed tokens known before: with the first of these, and how many.
     entries: list[tuple[Sequence, int, int]]
-    # When it was planned (`step_log`): blocks, those not held by anybody, requests that waited; whether it was tried alone; requests of the sequences that lost their row for it; sequences
+    # When it was planned (`step_log`): blocks, those not held by anybody, requests that waited;
+    # whether it was tried alone; requests of the sequences that lost their row for it; sequences
     # that had a token to decode, and found no room.
     num_blocks: int = 0
     free_blocks: int = 0
@@ -153,7 +158,10 @@ class PlanBuilder:
         return log.most_computed(num_known, num_missing, MAX_PROMPT_LOGPROBS - self.num_prompt_logprobs)
 
     def admit(self, sequence: Sequence, row: int, num_blocks: int) -> bool:
-        """Has the sequence take a row with this step, and write a block table of so many blocks. False: the plan has no room left, and nothing has changed."""
+        """Has the sequence take a row with this step, and write a block table of so many blocks.
+
+        False: the plan has no room left, and nothing has changed.
+        """
         before = self._admissions[-1] if self._admissions else None
         if before is not None and self._last_admitted is not None and self._last_admitted.request is sequence.request:
             admission = SiblingAdmission(row, sequence.log.output_index, _history(sequence)).after(before)
@@ -168,7 +176,10 @@ class PlanBuilder:
         return True
 
     def add_decode(self, sequence: Sequence) -> None:
-        """Computes the row's last sampled token, which the worker knows, and samples the next. Decodes precede all other entries."""
+        """Computes the row's last sampled token, which the worker knows, and samples the next.
+
+        Decodes precede all other entries.
+        """
         self._decodes.append(sequence)
         self.num_tokens += 1
         sequence.num_computed += 1
@@ -182,7 +193,10 @@ class PlanBuilder:
         self.load.context_tokens = sum(self._decode_starts) + len(self._decodes)
 
     def add_known(self, sequence: Sequence, count: int) -> bool:
-        """Computes the next `count` tokens, all of them known. Returns whether they were the last, so that one is sampled."""
+        """Computes the next `count` tokens, all of them known.
+
+        Returns whether they were the last, so that one is sampled.
+        """
         start = sequence.num_computed
         end = start + count
         self._entries.append((sequence, start, count))
@@ -283,7 +297,9 @@ class PlanBuilder:
             self._checked_indices.append(self.num_tokens + count - 1 - back)
 
     def _report_prompt(self, sequence: Sequence, start: int, end: int) -> None:
-        """Tokens [start, end) of the sequence are the next of the step: what they tell of the prompt."""
+        """Tokens [start, end) of the sequence are the next of the step: what they tell of the
+        prompt.
+        """
         log = sequence.prompt_log
         run = log.plan(start, end) if log is not None else None
         if run is not None:
@@ -310,7 +326,9 @@ class PlanBuilder:
 
 
 def most_admission_bytes(request: EngineRequest, block_size: int) -> int:
-    """Most bytes that one output's admission can take with its block table: with the history of all its tokens, when it comes back at the end."""
+    """Most bytes that one output's admission can take with its block table: with the history of all
+    its tokens, when it comes back at the end.
+    """
     sampling, num_tokens = request.sampling, len(request.prompt_ids) + request.stop.max_tokens
     words = sum(RUN_BYTES + 4 * len(word) for word in sampling.bad_words)
     lists = words + 2 * len(sampling.logit_bias_ids) + 4 * len(request.stop.token_ids)

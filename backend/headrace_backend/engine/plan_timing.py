@@ -1,17 +1,24 @@
-"""When to plan the step after the one in flight: not before it must be, so that a prompt that arrives meanwhile is in it.
+"""When to plan the step after the one in flight: not before it must be, so that a prompt that
+arrives meanwhile is in it.
 
-Owns the prediction of when the step in flight ends, what is learned of its errors, and the moment that follows. Reads no clock and plans nothing (the engine does both), and does not know what a step
-costs (`step_time`). What was planned and settled goes in, moments come out; all times are nanoseconds of CLOCK_MONOTONIC, which engine and worker share.
+Owns the prediction of when the step in flight ends, what is learned of its errors, and the moment
+that follows. Reads no clock and plans nothing (the engine does both), and does not know what a step
+costs (`step_time`). What was planned and settled goes in, moments come out; all times are
+nanoseconds of CLOCK_MONOTONIC, which engine and worker share.
 
     step N      |------- computed -------------------------|
                                         due      expected end
                                          |<----- margin -->|
     step N+1                             plan, ring, launch|------- computed -----
 
-The margin is what it takes from the moment due to a launched forward pass (planning, timer, ring, the worker's own launching) plus what predictions err, each as large as all but one of the last 128 steps needed. A step
-that the device had to wait for is a sample like any other, so a margin too small grows with the second such step; a single accident does not make everybody wait for a hundred steps.
+The margin is what it takes from the moment due to a launched forward pass (planning, timer, ring,
+the worker's own launching) plus what predictions err, each as large as all but one of the last 128
+steps needed. A step that the device had to wait for is a sample like any other, so a margin too
+small grows with the second such step; a single accident does not make everybody wait for a hundred
+steps.
 
-Nothing is held back before enough is known, where little would be gained, and where launching is so slow that it has to be hidden behind the step before (a CPU, a GPU without graphs: `worker_ready`).
+Nothing is held back before enough is known, where little would be gained, and where launching is so
+slow that it has to be hidden behind the step before (a CPU, a GPU without graphs: `worker_ready`).
 """
 
 from __future__ import annotations
@@ -21,7 +28,9 @@ import dataclasses
 from collections import deque
 from typing import Final
 
-# Steps that a margin is learned from, and how many of them may have needed more: with 4, 56 plans of a run of poisson15 on an H200 came too late, with 1 19, and nobody waited longer for a first token.
+# Steps that a margin is learned from, and how many of them may have needed more: with 4, 56 plans
+# of a run of poisson15 on an H200 came too late, with 1 19, and nobody waited longer for a first
+# token.
 _REMEMBERED: Final = 128
 _EXCEEDED: Final = 1
 # With fewer nothing is held back.
@@ -49,7 +58,9 @@ class RecentLimit:
 
     @property
     def value(self) -> float:
-        """The limit: exceeded by one of the last samples, by none while they are few; 0 without any."""
+        """The limit: exceeded by one of the last samples, by none while they are few; 0 without
+        any.
+        """
         return self._in_order[-1 - self._num_beyond] if self._in_order else 0.0
 
     @property
@@ -100,18 +111,23 @@ class PlanTiming:
 
     def __init__(self) -> None:
         """Nothing is known, and nothing is held back."""
-        # Over all lives of workers: steps whose plan was held back, and those of them that the device waited for.
+        # Over all lives of workers: steps whose plan was held back, and those of them that the
+        # device waited for.
         self.num_held = 0
         self.num_late = 0
         self.worker_ready(holds=False)
 
     def worker_ready(self, holds: bool) -> None:
-        """Another worker, of which nothing is known, takes plans from now on. `holds`: whether it launches steps fast enough for plans to be held back."""
+        """Another worker, of which nothing is known, takes plans from now on.
+
+        `holds`: whether it launches steps fast enough for plans to be held back.
+        """
         self._holds = holds
         self._in_flight: deque[_PlannedStep] = deque()
         # From asking for a plan to its launched forward pass.
         self._lead = RecentLimit()
-        # What steps without and with prompts took less than predicted, as a share of the prediction.
+        # What steps without and with prompts took less than predicted, as a share of the
+        # prediction.
         self._errors = (RecentLimit(), RecentLimit())
         # Of the step settled last.
         self._device_free_ns = 0
@@ -128,11 +144,13 @@ class PlanTiming:
         return self._due_ns
 
     def may_plan(self, now_ns: int, worthwhile: bool) -> bool:
-        """Whether the next step is to be planned now; `planned` follows if there is anything to plan.
+        """Whether the next step is to be planned now; `planned` follows if there is anything to
+        plan.
 
         Args:
             now_ns: The time.
-            worthwhile: Whether anybody who comes later could join a step that is planned later. Asked once per step.
+            worthwhile: Whether anybody who comes later could join a step that is planned later.
+                Asked once per step.
         """
         if self._in_flight:
             if self._due_ns is None and worthwhile:
@@ -150,7 +168,8 @@ class PlanTiming:
         Args:
             predicted_us: How long it is predicted to take.
             mixed: Whether it has prompts.
-            replayed: Whether it is launched at once, as a graph. The device begins with the first kernel of any other, so that the end of its launching tells nothing.
+            replayed: Whether it is launched at once, as a graph. The device begins with the first
+                kernel of any other, so that the end of its launching tells nothing.
         """
         step = _PlannedStep(self._asked_at_ns, self._held, mixed, replayed, 1e3 * predicted_us)
         self.num_held += self._held
@@ -172,7 +191,8 @@ class PlanTiming:
         if step.replayed:
             began_ns = max(began_ns, launched_at_ns)
             self.num_late += step.held and launched_at_ns > self._device_free_ns
-            # A worker that was still launching the step before says nothing of how long it takes to launch one.
+            # A worker that was still launching the step before says nothing of how long it takes to
+            # launch one.
             if step.asked_at_ns >= self._launched_at_ns:
                 self._lead.add(launched_at_ns - step.asked_at_ns)
         # Where it is not known when the device began, it was busy until it did.
@@ -180,7 +200,11 @@ class PlanTiming:
             self._errors[step.mixed].add((began_ns + step.duration_ns - finished_at_ns) / step.duration_ns)
 
     def _expect(self, step: _PlannedStep) -> None:
-        """All steps before it are done. One that the device waits for is taken to be launched fast, or its successor would be late too."""
+        """All steps before it are done.
+
+        One that the device waits for is taken to be launched fast, or its successor would be late
+        too.
+        """
         step.expected_end_ns = max(step.asked_at_ns + self._lead.least, self._device_free_ns) + step.duration_ns
 
     def _choose_due_ns(self, now_ns: int) -> int | None:

@@ -1,8 +1,9 @@
 """Keys of prefixes: a hash chain over full blocks, salted per tenant.
 
-Owns how a key is made. A key names a block's tokens *and everything before them* and the salt, so that equal keys mean equal KV content
-for callers that may share it. Keys are 128 bits of BLAKE2b under a secret drawn per engine: nobody outside can look for two prompts that
-collide, so one tenant's prefix can't be made to stand for another's.
+Owns how a key is made. A key names a block's tokens *and everything before them* and the salt, so
+that equal keys mean equal KV content for callers that may share it. Keys are 128 bits of BLAKE2b
+under a secret drawn per engine: nobody outside can look for two prompts that collide, so one
+tenant's prefix can't be made to stand for another's.
 """
 
 from __future__ import annotations

@@ -1,16 +1,23 @@
-"""What tenants may take, over all services: requests and tokens a minute, streams at one time, a share of the KV cache.
+"""What tenants may take, over all services: requests and tokens a minute, streams at one time, a
+share of the KV cache.
 
-Owns the accounts, their limits, charges and refusals. Does not hold a tenant to its share of the cache step by step (`scheduler`). No clock of its own.
+Owns the accounts, their limits, charges and refusals. Does not hold a tenant to its share of the
+cache step by step (`scheduler`). No clock of its own.
 
-    requests_per_minute   one for each accepted request. A minute's worth can come at once (`RateBucket`)
-    tokens_per_minute     prompt + n * max_tokens when a request is accepted; at its end, whatever the reason, what it did not use is given back. A prompt counts as used
+    requests_per_minute   one for each accepted request. A minute's worth can come at once
+                          (`RateBucket`)
+    tokens_per_minute     prompt + n * max_tokens when a request is accepted; at its end, whatever
+                          the reason, what it did not use is given back. A prompt counts as used
                           from the first step that was planned of it
-    concurrent_streams    requests that wait or run, whether or not somebody reads them, and readers beside the first of each. A reader of an ended request needs a free
-                          stream too, and is done with it at once
-    kv_cache_share        blocks that running sequences hold; what could not fit even alone is refused
+    concurrent_streams    requests that wait or run, whether or not somebody reads them, and readers
+                          beside the first of each. A reader of an ended request needs a free stream
+                          too, and is done with it at once
+    kv_cache_share        blocks that running sequences hold; what could not fit even alone is
+                          refused
 
-The newest limits of a tenant hold. A refused request costs nothing, and neither does one whose idempotency key is known. An account is forgotten when nothing of its tenant is
-active and its buckets are full: at most a minute after the last end, since no bucket takes longer to fill.
+The newest limits of a tenant hold. A refused request costs nothing, and neither does one whose
+idempotency key is known. An account is forgotten when nothing of its tenant is active and its
+buckets are full: at most a minute after the last end, since no bucket takes longer to fill.
 """
 
 from __future__ import annotations
@@ -36,7 +43,9 @@ class _Wait(NamedTuple):
 
 
 class Quotas:
-    """The accounts of all tenants that have something active, or took something within the last minute."""
+    """The accounts of all tenants that have something active, or took something within the last
+    minute.
+    """
 
     def __init__(self, block_size: int) -> None:
         """Nobody has taken anything, and there is no cache yet."""
@@ -63,7 +72,10 @@ class Quotas:
             account.max_blocks = self._max_blocks(account.limits)
 
     def account(self, tenant: str, limits: TenantLimits, now_ns: int) -> TenantAccount:
-        """The tenant's account under its newest limits. It is kept from its first accepted request on."""
+        """The tenant's account under its newest limits.
+
+        It is kept from its first accepted request on.
+        """
         account = self._accounts.get(tenant) or TenantAccount(tenant)
         if account.limits != limits:
             account.limits = limits
@@ -83,7 +95,9 @@ class Quotas:
     # Requests and readers.
 
     def check_fits(self, account: TenantAccount, request: EngineRequest) -> str | None:
-        """Why one output could not be computed even if its tenant had nothing else in the cache; None if it could."""
+        """Why one output could not be computed even if its tenant had nothing else in the cache;
+        None if it could.
+        """
         # The last token's KV is never needed.
         num_tokens = len(request.prompt_ids) + request.stop.max_tokens - 1
         num_blocks = -(-num_tokens // self._block_size)
@@ -95,10 +109,13 @@ class Quotas:
         )
 
     def admit(self, account: TenantAccount, request: EngineRequest, now_ns: int) -> TokenCharge | None:
-        """Charges a request that nothing else speaks against. Returns what `ended` settles; None where tokens are not limited.
+        """Charges a request that nothing else speaks against.
+
+        Returns what `ended` settles; None where tokens are not limited.
 
         Raises:
-            RequestRefused: RESOURCE_EXHAUSTED, with the moment at which the request passes unless others come before it; without one if it never can.
+            RequestRefused: RESOURCE_EXHAUSTED, with the moment at which the request passes unless
+                others come before it; without one if it never can.
         """
         num_tokens = len(request.prompt_ids) + request.n * request.stop.max_tokens
         reason = self.check_fits(account, request) or _never_reason(account, request, num_tokens)
@@ -195,7 +212,10 @@ def num_streams(request: LiveRequest) -> int:
 
 
 def _changed(bucket: RateBucket | None, limit: int, now_ns: int) -> RateBucket | None:
-    """The bucket of a limit that was set, changed or lifted. A lifted one is forgotten with its charges; what they give back later reaches nobody."""
+    """The bucket of a limit that was set, changed or lifted.
+
+    A lifted one is forgotten with its charges; what they give back later reaches nobody.
+    """
     if not limit:
         return None
     if bucket is None:
@@ -232,7 +252,9 @@ def _rate_waits(account: TenantAccount, num_tokens: int, now_ns: int) -> Iterato
 
 
 def _refuse(waits: Iterable[_Wait]) -> None:
-    """Raises RequestRefused if any limit is reached: all of them are named, and the last to pass says when."""
+    """Raises RequestRefused if any limit is reached: all of them are named, and the last to pass
+    says when.
+    """
     reached = list(waits)
     if reached:
         message = "; ".join(wait.reason for wait in reached)

@@ -1,14 +1,15 @@
 """How fast the engine is, measured on its own steps.
 
-Owns three figures: prompt tokens a second, output tokens a second, and how long a sequence keeps its row. Decides nothing (`admission`).
+Owns three figures: prompt tokens a second, output tokens a second, and how long a sequence keeps
+its row. Decides nothing (`admission`).
 """
 
 from __future__ import annotations
 
 # Weight of the newest request in the average of row times: the last hundred or so count.
 _WEIGHT = 0.02
-# A step of few prompt tokens, or the first of all, says little of what full steps reach; so the best rate counts, and fades by so much with
-# every step that does not reach it.
+# A step of few prompt tokens, or the first of all, says little of what full steps reach; so the
+# best rate counts, and fades by so much with every step that does not reach it.
 _FADING = 0.98
 _NS_PER_S = 1_000_000_000
 # Output tokens a second are counted over windows of this length; the last complete one is reported.

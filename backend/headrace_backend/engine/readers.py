@@ -1,7 +1,8 @@
 """Readers of requests: what a further one gets, and what it means that one leaves.
 
-Owns that rule: a reader counts in its tenant's account for as long as it reads, and a request that came with a reader and is not detached ends with it. Who reads what is `subscriptions`'
-business, what may be seen `token_log`'s, and what an end does `endings`'.
+Owns that rule: a reader counts in its tenant's account for as long as it reads, and a request that
+came with a reader and is not detached ends with it. Who reads what is `subscriptions`' business,
+what may be seen `token_log`'s, and what an end does `endings`'.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ class Readers:
         output_index: int | None,
         from_token: int,
     ) -> AttachSnapshot:
-        """A further reader of a request of its tenant, of one output or of all; what it missed is in the snapshot.
+        """A further reader of a request of its tenant, of one output or of all; what it missed is
+        in the snapshot.
 
         Raises:
-            RequestRefused: INVALID_ARGUMENT, the handle is in use; NOT_FOUND; OUT_OF_RANGE; RESOURCE_EXHAUSTED.
+            RequestRefused: INVALID_ARGUMENT, the handle is in use; NOT_FOUND; OUT_OF_RANGE;
+                RESOURCE_EXHAUSTED.
         """
         request = self.table.find(request_id, account.tenant)
         if request is None:
@@ -60,7 +63,8 @@ class Readers:
         )
 
     def leave(self, subscriber: Subscriber, now_ns: int, given_up: bool = True) -> None:
-        """Ends a subscription; if it came with a request that is not detached, ends the request too.
+        """Ends a subscription; if it came with a request that is not detached, ends the request
+        too.
 
         Args:
             subscriber: Who leaves; nothing happens if it does not read.

@@ -1,7 +1,8 @@
 """All requests that the engine knows: active ones, and ended ones until their logs expire.
 
-Owns look-up by id (a tenant sees its own only), idempotency keys, listings, and how long ended requests are kept: until `log_ttl_s` after their
-end, at most `max_logs` of them and `max_log_bytes` in all, least recently used out first. Does not change a request.
+Owns look-up by id (a tenant sees its own only), idempotency keys, listings, and how long ended
+requests are kept: until `log_ttl_s` after their end, at most `max_logs` of them and `max_log_bytes`
+in all, least recently used out first. Does not change a request.
 """
 
 from __future__ import annotations

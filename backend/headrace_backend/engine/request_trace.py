@@ -1,8 +1,11 @@
-"""The way of recorded requests through the engine: which steps computed their prompts and sampled their tokens, and their stays in the phases of their ledgers.
+"""The way of recorded requests through the engine: which steps computed their prompts and sampled
+their tokens, and their stays in the phases of their ledgers.
 
-Owns what is noted, and the fact that it becomes at a request's end. Told by `settlement` (only settled steps count, so what a lost worker took away never appears) and by the ledger.
+Owns what is noted, and the fact that it becomes at a request's end. Told by `settlement` (only
+settled steps count, so what a lost worker took away never appears) and by the ledger.
 
-A token costs nothing: an output that decodes samples one in each step, so only the tokens are noted from which on that is so anew. While nobody is recorded, a step costs one branch.
+A token costs nothing: an output that decodes samples one in each step, so only the tokens are noted
+from which on that is so anew. While nobody is recorded, a step costs one branch.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from headrace_facts import facts, token_steps
 _PHASE_NAMES = ("queued", "prefill", "decode", "preempted", "restarting")
 assert len(_PHASE_NAMES) == Phase.ENDED
 
-# (index of a token, the step that sampled it); the tokens after it come from the steps after that, one each, until the next run.
+# (index of a token, the step that sampled it); the tokens after it come from the steps after that,
+# one each, until the next run.
 Runs = list[tuple[int, int]]
 
 
@@ -41,7 +45,9 @@ class RequestTrace:
     def finish(
         self, engine: str, number: int, unix_offset_ns: int, num_tokens: AbstractSequence[int]
     ) -> facts.EngineTrace:
-        """The request has ended with so many tokens per output, those included that an earlier attempt emitted: no step of ours sampled them, so theirs is 0."""
+        """The request has ended with so many tokens per output, those included that an earlier
+        attempt emitted: no step of ours sampled them, so theirs is 0.
+        """
         assert self._ledger.stays is not None, "set from the first moment on"
         return facts.EngineTrace(
             engine,

@@ -1,7 +1,8 @@
 """What a caller asks of the engine: the request, how to sample, when to stop, who listens.
 
-Owns the plain data that crosses from the server into the engine. Does not own rules (`validation`) nor state (`live_request`): these objects
-are written once by the server and only read afterwards. Names follow protos/headrace_engine/v1/engine.proto.
+Owns the plain data that crosses from the server into the engine. Does not own rules (`validation`)
+nor state (`live_request`): these objects are written once by the server and only read afterwards.
+Names follow protos/headrace_engine/v1/engine.proto.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ class StopSpec:
 
 
 class Recording(NamedTuple):
-    """How a request is described where the engine itself tells of it; with a span to tell of, it is recorded too."""
+    """How a request is described where the engine itself tells of it; with a span to tell of, it is
+    recorded too.
+    """
 
     # gen_ai.operation.name.
     operation: str = "text_completion"
@@ -173,7 +176,9 @@ class EngineRequest:
 
     @property
     def prompt_logprob_bytes(self) -> int:
-        """What the log probabilities of the prompt take while they are kept, at most; 0 if none are asked for."""
+        """What the log probabilities of the prompt take while they are kept, at most; 0 if none are
+        asked for.
+        """
         if self.num_prompt_logprobs < 0:
             return 0
         return (len(self.prompt_ids) - 1) * (LOGPROB_BYTES + TOP_LOGPROB_BYTES * self.num_prompt_logprobs)

@@ -1,24 +1,30 @@
 """Who computes how much in the next step.
 
-Owns the running and waiting sequences, the rows, and the decisions: which sequences a step advances, by how many tokens, who is admitted,
-who is preempted. Does not own blocks (`kv_cache_manager`) nor the plan's encoding (`plan_builder`), and reads no results (`settlement`).
+Owns the running and waiting sequences, the rows, and the decisions: which sequences a step
+advances, by how many tokens, who is admitted, who is preempted. Does not own blocks
+(`kv_cache_manager`) nor the plan's encoding (`plan_builder`), and reads no results (`settlement`).
 
-There are no phases: each step lets sequences catch up with their tokens, within the token budget, the rows and the available blocks.
+There are no phases: each step lets sequences catch up with their tokens, within the token budget,
+the rows and the available blocks.
 
-1. Sequences whose row holds the token to compute (one token each; people call it decoding), most urgent first.
-2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent first, in chunks of what the budget leaves
-   (`token_budget`, which may also set the long ones back behind 3, with a share kept for them).
-3. Waiting sequences, most urgent first, unless blocks were short in this step, until the plan has no
-   room for the next one's admission (`plan_bytes`). Those whose prompt goes on as one that is being
-   computed wait for that (`prefix_followers`).
+1. Sequences whose row holds the token to compute (one token each; people call it decoding), most
+   urgent first.
+2. Sequences that catch up with a prompt, or with tokens computed before a preemption, most urgent
+   first, in chunks of what the budget leaves (`token_budget`, which may also set the long ones back
+   behind 3, with a share kept for them).
+3. Waiting sequences, most urgent first, unless blocks were short in this step, until the plan has
+   no room for the next one's admission (`plan_bytes`). Those whose prompt goes on as one that is
+   being computed wait for that (`prefix_followers`).
 
-A tenant's sequences hold at most its share of the blocks. One that waits for more is passed over with its whole tenant, and those of others go on; one that runs and
-needs more preempts the least urgent of its own tenant, never another's.
+A tenant's sequences hold at most its share of the blocks. One that waits for more is passed over
+with its whole tenant, and those of others go on; one that runs and needs more preempts the least
+urgent of its own tenant, never another's.
 
-When blocks are short for all, the least urgent sequence that the step does not compute is preempted: its blocks go back and it waits, to be
-computed again. A sequence never preempts a more urgent one: it stalls for the step instead and keeps what it has. So the most
-urgent sequence always advances, and as admission refuses what could not fit even alone, every sequence ends. Costs grow with the
-rows scheduled; a waiting sequence costs nothing until it is at the front.
+When blocks are short for all, the least urgent sequence that the step does not compute is
+preempted: its blocks go back and it waits, to be computed again. A sequence never preempts a more
+urgent one: it stalls for the step instead and keeps what it has. So the most urgent sequence always
+advances, and as admission refuses what could not fit even alone, every sequence ends. Costs grow
+with the rows scheduled; a waiting sequence costs nothing until it is at the front.
 """
 
 from __future__ import annotations
@@ -38,8 +44,9 @@ from headrace_backend.engine.tenant_account import TenantAccount
 from headrace_backend.engine.token_budget import MAX_COUNTED_TOKENS, TokenBudget
 from headrace_backend.engine.waiting_queue import WaitingQueue
 
-# One block is left available for so many running sequences when another is admitted: each of them asks for one within `block_size`
-# steps, and what is admitted only to be preempted at once was computed for nothing.
+# One block is left available for so many running sequences when another is admitted: each of them
+# asks for one within `block_size` steps, and what is admitted only to be preempted at once was
+# computed for nothing.
 _RUNNING_PER_SPARE_BLOCK = 4
 
 
@@ -50,7 +57,8 @@ class Scheduler:
         """Nothing runs, nothing waits, and there is no cache yet."""
         self._budget = budget
         self.waiting = WaitingQueue()
-        # Those that are not to be computed while a few are on trial (`isolation`); None: nobody is on trial.
+        # Those that are not to be computed while a few are on trial (`isolation`); None: nobody is
+        # on trial.
         self.held: WaitingQueue | None = None
         # Those that wait for the prefix that another one computes.
         self._followers = PrefixFollowers(self.waiting)
@@ -68,9 +76,11 @@ class Scheduler:
         self._free_rows: list[int] = []
         # Given back, but the worker was not told yet.
         self._leaving_rows: list[int] = []
-        # In the step in the making somebody was preempted or stalled for want of blocks, other than those of a share.
+        # In the step in the making somebody was preempted or stalled for want of blocks, other than
+        # those of a share.
         self._blocks_short = False
-        # Numbers of the requests of sequences preempted, and sequences that could not decode, since these were last taken.
+        # Numbers of the requests of sequences preempted, and sequences that could not decode, since
+        # these were last taken.
         self._preempted: list[int] = []
         self._stalled: list[Sequence] = []
         # Requests that took a row in the step planned last, while they had none.
@@ -85,7 +95,9 @@ class Scheduler:
         self._leaving_rows = []
 
     def drop_cache(self, now_ns: int) -> None:
-        """The worker is lost: everything that ran waits, as if it had computed nothing; what was sampled but not read never was."""
+        """The worker is lost: everything that ran waits, as if it had computed nothing; what was
+        sampled but not read never was.
+        """
         evicted, self.running = self.running, []
         for sequence in evicted:
             sequence.leave_row()
@@ -107,7 +119,9 @@ class Scheduler:
             self.waiting.push(sequence)
 
     def remove(self, sequence: Sequence, now_ns: int) -> None:
-        """An ended sequence leaves; a step in flight may still compute it, which does no harm, as later steps run later."""
+        """An ended sequence leaves; a step in flight may still compute it, which does no harm, as
+        later steps run later.
+        """
         assert sequence.ended, "only what ended leaves"
         if sequence.row != NO_ROW:
             self._vacate(sequence, now_ns)
@@ -119,7 +133,10 @@ class Scheduler:
             queue.note_ended(sequence)
 
     def try_alone(self, requests: AbstractSet[LiveRequest], now_ns: int) -> None:
-        """Only these requests are computed from now on. No step is in flight. Whoever runs gives its row back, and computes again later."""
+        """Only these requests are computed from now on.
+
+        No step is in flight. Whoever runs gives its row back, and computes again later.
+        """
         for sequence in list(self.running):
             self._vacate(sequence, now_ns)
             self.waiting.push(sequence)
@@ -156,11 +173,16 @@ class Scheduler:
 
     @property
     def takes_newcomers(self) -> bool:
-        """Whether a sequence that comes now could be computed in the next step: there is a row for it, and no crowd before it."""
+        """Whether a sequence that comes now could be computed in the next step: there is a row for
+        it, and no crowd before it.
+        """
         return bool(self._free_rows) and not (self._budget.throughput and self.waiting)
 
     def schedule(self, builder: PlanBuilder, now_ns: int) -> bool:
-        """Fills a step. Returns whether there is anything to compute; if not, nothing of the builder is to be used."""
+        """Fills a step.
+
+        Returns whether there is anything to compute; if not, nothing of the builder is to be used.
+        """
         assert self.kv is not None, "there is a worker"
         self.entered.clear()
         self._blocks_short = False
@@ -189,7 +211,9 @@ class Scheduler:
         return stalled
 
     def take_preempted(self) -> list[int]:
-        """Numbers of the requests whose sequences lost their row since this was last asked, one for each."""
+        """Numbers of the requests whose sequences lost their row since this was last asked, one for
+        each.
+        """
         preempted, self._preempted = self._preempted, []
         return preempted
 
@@ -230,7 +254,9 @@ class Scheduler:
         return self.waiting.num_counted_tokens + self._followers.num_counted_tokens + sum(counts)
 
     def _take_long(self, catching_up: list[Sequence]) -> list[Sequence]:
-        """Removes the long prompts, if anything else could be computed before them, and keeps a share of the step for them."""
+        """Removes the long prompts, if anything else could be computed before them, and keeps a
+        share of the step for them.
+        """
         long, share = self._budget.find_long(catching_up)
         if not long or (len(long) == len(catching_up) and not (self.waiting and self._free_rows)):
             return []
@@ -256,7 +282,9 @@ class Scheduler:
                 return
 
     def _admit_waiting(self, catching_up: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
-        """Lets in who fits with all its tokens, beside the blocks that whoever catches up will need."""
+        """Lets in who fits with all its tokens, beside the blocks that whoever catches up will
+        need.
+        """
         kv, budget = self.kv, self._budget
         assert kv is not None, "there is a worker"
         promised: Counter[TenantAccount] = Counter()
@@ -276,7 +304,8 @@ class Scheduler:
             if num_needed + _num_spare_blocks(account.num_running) + promised[account] > account.num_blocks_left:
                 self.waiting.park()
                 continue
-            # A token sampled before a preemption may still be on its way; it has to be read before it can be computed again.
+            # A token sampled before a preemption may still be on its way; it has to be read before
+            # it can be computed again.
             if sequence.num_unread:
                 return
             if num_needed + _num_spare_blocks(len(self.running)) + num_promised > kv.pool.num_available:
@@ -297,7 +326,9 @@ class Scheduler:
             promised[account] += num_missing
 
     def _note_prefix(self, sequence: Sequence) -> None:
-        """The prefix cache was asked for a prompt; what is computed again after a preemption does not count."""
+        """The prefix cache was asked for a prompt; what is computed again after a preemption does
+        not count.
+        """
         if sequence.epoch == 0:
             num_hits = min(sequence.num_computed, sequence.num_prompt_tokens)
             self.num_prefix_query_tokens += sequence.num_prompt_tokens
@@ -309,7 +340,10 @@ class Scheduler:
             self._fork(sequence, builder, now_ns)
 
     def _fork(self, leader: Sequence, builder: PlanBuilder, now_ns: int) -> None:
-        """The prompt's last token is in the step: the other outputs begin from it. Those for which there is no row, or no room in the plan, wait like any sequence."""
+        """The prompt's last token is in the step: the other outputs begin from it.
+
+        Those for which there is no row, or no room in the plan, wait like any sequence.
+        """
         kv, request = self.kv, leader.request
         assert kv is not None, "there is a worker"
         siblings, request.unforked = request.unforked, []
@@ -323,11 +357,15 @@ class Scheduler:
             builder.add_fork(sibling)
 
     def _make_room(self, sequence: Sequence, num_tokens: int, builder: PlanBuilder, now_ns: int) -> bool:
-        """Sees to it that the tokens before `num_tokens` can be written, preempting if need be. False: not in this step."""
+        """Sees to it that the tokens before `num_tokens` can be written, preempting if need be.
+
+        False: not in this step.
+        """
         kv = self.kv
         assert kv is not None, "there is a worker"
         account, missing = sequence.request.account, kv.num_missing(sequence, num_tokens)
-        # A preempted sequence may have been the other holder of a block: what is missing is asked again each time.
+        # A preempted sequence may have been the other holder of a block: what is missing is asked
+        # again each time.
         while missing and account.num_blocks + missing > account.max_blocks:
             victim = self._find_victim(sequence, builder.step_id, account)
             if victim is None:
@@ -352,7 +390,9 @@ class Scheduler:
         return True
 
     def _find_victim(self, sequence: Sequence, step_id: int, account: TenantAccount | None = None) -> Sequence | None:
-        """The least urgent sequence, of one tenant or of all, that is less urgent than `sequence`, is not computed by the step, and has more to compute."""
+        """The least urgent sequence, of one tenant or of all, that is less urgent than `sequence`,
+        is not computed by the step, and has more to compute.
+        """
         for candidate in reversed(self.running):
             if candidate is sequence:
                 return None
@@ -363,7 +403,9 @@ class Scheduler:
         return None
 
     def _preempt(self, victim: Sequence, now_ns: int) -> None:
-        """Takes row and blocks; the tokens stay, and one that is on its way is kept when it arrives."""
+        """Takes row and blocks; the tokens stay, and one that is on its way is kept when it
+        arrives.
+        """
         self._vacate(victim, now_ns)
         self.waiting.push(victim)
         victim.request.ledger.preemptions += 1

@@ -1,16 +1,19 @@
-"""A request while it lives in the engine, and its sequences: the state that the scheduler and the settling of steps share.
+"""A request while it lives in the engine, and its sequences: the state that the scheduler and the
+settling of steps share.
 
-Owns the counters and what follows from them directly. Does not decide anything: who runs is `scheduler`, which blocks is
-`kv_cache_manager`, what ends is `settlement`.
+Owns the counters and what follows from them directly. Does not decide anything: who runs is
+`scheduler`, which blocks is `kv_cache_manager`, what ends is `settlement`.
 
-A sequence's tokens are its prompt and its output. The engine plans one step ahead of what it has read, so there are two views of them:
+A sequence's tokens are its prompt and its output. The engine plans one step ahead of what it has
+read, so there are two views of them:
 
     scheduled  num_tokens    with the tokens that planned steps sample, read or not
                num_computed  tokens whose KV planned steps have computed; the next step begins here
     settled    len(tokens)   output tokens that were read
                num_settled   tokens whose KV settled steps have computed
 
-There are no phases: a sequence needs `num_tokens - num_computed` tokens computed; when a step brings them level, it samples one more.
+There are no phases: a sequence needs `num_tokens - num_computed` tokens computed; when a step
+brings them level, it samples one more.
 """
 
 from __future__ import annotations
@@ -66,7 +69,9 @@ class Sequence:
     )
 
     def __init__(self, request: LiveRequest, log: OutputLog, urgency_ns: int, watch: StopWatch | None) -> None:
-        """A sequence that has computed nothing; `log` may hold tokens that an earlier attempt emitted."""
+        """A sequence that has computed nothing; `log` may hold tokens that an earlier attempt
+        emitted.
+        """
         spec = request.spec
         self.request = request
         # The request's, at hand for who is asked for many.
@@ -81,7 +86,8 @@ class Sequence:
         self.stop_token_ids = spec.stop.token_ids
         self.min_tokens = spec.stop.min_tokens
         self.wants_logprobs = log.logprobs is not None
-        # Set where this output's steps report the log probabilities of the prompt: those of a request's first output.
+        # Set where this output's steps report the log probabilities of the prompt: those of a
+        # request's first output.
         self.prompt_log = request.prompt_log if log.output_index == 0 else None
         self.num_prompt_tokens = len(spec.prompt_ids)
         self.max_output_tokens = spec.stop.max_tokens
@@ -102,7 +108,8 @@ class Sequence:
 
     def _leave_row(self) -> None:
         self.row = NO_ROW
-        # The row's last sampled token is the sequence's last token: a step computes exactly that one.
+        # The row's last sampled token is the sequence's last token: a step computes exactly that
+        # one.
         self.decodes = False
         self.num_computed = 0
         self.num_settled = 0
@@ -148,7 +155,10 @@ class Sequence:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request in the table: what was asked, its sequences, its readers, its account. Kept after its end until its log expires."""
+    """A request in the table: what was asked, its sequences, its readers, its account.
+
+    Kept after its end until its log expires.
+    """
 
     spec: EngineRequest
     # Grows with every request; orders listings and breaks ties of urgency.
@@ -157,10 +167,12 @@ class LiveRequest:
     deadline_ns: int
     ledger: Ledger
     num_prompt_tokens: int
-    # The stream and handle that came with the request: a request that is not detached ends with them.
+    # The stream and handle that came with the request: a request that is not detached ends with
+    # them.
     owner: tuple[int, int] | None
     account: TenantAccount
-    # What its account gets back at its end, but for what was used; None where its tokens were not limited.
+    # What its account gets back at its end, but for what was used; None where its tokens were not
+    # limited.
     token_charge: TokenCharge | None = None
     sequences: list[Sequence] = dataclasses.field(default_factory=list)
     logs: list[OutputLog] = dataclasses.field(default_factory=list)
@@ -222,12 +234,16 @@ class LiveRequest:
         self.ledger.computing(now_ns)
 
     def note_prefix(self, num_tokens: int) -> None:
-        """The sequence that just took a row found so many prompt tokens in the prefix cache; the request's first one counts."""
+        """The sequence that just took a row found so many prompt tokens in the prefix cache; the
+        request's first one counts.
+        """
         if self.num_rows == 1 and not self.announced:
             self.ledger.cached_tokens = num_tokens
 
     def lost_row(self, now_ns: int) -> None:
-        """One of its sequences, which had a row, has none any more; while others only wait, the request counts as preempted."""
+        """One of its sequences, which had a row, has none any more; while others only wait, the
+        request counts as preempted.
+        """
         self.num_rows -= 1
         if self.num_rows == 0 and self.active:
             self.ledger.preempted(now_ns)

@@ -1,8 +1,10 @@
-"""Reads a step's result: tokens go to their sequences, stops are found, finite blocks are published, readers get what is released.
+"""Reads a step's result: tokens go to their sequences, stops are found, finite blocks are
+published, readers get what is released.
 
-Owns the order of these for one settled step. Tokens are matched to sequences by the record of the planned step, in its order, never by row: a
-row may belong to another sequence by now. A sequence that ended while the step ran is passed over, so the token that was sampled ahead
-is dropped; one that was preempted keeps its token, which it must not sample again.
+Owns the order of these for one settled step. Tokens are matched to sequences by the record of the
+planned step, in its order, never by row: a row may belong to another sequence by now. A sequence
+that ended while the step ran is passed over, so the token that was sampled ahead is dropped; one
+that was preempted keeps its token, which it must not sample again.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Settlement:
         vocab_size: int,
         token_bytes: AbstractSequence[bytes] | None,
     ) -> None:
-        """Works on the scheduler's sequences; `token_bytes` are needed only where stop strings are in use."""
+        """Works on the scheduler's sequences; `token_bytes` are needed only where stop strings are
+        in use.
+        """
         self._scheduler = scheduler
         self._endings = endings
         self._block_size = block_size
@@ -47,7 +51,8 @@ class Settlement:
         self._stalled: set[Sequence] = set()
 
     def settle(self, step: InFlightStep, result: StepResult, now_ns: int, settled_id: int) -> None:
-        """Applies the result of a planned step, which is number `settled_id` of those settled over all lives of workers.
+        """Applies the result of a planned step, which is number `settled_id` of those settled over
+        all lives of workers.
 
         Raises:
             ValueError: The result is not one of this plan; nothing was applied.
@@ -94,7 +99,10 @@ class Settlement:
             self._endings.end_output(sequence, _error(sequence), now_ns)
 
     def _note_ways(self, step: InFlightStep, settled_id: int) -> None:
-        """What the step did for recorded requests, before its tokens are read. Whoever decodes was sampled by the step before too, unless it was passed over."""
+        """What the step did for recorded requests, before its tokens are read.
+
+        Whoever decodes was sampled by the step before too, unless it was passed over.
+        """
         for sequence, first_token, num_tokens in step.entries:
             trace = sequence.request.trace
             if trace is not None and not sequence.ended:
@@ -110,7 +118,9 @@ class Settlement:
                 sequence.runs.append((len(sequence.tokens), settled_id))
 
     def _report_prompts(self, step: InFlightStep, result: StepResult, now_ns: int) -> None:
-        """Before the tokens of the step are read: a request's first token follows the whole of its prompt."""
+        """Before the tokens of the step are read: a request's first token follows the whole of its
+        prompt.
+        """
         first = top_first = 0
         for request, run in step.prompt_runs:
             log = request.prompt_log
@@ -124,7 +134,9 @@ class Settlement:
             first, top_first = end, top_first + run.num_tokens * log.num_tops
 
     def _checked_tokens(self, step: InFlightStep, result: StepResult) -> list[int]:
-        """The sampled tokens, -1 where the worker reports unsound logits or gives no token of the vocabulary."""
+        """The sampled tokens, -1 where the worker reports unsound logits or gives no token of the
+        vocabulary.
+        """
         if len(result.tokens) != len(step.samples) or len(result.ok) != len(step.samples):
             raise ValueError(
                 f"step {step.step_id}: the result has {len(result.tokens)} samples, the plan {len(step.samples)}"
@@ -149,7 +161,10 @@ class Settlement:
         request.ledger.step_count += 1
 
     def _append(self, sequence: Sequence, token: int, now_ns: int) -> None:
-        """One more token, sound: what it attended to is settled. Its log probabilities are in the log already."""
+        """One more token, sound: what it attended to is settled.
+
+        Its log probabilities are in the log already.
+        """
         log = sequence.log
         num_tokens = len(log.tokens) + 1
         if sequence.row != NO_ROW:
@@ -171,11 +186,14 @@ class Settlement:
         elif sequence.watch is None:
             log.release(num_tokens)
         else:
-            # What an earlier attempt emitted stays released, whatever a match could still reach into.
+            # What an earlier attempt emitted stays released, whatever a match could still reach
+            # into.
             log.release(max(log.num_released, num_tokens - sequence.watch.num_held))
 
     def _find_end(self, sequence: Sequence, token: int) -> OutputEnd | None:
-        """Whether the output ends with the token just appended: by a stop token, by a stop string, by its length, in this order."""
+        """Whether the output ends with the token just appended: by a stop token, by a stop string,
+        by its length, in this order.
+        """
         num_tokens = len(sequence.tokens)
         output_index = sequence.log.output_index
         if token in sequence.stop_token_ids and num_tokens > sequence.min_tokens:

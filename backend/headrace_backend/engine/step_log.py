@@ -1,6 +1,8 @@
-"""What settled steps leave behind for telemetry: a record of each, who was in it, and the requests whose end only the engine can tell of.
+"""What settled steps leave behind for telemetry: a record of each, who was in it, and the requests
+whose end only the engine can tell of.
 
-Owns the records' making, the ring of the newest ones for services, and what waits to be told. Does not tell anybody (the server does), and decides nothing. While nobody asks (`keeps_records` and
+Owns the records' making, the ring of the newest ones for services, and what waits to be told. Does
+not tell anybody (the server does), and decides nothing. While nobody asks (`keeps_records` and
 `tells` are False) a step costs two branches.
 """
 
@@ -21,7 +23,8 @@ from headrace_facts.step_records import RECORD, StepFlag
 
 # A service that lags gets so many.
 MAX_RECORDS = 4096
-# As often as backends and services write to the telemetry process, where each fact of steps costs far more than one step more in it.
+# As often as backends and services write to the telemetry process, where each fact of steps costs
+# far more than one step more in it.
 RECORDS_EVERY_NS = 50_000_000
 # As `step_records.RECORD` has its fields.
 _RECORD = struct.Struct("<7Q12I")
@@ -80,14 +83,19 @@ class StepReader:
         self._due_at_ns = 0
 
     def take_due(self, now_ns: int) -> bytes:
-        """As `take`, once in `RECORDS_EVERY_NS`; nothing in between. `now_ns` is the engine's clock."""
+        """As `take`, once in `RECORDS_EVERY_NS`; nothing in between.
+
+        `now_ns` is the engine's clock.
+        """
         if now_ns < self._due_at_ns:
             return b""
         self._due_at_ns = now_ns + RECORDS_EVERY_NS
         return self.take()
 
     def take(self) -> bytes:
-        """Records of the steps settled since the last call, the newest ones where they are too many, side by side."""
+        """Records of the steps settled since the last call, the newest ones where they are too
+        many, side by side.
+        """
         log = self._log
         num_new, self._num_taken = log.num_records - self._num_taken, log.num_records
         newest = log.newest
@@ -141,7 +149,10 @@ class StepLog:
         step.preempted, step.stalled = scheduler.take_preempted(), scheduler.take_stalled()
 
     def note_step(self, step_id: int, step: InFlightStep, result: StepResult, now_ns: int) -> None:
-        """A step was settled, as number `step_id` over all lives of workers. One that was launched while the one before ran began when that one was done."""
+        """A step was settled, as number `step_id` over all lives of workers.
+
+        One that was launched while the one before ran began when that one was done.
+        """
         late_work = result.late_work > self._late_work
         self._late_work = result.late_work
         started_at_ns = max(result.started_at_ns, self._device_free_ns)
@@ -206,7 +217,9 @@ class StepLog:
         return ended
 
     def _members(self, step: InFlightStep) -> bytes:
-        """Numbers of the requests of a step's sequences, uint32; those of one request may be several."""
+        """Numbers of the requests of a step's sequences, uint32; those of one request may be
+        several.
+        """
         samples = step.samples
         if samples != self._last_samples:
             self._last_samples, self._last_members = samples, array("I", map(_NUMBER, samples)).tobytes()

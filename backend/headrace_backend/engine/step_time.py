@@ -1,22 +1,31 @@
-"""How long a step takes, learned from the steps themselves: a linear model over what a step computes, fitted as results come in.
+"""How long a step takes, learned from the steps themselves: a linear model over what a step
+computes, fitted as results come in.
 
-Owns the features of a step, the fit, and the answer to "how many tokens of this prompt fit into so much time". Decides nothing (`token_budget`) and
-reads no clock (the engine gives it durations). Settled steps go in, predictions come out.
+Owns the features of a step, the fit, and the answer to "how many tokens of this prompt fit into so
+much time". Decides nothing (`token_budget`) and reads no clock (the engine gives it durations).
+Settled steps go in, predictions come out.
 
-A step costs, in microseconds, the sum of these features, each times a coefficient that is never negative:
+A step costs, in microseconds, the sum of these features, each times a coefficient that is never
+negative:
 
     1                     weights are read once, kernels are launched
-    1 if it has prompts   and again if such a step has more than 256 tokens, and than 768: it may run outside of a captured graph
+    1 if it has prompts   and again if such a step has more than 256 tokens, and than 768: it may
+                          run outside of a captured graph
     decodes               rows
-    tokens                by segments, each with a coefficient of its own: the first ones share the reading of the weights, those of a step that is launched
-                          kernel by kernel may hide behind the launching, the last ones cost their arithmetic
+    tokens                by segments, each with a coefficient of its own: the first ones share the
+                          reading of the weights, those of a step that is launched kernel by kernel
+                          may hide behind the launching, the last ones cost their arithmetic
     context tokens        read by decodes
-    attention pairs       query times key of the prompts: count * (start + count / 2), summed over chunks
+    attention pairs       query times key of the prompts: count * (start + count / 2), summed over
+                          chunks
 
-The fit is least squares of the relative error, so that a step of 5 ms weighs as much as one of 200 ms. Old steps fade; those with and those without
-prompts fade separately, so that an hour of decoding does not make it forget what prompts cost. What a step takes by accident (a page fault, another process) is cut
-down to what steps usually deviate; when that grows beyond measure, the device is another one, and all begins anew. Until there is data, and wherever the data say nothing (long contexts, if there were none lately), a prior
-holds, scaled by how fast this device has been compared to it.
+The fit is least squares of the relative error, so that a step of 5 ms weighs as much as one of 200
+ms. Old steps fade; those with and those without prompts fade separately, so that an hour of
+decoding does not make it forget what prompts cost. What a step takes by accident (a page fault,
+another process) is cut down to what steps usually deviate; when that grows beyond measure, the
+device is another one, and all begins anew. Until there is data, and wherever the data say nothing
+(long contexts, if there were none lately), a prior holds, scaled by how fast this device has been
+compared to it.
 """
 
 from __future__ import annotations
@@ -32,13 +41,16 @@ import numpy.typing as npt
 # Where segments of tokens begin; the last one has no end.
 _SEGMENTS: Final = (0, 128, 256, 384, 512, 768, 1024)
 _SEGMENT_ENDS: Final = (*_SEGMENTS[1:], 1 << 30)
-# Tokens beyond which a step with prompts may cost more at once: another kernel for the products, and the end of what is always captured in graphs. (Longer ones are captured where launching takes as long as they do, so that nothing jumps at their end.)
+# Tokens beyond which a step with prompts may cost more at once: another kernel for the products,
+# and the end of what is always captured in graphs. (Longer ones are captured where launching takes
+# as long as they do, so that nothing jumps at their end.)
 _JUMPS: Final = (256, 768)
 _FIRST_SEGMENT = 3
 _FIRST_JUMP = _FIRST_SEGMENT + len(_SEGMENTS)
 _PAIRS = _FIRST_JUMP + len(_JUMPS) + 1
 _NUM_FEATURES = _PAIRS + 1
-# In microseconds: a model of 8e9 parameters in bf16 on an H200 by its arithmetic. Another device is this times a factor until it has shown itself.
+# In microseconds: a model of 8e9 parameters in bf16 on an H200 by its arithmetic. Another device is
+# this times a factor until it has shown itself.
 _PRIOR_US = (4400.0, 300.0, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0, 20.0, 600.0, 600.0, 0.033, 0.0012)
 # Weight of the prior of one coefficient, in steps that consist of nothing but its feature.
 _PRIOR_WEIGHT = 0.02
@@ -51,15 +63,18 @@ _CLIP = 4.0
 _SPREAD_WEIGHT = 0.05
 _MIN_SPREAD = 0.01
 _FIRST_SPREAD = 2.0
-# Once errors were below the first, errors above the second mean that this is not the device that the data are of.
+# Once errors were below the first, errors above the second mean that this is not the device that
+# the data are of.
 _SETTLED_SPREAD = 0.2
 _CHANGED_SPREAD = 0.5
 _SPEED_WEIGHT = 0.05
-# Coefficients stay above so much of the prior's, so that no step is free; and no step is shorter than a clock can tell.
+# Coefficients stay above so much of the prior's, so that no step is free; and no step is shorter
+# than a clock can tell.
 _LEAST_OF_PRIOR = 1e-3
 _LEAST_STEP_US = 1.0
 _REGULAR = 1e-9
-# Coefficients are fitted again with every so many steps; one that has prompts is worth several that only decode, as those are much alike.
+# Coefficients are fitted again with every so many steps; one that has prompts is worth several that
+# only decode, as those are much alike.
 _REFIT_EVERY = 32
 _MIXED_STEP_WORTH = 4
 _FITTED_EACH_TIME = 16
@@ -113,7 +128,8 @@ class _Moments:
 
     def __init__(self, half_life: int) -> None:
         self._decay = 0.5 ** (1 / half_life)
-        # Products of features, and of features and duration (last row and column), divided by the duration squared.
+        # Products of features, and of features and duration (last row and column), divided by the
+        # duration squared.
         self.sums: _Matrix = np.zeros((_NUM_FEATURES + 1, _NUM_FEATURES + 1))
 
     def add(self, features: list[float], duration_us: float) -> None:
@@ -178,7 +194,9 @@ class StepTimeModel:
         return _dot(self._coefficients, self._features(load))
 
     def replays(self, load: StepLoad) -> bool:
-        """Whether such a step is short enough to be replayed from a graph; deep in a context it may be launched kernel by kernel all the same."""
+        """Whether such a step is short enough to be replayed from a graph; deep in a context it may
+        be launched kernel by kernel all the same.
+        """
         return bool(self.captured) and (not load.num_prefill_tokens or load.num_tokens <= self.captured[-1])
 
     def padded(self, num_tokens: int) -> int:
@@ -190,7 +208,11 @@ class StepTimeModel:
         return load.features(num_padded=self.padded(load.num_tokens) if load.num_prefill_tokens else 0)
 
     def fitting_tokens(self, load: StepLoad, start: int, limit_us: float) -> int:
-        """Most tokens of a prompt, from position `start` on, with which the step stays within `limit_us`; 0 if none. Where steps are padded, those that fill one."""
+        """Most tokens of a prompt, from position `start` on, with which the step stays within
+        `limit_us`; 0 if none.
+
+        Where steps are padded, those that fill one.
+        """
         count = self._fitting_unpadded(load, start, limit_us)
         total = load.num_tokens + count
         if self.captured and total < self.captured[-1]:
@@ -204,7 +226,8 @@ class StepTimeModel:
     def _fitting_unpadded(self, load: StepLoad, start: int, limit_us: float) -> int:
         """The same if no step were padded.
 
-        The cost of a chunk is piecewise quadratic and grows with its length: pieces are walked until the time is used up.
+        The cost of a chunk is piecewise quadratic and grows with its length: pieces are walked
+        until the time is used up.
         """
         coefficients = self._coefficients
         first = load.num_decodes + load.num_prefill_tokens
@@ -264,7 +287,8 @@ def _solve_piece(slope: float, pairs: float, left: float) -> float:
 def _solve_nonnegative(matrix: _Matrix, target: _Matrix) -> _Matrix:
     """Least squares with coefficients that would be negative taken out, until none is left.
 
-    Not always the optimum under that bound, but always within it, and the same whenever no bound is active.
+    Not always the optimum under that bound, but always within it, and the same whenever no bound is
+    active.
     """
     solution = np.zeros(len(target))
     free = np.arange(len(target))

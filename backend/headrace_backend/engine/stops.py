@@ -1,10 +1,11 @@
 """Stop strings on a stream of tokens, on bytes, across token borders.
 
-Owns the automaton (Aho-Corasick over the request's strings, shared by its outputs) and, per output, how far a possible match reaches
-back, so that the tokens it covers are held back. Does not know tokens' text: the engine feeds each token's bytes. The result never
-depends on where the borders of tokens fall: the first byte at which any string is complete ends the text; of several strings that end
-there, the longest counts. A token that can't begin a match costs
-one look at its bytes, others a dictionary look-up per byte, and only outputs that have strings pay.
+Owns the automaton (Aho-Corasick over the request's strings, shared by its outputs) and, per output,
+how far a possible match reaches back, so that the tokens it covers are held back. Does not know
+tokens' text: the engine feeds each token's bytes. The result never depends on where the borders of
+tokens fall: the first byte at which any string is complete ends the text; of several strings that
+end there, the longest counts. A token that can't begin a match costs one look at its bytes, others
+a dictionary look-up per byte, and only outputs that have strings pay.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class StopMatch(NamedTuple):
 
 
 class StopAutomaton:
-    """Aho-Corasick over bytes: state 0 is the root; a state's depth is the length of the prefix that it stands for."""
+    """Aho-Corasick over bytes: state 0 is the root; a state's depth is the length of the prefix
+    that it stands for.
+    """
 
     __slots__ = ("depths", "fallbacks", "first_bytes", "matches", "strings", "transitions")
 
@@ -69,7 +72,9 @@ class StopAutomaton:
             self.matches[state] = index
 
     def _link(self) -> None:
-        """Breadth first, so that a state's fallback, being shallower, is complete when it is needed."""
+        """Breadth first, so that a state's fallback, being shallower, is complete when it is
+        needed.
+        """
         queue = deque(self.transitions[0].values())
         while queue:
             state = queue.popleft()

@@ -1,7 +1,7 @@
 """Who reads which request.
 
-Owns the subscriptions of all streams and enters them as readers of requests and logs. Does not decide what a lost reader means for a request
-(`readers`) nor what it may see (`token_log`).
+Owns the subscriptions of all streams and enters them as readers of requests and logs. Does not
+decide what a lost reader means for a request (`readers`) nor what it may see (`token_log`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Subscriptions:
             raise RequestRefused.invalid([Violation("handle", "is in use on this stream")])
 
     def add(self, subscriber: Subscriber, request: LiveRequest, output_index: int | None) -> None:
-        """What is released and what happens from now on goes to the subscriber, of one output or of all."""
+        """What is released and what happens from now on goes to the subscriber, of one output or of
+        all.
+        """
         stream_id, handle = subscriber
         reader = (self._outboxes.stream(stream_id), handle)
         self._requests.setdefault(stream_id, {})[handle] = request

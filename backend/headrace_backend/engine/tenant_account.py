@@ -1,7 +1,9 @@
-"""What one tenant holds and what it may: the numbers that admission, scheduler and cache keep on its behalf.
+"""What one tenant holds and what it may: the numbers that admission, scheduler and cache keep on
+its behalf.
 
-Owns the counts and the arithmetic of a rate. Does not decide when an account is opened, charged or forgotten (`quotas`), who is admitted for a step
-or preempted (`scheduler`), nor which blocks are whose (`kv_cache_manager`).
+Owns the counts and the arithmetic of a rate. Does not decide when an account is opened, charged or
+forgotten (`quotas`), who is admitted for a step or preempted (`scheduler`), nor which blocks are
+whose (`kv_cache_manager`).
 
     limits ──quotas──> buckets, max_streams, max_blocks
     requests and readers ──quotas──> num_streams, num_charged_tokens
@@ -24,7 +26,8 @@ MINUTE_NS = 60 * 1_000_000_000
 class RateBucket:
     """So many units a minute: a minute's worth can be taken at once, and comes back evenly.
 
-    Nothing is rounded: a unit weighs `MINUTE_NS`, and each nanosecond gives back a weight of `limit`.
+    Nothing is rounded: a unit weighs `MINUTE_NS`, and each nanosecond gives back a weight of
+    `limit`.
     """
 
     __slots__ = ("_as_of_ns", "_spent", "limit")
@@ -37,7 +40,9 @@ class RateBucket:
         self._spent = 0
 
     def wait_ns(self, amount: int, now_ns: int) -> int | None:
-        """How long until so many units can be taken if nobody else takes any: 0 if at once, None if never."""
+        """How long until so many units can be taken if nobody else takes any: 0 if at once, None if
+        never.
+        """
         if amount > self.limit:
             return None
         self._refill(now_ns)
@@ -108,13 +113,16 @@ class TenantAccount:
         self.num_charged_tokens = 0
         # Sequences that have a row.
         self.num_running = 0
-        # Blocks that they hold, each counted once however many of them share it. No other tenant ever shares one (`prefix_keys`), and what is merely cached is nobody's:
-        # so the accounts' blocks add up to the pool's used ones.
+        # Blocks that they hold, each counted once however many of them share it. No other tenant
+        # ever shares one (`prefix_keys`), and what is merely cached is nobody's: so the accounts'
+        # blocks add up to the pool's used ones.
         self.num_blocks = 0
 
     @property
     def num_blocks_left(self) -> int:
-        """Blocks that its sequences may take; they may hold too many after its share became smaller."""
+        """Blocks that its sequences may take; they may hold too many after its share became
+        smaller.
+        """
         return max(0, self.max_blocks - self.num_blocks)
 
 

@@ -1,27 +1,35 @@
-"""How many tokens of which prompt go into a step, so that those who already read their answer are not kept waiting.
+"""How many tokens of which prompt go into a step, so that those who already read their answer are
+not kept waiting.
 
-Owns the choice between two aims and the length of each chunk. Knows durations from `step_time`; does not know rows and blocks (`scheduler`).
+Owns the choice between two aims and the length of each chunk. Knows durations from `step_time`;
+does not know rows and blocks (`scheduler`).
 
 A step has three kinds of limit, of which the first that applies holds:
 
     nothing decodes       nobody waits for a next token: the whole token budget
-    throughput            so many prompt tokens wait that computing them alone would take half a second: the whole token budget, because the sooner every
-                          row decodes, the more each reading of the weights brings. Holds until the queue is nearly empty
-    otherwise             what fits into `target_us`, or into a quarter more than the decodes alone need, and never less than a short chunk, so that a
-                          prompt always advances
+    throughput            so many prompt tokens wait that computing them alone would take half a
+                          second: the whole token budget, because the sooner every row decodes, the
+                          more each reading of the weights brings. Holds until the queue is nearly
+                          empty
+    otherwise             what fits into `target_us`, or into a quarter more than the decodes alone
+                          need, and never less than a short chunk, so that a prompt always advances
 
 Where steps are padded to captured sizes, a chunk that does not finish its prompt fills one.
 
-A prompt that needs many such steps leaves half of each to those behind it: a book does not hold up a line of questions. Where there is no book, one of more than two steps leaves most of each.
+A prompt that needs many such steps leaves half of each to those behind it: a book does not hold up
+a line of questions. Where there is no book, one of more than two steps leaves most of each.
 
 On a CPU every step has a limit, also one beside which nobody reads an answer: others want to be let
-in, cancelled or told that their time is over, and nothing of that happens within a step. Chunks of a
-second are as fast as longer ones there. What a step will take is not known before some have been
+in, cancelled or told that their time is over, and nothing of that happens within a step. Chunks of
+a second are as fast as longer ones there. What a step will take is not known before some have been
 measured, so the first chunk is short, and none is more than twice as long as one that was measured
 to take half of the limit at most.
 
-One step in some hundreds may be stretched: a prompt that would need three or more is ended in one, if that takes no more than four times the limit. Every token that a step decodes is a gap in somebody's answer, and
-earns a small part of the right to a long one; the longest prompts, which wait longest, get most from it. Counted in gaps, so that more readers do not mean more disturbance for each.
+One step in some hundreds may be stretched: a prompt that would need three or more is ended in one,
+if that takes no more than four times the limit. Every token that a step decodes is a gap in
+somebody's answer, and earns a small part of the right to a long one; the longest prompts, which
+wait longest, get most from it. Counted in gaps, so that more readers do not mean more disturbance
+for each.
 """
 
 from __future__ import annotations
@@ -35,37 +43,47 @@ from headrace_backend.engine.step_time import StepLoad, StepTimeModel
 
 # How long a step with decodes should take at most on a GPU.
 _GPU_STEP_US = 14_500.0
-# How long any step should take at most on a CPU. A model of hidden size 896 and 24 layers computes, by
-# one thread, 75 tokens a second in chunks of 64 (0.9 s each), 71 in chunks of 256 and 51 in chunks of
-# 1,024 (random weights in fp32, a busy machine, 2026-11-22): short chunks cost nothing.
+# How long any step should take at most on a CPU. A model of hidden size 896 and 24 layers computes,
+# by one thread, 75 tokens a second in chunks of 64 (0.9 s each), 71 in chunks of 256 and 51 in
+# chunks of 1,024 (random weights in fp32, a busy machine, 2026-11-22): short chunks cost nothing.
 _CPU_STEP_US = 1_000_000.0
 # On a CPU at most so much of the watchdog's time, however short that is.
 _WATCHDOG_SHARE = 0.25
-# Computing time of the waiting prompts, in whole steps of nothing else, at which throughput goes first, and at which it no longer does.
+# Computing time of the waiting prompts, in whole steps of nothing else, at which throughput goes
+# first, and at which it no longer does.
 _THROUGHPUT_FROM_US = 500_000.0
 _THROUGHPUT_UNTIL_US = 50_000.0
-# From here on steps may be longer, in proportion: so that steady load finds its balance before throughput has to go first.
+# From here on steps may be longer, in proportion: so that steady load finds its balance before
+# throughput has to go first.
 _PRESSURE_FROM_US = 100_000.0
 # Prompts get at least so much of a step's time beside decodes, however long those take.
 _LEAST_PREFILL_SHARE = 0.25
-# A chunk that does not finish its prompt is not shorter, and none is begun behind another with less.
+# A chunk that does not finish its prompt is not shorter, and none is begun behind another with
+# less.
 _LEAST_CHUNK_TOKENS = 64
-# Chunks that do not finish their prompt aim at so much of the limit; the rest is for the ends of prompts, which would otherwise cost one more step.
+# Chunks that do not finish their prompt aim at so much of the limit; the rest is for the ends of
+# prompts, which would otherwise cost one more step.
 _AIM = 0.96
 _WHOLE_STEP_MARGIN = 1.25
-# From so deep in a context on, the least chunk grows, up to the second number at twice the depth: attention's time then hardly depends on a chunk's length while each of its programs has
-# a multiprocessor, and from some hundred tokens on the worker gathers. Simulated: a prompt of 100,000 beside others takes 16 instead of 42 s, and their ITL p99 is 70 instead of 50 ms.
+# From so deep in a context on, the least chunk grows, up to the second number at twice the depth:
+# attention's time then hardly depends on a chunk's length while each of its programs has a
+# multiprocessor, and from some hundred tokens on the worker gathers. Simulated: a prompt of 100,000
+# beside others takes 16 instead of 42 s, and their ITL p99 is 70 instead of 50 ms.
 _DEEP_CONTEXT_TOKENS = 16_384
 _LEAST_DEEP_CHUNK_TOKENS = 384
-# A prompt that needs more steps like this one than the first is a long one, and keeps the second of a step if others could use it. The first line for which there are any holds.
-# Simulated: the second line takes 1 to 2 ms off poisson15's TTFT p95; it alone would let prompts of some steps wait behind one of a hundred.
+# A prompt that needs more steps like this one than the first is a long one, and keeps the second of
+# a step if others could use it. The first line for which there are any holds. Simulated: the second
+# line takes 1 to 2 ms off poisson15's TTFT p95; it alone would let prompts of some steps wait
+# behind one of a hundred.
 _LONG_PROMPTS = ((8, 0.5), (2, 0.3))
-# Stretched steps: how much longer than the limit, for prompts of how many steps, for what share of the gaps, and how many may be saved up. A share of 0.01 would be all of a 99th percentile.
+# Stretched steps: how much longer than the limit, for prompts of how many steps, for what share of
+# the gaps, and how many may be saved up. A share of 0.01 would be all of a 99th percentile.
 _STRETCH = 4.0
 _STRETCHED_PROMPT_STEPS = 2.5
 _STRETCHED_GAPS = 0.005
 _MOST_STRETCHED = 3
-# What one waiting sequence counts for at most, so that one very long prompt is not taken for a crowd.
+# What one waiting sequence counts for at most, so that one very long prompt is not taken for a
+# crowd.
 MAX_COUNTED_TOKENS = 2048
 
 
@@ -79,7 +97,10 @@ class StepLimits(NamedTuple):
 
 
 class TokenBudget:
-    """The limits of one step at a time: `begin`, then `chunk` for each prompt in order. Whoever plans adds the chunk to the step's load."""
+    """The limits of one step at a time: `begin`, then `chunk` for each prompt in order.
+
+    Whoever plans adds the chunk to the step's load.
+    """
 
     __slots__ = (
         "_limit_us",
@@ -157,7 +178,9 @@ class TokenBudget:
             self._limit_us = min(self._limit_us, self._longest_us)
 
     def chunk(self, start: int, num_left: int) -> int:
-        """How many of a prompt's `num_left` tokens from position `start` on the step computes; 0: none."""
+        """How many of a prompt's `num_left` tokens from position `start` on the step computes; 0:
+        none.
+        """
         most = min(num_left, self.num_tokens_left - self._reserved_tokens, self._num_proven_left)
         if self._limit_us == math.inf or most <= 0:
             return max(0, most)
@@ -182,7 +205,9 @@ class TokenBudget:
         return num_left > num_steps * min(fitting, self._max_tokens)
 
     def reserve(self, share: float) -> None:
-        """Keeps a share of what is left for long prompts, which come last; `unreserve` gives it to them."""
+        """Keeps a share of what is left for long prompts, which come last; `unreserve` gives it to
+        them.
+        """
         self._reserved_tokens = int(share * self.num_tokens_left)
         if self._limit_us != math.inf:
             left_us = self._limit_us - self._model.predict_us(self._load)
@@ -245,14 +270,17 @@ class TokenBudget:
     def _crowd_us_per_token(self) -> float:
         """What a token costs in a step of nothing but prompts.
 
-        Of a whole step, because its duration is what the model knows well: how much of it belongs to products and how much to attention, steps that are all alike don't tell.
+        Of a whole step, because its duration is what the model knows well: how much of it belongs
+        to products and how much to attention, steps that are all alike don't tell.
         """
         whole = StepLoad()
         whole.add_chunk(0, self._max_tokens)
         return self._model.predict_us(whole) / self._max_tokens
 
     def _whole_step_us(self) -> float:
-        """What the whole token budget takes if all of it is one prompt from its beginning on, and some more: only chunks deep in a long context are shorter."""
+        """What the whole token budget takes if all of it is one prompt from its beginning on, and
+        some more: only chunks deep in a long context are shorter.
+        """
         whole = dataclasses.replace(self._load)
         whole.add_chunk(0, self._max_tokens)
         return _WHOLE_STEP_MARGIN * self._model.predict_us(whole)

@@ -1,7 +1,9 @@
-"""The tokens of one output: all that were settled, how many of them readers may see, and how it ended.
+"""The tokens of one output: all that were settled, how many of them readers may see, and how it
+ended.
 
-Owns the columns, the released prefix and the readers that follow it. Does not decide what is held back (`stops`) nor who may read
-(`request_table`). Kept until the request's log expires, so that a reader can come back at any offset.
+Owns the columns, the released prefix and the readers that follow it. Does not decide what is held
+back (`stops`) nor who may read (`request_table`). Kept until the request's log expires, so that a
+reader can come back at any offset.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ class TokenLogprobs(NamedTuple):
 
 
 class OutputLog:
-    """One output's tokens. `tokens` may run ahead of what is released by what stop strings hold back."""
+    """One output's tokens.
+
+    `tokens` may run ahead of what is released by what stop strings hold back.
+    """
 
     __slots__ = ("_released_tops", "end", "logprobs", "num_released", "output_index", "readers", "tokens")
 
@@ -56,7 +61,10 @@ class OutputLog:
         columns.top_logprobs.extend(entry.top_logprobs)
 
     def append_released(self, token: int) -> None:
-        """One more token, for readers to see at once: the way of almost every one. Without log probabilities, and nothing is held back."""
+        """One more token, for readers to see at once: the way of almost every one.
+
+        Without log probabilities, and nothing is held back.
+        """
         self.tokens.append(token)
         self.num_released += 1
         for stream, handle in self.readers:
@@ -72,7 +80,9 @@ class OutputLog:
             self._release(first, end)
 
     def finish(self, end: OutputEnd) -> None:
-        """Releases what was held back and notes how the output ended; tokens that come later are not this output's."""
+        """Releases what was held back and notes how the output ended; tokens that come later are
+        not this output's.
+        """
         self.release(len(self.tokens))
         self.end = end
         for stream, handle in self.readers:

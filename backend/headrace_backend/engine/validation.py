@@ -1,7 +1,8 @@
 """Checks every field of a request again, before the engine believes any of it.
 
-Owns rules and limits of the request alone. Does not look at the engine's state (`admission`). The services validate first; this is the same
-gate for whatever else reaches the socket. Violations name fields as the public API does, since the message goes to its caller.
+Owns rules and limits of the request alone. Does not look at the engine's state (`admission`). The
+services validate first; this is the same gate for whatever else reaches the socket. Violations name
+fields as the public API does, since the message goes to its caller.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class RequestValidator:
     """The rules for one model and configuration."""
 
     def __init__(self, model: ModelLimits, max_outputs: int, has_text: bool) -> None:
-        """Rules for a model; `has_text`: the bytes of its tokens are known, so that stop strings can be matched."""
+        """Rules for a model; `has_text`: the bytes of its tokens are known, so that stop strings
+        can be matched.
+        """
         self._model = model
         self._max_outputs = max_outputs
         self._has_text = has_text
@@ -255,7 +258,10 @@ class RequestValidator:
 
 
 class _Violations:
-    """Broken rules in the order found. A comparison with NaN is false, so a rule stated as what must hold refuses NaN too."""
+    """Broken rules in the order found.
+
+    A comparison with NaN is false, so a rule stated as what must hold refuses NaN too.
+    """
 
     def __init__(self) -> None:
         """None yet."""

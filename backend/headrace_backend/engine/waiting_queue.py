@@ -1,18 +1,22 @@
 """Sequences that wait for a row, most urgent first; a tenant can be passed over.
 
-Owns the order: urgency keys never change while a sequence waits, so that ageing costs nothing. One step of priority weighs as much as
-`ageing_s` of waiting:
+Owns the order: urgency keys never change while a sequence waits, so that ageing costs nothing. One
+step of priority weighs as much as `ageing_s` of waiting:
 
     key = arrival - priority * ageing        (smaller is more urgent)
 
-Two requests keep their order for ever, and whatever has waited `ageing_s` per step of priority longer is ahead: nobody starves. A preempted
-sequence comes back with its old key, ahead of whoever came later.
+Two requests keep their order for ever, and whatever has waited `ageing_s` per step of priority
+longer is ahead: nobody starves. A preempted sequence comes back with its old key, ahead of whoever
+came later.
 
-Each tenant has a line of its own (a heap), and the lines are sorted by the sequence at their front: the first line's front is the most urgent of all. A tenant that may not
-take more blocks is *parked*: its line is out of that order, however long it is, until its front changes or the scheduler says that it may be tried again.
+Each tenant has a line of its own (a heap), and the lines are sorted by the sequence at their front:
+the first line's front is the most urgent of all. A tenant that may not take more blocks is
+*parked*: its line is out of that order, however long it is, until its front changes or the
+scheduler says that it may be tried again.
 
-Adding and removing cost O(log waiting) comparisons; what was aborted is swept out when it comes to the front or makes up half of its line. Also counts the tokens that
-wait, by which the token budget tells a crowd from a few: those of parked lines could not be computed, and don't count.
+Adding and removing cost O(log waiting) comparisons; what was aborted is swept out when it comes to
+the front or makes up half of its line. Also counts the tokens that wait, by which the token budget
+tells a crowd from a few: those of parked lines could not be computed, and don't count.
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ _MIN_SWEEP = 64
 
 
 class _Line:
-    """The waiting sequences of one tenant: a heap with lazy removal, whose front is never an ended one."""
+    """The waiting sequences of one tenant: a heap with lazy removal, whose front is never an ended
+    one.
+    """
 
     __slots__ = ("account", "front", "heap", "num_counted_tokens", "num_dead", "parked")
 
@@ -108,7 +114,9 @@ class WaitingQueue:
         return sequence
 
     def park(self) -> None:
-        """Passes over the tenant of what `peek` showed, until `unpark` or until a more urgent sequence of it comes."""
+        """Passes over the tenant of what `peek` showed, until `unpark` or until a more urgent
+        sequence of it comes.
+        """
         line = self._order.pop(0)
         line.parked = True
         self.num_counted_tokens -= line.num_counted_tokens
@@ -124,7 +132,10 @@ class WaitingQueue:
         return [account for account, line in self._lines.items() if line.parked]
 
     def take(self, requests: AbstractSet[LiveRequest] | None = None) -> list[Sequence]:
-        """Removes the live sequences of these requests; None: of all. Nobody is parked afterwards."""
+        """Removes the live sequences of these requests; None: of all.
+
+        Nobody is parked afterwards.
+        """
         live = list(self)
         self._lines, self._order = {}, []
         self._num_live = self.num_counted_tokens = 0

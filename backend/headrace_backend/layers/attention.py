@@ -1,4 +1,6 @@
-"""Self-attention over the paged KV cache: projections, optional norms of queries and keys, rotation, cache write, attention, output projection."""
+"""Self-attention over the paged KV cache: projections, optional norms of queries and keys,
+rotation, cache write, attention, output projection.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ class Attention(nn.Module):
         self.k_norm = None if eps is None else RmsNorm(head_dim, eps, placement)
 
     def heads(self, x: Activations, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> Tensor:
-        """Attention of the step's tokens, before the output projection, which takes each token by itself.
+        """Attention of the step's tokens, before the output projection, which takes each token by
+        itself.
 
         Args:
             x: [num_tokens, hidden_size], rounded to 8 bits if `rounds_to` says so.
@@ -65,13 +68,17 @@ class Attention(nn.Module):
         return self.attended(self.qkv_proj(x), rotations, kv_cache, metadata)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `heads` may be given so many tokens; None: the model's type alone."""
+        """The 8-bit type in which `heads` may be given so many tokens; None: the model's type
+        alone.
+        """
         return self.qkv_proj.rounds_to(num_tokens)
 
     def add_to(
         self, residual: Tensor, norm: RmsNorm, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata
     ) -> None:
-        """`residual += o_proj(heads(norm(residual)))` with norm and addition inside the projections, for steps that fuse."""
+        """`residual += o_proj(heads(norm(residual)))` with norm and addition inside the
+        projections, for steps that fuse.
+        """
         qkv = self.qkv_proj.after_norm(norm, residual)
         self.o_proj.add_to(residual, self.attended(qkv, rotations, kv_cache, metadata))
 
@@ -92,12 +99,16 @@ class Attention(nn.Module):
         return rotate_write_attend(raw, kv_cache, metadata, self.scale, self.sliding_window).flatten(1)
 
     def launch_kind(self) -> Hashable:
-        """All that decides which kernels `attended` launches, beside the step, the cache and the norms' weights."""
+        """All that decides which kernels `attended` launches, beside the step, the cache and the
+        norms' weights.
+        """
         return self.num_heads, self.num_kv_heads, self.head_dim, self.sliding_window
 
     @property
     def _head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:
-        """Weights of the norms of queries and keys, and their epsilon; no weights where the model has no such norms."""
+        """Weights of the norms of queries and keys, and their epsilon; no weights where the model
+        has no such norms.
+        """
         if self.q_norm is None or self.k_norm is None:
             return None, None, 0.0
         return self.q_norm.weight, self.k_norm.weight, self.q_norm.eps

@@ -1,15 +1,21 @@
-"""A step of several ranks in two pieces of its tokens, so that the sums of one piece run beside what the other one computes.
+"""A step of several ranks in two pieces of its tokens, so that the sums of one piece run beside
+what the other one computes.
 
-Owns the order. The pieces go through each half of a layer one after the other, and a piece's sum is waited for when its turn comes again:
+Owns the order. The pieces go through each half of a layer one after the other, and a piece's sum is
+waited for when its turn comes again:
 
     computed   attention and o of A    of B    norm and MLP of A    of B    norm, qkv, attention and o of A    of B
     sums                               A       B                    A       B                                  A
 
-The first piece does not see the second one's tokens. The second sees the first one's as it sees a row's context: their keys and values are in the cache by then.
+The first piece does not see the second one's tokens. The second sees the first one's as it sees a
+row's context: their keys and values are in the cache by then.
 
-Beside its sum (64 MiB, four H200s, 2026-11-22) a piece of 4,096 tokens of a 70B model in FP8 takes 1.16 ms for the products of its MLP instead of 1.07, and the sum alone takes 0.34; one of 1,024 tokens 0.32 instead of 0.27, the sum 0.10.
+Beside its sum (64 MiB, four H200s, 2026-11-22) a piece of 4,096 tokens of a 70B model in FP8 takes
+1.16 ms for the products of its MLP instead of 1.07, and the sum alone takes 0.34; one of 1,024
+tokens 0.32 instead of 0.27, the sum 0.10.
 
-Which steps are cut is `Collectives.piece_rule`'s; who makes the pieces' metadata, the runner's; who computes and who adds up, the layers' and the collectives'.
+Which steps are cut is `Collectives.piece_rule`'s; who makes the pieces' metadata, the runner's; who
+computes and who adds up, the layers' and the collectives'.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One pre-norm decoder layer: attention and MLP, each behind a norm and added to the residual stream."""
+"""One pre-norm decoder layer: attention and MLP, each behind a norm and added to the residual
+stream.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from headrace_kernels.launch_kind import launch_kind
 
 
 class DecoderLayer(nn.Module):
-    """Norm, attention, norm, MLP. An output is added to the residual stream by the norm that follows it, in one operation."""
+    """Norm, attention, norm, MLP.
+
+    An output is added to the residual stream by the norm that follows it, in one operation.
+    """
 
     def __init__(
         self, attention: AttentionShape, intermediate_size: int, mlp_bias: bool, norm_eps: float, placement: Placement
@@ -36,7 +41,8 @@ class DecoderLayer(nn.Module):
         """Runs the layer.
 
         Args:
-            pending: [num_tokens, hidden_size] the layer before's output, of several ranks this one's part of it, not yet in the residual stream; None for the first layer.
+            pending: [num_tokens, hidden_size] the layer before's output, of several ranks this
+                one's part of it, not yet in the residual stream; None for the first layer.
             residual: [num_tokens, hidden_size] the residual stream, changed in place.
             rotations: The step's rows of the rotary table.
             kv_cache: This layer's cache.
@@ -71,19 +77,25 @@ class DecoderLayer(nn.Module):
         return out
 
     def fuses(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens takes `forward_fused`. Decided by sizes and types of weights alone."""
+        """Whether a step of so many tokens takes `forward_fused`.
+
+        Decided by sizes and types of weights alone.
+        """
         return self._is_whole and all(weight.fuses(num_tokens) for weight in self._weights())
 
     def forward_fused(self, residual: Tensor, rotations: Tensor, kv_cache: Tensor, metadata: StepMetadata) -> None:
-        """As `forward` with nothing pending before or after: norms, SwiGLU and additions ride along in the four products.
+        """As `forward` with nothing pending before or after: norms, SwiGLU and additions ride along
+        in the four products.
 
-        A few tokens' products take as long as their weights take to read, and each operation beside them a launch.
+        A few tokens' products take as long as their weights take to read, and each operation beside
+        them a launch.
         """
         self.self_attn.add_to(residual, self.input_layernorm, rotations, kv_cache, metadata)
         self.mlp.add_to(residual, self.post_attention_layernorm)
 
     def launch_kind(self) -> Hashable:
-        """Layers with the same launch the same kernels for the same steps, and fuse for the same: all that rules, libraries and compilers may look at.
+        """Layers with the same launch the same kernels for the same steps, and fuse for the same:
+        all that rules, libraries and compilers may look at.
 
         A rank's own: only one of several has the bias of an output or down projection.
         """

@@ -1,6 +1,10 @@
-"""Token embedding and output head, split over ranks by vocabulary; tied, they share one weight, which may be in blocks as a file has it. A head of 8 bits has a weight of its own in any case.
+"""Token embedding and output head, split over ranks by vocabulary; tied, they share one weight,
+which may be in blocks as a file has it.
 
-With several ranks both give every rank the whole: an embedding is the sum of what the ranks have of it, all but one of them zeros, and logits are the ranks' parts side by side, so that whatever is
+A head of 8 bits has a weight of its own in any case.
+
+With several ranks both give every rank the whole: an embedding is the sum of what the ranks have of
+it, all but one of them zeros, and logits are the ranks' parts side by side, so that whatever is
 done to logits is done by every rank to the same bits, as it would be by one.
 """
 
@@ -34,7 +38,9 @@ class TokenEmbedding(ShardedModule):
         self._copy: tuple[HeadWeight, ...] = ()
 
     def fill_too(self, copy: HeadWeight) -> None:
-        """The tensor that fills this embedding is that of an output head too, which keeps it in its own form."""
+        """The tensor that fills this embedding is that of an output head too, which keeps it in its
+        own form.
+        """
         # In a tuple, so that it is no module of this one.
         self._copy = (copy,)
 
@@ -93,14 +99,18 @@ class OutputHead(ShardedModule):
         return len(self._rows)
 
     def whole(self, part: Tensor, out: Tensor | None = None) -> Tensor:
-        """[num_tokens, part_size] of each rank -> [num_tokens, vocab_size] on all, in `out` if given.
+        """[num_tokens, part_size] of each rank -> [num_tokens, vocab_size] on all, in `out` if
+        given.
 
         Of one rank it is the part itself.
         """
         return part if self._is_whole else self._shard.together.gather_columns(part, out)
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """`choose_greedy` of forward(hidden). Of several ranks each finds its own best, and only those travel."""
+        """`choose_greedy` of forward(hidden).
+
+        Of several ranks each finds its own best, and only those travel.
+        """
         if self._is_whole:
             return choose_greedy(self.part(hidden))
         tokens, peaks = most_likely_part(self.part(hidden), self._rows.start)

@@ -1,4 +1,7 @@
-"""Linear layers, split over ranks by outputs (column-parallel) or by inputs (row-parallel). Weights are [out, in]."""
+"""Linear layers, split over ranks by outputs (column-parallel) or by inputs (row-parallel).
+
+Weights are [out, in].
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from headrace_kernels.rounded_tokens import Activations
 
 
 class ColumnLinear(ShardedModule):
-    """One or several projections of the same input, in one weight so that one multiplication computes all."""
+    """One or several projections of the same input, in one weight so that one multiplication
+    computes all.
+    """
 
     def __init__(self, input_size: int, outputs: Sequence[range], bias: bool, placement: Placement) -> None:
         """Allocates the weight.
@@ -37,7 +42,9 @@ class ColumnLinear(ShardedModule):
         return self.weight.product(x, self.bias)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens; None: the model's type alone."""
+        """The 8-bit type in which `forward` may be given so many tokens; None: the model's type
+        alone.
+        """
         return self.weight.rounds_to(num_tokens)
 
     def after_norm(self, norm: RmsNorm, x: Tensor) -> Tensor:
@@ -61,7 +68,10 @@ class ColumnLinear(ShardedModule):
 
 
 class RowLinear(ShardedModule):
-    """A projection whose input is split over ranks. The ranks' results add up to the projection; rank 0 holds the bias."""
+    """A projection whose input is split over ranks.
+
+    The ranks' results add up to the projection; rank 0 holds the bias.
+    """
 
     def __init__(self, inputs: range, output_size: int, bias: bool, placement: Placement) -> None:
         """Allocates the weight.
@@ -82,11 +92,15 @@ class RowLinear(ShardedModule):
         return self.weight.product(x, self.bias)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens; None: the model's type alone."""
+        """The 8-bit type in which `forward` may be given so many tokens; None: the model's type
+        alone.
+        """
         return self.weight.rounds_to(num_tokens)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += forward(x)` in one operation, for steps that fuse; one rank only, as the ranks' parts are not added up."""
+        """`residual += forward(x)` in one operation, for steps that fuse; one rank only, as the
+        ranks' parts are not added up.
+        """
         self.weight.add_to(residual, x, self.bias)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:

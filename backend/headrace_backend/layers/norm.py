@@ -1,6 +1,10 @@
-"""RMS norm with its weight, alone or fused with the residual addition, in the form that the product behind it takes. Every rank holds the whole weight.
+"""RMS norm with its weight, alone or fused with the residual addition, in the form that the product
+behind it takes.
 
-A norm behind a projection whose inputs are shared out takes the ranks' partial outputs and adds them up first: `residual_norm` makes the right kind.
+Every rank holds the whole weight.
+
+A norm behind a projection whose inputs are shared out takes the ranks' partial outputs and adds
+them up first: `residual_norm` makes the right kind.
 """
 
 from __future__ import annotations
@@ -29,14 +33,17 @@ class RmsNorm(ShardedModule):
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Adds x to the residual stream in place and gives the norm of the sum, all [num_tokens, size]."""
+        """Adds x to the residual stream in place and gives the norm of the sum, all [num_tokens,
+        size].
+        """
         return add_rms_norm(x, residual, self.weight, self.eps)
 
     def of_stream(self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
         """The norm of the residual stream, to which `pending` is added first in place.
 
         Args:
-            pending: [num_tokens, size] the output of the projection before, of several ranks this one's part of it, which may be overwritten; None: nothing is added.
+            pending: [num_tokens, size] the output of the projection before, of several ranks this
+                one's part of it, which may be overwritten; None: nothing is added.
             residual: [num_tokens, size].
             number: The 8-bit type to round to; None: the model's type.
         """

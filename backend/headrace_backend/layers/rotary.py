@@ -1,4 +1,6 @@
-"""The rotary embedding of a model: its table of cosines and sines, made from the configuration once."""
+"""The rotary embedding of a model: its table of cosines and sines, made from the configuration
+once.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, max_position: int) -> tupl
         [head_dim / 2] fp32 radians per token, and the factor on cosine and sine.
     """
     match rope.rope_type:
-        case "default" | "dynamic":  # dynamic stretches beyond the stated context only, which we never exceed
+        # dynamic stretches beyond the stated context only, which we never exceed
+        case "default" | "dynamic":
             frequencies = default_frequencies(head_dim, rope.theta)
             if rope.frequency_divisors is not None:
                 frequencies /= torch.tensor(rope.frequency_divisors)
@@ -66,7 +69,10 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, max_position: int) -> tupl
 
 
 def _longrope(rope: RopeConfig, head_dim: int, max_position: int) -> tuple[Tensor, float]:
-    """One set of divisors for all requests: rotated keys stay in the cache, where a sequence that outgrows the original context could not change sets, and one prefix serves short and long requests."""
+    """One set of divisors for all requests: rotated keys stay in the cache, where a sequence that
+    outgrows the original context could not change sets, and one prefix serves short and long
+    requests.
+    """
     is_long = max_position > rope.original_max_position_embeddings
     divisors = torch.tensor(rope.long_divisors if is_long else rope.short_divisors)
     attention_factor = rope.attention_factor

@@ -1,7 +1,9 @@
-"""The decoder-only language model that all families share: embedding, layers, norm, output head, and the checkpoint names of its weights.
+"""The decoder-only language model that all families share: embedding, layers, norm, output head,
+and the checkpoint names of its weights.
 
-A family says how its layers differ (`make_layer`) and how its checkpoint names relate to merged weights (`stacked_params`). Module names mirror
-Hugging Face's, so that a module's path is its tensors' name.
+A family says how its layers differ (`make_layer`) and how its checkpoint names relate to merged
+weights (`stacked_params`). Module names mirror Hugging Face's, so that a module's path is its
+tensors' name.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ class Decoder(nn.Module):
     def _last_heads(
         self, residual: Tensor, rotations: Tensor, kv_caches: list[Tensor], metadata: StepMetadata | StepPieces
     ) -> Tensor:
-        """All layers but the half of the last one in which each token is by itself: the heads' outputs that it takes."""
+        """All layers but the half of the last one in which each token is by itself: the heads'
+        outputs that it takes.
+        """
         *layers, last = zip(self._layers, kv_caches, strict=True)
         if isinstance(metadata, StepPieces):
             assert self._together is not None, "a step of one rank is whole"
@@ -98,7 +102,9 @@ class Decoder(nn.Module):
         return last[0].heads(pending, residual, rotations, last[1], metadata)
 
     def fuses(self, num_tokens: int) -> bool:
-        """Whether all layers take a step of so many tokens with norms, SwiGLU and additions inside their products."""
+        """Whether all layers take a step of so many tokens with norms, SwiGLU and additions inside
+        their products.
+        """
         return all(layer.fuses(num_tokens) for layer in self._unlike)
 
     def _forward_fused(
@@ -110,7 +116,9 @@ class Decoder(nn.Module):
         return hidden
 
     def _reported(self, layers: Iterable[tuple[DecoderLayer, Tensor]]) -> Iterable[tuple[DecoderLayer, Tensor]]:
-        """The layers with their caches; whoever follows the progress hears of each when the next one is asked for."""
+        """The layers with their caches; whoever follows the progress hears of each when the next
+        one is asked for.
+        """
         return layers if self.on_progress is None else _reporting(layers, self.on_progress)
 
     @contextlib.contextmanager
@@ -207,24 +215,34 @@ class CausalLM(nn.Module, abc.ABC):
             token_ids: [num_tokens] int64.
             positions: [num_tokens] int64, below max_position.
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
-            metadata: Rows, lengths, block tables and slots of the step; of one with a `first_piece`, of its pieces.
-            wanted: int32 or int64, tokens whose hidden states are wanted: for others the last layer does no more than keys and values; None: all.
+            metadata: Rows, lengths, block tables and slots of the step; of one with a
+                `first_piece`, of its pieces.
+            wanted: int32 or int64, tokens whose hidden states are wanted: for others the last layer
+                does no more than keys and values; None: all.
 
         Returns:
-            [num_tokens, hidden_size] hidden states after the last norm; of the wanted ones, in their order.
+            [num_tokens, hidden_size] hidden states after the last norm; of the wanted ones, in
+            their order.
         """
         hidden: Tensor = self.model(token_ids, positions, kv_caches, metadata, wanted)
         return hidden
 
     def first_piece(self, num_tokens: int, is_captured: bool) -> int | None:
-        """Tokens of the first of two pieces in which a step should be computed, whether it is replayed from a graph or launched kernel by kernel; None: it stays whole. Decided by sizes alone, so alike on all ranks."""
+        """Tokens of the first of two pieces in which a step should be computed, whether it is
+        replayed from a graph or launched kernel by kernel; None: it stays whole.
+
+        Decided by sizes alone, so alike on all ranks.
+        """
         together = self.shard.collectives
         if together is None or together.piece_rule is None:
             return None
         return together.piece_rule.first_piece(num_tokens, self.hidden_size * self.dtype.itemsize, is_captured)
 
     def unlike_layers(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, steps go through the first layer, the last and one of each other kind: every kernel that whole steps launch, in a fraction of the launches. What comes out is of no use, and other layers' caches are not written.
+        """Inside, steps go through the first layer, the last and one of each other kind: every
+        kernel that whole steps launch, in a fraction of the launches.
+
+        What comes out is of no use, and other layers' caches are not written.
 
         Of several ranks all enter together.
         """
@@ -238,7 +256,9 @@ class CausalLM(nn.Module, abc.ABC):
         return logits
 
     def report_progress(self, report: Callable[[], None]) -> None:
-        """Has `report` called with every layer and every product of the output layer: what a step's time consists of where the host computes it."""
+        """Has `report` called with every layer and every product of the output layer: what a step's
+        time consists of where the host computes it.
+        """
         self.model.on_progress = report
 
     @property
@@ -261,7 +281,9 @@ class CausalLM(nn.Module, abc.ABC):
         self.lm_head.whole(part, out)
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The token with the highest logit, int64 [n], and whether the row is sound, bool [n], of hidden states [n, hidden_size]; as `choose_greedy` of their logits."""
+        """The token with the highest logit, int64 [n], and whether the row is sound, bool [n], of
+        hidden states [n, hidden_size]; as `choose_greedy` of their logits.
+        """
         return self.lm_head.most_likely(hidden)
 
     @property
@@ -273,7 +295,10 @@ class CausalLM(nn.Module, abc.ABC):
         return plain + low_bits + sum(weight.num_bytes for weight in self.block_weights.values())
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """Checkpoint tensor name -> the place in a parameter that it fills. Together they cover every parameter exactly once."""
+        """Checkpoint tensor name -> the place in a parameter that it fills.
+
+        Together they cover every parameter exactly once.
+        """
         targets: dict[str, WeightTarget] = {}
         for path, module in self.named_modules():
             if not isinstance(module, ShardedModule):

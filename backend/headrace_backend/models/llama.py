@@ -1,4 +1,7 @@
-"""Llama 2 and 3.x, and Mistral: the plain pre-norm decoder. Mistral adds a sliding window in every layer; Llama variants may have biases."""
+"""Llama 2 and 3.x, and Mistral: the plain pre-norm decoder.
+
+Mistral adds a sliding window in every layer; Llama variants may have biases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Qwen2 and Qwen2.5: biases on queries, keys and values only; later layers may have a sliding window."""
+"""Qwen2 and Qwen2.5: biases on queries, keys and values only; later layers may have a sliding
+window.
+"""
 
 from __future__ import annotations
 

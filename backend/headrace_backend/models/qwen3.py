@@ -1,4 +1,6 @@
-"""Qwen3 (dense): an RMS norm on every head's query and key before the rotation instead of Qwen2's biases; head_dim is independent of the width."""
+"""Qwen3 (dense): an RMS norm on every head's query and key before the rotation instead of Qwen2's
+biases; head_dim is independent of the width.
+"""
 
 from __future__ import annotations
 

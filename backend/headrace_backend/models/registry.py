@@ -82,7 +82,8 @@ def load_model(
 
     Raises:
         InvalidModelFolder: the architecture is unknown, or a weight can't be read or is not finite.
-        QuantizationRefused: the scheme does not suit the model, or a quantized weight is not what it should be.
+        QuantizationRefused: the scheme does not suit the model, or a quantized weight is not what
+            it should be.
         ValueError: max_position is above the model's limit, or no folder to load from.
     """
     limit = config.max_position_embeddings
@@ -112,7 +113,10 @@ def load_model(
 def _check_schemes(
     model: CausalLM, targets: Mapping[str, WeightTarget], scheme: Scheme | None, head: Scheme | None
 ) -> None:
-    """Checks what was quantized while it was read, and keeps what there is to say of it. Raises QuantizationRefused."""
+    """Checks what was quantized while it was read, and keeps what there is to say of it.
+
+    Raises QuantizationRefused.
+    """
     layers = {name: target for name, target in targets.items() if ".layers." in name}
     if scheme is not None and model.low_bit_weights:
         model.quantization = summarize(scheme, layers, model.low_bit_weights)
@@ -129,7 +133,11 @@ def _fill_first(
     progress: Progress,
     targets: Mapping[str, WeightTarget],
 ) -> None:
-    """Fills what looks at some tensors before all are loaded: a phase of its own, as they come a second time. Without a folder the weights are made up."""
+    """Fills what looks at some tensors before all are loaded: a phase of its own, as they come a
+    second time.
+
+    Without a folder the weights are made up.
+    """
     if folder is None:
         fill_with_noise(targets, shapes, seed, progress, _FIRST_PHASE)
     else:
@@ -153,7 +161,9 @@ def _norms(model: CausalLM) -> dict[str, Tensor]:
 
 
 def _load_rows(model: CausalLM, folder: ModelFolder, targets: Mapping[str, WeightTarget], progress: Progress) -> None:
-    """Fills a model by rows, whether numbers, which may be quantized as they come, or bytes that a file has in blocks."""
+    """Fills a model by rows, whether numbers, which may be quantized as they come, or bytes that a
+    file has in blocks.
+    """
     records = folder.tensors
     targets = with_rotated_rows(targets, records)
     states = {
@@ -174,7 +184,8 @@ def weight_memory(
     records: Mapping[str, TensorRecord] | None = None,
     head: Scheme | None = None,
 ) -> WeightMemory:
-    """What the weights of a rank will take on a device, exactly: a model is made as it would be, without memory.
+    """What the weights of a rank will take on a device, exactly: a model is made as it would be,
+    without memory.
 
     Args:
         config: The model's configuration.

@@ -1,6 +1,8 @@
 """Which layers of a model are enough to launch every kernel that all of them launch.
 
-Owns the choice, alike on all ranks. A layer's place in the model counts beside its kind: nothing is pending before the first, and the last may leave tokens out. So a layer of each kind is taken from between them.
+Owns the choice, alike on all ranks. A layer's place in the model counts beside its kind: nothing is
+pending before the first, and the last may leave tokens out. So a layer of each kind is taken from
+between them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ def unlike_places(kinds: Sequence[Hashable], together: Collectives | None) -> li
 
     Args:
         kinds: Of all layers, on this rank: `DecoderLayer.launch_kind`.
-        together: Of several ranks, all of which must ask: a layer that any of them needs is taken by all, as they add up together.
+        together: Of several ranks, all of which must ask: a layer that any of them needs is taken
+            by all, as they add up together.
     """
     last = len(kinds) - 1
     # Of places with the same kind the dictionary keeps the one that comes last.

@@ -1,10 +1,14 @@
 """What ranks compute together, as layers see it.
 
-Owns the interface, and what follows from its two operations. Every rank calls the same operations in the same order with tensors of the same shape, and gets the same
-bits: a sum adds the ranks' parts in the order of the ranks, whatever the shape, so that a row's result depends neither on the other rows nor on who was first.
+Owns the interface, and what follows from its two operations. Every rank calls the same operations
+in the same order with tensors of the same shape, and gets the same bits: a sum adds the ranks'
+parts in the order of the ranks, whatever the shape, so that a row's result depends neither on the
+other rows nor on who was first.
 
-A sum may be begun and waited for later, so that products run beside it. Between begin and wait its tensor belongs to the sum: nobody reads it, writes it or gives its memory to others. What is begun is waited for before any
-other operation, but for further begun ones: at no time do two ways of adding up wait for other ranks at once.
+A sum may be begun and waited for later, so that products run beside it. Between begin and wait its
+tensor belongs to the sum: nobody reads it, writes it or gives its memory to others. What is begun
+is waited for before any other operation, but for further begun ones: at no time do two ways of
+adding up wait for other ranks at once.
 """
 
 from __future__ import annotations
@@ -25,9 +29,14 @@ _TIME_UNITS = 1_000_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PieceRule:
-    """Which steps are cut into two pieces of their tokens, so that one's sums run beside the other's products. By sizes alone, so alike on all ranks."""
+    """Which steps are cut into two pieces of their tokens, so that one's sums run beside the
+    other's products.
 
-    # Of a sum of the whole step, where it is launched kernel by kernel, of which pieces have twice as many.
+    By sizes alone, so alike on all ranks.
+    """
+
+    # Of a sum of the whole step, where it is launched kernel by kernel, of which pieces have twice
+    # as many.
     least_bytes: int
     # The same where it is replayed from a graph.
     least_captured_bytes: int
@@ -35,7 +44,9 @@ class PieceRule:
     multiple: int
 
     def first_piece(self, num_tokens: int, token_bytes: int, is_captured: bool = False) -> int | None:
-        """Tokens of the first of two pieces, as near to half as the multiple allows; None: the step stays whole."""
+        """Tokens of the first of two pieces, as near to half as the multiple allows; None: the step
+        stays whole.
+        """
         first = (num_tokens + self.multiple) // (2 * self.multiple) * self.multiple
         least_bytes = self.least_captured_bytes if is_captured else self.least_bytes
         is_cut = num_tokens * token_bytes >= least_bytes and 0 < first < num_tokens
@@ -76,10 +87,15 @@ class Collectives(abc.ABC):
 
     @abc.abstractmethod
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """Sum of the ranks' tensors, in their shape and type. May be written into `partial`, which must not be used afterwards."""
+        """Sum of the ranks' tensors, in their shape and type.
+
+        May be written into `partial`, which must not be used afterwards.
+        """
 
     def begin_all_reduce(self, partial: Tensor) -> PendingSum:
-        """`all_reduce` of a piece of a step, which goes on while this rank computes other things, where that is possible."""
+        """`all_reduce` of a piece of a step, which goes on while this rank computes other things,
+        where that is possible.
+        """
         return DoneSum(self.all_reduce(partial))
 
     @abc.abstractmethod
@@ -87,7 +103,9 @@ class Collectives(abc.ABC):
         """The ranks' tensors in order, [world_size, *part.shape]."""
 
     def add_rms_norm(self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Adds the sum of the ranks' tensors to the residual stream in place and gives the norm of that, all [num_tokens, size]."""
+        """Adds the sum of the ranks' tensors to the residual stream in place and gives the norm of
+        that, all [num_tokens, size].
+        """
         return add_rms_norm(self.all_reduce(partial), residual, weight, eps)
 
     def rounded_add_rms_norm(
@@ -137,7 +155,9 @@ def agreed_any(collectives: Collectives | None, flags: Sequence[bool]) -> list[b
 
 
 def slowest_times(collectives: Collectives | None, times: list[float]) -> list[float]:
-    """For each of some times the longest that any rank took, exactly alike on all ranks; the times themselves where there is one rank."""
+    """For each of some times the longest that any rank took, exactly alike on all ranks; the times
+    themselves where there is one rank.
+    """
     if collectives is None or not times:
         return times
     by_rank = collectives.all_values(*(round(time * _TIME_UNITS) for time in times))

@@ -1,6 +1,8 @@
 """Collectives of ranks on a CPU, over gloo's sockets on the loopback interface.
 
-A sum is a gather and an addition in the order of the ranks, in fp32. That moves more bytes than gloo's own ring, and is what the kernels on GPUs do with messages of this size; gloo's order depends on the shape.
+A sum is a gather and an addition in the order of the ranks, in fp32. That moves more bytes than
+gloo's own ring, and is what the kernels on GPUs do with messages of this size; gloo's order depends
+on the shape.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class GlooCollectives(Collectives):
         self.rank, self.world_size = rank, world_size
         self.device = torch.device("cpu")
         self._on_enter = on_enter
-        # Before gloo looks for an address: by default it resolves the machine's name and may listen to the network.
+        # Before gloo looks for an address: by default it resolves the machine's name and may listen
+        # to the network.
         os.environ["GLOO_SOCKET_IFNAME"] = _INTERFACE
         try:
             dist.init_process_group(

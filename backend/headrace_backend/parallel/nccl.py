@@ -1,8 +1,14 @@
-"""Collectives of ranks on GPUs, over NCCL. On the device's current stream, so that they can be captured with the kernels around them; sums that are begun, on a stream of NCCL's beside it.
+"""Collectives of ranks on GPUs, over NCCL.
 
-NCCL adds in the order of its ring or tree, which it chooses by size: the same bits on every rank and in every run of one shape, but not the order of the ranks.
+On the device's current stream, so that they can be captured with the kernels around them; sums that
+are begun, on a stream of NCCL's beside it.
 
-Of a sum that is begun torch lets its stream wait for what the current one was given before, and `wait` lets the current one wait for the sum; the host waits for neither. NCCL's stream takes one sum after the other, in the order in which they were begun.
+NCCL adds in the order of its ring or tree, which it chooses by size: the same bits on every rank
+and in every run of one shape, but not the order of the ranks.
+
+Of a sum that is begun torch lets its stream wait for what the current one was given before, and
+`wait` lets the current one wait for the sum; the host waits for neither. NCCL's stream takes one
+sum after the other, in the order in which they were begun.
 """
 
 from __future__ import annotations
@@ -21,25 +27,34 @@ from headrace_backend.parallel.collectives import Collectives, PendingSum, Piece
 from headrace_backend.parallel.errors import PeerLost
 
 _ENVIRONMENT = {
-    # NVLink multicast is never used: a program that does can put a shared host's cards out of service.
+    # NVLink multicast is never used: a program that does can put a shared host's cards out of
+    # service.
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    # A captured operation would have its buffers mapped by all ranks: a handshake for each, and mappings of memory that goes with its graph.
+    # A captured operation would have its buffers mapped by all ranks: a handshake for each, and
+    # mappings of memory that goes with its graph.
     "NCCL_GRAPH_REGISTER": "0",
-    # All ranks are on this machine: their addresses are the loopback interface's, and no other network is looked for.
+    # All ranks are on this machine: their addresses are the loopback interface's, and no other
+    # network is looked for.
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_IB_DISABLE": "1",
     # A thread that tells whoever connects to port 28028 of the machine about its ranks, unasked.
     "NCCL_RAS_ENABLE": "0",
-    # A sum that was begun gets the first multiprocessors that a product leaves. Otherwise it would begin when all programs of the product have, most of which wait for their turn.
+    # A sum that was begun gets the first multiprocessors that a product leaves. Otherwise it would
+    # begin when all programs of the product have, most of which wait for their turn.
     "TORCH_NCCL_HIGH_PRIORITY": "1",
 }
 
-# Of a sum, for each rank, from which on steps are cut: with two ranks 64 MiB, 8,192 tokens of an 8B Llama in bf16 or 4,096 of a 70B one. On two H200s (2026-11-22) 70B FP8 takes 555 ms instead of 592 for 8,192 tokens, 8B bf16 102.9 instead of 104.3;
-# 2,048 tokens of 70B, whose sums have 32 MiB, took 177 instead of 150. With more ranks products are shorter, and their launches, of which a cut step has twice as many, no longer hide behind them: on four, with attention of whole steps as it was then, 4,096 tokens of 70B took 235 ms instead
-# of 181, and 8,192 353 instead of 374.
+# Of a sum, for each rank, from which on steps are cut: with two ranks 64 MiB, 8,192 tokens of an 8B
+# Llama in bf16 or 4,096 of a 70B one. On two H200s (2026-11-22) 70B FP8 takes 555 ms instead of 592
+# for 8,192 tokens, 8B bf16 102.9 instead of 104.3; 2,048 tokens of 70B, whose sums have 32 MiB,
+# took 177 instead of 150. With more ranks products are shorter, and their launches, of which a cut
+# step has twice as many, no longer hide behind them: on four, with attention of whole steps as it
+# was then, 4,096 tokens of 70B took 235 ms instead of 181, and 8,192 353 instead of 374.
 _LEAST_BYTES_A_RANK = 32 << 20
-# Of a sum, where steps are replayed from graphs and launches take no time: 1,792 tokens of 70B, in pieces of 1,024 and 768. On four H200s 2,048 tokens in pieces took less time than 1,792 that were whole.
+# Of a sum, where steps are replayed from graphs and launches take no time: 1,792 tokens of 70B, in
+# pieces of 1,024 and 768. On four H200s 2,048 tokens in pieces took less time than 1,792 that were
+# whole.
 _LEAST_CAPTURED_BYTES = 28 << 20
 
 
@@ -69,7 +84,8 @@ class NcclCollectives(Collectives):
             world_size: Number of ranks, all on this machine.
             device: This rank's card.
             timeout_s: Seconds after which an operation that others do not join is given up.
-            on_enter: Called before each operation that is launched by itself; those replayed from graphs are not seen.
+            on_enter: Called before each operation that is launched by itself; those replayed from
+                graphs are not seen.
 
         Raises:
             PeerLost: Another rank did not connect.
@@ -117,8 +133,11 @@ class NcclCollectives(Collectives):
 class NcclSum(PendingSum):
     """A sum on NCCL's stream.
 
-    The allocator knows of a tensor's own stream only, and would give the memory of one that nobody holds to the next kernel there. So the tensor is held here until that stream waits for the sum: what gets its memory afterwards is
-    launched behind the sum. (torch 2.11 holds it too, until the work is waited for, and no longer tells the allocator of the second stream by `record_stream`; so memory comes back at a place in the program and not by chance.)
+    The allocator knows of a tensor's own stream only, and would give the memory of one that nobody
+    holds to the next kernel there. So the tensor is held here until that stream waits for the sum:
+    what gets its memory afterwards is launched behind the sum. (torch 2.11 holds it too, until the
+    work is waited for, and no longer tells the allocator of the second stream by `record_stream`;
+    so memory comes back at a place in the program and not by chance.)
     """
 
     def __init__(self, work: dist.Work, partial: Tensor) -> None:
@@ -134,7 +153,10 @@ class NcclSum(PendingSum):
 
 @contextlib.contextmanager
 def _told_losses() -> Iterator[None]:
-    """NCCL does not tell whose fault an error is. If it is this rank's, no other one ends first, and its words are what is told."""
+    """NCCL does not tell whose fault an error is.
+
+    If it is this rank's, no other one ends first, and its words are what is told.
+    """
     try:
         yield
     except dist.DistBackendError as error:

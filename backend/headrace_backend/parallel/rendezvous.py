@@ -2,8 +2,9 @@
 
     descriptors, inherited -> store -> every rank's kind of device -> all alike? -> collectives
 
-Owns the waiting, which has no end of its own: who does not come is seen, with everybody's progress, by the process that started all ranks. The store is an anonymous file whose descriptor is inherited: no port
-and no name that could be in use.
+Owns the waiting, which has no end of its own: who does not come is seen, with everybody's progress,
+by the process that started all ranks. The store is an anonymous file whose descriptor is inherited:
+no port and no name that could be in use.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from headrace_backend.parallel.nccl import NcclCollectives
 from headrace_backend.parallel.symmetric import SymmetricCollectives, reaches_peers
 
 _LOOK_INTERVAL_S = 0.01
-# Ranks that compute wait for each other as long as it takes; a rank that hangs is found by the watchdog.
+# Ranks that compute wait for each other as long as it takes; a rank that hangs is found by the
+# watchdog.
 _GROUP_TIMEOUT_S = 3600.0
 
 
@@ -60,7 +62,8 @@ def join(
         MixedRanks: The ranks' devices differ.
         PeerLost: A rank was lost meanwhile.
     """
-    # Opened anew by its number, because each rank needs a position and a lock of its own in the file.
+    # Opened anew by its number, because each rank needs a position and a lock of its own in the
+    # file.
     store = FileStore(f"/proc/self/fd/{seat.store}", seat.world_size)
     store.set(_key(seat.rank), kind)
     _wait_for_all(store, seat, progress, check_parent)
@@ -71,7 +74,9 @@ def join(
 
 
 def _on_gpus(store: Store, seat: Seat, device: torch.device, on_enter: Callable[[], None]) -> Collectives:
-    """Our kernels where every card reaches every other's memory, as all ranks then know; else NCCL alone."""
+    """Our kernels where every card reaches every other's memory, as all ranks then know; else NCCL
+    alone.
+    """
     nccl = NcclCollectives(store, seat.rank, seat.world_size, device, _GROUP_TIMEOUT_S, on_enter)
     reach = int(reaches_peers(device, seat.rank, seat.world_size))
     return SymmetricCollectives(nccl, on_enter) if agreed_least(nccl, reach) else nccl

@@ -1,7 +1,9 @@
-"""Collectives of GPUs that read each other's memory: our kernels for what is small, NCCL for the rest.
+"""Collectives of GPUs that read each other's memory: our kernels for what is small, NCCL for the
+rest.
 
-Owns the memory that all ranks map (`torch.distributed._symmetric_memory`), made once for all layers and graphs. What the kernels do with it is `headrace_kernels.sums.all_reduce`'s. Which way is taken follows from a tensor's shape, so all
-ranks take the same. NVLink multicast is never used.
+Owns the memory that all ranks map (`torch.distributed._symmetric_memory`), made once for all layers
+and graphs. What the kernels do with it is `headrace_kernels.sums.all_reduce`'s. Which way is taken
+follows from a tensor's shape, so all ranks take the same. NVLink multicast is never used.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from headrace_kernels.sums import all_reduce
 from headrace_kernels.sums.all_reduce import Peers, memory_bytes
 from headrace_kernels.sums.words import BLANK, BLANK_BYTES
 
-# Largest tensor of the kernels; six times as much is taken of each card. 1,024 tokens of a width of 8,192 in bf16.
+# Largest tensor of the kernels; six times as much is taken of each card. 1,024 tokens of a width of
+# 8,192 in bf16.
 CAPACITY_BYTES = 16 << 20
 
 
@@ -77,7 +80,11 @@ class SymmetricCollectives(Collectives):
         return all_reduce.all_reduce(partial, self.peers)
 
     def begin_all_reduce(self, partial: Tensor) -> PendingSum:
-        """See Collectives. NCCL's whatever its size: our kernels are programs that wait for other cards, and would keep products from as many multiprocessors."""
+        """See Collectives.
+
+        NCCL's whatever its size: our kernels are programs that wait for other cards, and would keep
+        products from as many multiprocessors.
+        """
         return self._nccl.begin_all_reduce(partial)
 
     def all_gather(self, part: Tensor) -> Tensor:

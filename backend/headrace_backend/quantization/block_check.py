@@ -1,6 +1,9 @@
-"""What is looked at once weights that a file has in blocks are there, before any request is: scales, whether layers look packed as the file says, and each product against the numbers it should multiply by.
+"""What is looked at once weights that a file has in blocks are there, before any request is:
+scales, whether layers look packed as the file says, and each product against the numbers it should
+multiply by.
 
-Owns the limits and what operators are told. Nothing was rounded here, so the distance from the file is none; what quantizing cost only its maker can say.
+Owns the limits and what operators are told. Nothing was rounded here, so the distance from the file
+is none; what quantizing cost only its maker can say.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from headrace_kernels.low_bit.block_linear import linear
 from headrace_kernels.low_bit.block_weight import BlockWeight, has_negative_scales, is_finite, restore_rows
 from headrace_model_folder import TensorRecord
 
-# Rows of the products that are compared: on a card one for each kernel there is, on a CPU, where few rows are multiplied as many are, one.
+# Rows of the products that are compared: on a card one for each kernel there is, on a CPU, where
+# few rows are multiplied as many are, one.
 _CARD_ROW_COUNTS = (1, 8, 12, 32, 96)
 _ROW_COUNTS = (8,)
 # Relative error of a product, sums in fp32 and the result rounded to its type.
@@ -46,7 +50,8 @@ def summarize_blocks(
         norms: Norm weights of the model, by name.
 
     Raises:
-        QuantizationRefused: A scale is not finite or can't be, a layer is packed in another way than the file says, or a product differs from its reference. Tensor or layer is named.
+        QuantizationRefused: A scale is not finite or can't be, a layer is packed in another way
+            than the file says, or a product differs from its reference. Tensor or layer is named.
     """
     for name, rows in block_targets(targets):
         if not is_finite(rows.weight, rows.outputs):

@@ -2,7 +2,8 @@
 
     rows of a file, bytes -store_file_rows-> BlockWeight
 
-Owns how projections of one input lie together when they have different types, as files mix them: those that follow each other with one type make one weight, and each weight is a product of its own.
+Owns how projections of one input lie together when they have different types, as files mix them:
+those that follow each other with one type make one weight, and each weight is a product of its own.
 A projection may also be plain. Nothing is rounded here, so there is no distance to state.
 """
 
@@ -78,7 +79,8 @@ class BlockLinearWeight(LinearWeight):
         assert placement.block_kinds is not None
         nested = BITSANDBYTES_NESTED
         if placement.shard.world_size > 1:
-            # Nested scales are counted along the file's rows: in pieces that end with a rank's rows, each piece has one.
+            # Nested scales are counted along the file's rows: in pieces that end with a rank's
+            # rows, each piece has one.
             nested = math.gcd(nested, num_inputs // GROUP)
         return cls(placement.block_kinds, sizes, num_inputs, placement, nested)
 
@@ -138,7 +140,10 @@ class BlockLinearWeight(LinearWeight):
         residual.add_(self.multiply(x, bias))
 
     def fuses(self, num_tokens: int) -> bool:
-        """See LinearWeight. Norm, SwiGLU and addition are operations of their own around these products."""
+        """See LinearWeight.
+
+        Norm, SwiGLU and addition are operations of their own around these products.
+        """
         return False
 
     def launch_kind(self) -> Hashable:
@@ -146,7 +151,9 @@ class BlockLinearWeight(LinearWeight):
         return type(self), tuple(map(launch_kind, self.parts))
 
     def rows(self, indices: Tensor) -> Tensor:
-        """[n] int64 -> [n, num_inputs] the outputs' weights, for an embedding table, which has one part."""
+        """[n] int64 -> [n, num_inputs] the outputs' weights, for an embedding table, which has one
+        part.
+        """
         (part,) = self.parts
         assert isinstance(part, BlockWeight)
         return block_linear.embedding(indices, part)
@@ -164,7 +171,10 @@ class BlockLinearWeight(LinearWeight):
 
 
 def _run_of(part: tuple[int, tuple[BlockKind | None, int]]) -> tuple[BlockKind | None, int]:
-    """What projections have in common that make one weight. NF4's never do: their nested scales are counted within each tensor."""
+    """What projections have in common that make one weight.
+
+    NF4's never do: their nested scales are counted within each tensor.
+    """
     index, (kind, _) = part
     return kind, index if kind in NF4_KINDS else -1
 

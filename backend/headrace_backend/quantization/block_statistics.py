@@ -1,6 +1,8 @@
-"""What the numbers of a layer in blocks (GGUF's types, NF4) tell of how it was packed: the sums of `layer_statistics`, of steps, since these numbers are no integers with a zero point.
+"""What the numbers of a layer in blocks (GGUF's types, NF4) tell of how it was packed: the sums of
+`layer_statistics`, of steps, since these numbers are no integers with a zero point.
 
-Owns what a step is, for each kind, and the ways in which a block's numbers may be confused: which half of a byte is first, which numbers share one.
+Owns what a step is, for each kind, and the ways in which a block's numbers may be confused: which
+half of a byte is first, which numbers share one.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ _ORDERS |= dict.fromkeys((BlockKind.Q4_K, BlockKind.Q5_K), _LONG_ORDERS) | dict.
 
 
 def _steps_of(table: tuple[float, ...]) -> tuple[float, float]:
-    """What counts as a step where numbers are those of a table, and the scatter of numbers that fill it evenly: its range has as many steps as it has numbers."""
+    """What counts as a step where numbers are those of a table, and the scatter of numbers that
+    fill it evenly: its range has as many steps as it has numbers.
+    """
     step = (max(table) - min(table)) / len(table)
     return step, statistics.pstdev(table) / step / len(table)
 

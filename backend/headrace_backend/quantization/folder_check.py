@@ -1,7 +1,9 @@
-"""What is looked at once the weights of a folder that another tool quantized are there, before any request is.
+"""What is looked at once the weights of a folder that another tool quantized are there, before any
+request is.
 
-Owns the answer that operators see. There is no original to compare with, so what can be seen is whether the layers look packed as the folder says (`packing_check`), and whether each product is the one that the numbers
-stand for.
+Owns the answer that operators see. There is no original to compare with, so what can be seen is
+whether the layers look packed as the folder says (`packing_check`), and whether each product is the
+one that the numbers stand for.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def summarize_folder(
         norms: Norm weights of the model, by name.
 
     Raises:
-        QuantizationRefused: A layer is packed in another way than the folder says, or a product differs from its reference. The layer is named.
+        QuantizationRefused: A layer is packed in another way than the folder says, or a product
+            differs from its reference. The layer is named.
     """
     findings = {layer.layer: layer.statistics.read() for layer in layers}
     check_packing({name: found for name, found in findings.items() if found is not None}, norms)

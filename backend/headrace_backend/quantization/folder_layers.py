@@ -1,6 +1,7 @@
 """The layers of a folder that another tool quantized, between its tensors and the model's weights.
 
-Owns which format each of the model's weights is made for, and the staging of all layers while they are read. What one layer's way is, `staged_layer` says.
+Owns which format each of the model's weights is made for, and the staging of all layers while they
+are read. What one layer's way is, `staged_layer` says.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Formats = Mapping[str, tuple[LayerFormat | None, ...]]
 
 
 def formats_by_path(config: ModelConfig, stacked_params: Mapping[str, tuple[str, ...]]) -> Formats:
-    """Path of each of the model's weights with a layer of few bits -> the formats of its projections.
+    """Path of each of the model's weights with a layer of few bits -> the formats of its
+    projections.
 
     Args:
         config: Of a folder.

@@ -1,8 +1,11 @@
-"""The output layer's weight in 8 bits, where the settings ask for one, and what is said of it once it is there.
+"""The output layer's weight in 8 bits, where the settings ask for one, and what is said of it once
+it is there.
 
-    piece of whole rows, of the output layer's tensor or of the embedding's that it is tied to -> HeadWeight, a scale per output
+    piece of whole rows, of the output layer's tensor or of the embedding's that it is tied to ->
+    HeadWeight, a scale per output
 
-Owns that activations stay as they are: logits are compared with each other, so nothing but the weight is rounded, whatever the card could do. Results are fp32.
+Owns that activations stay as they are: logits are compared with each other, so nothing but the
+weight is rounded, whatever the card could do. Results are fp32.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ def summarize_head(scheme: Scheme, targets: Mapping[str, WeightTarget], weight: 
         weight: Its weight.
 
     Raises:
-        QuantizationRefused: It is farther from its original than rounding can bring it, or its product differs from the reference.
+        QuantizationRefused: It is farther from its original than rounding can bring it, or its
+            product differs from the reference.
     """
     name, rows = _filled_by(targets, weight)
     error = checked_error(name, rows)

@@ -1,11 +1,18 @@
-"""What the integers of a layer tell of how it was packed, when there is no original to compare with: where their middle is, whether scales are theirs, and how large outputs and inputs are.
+"""What the integers of a layer tell of how it was packed, when there is no original to compare
+with: where their middle is, whether scales are theirs, and how large outputs and inputs are.
 
-Owns the sums, on the layer's device, each row seen once. `folder_check` judges them; what follows is why they tell anything, of trained layers and of random ones.
+Owns the sums, on the layer's device, each row seen once. `folder_check` judges them; what follows
+is why they tell anything, of trained layers and of random ones.
 
-*Middle.* Weights scatter around 0, so that number less zero point is 0 on average to a small part of a step. Zero points one off shift it by a step, a third of int4's scatter.
-*Scales.* A scale comes from the largest weight of its group. Where that is large by chance, the scale is large and the group's numbers scatter less. So logarithms of scale and of scatter, without what a row or a column of
-groups has in common, fall against each other (-0.5 to -0.9), as soon as a layer has some hundred groups; scales of other groups do not. A scale that comes from the scatter of its group leaves all groups the same scatter, and says nothing. For rows in another order within a word it is tried which order falls most.
-*Sizes.* Norms of rows and columns, which layers that feed each other share in trained models.
+*Middle.* Weights scatter around 0, so that number less zero point is 0 on average to a small part
+of a step. Zero points one off shift it by a step, a third of int4's scatter. *Scales.* A scale
+comes from the largest weight of its group. Where that is large by chance, the scale is large and
+the group's numbers scatter less. So logarithms of scale and of scatter, without what a row or a
+column of groups has in common, fall against each other (-0.5 to -0.9), as soon as a layer has some
+hundred groups; scales of other groups do not. A scale that comes from the scatter of its group
+leaves all groups the same scatter, and says nothing. For rows in another order within a word it is
+tried which order falls most. *Sizes.* Norms of rows and columns, which layers that feed each other
+share in trained models.
 
 Numbers in blocks (`block_statistics`) come as steps: number less zero point, whole or not.
 """
@@ -18,7 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Ways to confuse the eight numbers of a word, or of two: AWQ's order for the plain one and the other way round, the last first, and neighbours exchanged.
+# Ways to confuse the eight numbers of a word, or of two: AWQ's order for the plain one and the
+# other way round, the last first, and neighbours exchanged.
 WORD_ORDERS = {
     "the order of AWQ": (0, 2, 4, 6, 1, 3, 5, 7),
     "the inverse of AWQ's order": (0, 4, 1, 5, 2, 6, 3, 7),
@@ -58,7 +66,10 @@ class Findings(NamedTuple):
 
 
 class LayerStatistics:
-    """Sums over one layer. Rows are added in order, from one thread or stream; `finish` ends them."""
+    """Sums over one layer.
+
+    Rows are added in order, from one thread or stream; `finish` ends them.
+    """
 
     def __init__(
         self,
@@ -82,7 +93,8 @@ class LayerStatistics:
         self._scatters: list[Tensor] = []
         self._rows: list[Tensor] = []
         self._columns: Tensor | None = None
-        # [5]: sum, squares and count of number less zero point; groups that reach the end, and all groups.
+        # [5]: sum, squares and count of number less zero point; groups that reach the end, and all
+        # groups.
         self._sums: Tensor | None = None
         self._correlations: Tensor | None = None
 
@@ -123,7 +135,8 @@ class LayerStatistics:
 
         Args:
             order: Which input of the layer each one is that was added; None: they are in order.
-            are_whole: Whether groups are those that scales were made for. Pieces of them say nothing of their scales.
+            are_whole: Whether groups are those that scales were made for. Pieces of them say
+                nothing of their scales.
         """
         if self._columns is None:
             return
@@ -157,13 +170,17 @@ class LayerStatistics:
 
 
 def _scatter(totals: Tensor, squares: Tensor, count: int) -> Tensor:
-    """Standard deviation of each group by its sums; 0 where all numbers are the same but for how sums are rounded."""
+    """Standard deviation of each group by its sums; 0 where all numbers are the same but for how
+    sums are rounded.
+    """
     variance = (squares - totals.square() / count) / count
     return torch.where(variance > 1e-6 * squares / count, variance, 0.0).clamp_(min=0).sqrt()
 
 
 def _correlations(scales: Tensor, scatters: Tensor) -> Tensor:
-    """[3 + orders]: how many groups count, how much their scatter varies, the correlation of both logarithms, and that with rows of words in other orders."""
+    """[3 + orders]: how many groups count, how much their scatter varies, the correlation of both
+    logarithms, and that with rows of words in other orders.
+    """
     whole = len(scales) // _WORD * _WORD
     scales, scatters = scales[:whole], scatters[:whole]
     if scales.shape[1] < 2 or whole == 0:

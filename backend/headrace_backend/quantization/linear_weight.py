@@ -1,6 +1,7 @@
 """The weight of a linear layer as the layer sees it, and its plain form.
 
-Owns the interface. A plain weight gives the operations that `headrace_kernels.linear` and `small_linear` gave before there were others.
+Owns the interface. A plain weight gives the operations that `headrace_kernels.linear` and
+`small_linear` gave before there were others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from headrace_kernels.rounded_tokens import Activations, RoundedTokens
 
 
 class LinearWeight(nn.Module, abc.ABC):
-    """[num_outputs, num_inputs], in whatever form. A bias is the layer's own and given to each product."""
+    """[num_outputs, num_inputs], in whatever form.
+
+    A bias is the layer's own and given to each product.
+    """
 
     num_outputs: int
     num_inputs: int
@@ -46,10 +50,16 @@ class LinearWeight(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def launch_kind(self) -> Hashable:
-        """All that decides which kernels its products launch, and which versions of them, beside tokens and bias. Weights with the same fuse and round alike, too."""
+        """All that decides which kernels its products launch, and which versions of them, beside
+        tokens and bias.
+
+        Weights with the same fuse and round alike, too.
+        """
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type to which a product of so many tokens rounds them first, so that the operation before may; None: it takes them as they are."""
+        """The 8-bit type to which a product of so many tokens rounds them first, so that the
+        operation before may; None: it takes them as they are.
+        """
         return None
 
     def multiply_rounded(self, tokens: RoundedTokens, bias: Tensor | None) -> Tensor:

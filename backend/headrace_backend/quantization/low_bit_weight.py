@@ -1,8 +1,11 @@
-"""Weights of few bits: what they have in common, and those that are made of rows which are quantized on their device as they come.
+"""Weights of few bits: what they have in common, and those that are made of rows which are
+quantized on their device as they come.
 
-    piece of whole rows -quantize_rows-> QuantizedWeight -dequantize_rows-> how far they are from the piece
+    piece of whole rows -quantize_rows-> QuantizedWeight -dequantize_rows-> how far they are from
+    the piece
 
-Owns what a loader sees of such a weight. The original is never held beyond its piece. Weights that another tool quantized are `stored_weight`'s.
+Owns what a loader sees of such a weight. The original is never held beyond its piece. Weights that
+another tool quantized are `stored_weight`'s.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ _BLOCK_NUMBERS = 1 << 22
 
 
 class LowBitWeight(LinearWeight):
-    """Several projections that share an input may lie in one, each filled by a destination of its own."""
+    """Several projections that share an input may lie in one, each filled by a destination of its
+    own.
+    """
 
     def __init__(self, quantized: QuantizedWeight) -> None:
         """Takes an empty one."""
@@ -108,14 +113,17 @@ class RoundedWeight(LowBitWeight):
 
 
 class QuantizedRows(Destination):
-    """Some outputs of a weight, quantized while they come; knows afterwards how far they are from what came."""
+    """Some outputs of a weight, quantized while they come; knows afterwards how far they are from
+    what came.
+    """
 
     def __init__(self, weight: QuantizedWeight, outputs: range) -> None:
         self.weight = weight
         self._outputs = outputs
         self.shape, self.dtype, self.device = (len(outputs), weight.num_inputs), weight.dtype, weight.device
         self.error = TensorError(weight.kind, weight.group_size, weight.device)
-        # [num_rows] fp32, the largest magnitudes of whole rows, where these are a rank's parts of them; None: the rows' own. To be set before any row comes.
+        # [num_rows] fp32, the largest magnitudes of whole rows, where these are a rank's parts of
+        # them; None: the rows' own. To be set before any row comes.
         self.magnitudes: Tensor | None = None
 
     def put(self, first: int, rows: Tensor) -> None:

@@ -17,7 +17,8 @@ from headrace_model_folder import LayerFormat
 
 
 def make_weight(outputs: Sequence[range], inputs: range, placement: Placement) -> LinearWeight:
-    """An empty weight of the placement's type and scheme, of its formats, or in the blocks of its file.
+    """An empty weight of the placement's type and scheme, of its formats, or in the blocks of its
+    file.
 
     Args:
         outputs: Of each projection in it, those that this rank keeps.

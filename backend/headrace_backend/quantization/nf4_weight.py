@@ -2,7 +2,8 @@
 
     piece of whole rows -quantize_rows-> BlockWeight -restore_rows-> how far they are from the piece
 
-Owns how far they may be: the widest gap between NF4's numbers, and what rounding a scale adds. The original is never held beyond its piece.
+Owns how far they may be: the widest gap between NF4's numbers, and what rounding a scale adds. The
+original is never held beyond its piece.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Nf4Weight(BlockLinearWeight):
 
 
 class Nf4Rows(Destination):
-    """Some outputs of a weight, rounded while they come; knows afterwards how far they are from what came."""
+    """Some outputs of a weight, rounded while they come; knows afterwards how far they are from
+    what came.
+    """
 
     def __init__(self, weight: BlockWeight, outputs: range) -> None:
         self._weight, self._outputs = weight, outputs
@@ -62,7 +65,10 @@ class Nf4Rows(Destination):
             self._quantize(rows[offset : offset + step].to(self.device), begin + offset)
 
     def error(self) -> tuple[float, float]:
-        """||rounded - original|| / ||original||, and the most that rounding can have made of it. Waits for the device."""
+        """||rounded - original|| / ||original||, and the most that rounding can have made of it.
+
+        Waits for the device.
+        """
         difference, limit, square = self._sums.tolist()
         if square == 0:
             return (0.0 if difference == 0 else float("inf")), 0.0
@@ -89,7 +95,8 @@ def summarize_nf4(
         weights: Path in the model -> weight.
 
     Raises:
-        QuantizationRefused: A tensor is farther from its original than rounding can bring it, or a product differs from its reference. Tensor or layer is named.
+        QuantizationRefused: A tensor is farther from its original than rounding can bring it, or a
+            product differs from its reference. Tensor or layer is named.
     """
     errors = {
         name: _checked_error(name, target.destination)

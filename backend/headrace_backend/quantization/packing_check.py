@@ -1,11 +1,18 @@
-"""Whether layers that another tool quantized look packed as their folder or file says, judged without an original.
+"""Whether layers that another tool quantized look packed as their folder or file says, judged
+without an original.
 
-Owns the rules and their limits; `layer_statistics` says why the figures tell anything. Each rule asks for evidence that no sound layer gives, sound ones by far not: a folder is refused for what is there, never for what is missing.
-Layers whose numbers fill their range evenly, as no weights do, say nothing and are let pass.
+Owns the rules and their limits; `layer_statistics` says why the figures tell anything. Each rule
+asks for evidence that no sound layer gives, sound ones by far not: a folder is refused for what is
+there, never for what is missing. Layers whose numbers fill their range evenly, as no weights do,
+say nothing and are let pass.
 
-What is seen: zero points of 4 bits or fewer that are one off, of more bits if they are off by a sixteenth of the range; scales of other groups, rows or layers, where rows have several groups; outputs in another order within
-their words; inputs in another order within their words or blocks, where a trained layer shares the sizes of its inputs with the norm or the layers before it. What is not: scales of whole rows or tensors that are another's,
-zero points of more bits that are a step off, FP8 that is packed wrongly, and an order of inputs in random layers, for which it makes no difference.
+What is seen: zero points of 4 bits or fewer that are one off, of more bits if they are off by a
+sixteenth of the range; scales of other groups, rows or layers, where rows have several groups;
+outputs in another order within their words; inputs in another order within their words or blocks,
+where a trained layer shares the sizes of its inputs with the norm or the layers before it. What is
+not: scales of whole rows or tensors that are another's, zero points of more bits that are a step
+off, FP8 that is packed wrongly, and an order of inputs in random layers, for which it makes no
+difference.
 """
 
 from __future__ import annotations
@@ -19,18 +26,23 @@ from torch import Tensor
 from headrace_backend.quantization.layer_statistics import WORD_ORDERS, Findings
 from headrace_backend.weights.scheme import QuantizationRefused
 
-# Steps by which the middle of a layer's numbers may be off 0. Layers of the demo model in int4 are off by 0.035 at most, those whose scales have the sign of their largest by 8 / 32.
+# Steps by which the middle of a layer's numbers may be off 0. Layers of the demo model in int4 are
+# off by 0.035 at most, those whose scales have the sign of their largest by 8 / 32.
 _MOST_MEAN = 0.5
 # Of more than 4 bits a step is small beside the scatter, and this part of the range counts.
 _MOST_MEAN_PART = 1 / 16
-# Of the scatter of numbers that are all as frequent, which is 0.29 of the range of whole ones: weights have up to 0.2 of the range.
+# Of the scatter of numbers that are all as frequent, which is 0.29 of the range of whole ones:
+# weights have up to 0.2 of the range.
 _EVEN = 0.9
-# Scales that come from the largest of their groups make nearly all groups reach the end of the range.
+# Scales that come from the largest of their groups make nearly all groups reach the end of the
+# range.
 _FEWEST_REACHING = 0.8
-# Groups from which on their correlation says something, and standard deviations that it must be off.
+# Groups from which on their correlation says something, and standard deviations that it must be
+# off.
 _FEWEST_GROUPS = 500
 _DEVIATIONS = 6.0
-# Scatter of groups that varies by less than this part of it: scales come from the scatter (0.03 at most, by rounding), not from the largest of their groups (0.07 at least).
+# Scatter of groups that varies by less than this part of it: scales come from the scatter (0.03 at
+# most, by rounding), not from the largest of their groups (0.07 at least).
 _LEAST_VARIATION = 0.05
 # Inputs from which on their sizes are compared.
 _FEWEST_INPUTS = 128

@@ -1,4 +1,5 @@
-"""A weight whose projections are in different formats: each multiplies by itself, and the results are put side by side.
+"""A weight whose projections are in different formats: each multiplies by itself, and the results
+are put side by side.
 
 Owns that and no arithmetic. It costs a launch per part, and nothing is fused.
 """

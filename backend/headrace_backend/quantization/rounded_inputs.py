@@ -1,6 +1,8 @@
-"""How the products of a model round their inputs on the device that runs it, in words for operators.
+"""How the products of a model round their inputs on the device that runs it, in words for
+operators.
 
-Owns the words. What is rounded is decided by the kernels' rules (`low_bit.linear.input_rounding`), which are asked here, so that what is stated is what is done.
+Owns the words. What is rounded is decided by the kernels' rules (`low_bit.linear.input_rounding`),
+which are asked here, so that what is stated is what is done.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ _KEPT = "kept"
 
 
 def describe_inputs(weights: Collection[LowBitWeight]) -> str:
-    """How the layers' inputs are rounded, such as "int8 per token" or "fp8 static from 33 tokens on".
+    """How the layers' inputs are rounded, such as "int8 per token" or "fp8 static from 33 tokens
+    on".
 
     Args:
         weights: Those of the layers, on the device that multiplies by them.
 
     Returns:
-        Each way once, that of most weights first; "" where all inputs are multiplied as they are and no scheme says otherwise.
+        Each way once, that of most weights first; "" where all inputs are multiplied as they are
+        and no scheme says otherwise.
     """
     # Weights of one kind round alike, and a rule is asked for some hundred numbers of rows.
     kinds = Counter(weight.launch_kind() for weight in weights)

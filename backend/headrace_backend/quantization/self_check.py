@@ -1,6 +1,8 @@
-"""What is looked at once all weights are quantized, before any request is: each tensor's distance from its original, and each product against the numbers it should multiply by.
+"""What is looked at once all weights are quantized, before any request is: each tensor's distance
+from its original, and each product against the numbers it should multiply by.
 
-Owns the limits and the answer that operators see. Nothing here says how good answers are: that needs the unquantized model, which is not kept; docs/accuracy.md compares the two.
+Owns the limits and the answer that operators see. Nothing here says how good answers are: that
+needs the unquantized model, which is not kept; docs/accuracy.md compares the two.
 """
 
 from __future__ import annotations
@@ -19,16 +21,21 @@ from headrace_kernels.low_bit.input_rounding import InputRounding, rounded_input
 from headrace_kernels.low_bit.linear import input_rounding
 from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, dequantize_rows
 
-# A tensor may be this many times as far from its original as rounding can bring it: scales are rounded too.
+# A tensor may be this many times as far from its original as rounding can bring it: scales are
+# rounded too.
 _ROUNDING_SLACK = 1.1
-# Rows of the products that are compared: a vector, few rows, more than few. A card multiplies some tens and many rows in other ways, a CPU does not.
+# Rows of the products that are compared: a vector, few rows, more than few. A card multiplies some
+# tens and many rows in other ways, a CPU does not.
 _ROW_COUNTS = (1, 8, 32)
 _CARD_ROW_COUNTS = (*_ROW_COUNTS, 64, 96, 300)
-# Relative error of a product, sums in fp32 and the result rounded to its type; on the demo model's weights it is an eighth of that at most.
+# Relative error of a product, sums in fp32 and the result rounded to its type; on the demo model's
+# weights it is an eighth of that at most.
 _PRODUCT_LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-# Where a card rounds inputs: it divides otherwise than `rounded_inputs`, so that single numbers are a step apart.
+# Where a card rounds inputs: it divides otherwise than `rounded_inputs`, so that single numbers are
+# a step apart.
 _ROUNDED_PRODUCT_LIMIT = 0.05
-# Numbers of a weight that are restored at a time: few enough for a CPU's caches, and enough that the products of 300 rows give most of a card work, 64 MB in fp32. Not measured on cards.
+# Numbers of a weight that are restored at a time: few enough for a CPU's caches, and enough that
+# the products of 300 rows give most of a card work, 64 MB in fp32. Not measured on cards.
 _CPU_NUMBERS = 1 << 22
 _CARD_NUMBERS = 1 << 24
 _SEED = 0x10B175
@@ -38,7 +45,10 @@ _KEPT_SIZES = 4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QuantizationSummary:
-    """How a model was quantized. Relative errors are ||quantized - original|| / ||original|| of checkpoint tensors."""
+    """How a model was quantized.
+
+    Relative errors are ||quantized - original|| / ||original|| of checkpoint tensors.
+    """
 
     scheme: Scheme
     # What the weights take in memory, scales and zero points included, per weight.
@@ -50,9 +60,13 @@ class QuantizationSummary:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredSummary:
-    """How a folder or file has the weights that somebody else quantized. There is no original to state a distance from."""
+    """How a folder or file has the weights that somebody else quantized.
 
-    # A folder's format and its numbers, such as "gptq int4" or "compressed-tensors int4+int8", or the kinds of blocks, such as "Q4_K+Q6_K"; the most frequent first.
+    There is no original to state a distance from.
+    """
+
+    # A folder's format and its numbers, such as "gptq int4" or "compressed-tensors int4+int8", or
+    # the kinds of blocks, such as "Q4_K+Q6_K"; the most frequent first.
     scheme: str
     # Inputs that share a scale; 0: all of an output's, or not the same for all weights.
     group_size: int
@@ -71,7 +85,8 @@ def summarize(
         weights: Path in the model -> weight.
 
     Raises:
-        QuantizationRefused: A tensor is farther from its original than rounding can bring it, or a product differs from its reference. Tensor or layer is named.
+        QuantizationRefused: A tensor is farther from its original than rounding can bring it, or a
+            product differs from its reference. Tensor or layer is named.
     """
     rows = {name: target.destination for name, target in targets.items()}
     errors = {name: checked_error(name, into) for name, into in rows.items() if isinstance(into, QuantizedRows)}
@@ -132,7 +147,9 @@ def check_product(layer: str, quantized: QuantizedWeight, multiply: Callable[[Te
 
 @functools.lru_cache(maxsize=_KEPT_SIZES)
 def random_rows(num_rows: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
-    """[num_rows, num_inputs] on the CPU, alike for all weights of so many inputs: to draw them takes longer than to multiply them."""
+    """[num_rows, num_inputs] on the CPU, alike for all weights of so many inputs: to draw them
+    takes longer than to multiply them.
+    """
     generator = torch.Generator().manual_seed(_SEED)
     return torch.randn(num_rows, num_inputs, generator=generator).to(dtype)
 

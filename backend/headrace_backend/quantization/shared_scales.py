@@ -1,9 +1,13 @@
-"""Scales of whole rows where each rank has some columns of them: int8 and fp8 in layers whose inputs are shared out.
+"""Scales of whole rows where each rank has some columns of them: int8 and fp8 in layers whose
+inputs are shared out.
 
-    first pass, over those layers alone -> LargestMagnitudes -maximum over the ranks-> QuantizedRows.magnitudes, before the pass that quantizes
+    first pass, over those layers alone -> LargestMagnitudes -maximum over the ranks->
+    QuantizedRows.magnitudes, before the pass that quantizes
 
-Owns which tensors are concerned and the meeting between the passes. Numbers and scales of a rank are then to the bit its columns of what one rank has. Readers are threads and come in any order, so ranks
-meet once, for all layers at a time. Nothing is read twice where all scales belong to what a rank has: one rank, groups, layers shared out by outputs.
+Owns which tensors are concerned and the meeting between the passes. Numbers and scales of a rank
+are then to the bit its columns of what one rank has. Readers are threads and come in any order, so
+ranks meet once, for all layers at a time. Nothing is read twice where all scales belong to what a
+rank has: one rank, groups, layers shared out by outputs.
 """
 
 from __future__ import annotations
@@ -39,13 +43,17 @@ def share_scales(
     shard: Shard,
     fill: Callable[[Mapping[str, WeightTarget]], None],
 ) -> None:
-    """Gives the parts of rows whose scales hold for whole rows the magnitudes of the whole. All ranks call it at the same place.
+    """Gives the parts of rows whose scales hold for whole rows the magnitudes of the whole.
+
+    All ranks call it at the same place.
 
     Args:
-        targets: Checkpoint tensor name -> where it goes; nothing has come there yet. The order is that of the model's modules, so the same on all ranks.
+        targets: Checkpoint tensor name -> where it goes; nothing has come there yet. The order is
+            that of the model's modules, so the same on all ranks.
         shapes: Checkpoint tensor name -> its whole shape.
         shard: This rank.
-        fill: Fills some targets from the tensors of their names. To be called outside of inference mode: readers' threads write what is made here, and are in none.
+        fill: Fills some targets from the tensors of their names. To be called outside of inference
+            mode: readers' threads write what is made here, and are in none.
 
     Raises:
         PeerLost: Another rank is gone.

@@ -1,9 +1,13 @@
 """One linear layer of a folder that another tool quantized, on its way into our layout.
 
-    pieces of its tensors -> staged on the device -> all there -> rows_of -> soundness -> store_rows -> given up
+    pieces of its tensors -> staged on the device -> all there -> rows_of -> soundness -> store_rows
+    -> given up
 
-Owns the staging and the questions that only values answer: whether scales are possible, zero points what the configuration says, the stated shape the right one. Tensors of a layer are read together, so that
-few layers are staged at a time, each no larger than in the file; of several ranks each stages and decodes its part (`layer_part`). What is found is noted on the device and read once, at the end.
+Owns the staging and the questions that only values answer: whether scales are possible, zero points
+what the configuration says, the stated shape the right one. Tensors of a layer are read together,
+so that few layers are staged at a time, each no larger than in the file; of several ranks each
+stages and decodes its part (`layer_part`). What is found is noted on the device and read once, at
+the end.
 """
 
 from __future__ import annotations
@@ -29,8 +33,10 @@ from headrace_model_folder import InvalidModelFolder, LayerFormat, Role, SourceT
 
 # Numbers that are unpacked and looked at a time. On a CPU they stay in its caches.
 _CPU_NUMBERS = 1 << 22
-# On a card each block is some twenty launches or, of integers, a hundred, which all readers wait for. In blocks of 4 Mi numbers a layer of a 70B model in e4m3 was 3,700 operations on each of two ranks, now 540. Integers
-# take some 20 bytes each while their statistics are made, 320 MB; e4m3 one or two, 128 MB: about as much as is staged at a time.
+# On a card each block is some twenty launches or, of integers, a hundred, which all readers wait
+# for. In blocks of 4 Mi numbers a layer of a 70B model in e4m3 was 3,700 operations on each of two
+# ranks, now 540. Integers take some 20 bytes each while their statistics are made, 320 MB; e4m3 one
+# or two, 128 MB: about as much as is staged at a time.
 _CARD_NUMBERS = 1 << 24
 _CARD_E4M3_NUMBERS = 1 << 26
 
@@ -70,7 +76,8 @@ class StagedLayer:
             records: The folder's.
 
         Raises:
-            QuantizationRefused: A rank's part of it would cut words, groups or blocks; or its inputs are in an order and shared out.
+            QuantizationRefused: A rank's part of it would cut words, groups or blocks; or its
+                inputs are in an order and shared out.
         """
         assert isinstance(target.destination, StoredRows)
         self.layer = layer
@@ -163,7 +170,9 @@ class StagedLayer:
             store_blocks(self._staged[Role.SCALES].float(), BLOCK_SIZE, weight, self._into.outputs, skipped)
 
     def _stored_groups(self) -> Tensor | None:
-        """Which group of the folder each of the weight's is a piece of; None where they are the same."""
+        """Which group of the folder each of the weight's is a piece of; None where they are the
+        same.
+        """
         size, piece, inputs = self._form.group_size, self._into.weight.group_size, self._part.inputs
         if not size or (piece == size and inputs.start % size == 0):
             return None
@@ -171,7 +180,9 @@ class StagedLayer:
         return firsts.div(size, rounding_mode="floor") - inputs.start // size
 
     def _stored_order(self) -> Tensor | None:
-        """Inputs in the order of their groups, noted in the weight; None where they are as they come."""
+        """Inputs in the order of their groups, noted in the weight; None where they are as they
+        come.
+        """
         if not self._form.order_digest:
             return None
         order = torch.argsort(self._staged[Role.ORDER], stable=True)

@@ -1,6 +1,8 @@
-"""A weight that another tool quantized: our layout for its format, filled by the numbers of the folder as they are.
+"""A weight that another tool quantized: our layout for its format, filled by the numbers of the
+folder as they are.
 
-Owns which kind, groups and arrangement of `QuantizedWeight` hold a format, and which projections may lie in one weight. The way from a folder's tensors to it is `staged_layer`'s.
+Owns which kind, groups and arrangement of `QuantizedWeight` hold a format, and which projections
+may lie in one weight. The way from a folder's tensors to it is `staged_layer`'s.
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ class StoredWeight(LowBitWeight):
         super().__init__(allocate(kind, *sizes, placement.dtype, placement.device, arrangement))
 
     def destination(self, outputs: range) -> Destination:
-        """See LinearWeight. It is filled by way of `StagedLayer`, which takes the place of its rows."""
+        """See LinearWeight.
+
+        It is filled by way of `StagedLayer`, which takes the place of its rows.
+        """
         return StoredRows(self.quantized, outputs)
 
 
@@ -77,7 +82,11 @@ class StoredRows(Destination):
 
 
 def are_alike(formats: Sequence[LayerFormat | None]) -> bool:
-    """Whether projections of these formats may lie in one weight: the same numbers, groups, order and rounding of inputs. Where they come from in the folder may differ."""
+    """Whether projections of these formats may lie in one weight: the same numbers, groups, order
+    and rounding of inputs.
+
+    Where they come from in the folder may differ.
+    """
     return len({None if form is None else _essence(form) for form in formats}) == 1
 
 
@@ -102,7 +111,9 @@ def _input_rounding(form: LayerFormat) -> InputRounding | None:
 
 
 def _kept_group(form: LayerFormat, inputs: range, placement: Placement) -> int:
-    """Inputs that share a scale in the weight: the format's group, or the largest piece of it that does not straddle ranks."""
+    """Inputs that share a scale in the weight: the format's group, or the largest piece of it that
+    does not straddle ranks.
+    """
     if not form.group_size:
         return len(inputs)
     size = math.gcd(form.group_size, inputs.start, inputs.stop)
@@ -114,7 +125,9 @@ def _kept_group(form: LayerFormat, inputs: range, placement: Placement) -> int:
 
 
 def _scale_outputs(outputs: Sequence[range]) -> int:
-    """Outputs that share a scale in blocks: 128, or the largest power of two at whose multiples every part begins, in the weight and in the folder."""
+    """Outputs that share a scale in blocks: 128, or the largest power of two at whose multiples
+    every part begins, in the weight and in the folder.
+    """
     first, size = 0, BLOCK_SIZE
     for part in outputs:
         while first % size or part.start % size:

@@ -1,7 +1,10 @@
-"""How far the quantized rows of a checkpoint tensor are from what was read, and how far rounding to nearest can have brought them.
+"""How far the quantized rows of a checkpoint tensor are from what was read, and how far rounding to
+nearest can have brought them.
 
-Owns sums of squares on the weight's device, read once at the end: nothing waits while weights are read. On the demo model it is 0.58 of that limit in integers and 0.42 in FP8. The limit follows from the original values and the kind of number alone, so that rows
-packed in a wrong order, under a neighbour's scale or with a zero point one off exceed it, whatever the model.
+Owns sums of squares on the weight's device, read once at the end: nothing waits while weights are
+read. On the demo model it is 0.58 of that limit in integers and 0.42 in FP8. The limit follows from
+the original values and the kind of number alone, so that rows packed in a wrong order, under a
+neighbour's scale or with a zero point one off exceed it, whatever the model.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ class TensorError:
         Args:
             original: [num_rows, num_inputs].
             quantized: The same.
-            magnitudes: [num_rows] fp32, what rows were scaled by; None: the largest magnitude of each group. Not for INT4.
+            magnitudes: [num_rows] fp32, what rows were scaled by; None: the largest magnitude of
+                each group. Not for INT4.
         """
         exact = original.float()
         difference = (quantized.float() - exact).square().sum()
@@ -44,14 +48,19 @@ class TensorError:
         self._sums += torch.stack([difference, limit, exact.square().sum()])
 
     def read(self) -> tuple[float, float]:
-        """||quantized - original|| / ||original||, and the most that rounding can have made of it. Waits for the device."""
+        """||quantized - original|| / ||original||, and the most that rounding can have made of it.
+
+        Waits for the device.
+        """
         difference, limit, square = self._sums.tolist()
         if square == 0:
             return (0.0 if difference == 0 else float("inf")), 0.0
         return (difference / square) ** 0.5, (limit / square) ** 0.5
 
     def _possible_squares(self, groups: Tensor, most: Tensor | None) -> Tensor:
-        """Sum of the squares of half a step, for every weight; groups [num_rows, num_groups, group_size], magnitudes [num_rows, num_groups]."""
+        """Sum of the squares of half a step, for every weight; groups [num_rows, num_groups,
+        group_size], magnitudes [num_rows, num_groups].
+        """
         sizes = groups.abs()
         if most is None:
             most = sizes.amax(-1)

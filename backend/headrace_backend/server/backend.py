@@ -1,7 +1,7 @@
 """The backend at work: server, engine loop, workers and signals from the first second to the last.
 
-Owns how these start and end together. An end: no new requests, the running ones finish within `drain_grace_s`, streams end UNAVAILABLE, workers end.
-Does not own the checks before (`main`).
+Owns how these start and end together. An end: no new requests, the running ones finish within
+`drain_grace_s`, streams end UNAVAILABLE, workers end. Does not own the checks before (`main`).
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ def _make_server(
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
-        # A service that is stopped or cut off is noticed within ten seconds; without ping_timeout a stopped one is held for a minute.
+        # A service that is stopped or cut off is noticed within ten seconds; without ping_timeout a
+        # stopped one is held for a minute.
         ("grpc.keepalive_time_ms", 5_000),
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.http2.ping_timeout_ms", 5_000),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         *stranger_limits.server_options(_BEGIN_TIMEOUT_S, _MAX_METADATA_BYTES),
-        # Services that connect all at once wait; without this they end CANCELLED before any handler runs.
+        # Services that connect all at once wait; without this they end CANCELLED before any handler
+        # runs.
         ("grpc.server.max_pending_requests", 1_000),
         ("grpc.server.max_pending_requests_hard_limit", 1_000),
     ]
@@ -137,7 +139,8 @@ class Backend:
         if self._teller is not None:
             self._teller.ready(ready)
         if first:
-            # What start-up made lives as long as the process; no collection needs to look at it again.
+            # What start-up made lives as long as the process; no collection needs to look at it
+            # again.
             gc.collect()
             gc.freeze()
         model = self._facts.describe()
@@ -149,7 +152,10 @@ class Backend:
             self._service.send_state()
 
     async def _until_end(self, workers: asyncio.Future[None]) -> ExitCode:
-        """Waits for a signal and drains, or for what makes going on senseless. Raises ModelRefused."""
+        """Waits for a signal and drains, or for what makes going on senseless.
+
+        Raises ModelRefused.
+        """
         signalled = asyncio.ensure_future(self._signals.get())
         try:
             ends: list[asyncio.Future[Any]] = [signalled, workers, self._engine_loop.failed]
@@ -165,7 +171,9 @@ class Backend:
         return workers.done() or self._engine_loop.failed.done()
 
     async def _drain(self, workers: asyncio.Future[None]) -> None:
-        """Refuses new requests and waits for the running ones: `drain_grace_s`, or until a second signal."""
+        """Refuses new requests and waits for the running ones: `drain_grace_s`, or until a second
+        signal.
+        """
         self._health.drain()
         self._engine_loop.engine.drain()
         self._engine_loop.changed()

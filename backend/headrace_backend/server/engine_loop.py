@@ -1,13 +1,17 @@
 """Drives the engine: results in, plans out, outboxes to the streams, deadlines in time.
 
-Owns the order of these calls and the two timers, one for deadlines, a precise one for plans that are held back. The engine is synchronous and single-threaded, so everything here runs in the event loop's thread and nothing
-awaits. Does not own the rings (`worker_group`), nor what an outbox becomes on the wire (`engine_service`).
+Owns the order of these calls and the two timers, one for deadlines, a precise one for plans that
+are held back. The engine is synchronous and single-threaded, so everything here runs in the event
+loop's thread and nothing awaits. Does not own the rings (`worker_group`), nor what an outbox
+becomes on the wire (`engine_service`).
 
-A result's way: settle -> plan -> push (two steps ahead) -> take outboxes -> deliver. The workers get their next plan before any stream gets its tokens, unless the engine
-holds it back: then the timer asks for it.
+A result's way: settle -> plan -> push (two steps ahead) -> take outboxes -> deliver. The workers
+get their next plan before any stream gets its tokens, unless the engine holds it back: then the
+timer asks for it.
 
-An exception out of the engine's own steps means that its state can't be trusted: it is logged once, `failed` is set, and the process ends so
-that its supervisor starts another. An exception while one request is added, attached or aborted stays with that request (`engine_service`).
+An exception out of the engine's own steps means that its state can't be trusted: it is logged once,
+`failed` is set, and the process ends so that its supervisor starts another. An exception while one
+request is added, attached or aborted stays with that request (`engine_service`).
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from headrace_backend.server.logs import get_logger
 from headrace_backend.server.precise_timer import PreciseTimer
 from headrace_backend.step_plan import StepResult
 
-# Deadlines and the life of logs are looked at this often while there is work, and this often otherwise.
+# Deadlines and the life of logs are looked at this often while there is work, and this often
+# otherwise.
 _BUSY_TICK_S = 0.05
 _IDLE_TICK_S = 1.0
 _MIN_TICK_S = 0.001
@@ -34,7 +39,10 @@ Deliver = Callable[[dict[int, Outbox]], None]
 
 
 class EngineLoop:
-    """The engine's driver. Call `changed` after every call to `engine` that may have given it work or output."""
+    """The engine's driver.
+
+    Call `changed` after every call to `engine` that may have given it work or output.
+    """
 
     def __init__(self, engine: Engine, clock: Callable[[], int]) -> None:
         """`clock` is the one that the engine was given: CLOCK_MONOTONIC in ns."""
@@ -78,7 +86,8 @@ class EngineLoop:
         """Steps planned and not settled."""
         return self.engine.num_in_flight
 
-    # --- workers --------------------------------------------------------------------------------------------------------------
+    # --- workers
+    # --------------------------------------------------------------------------------------------------------------
 
     def workers_ready(
         self,
@@ -88,7 +97,9 @@ class EngineLoop:
         captured_mixed_sizes: tuple[int, ...],
         plan_bytes: int | None = None,
     ) -> None:
-        """New workers take plans of at most `plan_bytes` through `send_plan`, which says whether there was space."""
+        """New workers take plans of at most `plan_bytes` through `send_plan`, which says whether
+        there was space.
+        """
         self._send_plan = send_plan
         self._guarded(lambda: self.engine.worker_ready(num_blocks, on_gpu, captured_mixed_sizes, plan_bytes))
 
@@ -103,7 +114,9 @@ class EngineLoop:
         return self.engine.expected_step_s
 
     def workers_lost(self, failed_step_id: int | None = None) -> LossOutcome:
-        """The workers are gone, or have forgotten everything, and what was in flight with them; `Engine.worker_lost` says what the step is."""
+        """The workers are gone, or have forgotten everything, and what was in flight with them;
+        `Engine.worker_lost` says what the step is.
+        """
         outcome = LossOutcome()
 
         def lose() -> None:
@@ -120,7 +133,8 @@ class EngineLoop:
         """Takes step results, in order, as bytes.
 
         Raises:
-            ValueError: One is not the result of the oldest step in flight: the workers are not to be trusted any more.
+            ValueError: One is not the result of the oldest step in flight: the workers are not to
+                be trusted any more.
         """
         bad: ValueError | None = None
 
@@ -138,10 +152,14 @@ class EngineLoop:
         if bad is not None:
             raise bad
 
-    # --- the pump -------------------------------------------------------------------------------------------------------------
+    # --- the pump
+    # -------------------------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """The engine may have work or output. Looks after it once per turn of the event loop, so that a burst of requests joins one step."""
+        """The engine may have work or output.
+
+        Looks after it once per turn of the event loop, so that a burst of requests joins one step.
+        """
         if not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self._scheduled_pump)

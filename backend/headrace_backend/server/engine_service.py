@@ -1,10 +1,12 @@
 """The EngineService: streams of services, their questions to the engine, and the answers.
 
-Owns the RPC from the first message to the status that ends it, and the table of streams. Shape of a message's way in: recv -> check (`incoming`) -> engine ->
-answer (`outgoing`). The way out: outbox -> `service_stream`'s queue -> one `StepOutputs`.
+Owns the RPC from the first message to the status that ends it, and the table of streams. Shape of a
+message's way in: recv -> check (`incoming`) -> engine -> answer (`outgoing`). The way out: outbox
+-> `service_stream`'s queue -> one `StepOutputs`.
 
-One message's mistake is answered with `Refused` (or, where the question has no such answer, with the answer that finds nothing) and never leaves that message; a mistake in
-the conversation itself (no hello, unknown message, bytes that are no message) ends the stream.
+One message's mistake is answered with `Refused` (or, where the question has no such answer, with
+the answer that finds nothing) and never leaves that message; a mistake in the conversation itself
+(no hello, unknown message, bytes that are no message) ends the stream.
 """
 
 from __future__ import annotations
@@ -46,12 +48,15 @@ _PROBE_NAME = "supervisor"
 _HELLO_TIMEOUT_S = 5.0
 _FLUSH_S = 1.0
 _MAX_BACKLOG_BYTES = 64 << 20
-# A replay up to this size comes in one message; a reader then renders it without waiting for another.
+# A replay up to this size comes in one message; a reader then renders it without waiting for
+# another.
 _MAX_ATTACHED_BYTES = 4 << 20
 
 
 def _deserialize(data: bytes) -> engine_pb2.ToEngine | None:
-    """None for bytes that are no message: an exception here would reach the peer as UNKNOWN with its text."""
+    """None for bytes that are no message: an exception here would reach the peer as UNKNOWN with
+    its text.
+    """
     try:
         return engine_pb2.ToEngine.FromString(data)
     except DecodeError:
@@ -113,7 +118,8 @@ class EngineService:
         )
         return grpc.method_handlers_generic_handler(_SERVICE_NAME, {"Connect": connect})
 
-    # --- to all streams -------------------------------------------------------------------------------------------------------
+    # --- to all streams
+    # -------------------------------------------------------------------------------------------------------
 
     def deliver(self, outboxes: dict[int, Outbox]) -> None:
         """Queues outboxes on their streams."""
@@ -143,7 +149,8 @@ class EngineService:
         """Services connected."""
         return len(self._streams)
 
-    # --- one stream -----------------------------------------------------------------------------------------------------------
+    # --- one stream
+    # -----------------------------------------------------------------------------------------------------------
 
     async def connect(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """The RPC. Whatever happens, the peer gets one status and nothing of our insides."""
@@ -221,7 +228,10 @@ class EngineService:
         return engine_pb2.FromEngine(welcome=welcome)
 
     async def _run_stream(self, stream: ServiceStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Reads and writes until one of the two ends or the stream is to end. A half-closed stream is a lost one."""
+        """Reads and writes until one of the two ends or the stream is to end.
+
+        A half-closed stream is a lost one.
+        """
         reader = asyncio.ensure_future(self._run_reader(stream, context))
         writer = asyncio.ensure_future(stream.run_writer(context.write))
         try:
@@ -234,7 +244,8 @@ class EngineService:
         finally:
             for task in (reader, writer):
                 task.cancel()
-            # A cancelled write or read of a broken call ends with grpc's own errors; the call is over either way.
+            # A cancelled write or read of a broken call ends with grpc's own errors; the call is
+            # over either way.
             await asyncio.gather(reader, writer, return_exceptions=True)
             if not stream.ending.cancel():
                 stream.ending.exception()  # retrieved, so that asyncio does not report it
@@ -278,7 +289,8 @@ class EngineService:
         refused = engine_pb2.Refused(handle=handle, query_id=query_id, status=status)
         stream.send(engine_pb2.FromEngine(refused=refused))
 
-    # --- questions ------------------------------------------------------------------------------------------------------------
+    # --- questions
+    # ------------------------------------------------------------------------------------------------------------
 
     def _claim_handle(self, stream: ServiceStream, handle: int) -> Subscriber:
         if handle in stream.handles:

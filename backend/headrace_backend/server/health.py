@@ -1,6 +1,7 @@
 """Whether the engine makes progress: one state, told to everybody who listens.
 
-Owns the state and its order of precedence. Who finds out that progress stopped is `worker_supervision`; who tells the services is `engine_service`.
+Owns the state and its order of precedence. Who finds out that progress stopped is
+`worker_supervision`; who tells the services is `engine_service`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """From protobuf to the engine's plain data: what a service sends.
 
-Owns the rules of the wire: columns of whole elements, ids that fit, text within bounds, finite numbers, no unknown fields. The engine's own rules
-(vocabulary, lengths, ranges, budgets) stand in the engine, which checks every request again. Every broken rule of a message is named, not only the first.
+Owns the rules of the wire: columns of whole elements, ids that fit, text within bounds, finite
+numbers, no unknown fields. The engine's own rules (vocabulary, lengths, ranges, budgets) stand in
+the engine, which checks every request again. Every broken rule of a message is named, not only the
+first.
 """
 
 from __future__ import annotations
@@ -77,12 +79,16 @@ class _Checks:
 
 
 def unknown_field(parent: message.Message, path: str = "") -> str | None:
-    """Path and number of a field that this version does not know, anywhere in the message; None if there is none."""
+    """Path and number of a field that this version does not know, anywhere in the message; None if
+    there is none.
+    """
     return next(_unknown_fields(parent, path), None)
 
 
 def has_unknown_fields_beside(envelope: engine_pb2.ToEngine) -> bool:
-    """Whether the envelope itself has fields that this version does not know; those inside its question are that question's to refuse."""
+    """Whether the envelope itself has fields that this version does not know; those inside its
+    question are that question's to refuse.
+    """
     return len(unknown_fields.UnknownFieldSet(envelope)) > 0
 
 
@@ -246,7 +252,10 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
 
 
 def _span(add: engine_pb2.AddRequest, checks: _Checks) -> facts.SpanContext | None:
-    """The inference span that the service made. A context that is none (by W3C) is a request that nobody traces, never an error."""
+    """The inference span that the service made.
+
+    A context that is none (by W3C) is a request that nobody traces, never an error.
+    """
     found = _TRACEPARENT.fullmatch(add.traceparent)
     parent, tracestate = add.recording.parent_span_id, add.recording.tracestate
     checks.require(
@@ -273,7 +282,10 @@ def _recording(recording: engine_pb2.Recording, checks: _Checks) -> Recording:
 
 
 def _tenant_limits(sent: engine_pb2.TenantLimits, checks: _Checks) -> TenantLimits:
-    """The tenant's limits. A share comes as the decimal number that was meant: 0.7, not the float32 below it."""
+    """The tenant's limits.
+
+    A share comes as the decimal number that was meant: 0.7, not the float32 below it.
+    """
     share = sent.kv_cache_share
     checks.require(math.isfinite(share), "limits.kv_cache_share", "must be a finite number")
     return TenantLimits(

@@ -1,7 +1,8 @@
 """The process's life: how it ends, what it dies with, and which socket it may call its own.
 
-Owns exit codes, the tie to the parent process, the lock beside the socket, the checks of the listening address and of the shared secret. Imports
-nothing heavy, because the tie to the parent must be made before anything else is loaded.
+Owns exit codes, the tie to the parent process, the lock beside the socket, the checks of the
+listening address and of the shared secret. Imports nothing heavy, because the tie to the parent
+must be made before anything else is loaded.
 """
 
 from __future__ import annotations
@@ -76,10 +77,12 @@ def parse_listen(text: str) -> ListenAddress:
 def read_secret(
     token_file: pathlib.Path | None, address: ListenAddress, *, has_certificates: bool = False
 ) -> bytes | None:
-    """The secret that services must present, without surrounding white space; None where certificates or the socket's folder protect.
+    """The secret that services must present, without surrounding white space; None where
+    certificates or the socket's folder protect.
 
     Raises:
-        StartRefused: The file can't be read or its content is of no use, or a TCP port would be open without a secret.
+        StartRefused: The file can't be read or its content is of no use, or a TCP port would be
+            open without a secret.
     """
     if token_file is None:
         if address.socket_path is None and not has_certificates:
@@ -131,7 +134,10 @@ def _try_lock(path: pathlib.Path) -> int | None:
 
 @contextlib.contextmanager
 def claimed_socket(address: ListenAddress) -> Iterator[None]:
-    """Holds a unix socket for this process: protected folder, lock on `<socket>.pid`, no stale socket in the way. Removes both in the end.
+    """Holds a unix socket for this process: protected folder, lock on `<socket>.pid`, no stale
+    socket in the way.
+
+    Removes both in the end.
 
     A TCP port needs none of it: the kernel gives a port to one listener (SO_REUSEPORT is off).
 

@@ -1,6 +1,8 @@
-"""What a request's further reader has missed, as messages: its token log, what was told of the prompt, and how it ended.
+"""What a request's further reader has missed, as messages: its token log, what was told of the
+prompt, and how it ended.
 
-Owns how a log that is too large for one message is cut into several. Their byte form is `outgoing`'s; what a reader may see is in the snapshot.
+Owns how a log that is too large for one message is cut into several. Their byte form is
+`outgoing`'s; what a reader may see is in the snapshot.
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ def write_attached(
 ) -> Iterator[engine_pb2.FromEngine]:
     """The answer to an attach, within messages of about `max_bytes`.
 
-    A log that fits comes whole in `Attached`. Of a longer one `Attached` has the heads only (no tokens, no ends), and the tokens follow as
-    `StepOutputs` of the handle, in order, each output's end with its last tokens; before them all, what is told of the prompt.
+    A log that fits comes whole in `Attached`. Of a longer one `Attached` has the heads only (no
+    tokens, no ends), and the tokens follow as `StepOutputs` of the handle, in order, each output's
+    end with its last tokens; before them all, what is told of the prompt.
     """
     whole = snapshot_bytes(snapshot) <= max_bytes
     attached = engine_pb2.Attached(
@@ -80,7 +83,8 @@ def _write_parts(handle: int, snapshot: AttachSnapshot, now_ns: int, max_bytes: 
     for output in snapshot.outputs:
         parts = list(_log_parts(handle, output, max_bytes)) or [Outbox()]
         if output.end is not None:
-            # With the last tokens: they must not be rendered before it is known how much of their text is cut.
+            # With the last tokens: they must not be rendered before it is known how much of their
+            # text is cut.
             parts[-1].events = [(handle, output.end)]
         for part in parts:
             yield write_outbox(part, now_ns)

@@ -1,7 +1,9 @@
-"""Entry of the backend process: reads its configuration, checks what can be checked without torch, and joins the parts.
+"""Entry of the backend process: reads its configuration, checks what can be checked without torch,
+and joins the parts.
 
-Order of a start: configuration, socket, model folder (each refused with one line and exit code 2 before anything heavy happens), then the gRPC server, so that services
-can connect and see "loading", then the workers (`backend`).
+Order of a start: configuration, socket, model folder (each refused with one line and exit code 2
+before anything heavy happens), then the gRPC server, so that services can connect and see
+"loading", then the workers (`backend`).
 """
 
 from __future__ import annotations
@@ -128,7 +130,9 @@ def _open_model(config: EngineConfig) -> ModelFolder:
 
 
 def _measured_loss(config: EngineConfig, folder: ModelFolder) -> MeasuredLoss | None:
-    """What the folder says that its quantization cost, if those weights are served; a report that is not sound is no reason not to serve them."""
+    """What the folder says that its quantization cost, if those weights are served; a report that
+    is not sound is no reason not to serve them.
+    """
     if config.load != "folder":
         return None
     try:

@@ -1,6 +1,8 @@
-"""What a model's steps compute and read, from its configuration: the weights of `step_records` when steps are judged against the device.
+"""What a model's steps compute and read, from its configuration: the weights of `step_records` when
+steps are judged against the device.
 
-Owns the arithmetic, for dense decoders with grouped-query attention, as all families here are. Products count; norms, rotations and activations do not: together they are below 1%. No torch.
+Owns the arithmetic, for dense decoders with grouped-query attention, as all families here are.
+Products count; norms, rotations and activations do not: together they are below 1%. No torch.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ _DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "f
 class ModelCost(NamedTuple):
     """Floating-point operations (a multiplication and an addition are two) and bytes."""
 
-    # Weights that a step reads: all but an embedding table whose numbers are not the output layer's too.
+    # Weights that a step reads: all but an embedding table whose numbers are not the output layer's
+    # too.
     weight_bytes: int
     # Of the linear layers, per token.
     flops_per_token: float
@@ -41,7 +44,8 @@ def model_cost(
     Args:
         config: Its sizes.
         dtype: Of weights and, unless quantized, cache: fp32, bf16, fp16, or torch's spelling.
-        layer_bits: Bits per weight of the layers' products, scales included, where they are quantized.
+        layer_bits: Bits per weight of the layers' products, scales included, where they are
+            quantized.
         kv_dtype: The cache's, as EngineConfig has it.
         head_bits: As `layer_bits`, of the output layer.
     """

@@ -1,6 +1,8 @@
-"""What the backend knows of its model: limits for the engine, text of tokens for stop strings, and the description that services get.
+"""What the backend knows of its model: limits for the engine, text of tokens for stop strings, and
+the description that services get.
 
-Owns what is derived from the model folder and the configuration; the workers add what only they know, once they are ready.
+Owns what is derived from the model folder and the configuration; the workers add what only they
+know, once they are ready.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ def model_limits(config: EngineConfig, folder: ModelFolder) -> ModelLimits:
 
 
 def text_bytes(folder: ModelFolder) -> list[bytes] | None:
-    """[vocab_size] what each token adds to the text: special tokens and unused ids add nothing. None if the folder has no tokenizer."""
+    """[vocab_size] what each token adds to the text: special tokens and unused ids add nothing.
+
+    None if the folder has no tokenizer.
+    """
     table = folder.token_table
     if table is None:
         return None
@@ -85,7 +90,8 @@ class ModelFacts:
         # What was not quantized has no bits of its own.
         layer_bits, head_bits = report.bits_per_weight or None, report.head_bits_per_weight or None
         cost = model_cost(model, self._dtype(), layer_bits, self._config.kv_dtype, head_bits)
-        # Of all ranks together: where they are more than key and value heads, several have the same one.
+        # Of all ranks together: where they are more than key and value heads, several have the same
+        # one.
         copies = max(1, self._config.tp // model.num_kv_heads)
         return cost._replace(kv_bytes_per_token=copies * cost.kv_bytes_per_token)
 

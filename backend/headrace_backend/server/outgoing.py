@@ -1,6 +1,7 @@
 """From the engine's plain data to protobuf: what a service receives.
 
-Owns the byte form of outboxes, which are merged while a service lags, and of answers; that of a log which is told anew is `log_replay`'s. Decides nothing.
+Owns the byte form of outboxes, which are merged while a service lags, and of answers; that of a log
+which is told anew is `log_replay`'s. Decides nothing.
 """
 
 from __future__ import annotations
@@ -68,9 +69,11 @@ def merge_outbox(into: Outbox, later: Outbox) -> None:
 
 
 def split_outbox(outbox: Outbox, max_bytes: int) -> Iterator[Outbox]:
-    """An outbox as several of about `max_bytes`, each with all that some of the handles are sent, in its order.
+    """An outbox as several of about `max_bytes`, each with all that some of the handles are sent,
+    in its order.
 
-    A handle is in one part, whose end of an output is told with its last tokens. What one handle is sent always fits.
+    A handle is in one part, whose end of an output is told with its last tokens. What one handle is
+    sent always fits.
     """
     part_of = _assign_parts(_bytes_by_handle(outbox), max_bytes)
     parts = [_empty_part(outbox) for _ in range(1 + max(part_of.values(), default=0))]
@@ -129,7 +132,9 @@ def _empty_part(outbox: Outbox) -> Outbox:
 
 
 def slice_logprobs(columns: LogprobColumns, start: int, stop: int, top_start: int, top_stop: int) -> LogprobColumns:
-    """Returns the columns of the tokens from `start` to `stop`, with the top entries from `top_start` to `top_stop`."""
+    """Returns the columns of the tokens from `start` to `stop`, with the top entries from
+    `top_start` to `top_stop`.
+    """
     return LogprobColumns(
         sampled=columns.sampled[start:stop],
         ranks=columns.ranks[start:stop],
@@ -148,7 +153,9 @@ def _extend_logprobs(into: LogprobColumns, later: LogprobColumns) -> None:
 
 
 def write_outbox(outbox: Outbox, now_ns: int, step_records: bytes = b"") -> engine_pb2.FromEngine:
-    """The `StepOutputs` of an outbox, with records of all steps settled since the one before if the service asked for them."""
+    """The `StepOutputs` of an outbox, with records of all steps settled since the one before if the
+    service asked for them.
+    """
     step = engine_pb2.StepOutputs(
         step_id=outbox.step_id,
         handles=outbox.handles.tobytes(),
@@ -215,7 +222,10 @@ def write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
 
 
 def write_done(done: RequestDone, now_ns: int) -> engine_pb2.RequestDone:
-    """Usage and ledger of a request that has ended. How long ago is told, as clocks of two machines differ."""
+    """Usage and ledger of a request that has ended.
+
+    How long ago is told, as clocks of two machines differ.
+    """
     return engine_pb2.RequestDone(
         prompt_tokens=done.prompt_tokens,
         output_tokens=done.output_tokens,

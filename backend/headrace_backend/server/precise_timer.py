@@ -1,7 +1,8 @@
 """A timer of the event loop that is precise to a tenth of a millisecond.
 
-Owns a timerfd and its place in the loop. The loop's own timers are no substitute: uvloop counts them in milliseconds and fires up to one too early, asyncio up to one too late, where a plan held back has
-a margin of about one.
+Owns a timerfd and its place in the loop. The loop's own timers are no substitute: uvloop counts
+them in milliseconds and fires up to one too early, asyncio up to one too late, where a plan held
+back has a margin of about one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _NS_PER_S = 1_000_000_000
 
 
 class PreciseTimer:
-    """Calls back in the event loop's thread at a moment of CLOCK_MONOTONIC. One moment at a time."""
+    """Calls back in the event loop's thread at a moment of CLOCK_MONOTONIC.
+
+    One moment at a time.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         """Not set.
@@ -39,13 +43,18 @@ class PreciseTimer:
         loop.add_reader(self._descriptor, self._fire)
 
     def set(self, at_ns: int) -> None:
-        """Calls back once `at_ns` has come, at once if it has; in place of any moment that was set before."""
+        """Calls back once `at_ns` has come, at once if it has; in place of any moment that was set
+        before.
+        """
         if at_ns != self._at_ns:
             self._at_ns = at_ns
             self._arm(max(at_ns, 1))
 
     def close(self) -> None:
-        """Gives the descriptor back. May be called more than once; nothing else may be called afterwards."""
+        """Gives the descriptor back.
+
+        May be called more than once; nothing else may be called afterwards.
+        """
         if self._descriptor >= 0:
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)

@@ -37,7 +37,9 @@ class RankWatch:
             ranks.close()
 
     def progress(self) -> tuple[int, ...]:
-        """All that the board counts: two readings that differ say that some rank went on in between."""
+        """All that the board counts: two readings that differ say that some rank went on in
+        between.
+        """
         return () if self._board is None else self._board.progress()
 
     def begun_step_id(self) -> int:
@@ -45,7 +47,9 @@ class RankWatch:
         return 0 if self._board is None else max(mark.step_id for mark in self._board.marks())
 
     def described(self, workers: Sequence[WorkerProcess]) -> str:
-        """Who is waited for and where everybody is, as the end of a message; empty where there is one rank."""
+        """Who is waited for and where everybody is, as the end of a message; empty where there is
+        one rank.
+        """
         if self._board is None or self._world_size == 1:
             return ""
         marks = self._board.marks()

@@ -1,10 +1,11 @@
 """What waits to be sent on one service's stream.
 
-Owns the queue in front of the stream's writer: answers and outboxes in the order they arose, neighbouring outboxes merged while the writer is busy, the newest state,
-and the bound on all of it. Does not own the RPC (`engine_service`).
+Owns the queue in front of the stream's writer: answers and outboxes in the order they arose,
+neighbouring outboxes merged while the writer is busy, the newest state, and the bound on all of it.
+Does not own the RPC (`engine_service`).
 
-A service that does not read (stopped, dead network) fills gRPC's window, then this queue, and is cut off at `max_backlog_bytes`. Its attached requests end
-with the stream; its detached ones go on.
+A service that does not read (stopped, dead network) fills gRPC's window, then this queue, and is
+cut off at `max_backlog_bytes`. Its attached requests end with the stream; its detached ones go on.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class ServiceStream:
             max_message_bytes: Outboxes merge up to half of it.
             max_backlog_bytes: Bound of what waits.
             clock: The engine's.
-            steps: Records of settled steps that go along now and then; None: the service did not ask for them.
+            steps: Records of settled steps that go along now and then; None: the service did not
+                ask for them.
         """
         self._steps = steps
         self.stream_id = stream_id
@@ -69,7 +71,9 @@ class ServiceStream:
         self._append(answer, answer.ByteSize())
 
     def send_replay(self, answers: Iterator[engine_pb2.FromEngine], size: int) -> None:
-        """Queues the replay of a log of about `size` bytes; it is encoded message by message as the service reads."""
+        """Queues the replay of a log of about `size` bytes; it is encoded message by message as the
+        service reads.
+        """
         self._append(answers, size)
 
     def send_outbox(self, outbox: Outbox) -> None:
@@ -99,7 +103,8 @@ class ServiceStream:
         """Ends the stream with a status, after what is queued where the service still reads."""
         if not self.ending.done():
             self.ending.set_exception(reason)
-            # A service that is just gone waits for it no more, and what nobody looks at would be written to standard error with a traceback.
+            # A service that is just gone waits for it no more, and what nobody looks at would be
+            # written to standard error with a traceback.
             self.ending.exception()
 
     def _append(self, item: _Item, size: int) -> None:
@@ -113,7 +118,10 @@ class ServiceStream:
         self._wake.set()
 
     def _count(self, size: int) -> None:
-        """Makes room for `size` more bytes, or ends the stream. One item always fits: a log may be longer than the bound."""
+        """Makes room for `size` more bytes, or ends the stream.
+
+        One item always fits: a log may be longer than the bound.
+        """
         if self._backlog_bytes > self._max_backlog_bytes:
             self._queue.clear()
             self._sizes.clear()
@@ -153,7 +161,10 @@ class ServiceStream:
         self._backlog_bytes -= self._sizes.popleft()
 
     async def run_writer(self, write: Write) -> None:
-        """Writes what is queued, for ever. Ends only by cancellation or by an exception of `write`."""
+        """Writes what is queued, for ever.
+
+        Ends only by cancellation or by an exception of `write`.
+        """
         while True:
             while (message := self._next()) is not None:
                 await write(message)

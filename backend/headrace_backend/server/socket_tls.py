@@ -1,6 +1,7 @@
 """Certificates of the backend's socket: services and backend know each other by them on HOST:PORT.
 
-Owns which settings go together, and looking after the files while the backend runs: restarting it for a new certificate would end every request.
+Owns which settings go together, and looking after the files while the backend runs: restarting it
+for a new certificate would end every request.
 """
 
 from __future__ import annotations

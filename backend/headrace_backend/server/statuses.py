@@ -1,7 +1,7 @@
 """google.rpc statuses: what the backend says when it says no.
 
-Owns the mapping from refusals to statuses with details (`BadRequest`, `RetryInfo`) and the size of their text: gRPC carries a status in
-headers, and too long ones arrive as something else.
+Owns the mapping from refusals to statuses with details (`BadRequest`, `RetryInfo`) and the size of
+their text: gRPC carries a status in headers, and too long ones arrive as something else.
 """
 
 from __future__ import annotations

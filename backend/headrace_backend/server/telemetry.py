@@ -1,6 +1,9 @@
-"""What the backend tells the telemetry process: its engine, its steps, its load, and the generations of which no service can tell.
+"""What the backend tells the telemetry process: its engine, its steps, its load, and the
+generations of which no service can tell.
 
-Owns when each is told and how it is put together. Does not own the way there (`headrace_facts.feed`) nor what is noted (`engine.step_log`). A backend without a telemetry socket has no `Teller`.
+Owns when each is told and how it is put together. Does not own the way there
+(`headrace_facts.feed`) nor what is noted (`engine.step_log`). A backend without a telemetry socket
+has no `Teller`.
 """
 
 from __future__ import annotations
@@ -41,7 +44,11 @@ def new_step_log(clock: Callable[[], int]) -> StepLog:
 
 
 def open_feed(address: str, model_name: str, replica: int, steps: StepLog) -> Feed:
-    """The way to the telemetry process; not started. Each of a model's backends has a name of its own, so that one which is gone is missed; no model's name has a slash."""
+    """The way to the telemetry process; not started.
+
+    Each of a model's backends has a name of its own, so that one which is gone is missed; no
+    model's name has a slash.
+    """
     hello = facts.Hello(
         kind="backend",
         name=f"backend-{model_name}/{replica}" if replica else f"backend-{model_name}",
@@ -130,7 +137,11 @@ class Teller:
             self._feed.tell(self._generation(ended))
 
     async def _repeat(self, period_s: float, tell: Callable[[], None]) -> None:
-        """Tells again and again. A mistake of ours costs what was to be told then, and is logged once until telling works again."""
+        """Tells again and again.
+
+        A mistake of ours costs what was to be told then, and is logged once until telling works
+        again.
+        """
         failing = False
         while True:
             await asyncio.sleep(period_s)
@@ -220,7 +231,9 @@ class Teller:
 
 
 def _parameters(request: LiveRequest) -> dict[str, int | float]:
-    """As the engine has them: what the caller left out has become a value, and those that change nothing are left out here."""
+    """As the engine has them: what the caller left out has become a value, and those that change
+    nothing are left out here.
+    """
     spec, sampling = request.spec, request.spec.sampling
     parameters: dict[str, int | float] = {
         "max_tokens": spec.stop.max_tokens,

@@ -1,7 +1,9 @@
-"""One life of all workers: the plan ring that every rank reads, one result ring per rank, start-up, and the first sign that something is wrong.
+"""One life of all workers: the plan ring that every rank reads, one result ring per rank, start-up,
+and the first sign that something is wrong.
 
-Owns rings and processes of this life. A worker that is lost loses the group: ranks that wait for a dead one in a collective would wait forever. Whether there
-is a next life is decided in `worker_supervision`. Results of rank 0 alone go to the engine: all ranks sample the same tokens.
+Owns rings and processes of this life. A worker that is lost loses the group: ranks that wait for a
+dead one in a collective would wait forever. Whether there is a next life is decided in
+`worker_supervision`. Results of rank 0 alone go to the engine: all ranks sample the same tokens.
 """
 
 from __future__ import annotations
@@ -43,9 +45,11 @@ _RECORD_BYTES = 16
 _PEER_S = 1.0
 # A stack dump of a worker takes milliseconds once it runs again.
 _DUMP_S = 0.5
-# Signals that no step brings upon its own process. SIGKILL is the kernel's for want of memory too, which is planned so that no request can cause it.
+# Signals that no step brings upon its own process. SIGKILL is the kernel's for want of memory too,
+# which is planned so that no request can cause it.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# A process that holds much of a card's memory takes seconds to end, and the next life measures what is free. Waiting ends with the last of them.
+# A process that holds much of a card's memory takes seconds to end, and the next life measures what
+# is free. Waiting ends with the last of them.
 _KILL_S = 30.0
 
 
@@ -98,7 +102,9 @@ class WorkerLaunch:
 
 
 def plan_ring_bytes(launch: WorkerLaunch) -> int:
-    """Space for two of the largest plans (`plan_bytes`), so that a ring that was read takes any plan at once."""
+    """Space for two of the largest plans (`plan_bytes`), so that a ring that was read takes any
+    plan at once.
+    """
     return 2 * (max_plan_bytes(launch.config, launch.max_model_len) + _RECORD_BYTES)
 
 
@@ -109,7 +115,11 @@ def result_ring_bytes(config: EngineConfig) -> int:
 
 
 class WorkerGroup:
-    """All ranks of one life. `on_results` gets the payloads of rank 0's step results, in order; its ValueError loses the group."""
+    """All ranks of one life.
+
+    `on_results` gets the payloads of rank 0's step results, in order; its ValueError loses the
+    group.
+    """
 
     def __init__(self, launch: WorkerLaunch, on_results: Callable[[list[bytes]], None]) -> None:
         """Creates the rings and spawns every rank; one that could not be started loses the group.
@@ -195,14 +205,18 @@ class WorkerGroup:
         self._oom_kills.look()
 
     def _on_peer_lost(self, rank: int, lost: WorkersLost) -> None:
-        """A rank noticed that another is gone. That one's end tells more, and is awaited; the noticing rank's tells nothing."""
+        """A rank noticed that another is gone.
+
+        That one's end tells more, and is awaited; the noticing rank's tells nothing.
+        """
         self._followers.add(rank)
         if len(self._followers) == self._launch.world_size:
             self._lose(lost)
         else:
             self._loop.call_later(_PEER_S, self._lose, lost)
 
-    # --- records --------------------------------------------------------------------------------------------------------------
+    # --- records
+    # --------------------------------------------------------------------------------------------------------------
 
     def _on_records(self, rank: int, records: list[Record]) -> None:
         if self.lost.done() or self._closing:
@@ -211,7 +225,8 @@ class WorkerGroup:
         try:
             self._take(rank, records)
         except Exception as error:
-            # A mistake of ours, in a callback of the event loop: the records are lost, and with them what the engine knows of the workers.
+            # A mistake of ours, in a callback of the event loop: the records are lost, and with
+            # them what the engine knows of the workers.
             self._log.exception("records of a worker could not be taken", rank=rank)
             self._lose(WorkersLost(f"worker {rank}: its records could not be taken: {type(error).__name__}"))
 
@@ -260,7 +275,10 @@ class WorkerGroup:
                 self._lose(lost)
 
     def _report(self, rank: int, message: MemoryPlan | LoadProgress) -> None:
-        """Shows how a start goes. A report that fails loses its form only: the message is logged as it came."""
+        """Shows how a start goes.
+
+        A report that fails loses its form only: the message is logged as it came.
+        """
         try:
             if isinstance(message, MemoryPlan):
                 self._reports[rank].on_memory_plan(message)
@@ -281,7 +299,8 @@ class WorkerGroup:
         if len(self._ready) == self._launch.world_size:
             self._all_ready.set()
 
-    # --- start, steps, end ----------------------------------------------------------------------------------------------------
+    # --- start, steps, end
+    # ----------------------------------------------------------------------------------------------------
 
     async def wait_ready(self) -> list[WorkerReady]:
         """Waits until every rank is ready; its messages by rank.
@@ -318,7 +337,9 @@ class WorkerGroup:
         return self._rank_watch.described(self._workers)
 
     def progress(self) -> tuple[int, ...]:
-        """All that the ranks have sent and marked: two readings that differ say that some rank went on in between."""
+        """All that the ranks have sent and marked: two readings that differ say that some rank went
+        on in between.
+        """
         return (self.num_records, *self._rank_watch.progress())
 
     @property
@@ -334,8 +355,8 @@ class WorkerGroup:
     def send_plan(self, plan: bytes) -> bool:
         """Appends a plan; False if the workers left no space for it yet, or never can.
 
-        A plan that is larger than the ring, which the engine does not make, is a step that failed: the group is lost with it,
-        and the engine finds the request that is to blame.
+        A plan that is larger than the ring, which the engine does not make, is a step that failed:
+        the group is lost with it, and the engine finds the request that is to blame.
         """
         try:
             self._plans.write(RecordKind.STEP_PLAN, plan, timeout_s=0)
@@ -361,14 +382,19 @@ class WorkerGroup:
             worker.read_records()
 
     async def dump_stacks(self) -> None:
-        """Has every live worker write its stacks to stderr (it registers faulthandler for SIGUSR1), also one that was stopped."""
+        """Has every live worker write its stacks to stderr (it registers faulthandler for SIGUSR1),
+        also one that was stopped.
+        """
         for worker in self._workers:
             worker.send_signal(signal.SIGUSR1)
             worker.send_signal(signal.SIGCONT)
         await asyncio.sleep(_DUMP_S)
 
     async def close(self, grace_s: float) -> None:
-        """Ends all ranks: asks, waits `grace_s`, then kills. Nothing that they still write is read. May be called once."""
+        """Ends all ranks: asks, waits `grace_s`, then kills.
+
+        Nothing that they still write is read. May be called once.
+        """
         self._closing = True
         for report in self._reports:
             report.close()

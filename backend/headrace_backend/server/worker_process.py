@@ -1,10 +1,12 @@
 """One worker process: its command line, its end of the rings, its exit.
 
-Owns the process from spawn to reaping, and the reading end of its result ring. Does not own what a record means for the engine nor whether a
-dead worker is replaced (`worker_group`, `worker_supervision`).
+Owns the process from spawn to reaping, and the reading end of its result ring. Does not own what a
+record means for the engine nor whether a dead worker is replaced (`worker_group`,
+`worker_supervision`).
 
-The worker inherits the ring descriptors it needs and nothing else, has its own process group (a Ctrl-C at the terminal must not end it before the
-backend has drained) and ends with this process (its own PDEATHSIG).
+The worker inherits the ring descriptors it needs and nothing else, has its own process group (a
+Ctrl-C at the terminal must not end it before the backend has drained) and ends with this process
+(its own PDEATHSIG).
 """
 
 from __future__ import annotations

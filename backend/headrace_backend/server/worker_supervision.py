@@ -76,7 +76,9 @@ class _Watchdog:
         return (self._engine_loop.num_plans, *self._group.progress())
 
     def is_too_long(self) -> bool:
-        """Whether there is work, and has been no progress for longer than a step may take without it."""
+        """Whether there is work, and has been no progress for longer than a step may take without
+        it.
+        """
         expected_s = self._engine_loop.expected_step_s / self._marks_per_step
         return self._stall() >= self._watchdog_s + _PATIENCE * expected_s
 
@@ -103,7 +105,9 @@ class WorkerSupervision:
         health: Health,
         on_ready: Callable[[WorkerReady], None],
     ) -> None:
-        """`on_ready` gets what rank 0 says when all are ready, with the number of blocks that all ranks have."""
+        """`on_ready` gets what rank 0 says when all are ready, with the number of blocks that all
+        ranks have.
+        """
         self._launch = launch
         self._engine_loop = engine_loop
         self._health = health
@@ -120,7 +124,8 @@ class WorkerSupervision:
         """Never returns. Cancel it to end the workers.
 
         Raises:
-            ModelRefused: The workers refuse model or configuration; for too little memory only before they were ever ready.
+            ModelRefused: The workers refuse model or configuration; for too little memory only
+                before they were ever ready.
             WorkersGivenUp: `max_worker_restarts` deaths within a minute, or in a row without a step
                 in between (0 gives up at the first, as 1 does).
             EngineStuck: See there.
@@ -166,7 +171,9 @@ class WorkerSupervision:
             raise lost from error
 
     def _note_outcome(self, outcome: LossOutcome) -> None:
-        """Losses on the way to the request that caused them end with it: they say nothing about the next life."""
+        """Losses on the way to the request that caused them end with it: they say nothing about the
+        next life.
+        """
         if outcome.closer:
             self._losses.explained()
         if outcome.guilty_request_id:

@@ -1,6 +1,8 @@
-"""How a model's file has its weights: which modules are in blocks, and whose rows come in another order.
+"""How a model's file has its weights: which modules are in blocks, and whose rows come in another
+order.
 
-Owns the way from the records of tensors, by checkpoint names, to what modules are made as and what fills them.
+Owns the way from the records of tensors, by checkpoint names, to what modules are made as and what
+fills them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""What every way of loading shares: open files, reading at an offset, cutting a tensor into pieces, and progress.
+"""What every way of loading shares: open files, reading at an offset, cutting a tensor into pieces,
+and progress.
 
-Files are read with `preadv`; nothing is mapped, and nothing stays open afterwards, so a file that is truncated or replaced under a running server can't touch it.
+Files are read with `preadv`; nothing is mapped, and nothing stays open afterwards, so a file that
+is truncated or replaced under a running server can't touch it.
 """
 
 from __future__ import annotations
@@ -33,12 +35,17 @@ DTYPES = {
 _E4M3_NAN = 0x7F
 _UNIT = 1 << 20
 
-# Parts of rows are read one by one where at least so much lies between two; where less does, it is read too, and parts are cut out of memory. A read by itself costs 5 to 20 us however short it is: readers take
-# turns at Python's lock for each. GB/s of parts of eight readers on 4 cores, from the page cache, one by one and cut: 4 of 8 KiB 0.4 and 3.0; 1 of 8 KiB 0.1 and 1.1; 14 of 28 KiB 0.8 and 3.4; 3.5 of 28 KiB
-# 0.6 and 1.1; 28 of 112 KiB 1.3 and 2.1; 14 of 112 KiB 0.7 and 1.2; 112 of 224 KiB 4.1 and 3.5; 56 of 448 KiB 2.4 and 1.5 (medians). Disks were not measured. Linux reads ahead by as much, and ranks follow each
-# other through the files and share the page cache, so that together they ask a disk for each byte once.
+# Parts of rows are read one by one where at least so much lies between two; where less does, it is
+# read too, and parts are cut out of memory. A read by itself costs 5 to 20 us however short it is:
+# readers take turns at Python's lock for each. GB/s of parts of eight readers on 4 cores, from the
+# page cache, one by one and cut: 4 of 8 KiB 0.4 and 3.0; 1 of 8 KiB 0.1 and 1.1; 14 of 28 KiB 0.8
+# and 3.4; 3.5 of 28 KiB 0.6 and 1.1; 28 of 112 KiB 1.3 and 2.1; 14 of 112 KiB 0.7 and 1.2; 112 of
+# 224 KiB 4.1 and 3.5; 56 of 448 KiB 2.4 and 1.5 (medians). Disks were not measured. Linux reads
+# ahead by as much, and ranks follow each other through the files and share the page cache, so that
+# together they ask a disk for each byte once.
 _LEAST_GAP_BYTES = 128 << 10
-# Rows at a time that are cut out of memory: few calls, and still in the processor's cache when they are cut.
+# Rows at a time that are cut out of memory: few calls, and still in the processor's cache when they
+# are cut.
 _SCRATCH_BYTES = 1 << 20
 
 
@@ -104,7 +111,8 @@ class CheckpointFiles:
         """Fills a contiguous tensor in host memory with the bytes of `file` from `offset`.
 
         Raises:
-            InvalidModelFolder: The file ends before, or can't be read; it and the tensor `name` are named.
+            InvalidModelFolder: The file ends before, or can't be read; it and the tensor `name` are
+                named.
         """
         self._read(_bytes_of(into.view(torch.uint8).numpy()), self._descriptor(file), offset, file, name)
 
@@ -122,7 +130,10 @@ class CheckpointFiles:
             done += count
 
     def read_rows(self, into: Tensor, offset: int, span: RowSpan, file: str, name: str) -> None:
-        """Fills a contiguous tensor in host memory with the span of as many rows as it has place for. What lies between is read too where that is faster.
+        """Fills a contiguous tensor in host memory with the span of as many rows as it has place
+        for.
+
+        What lies between is read too where that is faster.
 
         Args:
             into: [num_rows * span.num_bytes] bytes, of any type.
@@ -152,7 +163,9 @@ class CheckpointFiles:
             self._read(part, descriptor, offset + index * span.row_bytes + span.first, file, name)
 
     def _cut_parts(self, parts: np.ndarray, offset: int, span: RowSpan, file: str, name: str) -> None:
-        """The same, out of rows that are read from the first part to the last with what lies between."""
+        """The same, out of rows that are read from the first part to the last with what lies
+        between.
+        """
         rows_at_once = max(_SCRATCH_BYTES // span.row_bytes, 1)
         scratch, descriptor = self._scratch_of(rows_at_once * span.row_bytes), self._descriptor(file)
         for first, end in row_pieces(range(len(parts)), rows_at_once):
@@ -216,7 +229,9 @@ def row_pieces(rows: range, rows_per_piece: int) -> Iterator[tuple[int, int]]:
 
 
 def all_finite(values: Tensor) -> Tensor:
-    """[] whether no value is a NaN or an infinity, on the device of the values, of which there is at least one."""
+    """[] whether no value is a NaN or an infinity, on the device of the values, of which there is
+    at least one.
+    """
     if values.dtype == torch.float8_e4m3fn:
         # Not `all` of comparisons: on a CPU that takes 5.4 ms for 4 MiB, this 0.7.
         return (values.view(torch.uint8) & _E4M3_NAN).amax() != _E4M3_NAN
@@ -227,7 +242,9 @@ def all_finite(values: Tensor) -> Tensor:
 
 
 def reading_order(records: Mapping[str, TensorRecord], targets: Mapping[str, WeightTarget]) -> list[str]:
-    """Names of the targets as they lie in the files, so that reads follow each other on the disk; those of a batch together, where its largest tensor lies."""
+    """Names of the targets as they lie in the files, so that reads follow each other on the disk;
+    those of a batch together, where its largest tensor lies.
+    """
     anchors: dict[str, TensorRecord] = {}
     for name, target in targets.items():
         record = records[name]

@@ -1,6 +1,8 @@
-"""What receives the rows of a checkpoint tensor: part of a parameter, or something that makes fewer bits of them.
+"""What receives the rows of a checkpoint tensor: part of a parameter, or something that makes fewer
+bits of them.
 
-Owns the interface that loaders see, and its plain form. Rows come whole, in pieces of any number, each once, from several threads at a time.
+Owns the interface that loaders see, and its plain form. Rows come whole, in pieces of any number,
+each once, from several threads at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ class Destination(abc.ABC):
     # Of the model's plain weights. Rows may come in another type.
     dtype: torch.dtype
     device: torch.device
-    # Inputs and bytes of a block, where rows come as the bytes that a file has; None: they come as numbers.
+    # Inputs and bytes of a block, where rows come as the bytes that a file has; None: they come as
+    # numbers.
     block: tuple[int, int] | None = None
 
     @abc.abstractmethod
@@ -27,7 +30,8 @@ class Destination(abc.ABC):
 
         Args:
             first: The first one's index.
-            rows: [num_rows] or [num_rows, num_columns] in a checkpoint's type, on the device or not.
+            rows: [num_rows] or [num_rows, num_columns] in a checkpoint's type, on the device or
+                not.
         """
 
     @property
@@ -68,7 +72,9 @@ class CopiedRows(Destination):
 
 
 class RotatedRows(Destination):
-    """Another destination whose rows come with the two halves of each head alternating, and are put into order."""
+    """Another destination whose rows come with the two halves of each head alternating, and are put
+    into order.
+    """
 
     def __init__(self, into: Destination, head_rows: int) -> None:
         self.into = into

@@ -1,6 +1,7 @@
 """Seeded Gaussian weights, for measurements without a checkpoint.
 
-A tensor's values depend on seed and name only, not on order or on how ranks share it. They are drawn where the weights live, a card's by its own generator, so that 16 GB take about as long as
+A tensor's values depend on seed and name only, not on order or on how ranks share it. They are
+drawn where the weights live, a card's by its own generator, so that 16 GB take about as long as
 writing them; on another kind of device, or in another type on a card, they are others.
 """
 
@@ -28,7 +29,8 @@ def fill_with_noise(
     progress: Progress,
     phase: str = "dummy weights",
 ) -> None:
-    """Fills every target from N(0, 0.02^2); norm weights (one dimension, not a bias) are 1, so that activations keep their size.
+    """Fills every target from N(0, 0.02^2); norm weights (one dimension, not a bias) are 1, so that
+    activations keep their size.
 
     Args:
         targets: Checkpoint tensor name -> where it goes.
@@ -55,7 +57,10 @@ def _is_drawn_in_place(target: WeightTarget, shape: tuple[int, ...]) -> bool:
 
 
 def _fill_part(target: WeightTarget, shape: tuple[int, ...], seed: int, name: str) -> None:
-    """Draws the whole tensor and hands the target's part over in pieces. On a CPU drawn in fp32; what is handed over has the type of plain weights in any case."""
+    """Draws the whole tensor and hands the target's part over in pieces.
+
+    On a CPU drawn in fp32; what is handed over has the type of plain weights in any case.
+    """
     into = target.destination
     on_card = into.device.type == "cuda"
     whole = torch.empty(shape, dtype=into.dtype if on_card else torch.float32, device=into.device if on_card else None)

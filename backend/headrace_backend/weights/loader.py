@@ -1,7 +1,9 @@
-"""Reads a folder's tensors into their targets: by offset, in parallel, cut and cast while they are read.
+"""Reads a folder's tensors into their targets: by offset, in parallel, cut and cast while they are
+read.
 
-Owns the choice between the two ways and the one for a CPU: each reader takes a tensor and reads it piece by piece into a buffer of its own. The way to a GPU is `pinned_loader`. The offsets
-come from validated headers. A tensor that holds a NaN or an infinity is refused.
+Owns the choice between the two ways and the one for a CPU: each reader takes a tensor and reads it
+piece by piece into a buffer of its own. The way to a GPU is `pinned_loader`. The offsets come from
+validated headers. A tensor that holds a NaN or an infinity is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.progress import Progress
 from headrace_model_folder import ModelFolder, TensorRecord
 
-# One read: large enough for full bandwidth, small enough that the copy out of it finds it in the cache.
+# One read: large enough for full bandwidth, small enough that the copy out of it finds it in the
+# cache.
 _PIECE_BYTES = 16 << 20
 _NUM_READERS = 4
 
@@ -48,7 +51,8 @@ def load_weights(
         phase: What to call it there.
 
     Raises:
-        InvalidModelFolder: a file is shorter than its header says, unreadable, or a tensor is not finite; file and tensor are named.
+        InvalidModelFolder: a file is shorter than its header says, unreadable, or a tensor is not
+            finite; file and tensor are named.
     """
     files = CheckpointFiles(folder.weights_folder)
     counter = ByteCounter(sum(folder.tensors[name].num_bytes for name in targets), progress, phase)
@@ -85,7 +89,9 @@ def _load_directly(
 def _read_tensor(
     files: CheckpointFiles, name: str, record: TensorRecord, target: WeightTarget, counter: ByteCounter
 ) -> None:
-    """Reads the target's rows piece by piece, of each row what the target keeps if that is worth it, else all, to be cut afterwards."""
+    """Reads the target's rows piece by piece, of each row what the target keeps if that is worth
+    it, else all, to be cut afterwards.
+    """
     dtype, span = read_as(record), RowSpan.of(target, record)
     rows_per_piece = max(_PIECE_BYTES // max(span.num_bytes, 1), 1)
     for first, last in row_pieces(target.rows, rows_per_piece):

@@ -1,6 +1,8 @@
-"""The scales that bitsandbytes keeps beside weights in NF4: read into the weights before their rows are.
+"""The scales that bitsandbytes keeps beside weights in NF4: read into the weights before their rows
+are.
 
-Owns the check that the file's tables of numbers are NF4's. What the tensors are called and how large they are is `headrace_model_folder`'s.
+Owns the check that the file's tables of numbers are NF4's. What the tensors are called and how
+large they are is `headrace_model_folder`'s.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ def load_nf4_states(folder: ModelFolder, weights: Mapping[str, tuple[BlockWeight
 
     Args:
         folder: Opened with its weights.
-        weights: By checkpoint name, with the rows and columns of that tensor that each holds, and no others.
+        weights: By checkpoint name, with the rows and columns of that tensor that each holds, and
+            no others.
 
     Raises:
-        InvalidModelFolder: A file is shorter than its header says, or a table is another one; file and tensor are named.
+        InvalidModelFolder: A file is shorter than its header says, or a table is another one; file
+            and tensor are named.
     """
     files = CheckpointFiles(folder.weights_folder)
     try:

@@ -1,10 +1,13 @@
-"""The way of weights to a GPU: several readers fill a few pinned buffers, and copies from them run while others are filled.
+"""The way of weights to a GPU: several readers fill a few pinned buffers, and copies from them run
+while others are filled.
 
-Owns the buffers, their turn and the check for values that are not finite. A buffer is allocated once; it is read into again only when the event behind its last copy has come. All copies run
-on one stream beside the device's own. The check runs there too and leaves one flag per tensor; the flags are read once, at the end, so
-that nothing waits in between.
+Owns the buffers, their turn and the check for values that are not finite. A buffer is allocated
+once; it is read into again only when the event behind its last copy has come. All copies run on one
+stream beside the device's own. The check runs there too and leaves one flag per tensor; the flags
+are read once, at the end, so that nothing waits in between.
 
-    file -preadv, cut to the rank's part-> pinned buffer -copy-> piece on the device -cast or quantize-> target
+    file -preadv, cut to the rank's part-> pinned buffer -copy-> piece on the device -cast or
+    quantize-> target
 
 The calls into CUDA are those of `CudaTransfer`, and the rest is tested without a card.
 """
@@ -33,13 +36,15 @@ from headrace_backend.weights.checkpoint_files import (
 from headrace_backend.weights.placement import WeightTarget
 from headrace_model_folder import TensorRecord
 
-# One read: large enough for full bandwidth of file and bus, small enough that few buffers keep all readers busy.
+# One read: large enough for full bandwidth of file and bus, small enough that few buffers keep all
+# readers busy.
 _PIECE_BYTES = 16 << 20
 # One reader copies out of the page cache at 5 to 10 GB/s; the bus takes 50.
 _NUM_READERS = 8
 # Twice as many as readers: one is filled while another is copied.
 _NUM_BUFFERS = 2 * _NUM_READERS
-# All of the host memory that is pinned, whatever the model's size. It is given back when the weights are there.
+# All of the host memory that is pinned, whatever the model's size. It is given back when the
+# weights are there.
 PINNED_BYTES = _NUM_BUFFERS * _PIECE_BYTES
 
 
@@ -62,7 +67,9 @@ class Transfer(Protocol):
         """Host memory that the device can copy from, uint8 [num_bytes]."""
 
     def submit(self, work: Callable[[], object]) -> Event:
-        """Has the device do the work's copies, after those of all work before, without waiting for them."""
+        """Has the device do the work's copies, after those of all work before, without waiting for
+        them.
+        """
 
     def finish(self) -> None:
         """Returns when all of it is done; buffers may be given back."""
@@ -76,11 +83,15 @@ class CudaTransfer:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # Targets were allocated, and may still be in use, there.
         self._stream.wait_stream(torch.cuda.current_stream(device))
-        # Streams and inference mode are the thread's: what one thread launches in between another's copy and event would be waited for too.
+        # Streams and inference mode are the thread's: what one thread launches in between another's
+        # copy and event would be waited for too.
         self._lock = threading.Lock()
 
     def begin_thread(self) -> None:
-        """See Transfer. A new thread stands on card 0: without this, what it waits for would make a context there."""
+        """See Transfer.
+
+        A new thread stands on card 0: without this, what it waits for would make a context there.
+        """
         torch.cuda.set_device(self.device)
 
     def buffer(self, num_bytes: int) -> Tensor:
@@ -102,7 +113,9 @@ class CudaTransfer:
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def give_back_buffers(self) -> None:
-        """Unpins what nobody holds any more. torch keeps pinned memory for its next use, which would be much for what steps copy."""
+        """Unpins what nobody holds any more. torch keeps pinned memory for its next use, which
+        would be much for what steps copy.
+        """
         torch._C._host_emptyCache()
 
 
@@ -233,7 +246,9 @@ class _Loader:
         self._counter.add(_counted_bytes(record, self._targets[piece.name].rows, piece))
 
     def _copy(self, piece: _Piece, buffer: Tensor) -> None:
-        """From the buffer, flat, to the rows of the target that the piece is; launched, not waited for."""
+        """From the buffer, flat, to the rows of the target that the piece is; launched, not waited
+        for.
+        """
         target = self._targets[piece.name]
         values = buffer.to(self._transfer.device, non_blocking=True)
         if values.numel():
@@ -242,7 +257,9 @@ class _Loader:
 
 
 def _counted_bytes(record: TensorRecord, rows: range, piece: _Piece) -> int:
-    """A piece's share of the whole tensor: bytes that other ranks keep count as done with this one's, so that the total is the checkpoint's."""
+    """A piece's share of the whole tensor: bytes that other ranks keep count as done with this
+    one's, so that the total is the checkpoint's.
+    """
     before, after = (record.num_bytes * (row - rows.start) // len(rows) for row in (piece.first, piece.end))
     return after - before
 

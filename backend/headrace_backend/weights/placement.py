@@ -1,4 +1,7 @@
-"""Where weights live and which part of each a rank keeps. The one place that slices: layers state sizes, this states ranges."""
+"""Where weights live and which part of each a rank keeps.
+
+The one place that slices: layers state sizes, this states ranges.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class Shard:
 
     rank: int = 0
     world_size: int = 1
-    # What the ranks compute together; None where there is one rank, or where weights are placed and nothing is computed.
+    # What the ranks compute together; None where there is one rank, or where weights are placed and
+    # nothing is computed.
     collectives: Collectives | None = None
 
     @property
@@ -32,7 +36,8 @@ class Shard:
         return self.collectives
 
     def split(self, size: int, unit: int = 1) -> range:
-        """The contiguous part of [0, size) that this rank keeps, in whole units (a head, for instance).
+        """The contiguous part of [0, size) that this rank keeps, in whole units (a head, for
+        instance).
 
         Raises:
             ValueError: the units can't be dealt evenly.
@@ -58,20 +63,25 @@ ALONE = Shard()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
-    """Type and device of the parameters, the rank's part of them, and the bits of those that layers multiply by."""
+    """Type and device of the parameters, the rank's part of them, and the bits of those that layers
+    multiply by.
+    """
 
     dtype: torch.dtype
     device: torch.device
     shard: Shard = ALONE
     # None: all of `dtype`.
     scheme: Scheme | None = None
-    # Of the output layer, which has one of its own; None: as the embedding, of `dtype` or as the file has it.
+    # Of the output layer, which has one of its own; None: as the embedding, of `dtype` or as the
+    # file has it.
     head_scheme: Scheme | None = None
     # Where the module that is being made stands in the model, dots between names.
     path: str = ""
-    # Path of a module with a weight -> the format of each projection in it, where another tool quantized the folder's layers; None: plain. Modules that are not here are plain.
+    # Path of a module with a weight -> the format of each projection in it, where another tool
+    # quantized the folder's layers; None: plain. Modules that are not here are plain.
     formats: Mapping[str, tuple[LayerFormat | None, ...]] = dataclasses.field(default_factory=dict)
-    # Path of a module with a weight -> the blocks that the file has each projection in; None: plain. Modules that are not here are plain.
+    # Path of a module with a weight -> the blocks that the file has each projection in; None:
+    # plain. Modules that are not here are plain.
     blocks: Mapping[str, tuple[BlockKind | None, ...]] = dataclasses.field(default_factory=dict)
 
     def within(self, name: str) -> Placement:
@@ -80,7 +90,9 @@ class Placement:
 
     @property
     def block_kinds(self) -> tuple[BlockKind | None, ...] | None:
-        """The blocks that the file has the projections of the module at this path in; None: all plain."""
+        """The blocks that the file has the projections of the module at this path in; None: all
+        plain.
+        """
         kinds = self.blocks.get(self.path)
         return None if kinds is None or not any(kinds) else kinds
 
@@ -138,7 +150,8 @@ class WeightTarget:
         """Hands rows over, cut to the columns.
 
         Args:
-            values: All columns of the rows, or those that are kept, flat; bytes for a destination that takes such.
+            values: All columns of the rows, or those that are kept, flat; bytes for a destination
+                that takes such.
             first: The first row, counted in the checkpoint tensor.
             end: The row after the last.
         """

@@ -1,6 +1,9 @@
-"""How many bits the weights of a model's layers get: a kind of number and how many inputs share a scale.
+"""How many bits the weights of a model's layers get: a kind of number and how many inputs share a
+scale.
 
-Owns the scheme as loaders and layers see it. What a kind of number is, and how it lies in memory, is `headrace_kernels.low_bit.quantized_weight`'s; whether a scheme suits a model is `quantize_rules`'s.
+Owns the scheme as loaders and layers see it. What a kind of number is, and how it lies in memory,
+is `headrace_kernels.low_bit.quantized_weight`'s; whether a scheme suits a model is
+`quantize_rules`'s.
 """
 
 from __future__ import annotations
@@ -13,12 +16,18 @@ from headrace_kernels.low_bit.quantized_weight import QuantKind
 
 
 class QuantizationRefused(ValueError):
-    """A weight is not what its scheme promises, or can't be. The message names layer or tensor, rule and value."""
+    """A weight is not what its scheme promises, or can't be.
+
+    The message names layer or tensor, rule and value.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scheme:
-    """One way to quantize: all products of the decoder layers, or the output layer. Embedding, norms and biases stay."""
+    """One way to quantize: all products of the decoder layers, or the output layer.
+
+    Embedding, norms and biases stay.
+    """
 
     kind: QuantKind | BlockKind
     # Inputs that share a scale; 0: all of an output's.

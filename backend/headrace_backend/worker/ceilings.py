@@ -1,7 +1,10 @@
-"""What the device can do at most, measured before anything lies on it: bytes copied and products computed per second.
+"""What the device can do at most, measured before anything lies on it: bytes copied and products
+computed per second.
 
-Owns the two measurements and their bounds in time and memory: a GPU takes below 0.3 s, a CPU below 0.2 s and 70 MiB. Steps are shown as shares of these. They are a start-up's quick look: `benchmarks.measure_ceilings` takes its
-time, and where others use the device at this moment they come out low. What can't be measured (no memory left) is 0, and nothing else depends on it.
+Owns the two measurements and their bounds in time and memory: a GPU takes below 0.3 s, a CPU below
+0.2 s and 70 MiB. Steps are shown as shares of these. They are a start-up's quick look:
+`benchmarks.measure_ceilings` takes its time, and where others use the device at this moment they
+come out low. What can't be measured (no memory left) is 0, and nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -60,7 +63,10 @@ def _copy_bytes_per_s(device: torch.device, seconds: Callable[[Callable[[], obje
 
 
 def _room(num_bytes: int, device: torch.device) -> torch.Tensor:
-    """Memory, as float32, that nobody keeps once the tensor is gone. A CPU's allocator would (`device.prepare_torch`)."""
+    """Memory, as float32, that nobody keeps once the tensor is gone.
+
+    A CPU's allocator would (`device.prepare_torch`).
+    """
     if device.type == "cpu":
         return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.float32)
     return torch.empty(num_bytes // 4, device=device)

@@ -1,6 +1,7 @@
 """The worker's ends of the two rings: plans in, results and messages out.
 
-Owns waiting: as long as the parent lives, however slow it is. Does not own what a plan means (`step_loop`).
+Owns waiting: as long as the parent lives, however slow it is. Does not own what a plan means
+(`step_loop`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from headrace_backend.worker_messages import LoadProgress, Notice, RecordKind, W
 
 # How often a waiting worker makes sure that it still has a parent.
 _PARENT_CHECK_S = 1.0
-# The next plan is mostly there already, or comes while the engine reads the last result; longer waits sleep.
+# The next plan is mostly there already, or comes while the engine reads the last result; longer
+# waits sleep.
 _SPIN_S = 50e-6
 # Progress within a phase is sent this often at most.
 _PROGRESS_INTERVAL_S = 0.2
@@ -48,7 +50,9 @@ class Channel:
         self._write(RecordKind.MESSAGE, encode_message(message))
 
     def send_progress(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Sends how far a start-up phase is: the beginning and the end of each, and now and then what lies between."""
+        """Sends how far a start-up phase is: the beginning and the end of each, and now and then
+        what lies between.
+        """
         now = time.monotonic()
         last_phase, last_time = self._last_progress
         if phase != last_phase or done >= total or now - last_time >= _PROGRESS_INTERVAL_S:
@@ -69,12 +73,16 @@ class Channel:
 
 
 class FollowerChannel(Channel):
-    """The channel of a rank that is not asked for tokens: all ranks draw the same, and rank 0 tells them."""
+    """The channel of a rank that is not asked for tokens: all ranks draw the same, and rank 0 tells
+    them.
+    """
 
     _told_late_work = 0
 
     def send_result(self, result: StepResult) -> None:
-        """Tells only what rank 0 can't know: that this rank held all of them up by compiling or capturing when it should have been warm."""
+        """Tells only what rank 0 can't know: that this rank held all of them up by compiling or
+        capturing when it should have been warm.
+        """
         if result.late_work > self._told_late_work:
             self._told_late_work = result.late_work
             self.send_message(Notice(f"{result.late_work} kernels or graphs so far were made late, in a step"))

@@ -1,6 +1,8 @@
-"""What a CPU keeps of each request row between steps, and the model's inputs made from it and a plan.
+"""What a CPU keeps of each request row between steps, and the model's inputs made from it and a
+plan.
 
-Owns block tables and last sampled tokens, one entry per row. Does not own sampling parameters (`row_parameters`) nor the cache itself (`kv_caches`). On a GPU the same state is `device_rows`, and
+Owns block tables and last sampled tokens, one entry per row. Does not own sampling parameters
+(`row_parameters`) nor the cache itself (`kv_caches`). On a GPU the same state is `device_rows`, and
 inputs are made by kernels (`step_buffers`).
 """
 
@@ -47,7 +49,9 @@ class CpuBatch:
             self._block_tables.reshape(-1)[places] = plan.table_blocks
 
     def build(self, plan: ForwardPlan, first_piece: int | None = None) -> ModelInput:
-        """The inputs of a plan with at least one row; of the step in two pieces, if the first is to have so many tokens."""
+        """The inputs of a plan with at least one row; of the step in two pieces, if the first is to
+        have so many tokens.
+        """
         ends = np.cumsum(plan.counts, dtype=np.int64)
         return ModelInput(
             token_ids=torch.from_numpy(self._token_ids(plan, ends)),

@@ -1,9 +1,11 @@
 """Executes step plans on a CPU: rows in and out, the forward pass, the draw.
 
-Owns the order inside a step. `forward` and `sample` are two calls, because the output layer runs only on tokens that are sampled, and because what sampling needs may arrive later than what the
+Owns the order inside a step. `forward` and `sample` are two calls, because the output layer runs
+only on tokens that are sampled, and because what sampling needs may arrive later than what the
 forward pass needs. A GPU has a runner of its own (`gpu_runner`), with the same two calls.
 
-    plan -> CpuBatch.build -> model -> hidden states -> Sampler -> tokens, which the next step finds in `CpuBatch`
+    plan -> CpuBatch.build -> model -> hidden states -> Sampler -> tokens, which the next step finds
+    in `CpuBatch`
 """
 
 from __future__ import annotations
@@ -76,7 +78,10 @@ class CpuRunner:
         return sampled
 
     def reset(self) -> None:
-        """Gives back all rows. Block tables and last tokens are written anew when a row is taken."""
+        """Gives back all rows.
+
+        Block tables and last tokens are written anew when a row is taken.
+        """
         self._sampler.release_all()
 
     def _draw(self, plan: SamplePlan, hidden: torch.Tensor) -> SampledTokens:

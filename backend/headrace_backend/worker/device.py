@@ -1,6 +1,7 @@
 """Where and how the worker computes: device, data type, threads.
 
-Owns the meaning of "auto" in the configuration, and one clear line where a GPU is not what was asked for: refused if a GPU was asked for by name, told and passed over for the CPU if not.
+Owns the meaning of "auto" in the configuration, and one clear line where a GPU is not what was
+asked for: refused if a GPU was asked for by name, told and passed over for the CPU if not.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def choose_device(name: str) -> tuple[torch.device, str | None]:
 
 
 def choose_rank_device(config: EngineConfig, model: ModelConfig, rank: int) -> tuple[torch.device, str | None]:
-    """As `choose_device`, of one of several ranks: the cards from the configured one on, one each; a CPU is shared.
+    """As `choose_device`, of one of several ranks: the cards from the configured one on, one each;
+    a CPU is shared.
 
     Raises:
         StartRefused: As there; or there are fewer cards than ranks.
@@ -109,7 +111,9 @@ def choose_rank_device(config: EngineConfig, model: ModelConfig, rank: int) -> t
 
 
 def too_few_cards(first: int, config: EngineConfig, model: ModelConfig, count: int) -> str | None:
-    """Why there can't be `config.tp` ranks from a card on, if there are `count` cards, with the numbers that work; None if there can."""
+    """Why there can't be `config.tp` ranks from a card on, if there are `count` cards, with the
+    numbers that work; None if there can.
+    """
     if first + config.tp <= count:
         return None
     fewer = fewer_ranks(config, model, count - first)
@@ -183,7 +187,10 @@ def _driver_version() -> str:
 
 
 def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """Type of weights, activations and cache. "auto" is the model's own, but fp32 on a CPU, where it is the fastest and the most exact."""
+    """Type of weights, activations and cache.
+
+    "auto" is the model's own, but fp32 on a CPU, where it is the fastest and the most exact.
+    """
     if name == "auto":
         name = "fp32" if device.type == "cpu" else model.torch_dtype
     return _DTYPES[name]
@@ -197,7 +204,8 @@ def prepare_torch(config: EngineConfig, device: torch.device) -> None:
     torch.set_num_interop_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # cuDNN's attention builds a plan for each new context length: 40 ms for every token of a growing row.
+        # cuDNN's attention builds a plan for each new context length: 40 ms for every token of a
+        # growing row.
         torch.backends.cuda.enable_cudnn_sdp(False)
     else:
         _keep_freed_memory()
@@ -206,8 +214,10 @@ def prepare_torch(config: EngineConfig, device: torch.device) -> None:
 def _keep_freed_memory() -> None:
     """Has glibc's allocator keep what tensors free, for the next step's tensors.
 
-    By default every tensor above 128 KiB to 32 MiB is mapped and unmapped, and touching its fresh pages costs more than computing it: penalties for 64 rows
-    and 8,192 tokens took 10 to 14 ms instead of 6 to 7. Caches, larger than this, are still mapped by themselves. Other C libraries have no such knob.
+    By default every tensor above 128 KiB to 32 MiB is mapped and unmapped, and touching its fresh
+    pages costs more than computing it: penalties for 64 rows and 8,192 tokens took 10 to 14 ms
+    instead of 6 to 7. Caches, larger than this, are still mapped by themselves. Other C libraries
+    have no such knob.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

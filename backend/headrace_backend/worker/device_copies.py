@@ -1,6 +1,7 @@
 """Small columns on their way from the host to the device.
 
-Owns how they get there without either side waiting: through pinned memory, which the copy reads later, in the order of the stream. torch's pinned allocator gives that memory to no one else until
+Owns how they get there without either side waiting: through pinned memory, which the copy reads
+later, in the order of the stream. torch's pinned allocator gives that memory to no one else until
 the copies that read it are done.
 """
 
@@ -17,7 +18,10 @@ def staging_memory(shape: int | tuple[int, ...], dtype: torch.dtype, device: tor
 
 
 def copy_to_device(column: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A copy of the column on the device, of the same type and shape. The column may be written, or its memory go, at once."""
+    """A copy of the column on the device, of the same type and shape.
+
+    The column may be written, or its memory go, at once.
+    """
     dtype = torch.from_numpy(np.empty(0, column.dtype)).dtype
     host = staging_memory(column.shape, dtype, device)
     host.numpy()[...] = column

@@ -1,6 +1,8 @@
-"""What of a card's memory is free, held and needed: the questions that planning asks, and CUDA's answers.
+"""What of a card's memory is free, held and needed: the questions that planning asks, and CUDA's
+answers.
 
-Owns the calls into torch's allocator. *Reserved* is what torch has taken from the card, for tensors or to keep; the *peak* is the most it had reserved since `reset_peak`.
+Owns the calls into torch's allocator. *Reserved* is what torch has taken from the card, for tensors
+or to keep; the *peak* is the most it had reserved since `reset_peak`.
 """
 
 from __future__ import annotations

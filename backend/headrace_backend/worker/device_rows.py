@@ -1,7 +1,8 @@
 """What a GPU keeps of each request row between steps: its block table and its last sampled token.
 
-Owns the two tensors and how a plan changes them. The host sends differences only: blocks that a row got since the step before. One row more than the batch has is scratch: padding reads and
-writes it. On a CPU the same state is `cpu_batch`.
+Owns the two tensors and how a plan changes them. The host sends differences only: blocks that a row
+got since the step before. One row more than the batch has is scratch: padding reads and writes it.
+On a CPU the same state is `cpu_batch`.
 """
 
 from __future__ import annotations

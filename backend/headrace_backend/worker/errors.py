@@ -9,7 +9,11 @@ _MAX_REASON_CHARACTERS = 1000
 
 
 class StartRefused(ValueError):
-    """Configuration and model, or configuration and machine, contradict each other; a restart can't help. The message names field, value and limit."""
+    """Configuration and model, or configuration and machine, contradict each other; a restart can't
+    help.
+
+    The message names field, value and limit.
+    """
 
 
 class DoesNotFit(StartRefused):
@@ -25,7 +29,10 @@ class StepFailed(Exception):
 
 
 def one_line(error: BaseException | None) -> str:
-    """An error as a message tells it. What the user can mend speaks for itself; anything else needs its class."""
+    """An error as a message tells it.
+
+    What the user can mend speaks for itself; anything else needs its class.
+    """
     text = " ".join(str(error).split())
     if not isinstance(error, (InvalidModelFolder, StartRefused, PeerLost)):
         text = f"{type(error).__name__}: {text}"

@@ -1,17 +1,21 @@
 """When steps were really done, where the loop notices it late.
 
-Owns the reckoning. While the loop launches a step, above all kernel by kernel, it cannot look whether the one before is done; counted from when that is noticed, the one before would seem longer and the one
-after it shorter than they are, and the engine would plan by it. The device's own clock tells the time between the ends of two steps; the host's clock is right
-whenever the loop was looking, and no step ended after it was noticed.
+Owns the reckoning. While the loop launches a step, above all kernel by kernel, it cannot look
+whether the one before is done; counted from when that is noticed, the one before would seem longer
+and the one after it shorter than they are, and the engine would plan by it. The device's own clock
+tells the time between the ends of two steps; the host's clock is right whenever the loop was
+looking, and no step ended after it was noticed.
 """
 
 from __future__ import annotations
 
 from headrace_backend.worker.host_copy import HostCopy
 
-# The device's clock is taken to be slow by the most that two clocks drift: what it tells is then too late rather than too early, and set right by the host's whenever the loop was looking.
+# The device's clock is taken to be slow by the most that two clocks drift: what it tells is then
+# too late rather than too early, and set right by the host's whenever the loop was looking.
 _DRIFT = 1.0002
-# The device's clock counts in single-precision milliseconds; over longer pauses the host's is better.
+# The device's clock counts in single-precision milliseconds; over longer pauses the host's is
+# better.
 _LONGEST_GAP_NS = 1_000_000_000
 
 

@@ -1,8 +1,10 @@
 """A runner over a cache of the right size, warm and with its graphs.
 
-Owns that part of start-up. On a CPU the cache has the blocks of the plan. On a GPU what the plan could only estimate is measured first:
+Owns that part of start-up. On a CPU the cache has the blocks of the plan. On a GPU what the plan
+could only estimate is measured first:
 
-    profile (the largest steps, small cache) -> cache of what is left -> warm-up -> graphs -> final plan
+    profile (the largest steps, small cache) -> cache of what is left -> warm-up -> graphs -> final
+    plan
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def make_runner(
     kv_caches: list[torch.Tensor],
     long_sizes: Sequence[int] = (),
 ) -> Runner:
-    """What computes steps over a cache. Must hold its tensors by itself: a runner that is dropped gives all of them back.
+    """What computes steps over a cache.
+
+    Must hold its tensors by itself: a runner that is dropped gives all of them back.
 
     Args:
         model: The model.
@@ -91,7 +95,9 @@ def make_runner(
 
 
 def agreed_plan(plan: MemoryPlan, place: RankPlace) -> MemoryPlan:
-    """The plan with the number of blocks that every rank has room for, so that all do the same with them."""
+    """The plan with the number of blocks that every rank has room for, so that all do the same with
+    them.
+    """
     num_blocks = agreed_least(place.collectives, plan.num_blocks)
     return msgspec.structs.replace(plan, num_blocks=num_blocks, kv_cache_bytes=num_blocks * plan.kv_block_bytes)
 
@@ -113,7 +119,8 @@ def ready_runner(
 def fitted_runner(
     model: LoadedModel, estimate: ModelMemory, room: Room, memory: DeviceMemory, channel: Channel, timer: Phases
 ) -> tuple[Runner, MemoryPlan]:
-    """A runner whose cache takes what weights, measured activations and graphs leave; and the final plan.
+    """A runner whose cache takes what weights, measured activations and graphs leave; and the final
+    plan.
 
     Raises:
         DoesNotFit: What was measured leaves too little.
@@ -122,7 +129,8 @@ def fitted_runner(
         profile, worthwhile = _profiled(model, memory, channel)
         needed, long_sizes = _with_room(model, measured_memory(estimate, profile, room), worthwhile, room)
     collectives = model.place.collectives
-    # Cards of one kind may differ in memory by less than their kind tells; all ranks capture again, or none.
+    # Cards of one kind may differ in memory by less than their kind tells; all ranks capture again,
+    # or none.
     tolerance = agreed_least(collectives, room.reserve_bytes) // 2
     for attempt in range(1, _CAPTURE_ATTEMPTS + 1):
         plan = agreed_plan(plan_memory(model.config, needed, model.max_model_len, room), model.place)
@@ -142,7 +150,9 @@ def fitted_runner(
 def _with_room(
     model: LoadedModel, memory: ModelMemory, long_sizes: tuple[int, ...], room: Room
 ) -> tuple[ModelMemory, tuple[int, ...]]:
-    """What is needed with graphs of the long steps, and these; without them where any rank has no room for them, as nobody should be refused for what only makes steps shorter."""
+    """What is needed with graphs of the long steps, and these; without them where any rank has no
+    room for them, as nobody should be refused for what only makes steps shorter.
+    """
     larger = with_long_graphs(memory, model.config, long_sizes)
     if long_sizes and not agreed_least(model.place.collectives, _fits(model, larger, room)):
         return memory, ()

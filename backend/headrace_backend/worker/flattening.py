@@ -1,6 +1,7 @@
 """A plan's columns, one value per row, made flat: one value per token or per block.
 
-Owns the arithmetic that both runners need on the host: numpy operations over the whole batch, never a loop over rows. Does not own where the results go (`cpu_batch` computes with them at once,
+Owns the arithmetic that both runners need on the host: numpy operations over the whole batch, never
+a loop over rows. Does not own where the results go (`cpu_batch` computes with them at once,
 `step_columns` and `device_rows` send them to a GPU).
 """
 
@@ -18,7 +19,9 @@ LAST_SAMPLED = -1
 
 
 def ranges(starts: npt.NDArray[np.integer], counts: Int32Column) -> Int64Column:
-    """[starts[0], starts[0] + 1, ... counts[0] of them, then starts[1] ...] as int64 [sum(counts)]; at least one range."""
+    """[starts[0], starts[0] + 1, ... counts[0] of them, then starts[1] ...] as int64 [sum(counts)];
+    at least one range.
+    """
     ends = np.cumsum(counts, dtype=np.int64)
     values: Int64Column = np.arange(ends[-1]) + np.repeat(starts - ends + counts, counts)
     return values
@@ -39,7 +42,8 @@ def flat_token_ids(plan: ForwardPlan, ends: Int64Column) -> Int32Column:
 
 
 def table_places(plan: ForwardPlan, max_blocks: int, num_blocks: int) -> Int64Column:
-    """Where `plan.table_blocks` belong in block tables [num_rows, max_blocks] read as one line; the plan has at least one update.
+    """Where `plan.table_blocks` belong in block tables [num_rows, max_blocks] read as one line; the
+    plan has at least one update.
 
     Args:
         plan: Its updates are checked against the two limits.

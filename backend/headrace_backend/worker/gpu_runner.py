@@ -3,16 +3,16 @@
 Owns the order inside a step, and whether it is replayed or launched kernel by kernel. A step that
 fits a captured shape is padded to it and replayed as two graphs, the forward pass and the draw; any
 other, one whose contexts are to be gathered, and one that tells of prompts, is launched as it is.
-Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and never
-a variant.
+Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and
+never a variant.
 
     plan -> StepBuffers.upload (one copy) -> _forward -> logits -> ... -> _draw -> tokens,
                                                          which the next step finds in `DeviceRows`
 
-Between the two graphs is what must not be captured, because few steps need it or because it waits for
-others: ranks put their logits together, and rows with bias, bans or penalties have theirs changed.
-Behind the draw come notes and log probabilities of rows that ask for them. None of it takes the other
-rows off their graphs.
+Between the two graphs is what must not be captured, because few steps need it or because it waits
+for others: ranks put their logits together, and rows with bias, bans or penalties have theirs
+changed. Behind the draw come notes and log probabilities of rows that ask for them. None of it
+takes the other rows off their graphs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ from headrace_backend.worker.step_shape import AttentionSizes, StepShape, smalle
 from headrace_kernels.finite_rows import finite_rows
 from headrace_kernels.step_inputs import store_last_tokens
 
-# Shapes of up to this many tokens are kept untimed: theirs is the reading of the weights, whatever is padded.
+# Shapes of up to this many tokens are kept untimed: theirs is the reading of the weights, whatever
+# is padded.
 _TIMED_FROM_TOKENS = 129
-# The last layer's products over sampled tokens alone are of a multiple of so many rows, which warm-up has run: fewer would take kernels that steps of so many tokens never take.
+# The last layer's products over sampled tokens alone are of a multiple of so many rows, which
+# warm-up has run: fewer would take kernels that steps of so many tokens never take.
 _LAST_ROWS = 128
-# Most memory for contexts that are gathered before attention: 131,072 tokens of an 8-head, 128-wide layer.
+# Most memory for contexts that are gathered before attention: 131,072 tokens of an 8-head, 128-wide
+# layer.
 _GATHER_BYTES = 512 << 20
 
 
@@ -74,8 +77,10 @@ class GpuRunner:
             kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim].
             limits: Of a step.
             sizes: Of a layer's attention.
-            shapes: What `capture` captures, smallest first. It keeps those that no larger one makes useless.
-            agreed_times: Makes of this rank's times those by which all ranks decide, so that all keep the same shapes.
+            shapes: What `capture` captures, smallest first. It keeps those that no larger one makes
+                useless.
+            agreed_times: Makes of this rank's times those by which all ranks decide, so that all
+                keep the same shapes.
         """
         self._model = model
         self._sampler = sampler
@@ -97,7 +102,10 @@ class GpuRunner:
 
     @property
     def num_captured(self) -> int:
-        """Graphs captured so far, whether or not they were kept. It stands still once the runner is warm."""
+        """Graphs captured so far, whether or not they were kept.
+
+        It stands still once the runner is warm.
+        """
         return 0 if self._graphs is None else self._graphs.num_captured
 
     @property
@@ -163,12 +171,16 @@ class GpuRunner:
         return self._sampler.finish(plan, traits, logits, tokens, sound)
 
     def reset(self) -> None:
-        """Gives back all rows. Block tables and last tokens are written anew when a row is taken."""
+        """Gives back all rows.
+
+        Block tables and last tokens are written anew when a row is taken.
+        """
         self._sampler.release_all()
 
     @torch.inference_mode()
     def capture(self, progress: Progress) -> None:
-        """Captures all shapes, the largest first, so that the smaller ones find their memory in the pool; then drops those that take no less time than a larger one.
+        """Captures all shapes, the largest first, so that the smaller ones find their memory in the
+        pool; then drops those that take no less time than a larger one.
 
         Args:
             progress: Called with (phase, done, total, unit).
@@ -190,7 +202,8 @@ class GpuRunner:
         return needed if first_piece is None else needed.cut(plan, first_piece, self._sizes)
 
     def _keep_undominated(self, graphs: StepGraphs) -> None:
-        # Padding gives attention nothing to do: what is timed depends on these sizes alone, and shapes that share them are timed once.
+        # Padding gives attention nothing to do: what is timed depends on these sizes alone, and
+        # shapes that share them are timed once.
         sizes = {shape: (shape.num_tokens, shape.num_samples) for shape in self._shapes}
         timed = {size: shape for shape, size in sizes.items() if shape.num_tokens >= _TIMED_FROM_TOKENS}
         found = graphs.times_ms({size: functools.partial(self._replay_padding, shape) for size, shape in timed.items()})
@@ -223,7 +236,10 @@ class GpuRunner:
         return None
 
     def _forward(self, shape: StepShape, wants_all: bool = False) -> torch.Tensor:
-        """Inputs from the columns, the model, and the hidden states that are sampled. Gives those of all tokens, [num_tokens, hidden_size], if they are wanted."""
+        """Inputs from the columns, the model, and the hidden states that are sampled.
+
+        Gives those of all tokens, [num_tokens, hidden_size], if they are wanted.
+        """
         inputs = self._buffers.inputs(shape, self._rows, self._gathers)
         wanted = None if wants_all else self._wanted(shape)
         hidden = self._model(inputs.token_ids, inputs.positions, self.kv_caches, inputs.attention, wanted)
@@ -235,7 +251,9 @@ class GpuRunner:
         return hidden
 
     def _wanted(self, shape: StepShape) -> torch.Tensor | None:
-        """The sampled tokens, then the first one until they are a multiple of `_LAST_ROWS`; None: they are so many that the last layer may as well compute all."""
+        """The sampled tokens, then the first one until they are a multiple of `_LAST_ROWS`; None:
+        they are so many that the last layer may as well compute all.
+        """
         num_rows = max(-(-shape.num_samples // _LAST_ROWS), 1) * _LAST_ROWS
         if 2 * num_rows > shape.num_tokens:
             return None

@@ -1,6 +1,7 @@
 """Sampled tokens on their way from the card to the host, while the next step is already launched.
 
-Owns the copies of one step and the event that says they have arrived. Reading a tensor in the ordinary way would wait for everything launched since.
+Owns the copies of one step and the event that says they have arrived. Reading a tensor in the
+ordinary way would wait for everything launched since.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class HostCopy:
             self._sampled.fill(result)
 
     def elapsed_ns_since(self, earlier: HostCopy) -> int | None:
-        """By the device's clock, from the end of an earlier step to the end of this one, both there; None on a CPU."""
+        """By the device's clock, from the end of an earlier step to the end of this one, both
+        there; None on a CPU.
+        """
         if self._arrived is None or earlier._arrived is None:
             return None
         return int(1e6 * earlier._arrived.elapsed_time(self._arrived))

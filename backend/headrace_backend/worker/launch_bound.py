@@ -1,10 +1,15 @@
 """Which long steps take the host so long to launch that a graph makes them shorter.
 
-Owns the steps that are tried, how the host's part is measured, and the rule. Which sizes there are to choose from says the configuration; graphs are the runner's.
+Owns the steps that are tried, how the host's part is measured, and the rule. Which sizes there are
+to choose from says the configuration; graphs are the runner's.
 
-A step of a few hundred tokens is always captured. The launches of longer ones are hidden behind the products, unless products are short beside their number: a rank of four has a fourth of each product of a 70B model, and launches as many as one that
-has all. Where the host is busy until nearly the end of a step, padding it to a captured one costs nothing. What the host takes depends on the machine and on its neighbours, too: it took 0.52 ms for a layer of 70B on one core of an H200's host, and 0.97
-on another in the same minute (2026-11-22), and of several ranks the slowest counts. So theirs are captured up to the length at which the host has as much time again as it needs.
+A step of a few hundred tokens is always captured. The launches of longer ones are hidden behind the
+products, unless products are short beside their number: a rank of four has a fourth of each product
+of a 70B model, and launches as many as one that has all. Where the host is busy until nearly the
+end of a step, padding it to a captured one costs nothing. What the host takes depends on the
+machine and on its neighbours, too: it took 0.52 ms for a layer of 70B on one core of an H200's
+host, and 0.97 on another in the same minute (2026-11-22), and of several ranks the slowest counts.
+So theirs are captured up to the length at which the host has as much time again as it needs.
 """
 
 from __future__ import annotations
@@ -22,7 +27,9 @@ _ROUNDS = 2
 
 
 def tried_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Of ascending sizes those that are measured: the first, then each that is more than a third larger than the one before, and the last."""
+    """Of ascending sizes those that are measured: the first, then each that is more than a third
+    larger than the one before, and the last.
+    """
     tried: list[int] = []
     for size in sizes:
         if not tried or 3 * size > 4 * tried[-1] or size == sizes[-1]:
@@ -31,12 +38,14 @@ def tried_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def launch_bound_sizes(sizes: Sequence[int], world_size: int, share_of: Callable[[int], float]) -> tuple[int, ...]:
-    """Those of the sizes to capture: from the first on without a gap, as a step is padded to the next of them.
+    """Those of the sizes to capture: from the first on without a gap, as a step is padded to the
+    next of them.
 
     Args:
         sizes: Tokens of steps, ascending.
         world_size: Number of ranks.
-        share_of: Measures one size: the host's part of the step's time, on the rank where that is the most.
+        share_of: Measures one size: the host's part of the step's time, on the rank where that is
+            the most.
     """
     longest, bound = 0, _BOUND_ALONE if world_size == 1 else _BOUND_TOGETHER
     for size in tried_sizes(sizes):

@@ -1,6 +1,9 @@
-"""How long the device takes for what is launched: a few rounds over all launches, the least of each.
+"""How long the device takes for what is launched: a few rounds over all launches, the least of
+each.
 
-Owns the rounds and the device's clock. Knows neither graphs nor shapes (`step_graphs`, `gpu_runner`). Nothing is waited for between two launches, so that the host's part is hidden behind the device's.
+Owns the rounds and the device's clock. Knows neither graphs nor shapes (`step_graphs`,
+`gpu_runner`). Nothing is waited for between two launches, so that the host's part is hidden behind
+the device's.
 
     mark  launch A  mark  launch B  mark ... mark  launch A  mark ...  ->  times between marks
 """

@@ -42,18 +42,24 @@ def end_if_orphaned(parent_pid: int) -> None:
 
 
 def arrange_signals() -> None:
-    """Leaves Ctrl-C, which the terminal sends to every process, to the supervisor. SIGUSR1 writes the main thread's stack to stderr: for a watchdog, before it kills.
+    """Leaves Ctrl-C, which the terminal sends to every process, to the supervisor.
 
-    Not those of other threads: they may be running, and reading frames that change has ended a worker that had only been stopped (signal 11).
+    SIGUSR1 writes the main thread's stack to stderr: for a watchdog, before it kills.
+
+    Not those of other threads: they may be running, and reading frames that change has ended a
+    worker that had only been stopped (signal 11).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, all_threads=False)
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends the process. What was registered for its end is done; what it made is left to the kernel.
+    """Ends the process.
 
-    The interpreter would take the ranks' group apart, and NCCL then waits for every graph that holds one of its operations to be gone, and may wait for ranks that are.
+    What was registered for its end is done; what it made is left to the kernel.
+
+    The interpreter would take the ranks' group apart, and NCCL then waits for every graph that
+    holds one of its operations to be gone, and may wait for ranks that are.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -1,7 +1,8 @@
 """Changes to single logits: logit bias, stop tokens banned by min_tokens, completions of bad words.
 
-Owns them for the rows that have some. All changes of a step are additions at (sample, token), -inf for a ban, so that they are one scatter whatever
-their number. A bad word compares with the row's latest tokens on the device, because the engine and this process may not have read those yet.
+Owns them for the rows that have some. All changes of a step are additions at (sample, token), -inf
+for a ban, so that they are one scatter whatever their number. A bad word compares with the row's
+latest tokens on the device, because the engine and this process may not have read those yet.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _NONE = -2
 
 
 class BadWords:
-    """The bad words of one row and the row's latest output tokens. A word counts when all of it is generated; the prompt may contain any part of it."""
+    """The bad words of one row and the row's latest output tokens.
+
+    A word counts when all of it is generated; the prompt may contain any part of it.
+    """
 
     def __init__(self, words: list[Int32Column], output_ids: Int32Column, device: torch.device) -> None:
         length = max(word.size for word in words) - 1

@@ -1,6 +1,8 @@
-"""Step plans that no request asked for: start-up runs them to measure memory and to have everything compiled.
+"""Step plans that no request asked for: start-up runs them to measure memory and to have everything
+compiled.
 
-Owns their columns. Row i is entry i of a step. Rows share the few blocks there are: what they write and read there is nobody's, so that a context of any length needs no cache of that length.
+Owns their columns. Row i is entry i of a step. Rows share the few blocks there are: what they write
+and read there is nobody's, so that a context of any length needs no cache of that length.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Wish(enum.Enum):
     GREEDY = enum.auto()
     RANDOM = enum.auto()
     TRUNCATED = enum.auto()
-    # The longest way: truncation, penalties, changed logits and log probabilities, those of as much of the prompts as a step can tell of too.
+    # The longest way: truncation, penalties, changed logits and log probabilities, those of as much
+    # of the prompts as a step can tell of too.
     EVERYTHING = enum.auto()
 
 
@@ -94,13 +97,15 @@ _ADMISSIONS = {Wish.GREEDY: GREEDY, Wish.RANDOM: _RANDOM, Wish.TRUNCATED: _TRUNC
 
 
 def make_step(chunks: Sequence[Chunk], pool: BlockPool, wish: Wish, draws: bool = True) -> StepPlan:
-    """A step that takes a row per chunk, computes it as known tokens, and draws one token for each row.
+    """A step that takes a row per chunk, computes it as known tokens, and draws one token for each
+    row.
 
     Args:
         chunks: At most as many as there are rows.
         pool: Blocks to write to and to read from.
         wish: Of all rows.
-        draws: False: nothing is drawn, and each row's last token checked, as in the middle of a long prompt.
+        draws: False: nothing is drawn, and each row's last token checked, as in the middle of a
+            long prompt.
     """
     rows = np.arange(len(chunks), dtype=np.int32)
     starts, counts = (_column(values) for values in zip(*chunks, strict=True))
@@ -130,7 +135,10 @@ def prompts(num_tokens: int, max_model_len: int) -> list[Chunk]:
 
 
 def next_step(before: StepPlan, pool: BlockPool) -> StepPlan:
-    """Each row of a step computes the token that it drew there, and draws another. The token's block must be in its table already, as it is where the step left one unfilled."""
+    """Each row of a step computes the token that it drew there, and draws another.
+
+    The token's block must be in its table already, as it is where the step left one unfilled.
+    """
     rows, starts = before.forward.rows, before.forward.starts + before.forward.counts
     assert (starts % pool.block_size).all(), "the drawn token begins a block"
     ones = np.ones_like(rows)
@@ -153,7 +161,9 @@ def _column(values: Sequence[int]) -> Int32Column:
 
 
 def _told(counts: Int32Column) -> PromptLogprobPlan:
-    """Log probabilities of the tokens after the first ones of the step, which are as many as a step may tell of."""
+    """Log probabilities of the tokens after the first ones of the step, which are as many as a step
+    may tell of.
+    """
     ends = np.minimum(np.cumsum(counts, dtype=np.int32), MAX_PROMPT_LOGPROBS)
     told = np.diff(ends, prepend=np.int32(0))
     told = told[told > 0]

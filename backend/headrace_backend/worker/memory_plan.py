@@ -1,8 +1,11 @@
-"""How the device's memory is divided between weights, graphs, activations and cache, and when that can't work.
+"""How the device's memory is divided between weights, graphs, activations and cache, and when that
+can't work.
 
-Owns the arithmetic: pure functions on numbers, and `free_memory_bytes`, where a number comes from. It is done twice on a GPU: with estimates before anything is allocated, so that what can't
-work is refused within a second; and with what was measured (`profile_step`, `fitted_runner`), so that the cache gets all that is left. A plan that does not fit is refused with its numbers and
-with the nearest values that do.
+Owns the arithmetic: pure functions on numbers, and `free_memory_bytes`, where a number comes from.
+It is done twice on a GPU: with estimates before anything is allocated, so that what can't work is
+refused within a second; and with what was measured (`profile_step`, `fitted_runner`), so that the
+cache gets all that is left. A plan that does not fit is refused with its numbers and with the
+nearest values that do.
 """
 
 from __future__ import annotations
@@ -29,13 +32,16 @@ _GIB = 1 << 30
 # On a CPU other processes need memory too.
 _CPU_CACHE_SHARE = 0.25
 _CPU_CACHE_LIMIT = 4 * _GIB
-# On a GPU kept free: the allocator's fragments, and kernels that load their code late. Of the whole card.
+# On a GPU kept free: the allocator's fragments, and kernels that load their code late. Of the whole
+# card.
 _GPU_RESERVE_SHARE = 0.0075
 _GPU_LEAST_RESERVE = 256 * _MIB
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
-# The sampler holds about this many float32 copies of the logits at once: logits, log-softmax, scaled, noise, two int64 temporaries.
+# The sampler holds about this many float32 copies of the logits at once: logits, log-softmax,
+# scaled, noise, two int64 temporaries.
 _LOGIT_COPIES = 8
-# The driver's memory for one captured shape, on top of its activations, which all shapes share. Not measured yet on our graphs; other engines' captures of such models take 8 to 10 MiB.
+# The driver's memory for one captured shape, on top of its activations, which all shapes share. Not
+# measured yet on our graphs; other engines' captures of such models take 8 to 10 MiB.
 _SHAPE_BYTES = 10 * _MIB
 
 
@@ -101,10 +107,13 @@ class ModelMemory:
 def model_memory(
     model: ModelConfig, config: EngineConfig, weights: WeightMemory, dtype: torch.dtype, on_gpu: bool = False
 ) -> ModelMemory:
-    """Estimates: weights, a step's activations at the token budget, graphs, and one block of the cache over all layers."""
+    """Estimates: weights, a step's activations at the token budget, graphs, and one block of the
+    cache over all layers.
+    """
     size = dtype.itemsize
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    # Residual and normed stream, queries, keys and values with their rotated copies, gate-up and its product.
+    # Residual and normed stream, queries, keys and values with their rotated copies, gate-up and
+    # its product.
     per_token = size * (4 * model.hidden_size + 3 * heads + 3 * model.intermediate_size)
     if config.tp > 1 and not on_gpu:
         per_token += model.hidden_size * _gathered_bytes(config.tp, size)
@@ -122,12 +131,17 @@ def model_memory(
 
 
 def _gathered_bytes(world_size: int, size: int) -> int:
-    """Of each number that ranks on a CPU add up: everybody's, and in fp32 the sum, the sum before and, of shorter types, a summand."""
+    """Of each number that ranks on a CPU add up: everybody's, and in fp32 the sum, the sum before
+    and, of shorter types, a summand.
+    """
     return world_size * size + (8 if size == 4 else 12)
 
 
 def _graphs_estimate(config: EngineConfig, bytes_per_token: int) -> int:
-    """Activations of the largest shape, and every shape's own. Logits are in the runner's buffers."""
+    """Activations of the largest shape, and every shape's own.
+
+    Logits are in the runner's buffers.
+    """
     batches = config.captured_batch_sizes()
     if not batches:
         return 0
@@ -136,7 +150,11 @@ def _graphs_estimate(config: EngineConfig, bytes_per_token: int) -> int:
 
 
 def with_long_graphs(memory: ModelMemory, config: EngineConfig, long_sizes: Sequence[int]) -> ModelMemory:
-    """The estimate where steps of so many tokens, ascending, are captured beside those that always are. What is drawn from them is no more."""
+    """The estimate where steps of so many tokens, ascending, are captured beside those that always
+    are.
+
+    What is drawn from them is no more.
+    """
     if not long_sizes:
         return memory
     longer = long_sizes[-1] - max(config.captured_batch_sizes() + config.captured_mixed_sizes())
@@ -146,7 +164,9 @@ def with_long_graphs(memory: ModelMemory, config: EngineConfig, long_sizes: Sequ
 
 
 def measured_memory(estimate: ModelMemory, profile: Profile, room: Room) -> ModelMemory:
-    """The same with what was measured; graphs are still an estimate, since they are captured over the cache that this is to size."""
+    """The same with what was measured; graphs are still an estimate, since they are captured over
+    the cache that this is to size.
+    """
     other = max(room.free_bytes - profile.free - profile.weights, 0)
     return dataclasses.replace(
         estimate,
@@ -163,11 +183,13 @@ def plan_memory(config: EngineConfig, memory: ModelMemory, max_model_len: int, r
     Args:
         config: The engine's configuration.
         memory: What the model needs.
-        max_model_len: Longest sequence, in tokens. The cache holds at least one of that length, unless its size is configured.
+        max_model_len: Longest sequence, in tokens. The cache holds at least one of that length,
+            unless its size is configured.
         room: What there is.
 
     Raises:
-        DoesNotFit: It does not fit. The message holds the arithmetic and the nearest value that fits, if there is one.
+        DoesNotFit: It does not fit. The message holds the arithmetic and the nearest value that
+            fits, if there is one.
     """
     is_configured = bool(config.num_blocks or config.kv_memory)
     num_blocks = config.num_blocks or (config.kv_memory or _cache_share(memory, room)) // memory.kv_block
@@ -205,7 +227,8 @@ def plan_estimate(
     """The plan before anything is allocated, and the estimates behind it.
 
     Raises:
-        DoesNotFit: As `plan_memory`; where no cache fits at all, the message names smaller steps that leave room for one.
+        DoesNotFit: As `plan_memory`; where no cache fits at all, the message names smaller steps
+            that leave room for one.
     """
     memory = model_memory(model, config, weights, dtype, room.device.type == "cuda")
     try:
@@ -297,7 +320,10 @@ def _mib(num_bytes: int) -> str:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory that can be allocated on the device now. On a CPU also bounded by what the control group allows."""
+    """Memory that can be allocated on the device now.
+
+    On a CPU also bounded by what the control group allows.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_machine_free_bytes(), _control_group_free_bytes())

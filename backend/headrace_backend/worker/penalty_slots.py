@@ -1,7 +1,8 @@
 """Token counts of the rows that have penalties.
 
-Owns the counts: a slot of vocabulary size per penalized row, taken at admission and given back at release, in tensors that double when slots run out.
-Rows without penalties cost nothing here. The arithmetic on logits is `headrace_kernels.sampling.penalties`.
+Owns the counts: a slot of vocabulary size per penalized row, taken at admission and given back at
+release, in tensors that double when slots run out. Rows without penalties cost nothing here. The
+arithmetic on logits is `headrace_kernels.sampling.penalties`.
 """
 
 from __future__ import annotations

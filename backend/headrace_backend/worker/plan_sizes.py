@@ -1,6 +1,10 @@
-"""What a model would take on GPUs that need not be here: `python -m headrace_backend.worker.plan_sizes` reads one question as JSON from its standard input and prints the answer.
+"""What a model would take on GPUs that need not be here: `python -m
+headrace_backend.worker.plan_sizes` reads one question as JSON from its standard input and prints
+the answer.
 
-Owns nothing of the arithmetic: weights are those of a model that is made without memory, the rest is `memory_plan`'s estimate, as a worker would make it before it allocates. Imports torch, needs no GPU. `headrace plan` asks.
+Owns nothing of the arithmetic: weights are those of a model that is made without memory, the rest
+is `memory_plan`'s estimate, as a worker would make it before it allocates. Imports torch, needs no
+GPU. `headrace plan` asks.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ from headrace_model_folder.config import parse_config
 _CARD = torch.device("cuda", 0)
 # The driver's and libraries' own memory of a card, which a worker measures. A guess.
 _OTHER_BYTES = 1 << 30
-# The same of a rank's part in a group: NCCL's channels, the memory that ranks read of each other. A guess too.
+# The same of a rank's part in a group: NCCL's channels, the memory that ranks read of each other. A
+# guess too.
 _GROUP_BYTES = 512 << 20
 
 

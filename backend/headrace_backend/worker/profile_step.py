@@ -1,7 +1,10 @@
-"""The largest steps there can be, run once with the real weights, to see how much memory a step needs.
+"""The largest steps there can be, run once with the real weights, to see how much memory a step
+needs.
 
-Owns which steps those are and the arithmetic on the allocator's answers. The steps go through the same runner as any others, over a cache of a few blocks; runner and cache are dropped afterwards.
-What is measured is everything but weights and cache: the runner's own tensors, the activations, the sampler's copies of the logits, and the libraries' memory.
+Owns which steps those are and the arithmetic on the allocator's answers. The steps go through the
+same runner as any others, over a cache of a few blocks; runner and cache are dropped afterwards.
+What is measured is everything but weights and cache: the runner's own tensors, the activations, the
+sampler's copies of the logits, and the libraries' memory.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ def run_steps(runner: Runner, plans: Sequence[StepPlan], on_step: Callable[[int]
 
 
 def largest_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
-    """Steps that no planned step exceeds: the whole token budget over all rows with every wish, and the whole budget at the end of the longest context."""
+    """Steps that no planned step exceeds: the whole token budget over all rows with every wish, and
+    the whole budget at the end of the longest context.
+    """
     budget, num_rows = config.max_num_batched_tokens, min(config.max_num_seqs, config.max_num_batched_tokens)
     share, rest = divmod(budget, num_rows)
     counts = [min(share + (row < rest), max_model_len) for row in range(num_rows)]

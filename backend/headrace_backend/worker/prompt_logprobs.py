@@ -1,7 +1,9 @@
 """Log probabilities of prompt tokens, from the hidden states before them.
 
-Owns the way through the output layer, a piece of bounded size at a time: the logits of all tokens of a long chunk at once would be gigabytes. The logits are the model's own, before bias,
-bans and penalties. Does not own which tokens are told of (the plan) nor where hidden states come from (the runners).
+Owns the way through the output layer, a piece of bounded size at a time: the logits of all tokens
+of a long chunk at once would be gigabytes. The logits are the model's own, before bias, bans and
+penalties. Does not own which tokens are told of (the plan) nor where hidden states come from (the
+runners).
 
     hidden states of the runs --pieces--> output layer -> token_logprobs -> columns of the result
 """
@@ -19,7 +21,8 @@ from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.flattening import Int64Column, ranges
 from headrace_kernels.sampling.logprobs import TokenLogprobs, token_logprobs
 
-# Rows of a piece. On a GPU enough that the product is no longer the reading of the weight; not measured yet. On a CPU the memory plan counts on it.
+# Rows of a piece. On a GPU enough that the product is no longer the reading of the weight; not
+# measured yet. On a CPU the memory plan counts on it.
 CPU_PIECE_ROWS = 64
 _GPU_PIECE_ROWS = 256
 
@@ -42,7 +45,9 @@ class PromptLogprobs:
 
 
 def hidden_indices(plan: PromptLogprobPlan) -> Int64Column:
-    """Which of a step's hidden states tell of the plan's tokens, [num_tokens]; the plan has at least one run."""
+    """Which of a step's hidden states tell of the plan's tokens, [num_tokens]; the plan has at
+    least one run.
+    """
     return ranges(plan.first_indices, plan.counts)
 
 
@@ -62,7 +67,8 @@ def prompt_logprobs(
     num_top = int(plan.num_tops.max())
     rows = CPU_PIECE_ROWS if hidden.device.type == "cpu" else _GPU_PIECE_ROWS
     tokens = indices_on_device(plan.token_ids, hidden.device)
-    # Copies of the ids, because a view in the middle may not be aligned as kernels were compiled for.
+    # Copies of the ids, because a view in the middle may not be aligned as kernels were compiled
+    # for.
     pieces = [
         token_logprobs(logits_of(piece).float(), ids.clone(), num_top)
         for piece, ids in zip(torch.split(hidden, rows), torch.split(tokens, rows), strict=True)

@@ -1,6 +1,8 @@
-"""What a worker asks and tells of quantized weights: whether the settings suit model and device, and how it went.
+"""What a worker asks and tells of quantized weights: whether the settings suit model and device,
+and how it went.
 
-Owns the notice where a device has no products of the chosen kind. How weights are quantized is `quantization`'s and `weights`' business.
+Owns the notice where a device has no products of the chosen kind. How weights are quantized is
+`quantization`'s and `weights`' business.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def folder_kinds(folder: ModelFolder) -> set[QuantKind]:
 
 
 def without_products(kinds: Collection[QuantKind | BlockKind], card: str, capability: tuple[int, int]) -> str | None:
-    """One line where a card can't multiply by numbers of these kinds themselves; None where it can, or no card does."""
+    """One line where a card can't multiply by numbers of these kinds themselves; None where it can,
+    or no card does.
+    """
     if QuantKind.FP8 not in kinds or capability >= _OLDEST_FP8_CAPABILITY:
         return None
     major, minor = capability
@@ -82,7 +86,8 @@ def quantization_report(model: CausalLM) -> QuantizationReport | None:
 
 def _of_layers(summary: QuantizationSummary | StoredSummary) -> QuantizationReport:
     if isinstance(summary, StoredSummary):
-        # The bits are as they were found: how far these are from what they were made of, only who made them knows.
+        # The bits are as they were found: how far these are from what they were made of, only who
+        # made them knows.
         return QuantizationReport(summary.scheme, summary.group_size, summary.bits_per_weight)
     return QuantizationReport(
         scheme=summary.scheme.name,

@@ -1,4 +1,6 @@
-"""What a worker gets of its server and of the ranks that share its model, as arguments: without torch."""
+"""What a worker gets of its server and of the ranks that share its model, as arguments: without
+torch.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A worker as a rank: its device, its share of the machine, its way into the group if there are several, its marks on the board.
+"""A worker as a rank: its device, its share of the machine, its way into the group if there are
+several, its marks on the board.
 
-Owns what start-up does differently where there are several ranks, and what a worker reports of its progress.
+Owns what start-up does differently where there are several ranks, and what a worker reports of its
+progress.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ def device_kind(device: torch.device) -> str:
 
 
 class MarkedRunner:
-    """A runner that notes each step before it computes it, and when it has computed it (on a GPU: launched it)."""
+    """A runner that notes each step before it computes it, and when it has computed it (on a GPU:
+    launched it).
+    """
 
     def __init__(self, runner: Runner, line: RankLine) -> None:
         self._runner = runner

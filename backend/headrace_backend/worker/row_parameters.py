@@ -1,10 +1,11 @@
 """Sampling parameters per row, as one matrix.
 
-Owns the values of the matrix that `headrace_kernels.sampling.parameters` describes, its way to the device, and which *traits* a row's parameters give it: what the row costs beyond its
-most likely token. Does not own what grows while the row generates (`penalty_slots`, `logit_changes`).
+Owns the values of the matrix that `headrace_kernels.sampling.parameters` describes, its way to the
+device, and which *traits* a row's parameters give it: what the row costs beyond its most likely
+token. Does not own what grows while the row generates (`penalty_slots`, `logit_changes`).
 
-The host writes its own copy, then sends the rows that changed: one packed copy and one scatter per step with admissions, behind the steps that were launched before. On a CPU both are the
-same memory.
+The host writes its own copy, then sends the rows that changed: one packed copy and one scatter per
+step with admissions, behind the steps that were launched before. On a CPU both are the same memory.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class RowParameters:
         # int64 pairs: what indexes a scatter on the device travels beside the values it scatters.
         self._host: npt.NDArray[np.int64] = np.zeros((num_rows + 1, columns.NUM_COLUMNS // 2), np.int64)
         self._target = torch.from_numpy(self._host).to(device)
-        # int32 [num_rows + 1, 16] on the device. Its address never changes: captured graphs read it.
+        # int32 [num_rows + 1, 16] on the device. Its address never changes: captured graphs read
+        # it.
         self.matrix: torch.Tensor = self._target.view(torch.int32)
         self.traits: UInt8Column = np.zeros(num_rows + 1, np.uint8)
         # Number of top tokens to report, -1 for no log probabilities.

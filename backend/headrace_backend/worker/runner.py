@@ -1,6 +1,8 @@
-"""What the rooms of the worker need of each other where a CPU's parts and a GPU's stand in for one another.
+"""What the rooms of the worker need of each other where a CPU's parts and a GPU's stand in for one
+another.
 
-Owns the interfaces: a model, as runners call it, and a runner, as start-up and the step loop call it.
+Owns the interfaces: a model, as runners call it, and a runner, as start-up and the step loop call
+it.
 """
 
 from __future__ import annotations
@@ -31,20 +33,25 @@ class CausalModel(Protocol):
         metadata: StepMetadata | StepPieces,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size] of tokens int64 [num_tokens] at positions int64 [num_tokens]; of those alone whose indices are `wanted`."""
+        """Hidden states [num_tokens, hidden_size] of tokens int64 [num_tokens] at positions int64
+        [num_tokens]; of those alone whose indices are `wanted`.
+        """
 
     def first_piece(self, num_tokens: int, is_captured: bool) -> int | None:
         """Tokens of the first of two pieces in which it takes a step; None: whole."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[num_samples, vocab_size] from [num_samples, hidden_size]: float32, on a GPU also the model's type."""
+        """[num_samples, vocab_size] from [num_samples, hidden_size]: float32, on a GPU also the
+        model's type.
+        """
 
     @property
     def part_size(self) -> int:
         """Tokens of this rank's part of the vocabulary, of which it computes logits itself."""
 
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        """Logits of this rank's part of the vocabulary: from [n, hidden_size], to [n, part_size] fp32.
+        """Logits of this rank's part of the vocabulary: from [n, hidden_size], to [n, part_size]
+        fp32.
 
         Can be captured: it sends nothing to other ranks.
         """
@@ -56,7 +63,9 @@ class CausalModel(Protocol):
         """
 
     def most_likely(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the same logits the most likely tokens, int64 [num_samples], and whether rows are sound, bool [num_samples]."""
+        """Of the same logits the most likely tokens, int64 [num_samples], and whether rows are
+        sound, bool [num_samples].
+        """
 
 
 class Launched(NamedTuple):
@@ -83,7 +92,8 @@ class Runner(Protocol):
 
         Returns:
             Hidden states of the sampled tokens, of those that are checked and of those that tell of
-            prompts, [num_samples + num_checked + num_prompt_tokens, hidden_size]; see `split_hidden`.
+            prompts, [num_samples + num_checked + num_prompt_tokens, hidden_size]; see
+            `split_hidden`.
         """
 
     def sample(self, plan: StepPlan, hidden: torch.Tensor) -> SampledTokens | None:
@@ -94,7 +104,10 @@ class Runner(Protocol):
         """
 
     def reset(self) -> None:
-        """Gives back all rows, whatever a step that raised has left of them. The next plan finds an empty batch."""
+        """Gives back all rows, whatever a step that raised has left of them.
+
+        The next plan finds an empty batch.
+        """
 
 
 @runtime_checkable

@@ -1,7 +1,9 @@
 """From logits to tokens: who gets which treatment.
 
-Owns the order: changes to single logits, penalties, then the choice (`headrace_kernels.sampling.choice`), log probabilities of the changed logits, and the notes that later
-steps of the row need. Rows that need none of it cost an argmax. Does not own logits (the runners) nor any decision about when an output ends.
+Owns the order: changes to single logits, penalties, then the choice
+(`headrace_kernels.sampling.choice`), log probabilities of the changed logits, and the notes that
+later steps of the row need. Rows that need none of it cost an argmax. Does not own logits (the
+runners) nor any decision about when an output ends.
 
     logits -> change     in place, of rows that ask for it
            -> draw_all   every row, one way
@@ -139,7 +141,8 @@ class Sampler:
             output_positions: int32 [num_samples] on the device.
 
         Returns:
-            Tokens, int64 [num_samples], 0 where the row is not sound; soundness, bool [num_samples].
+            Tokens, int64 [num_samples], 0 where the row is not sound; soundness, bool
+            [num_samples].
         """
         return sample_rows(logits, rows, output_positions, self._parameters.matrix)
 
@@ -226,7 +229,10 @@ class Sampler:
 
 
 def _fill_logprobs(result: StepResult, logprobs: SampledLogprobs) -> None:
-    """Writes the log probability columns. A sample that is not sound has -inf, rank 0 and no top tokens; banned tokens are no top tokens."""
+    """Writes the log probability columns.
+
+    A sample that is not sound has -inf, rank 0 and no top tokens; banned tokens are no top tokens.
+    """
     sound = result.ok[logprobs.samples].astype(bool)
     top = logprobs.values.top.cpu().numpy()
     reported = (np.arange(top.shape[1]) < logprobs.num_top[:, None]) & np.isfinite(top) & sound[:, None]

@@ -1,6 +1,8 @@
 """From a valid model folder to a worker that takes steps.
 
-Owns the phases and their order: plan, weights, and then the runner (`fitted_runner`). A plan is sent before anything is allocated, and the final one when all of it is measured. Imports torch, and so do the rooms it calls.
+Owns the phases and their order: plan, weights, and then the runner (`fitted_runner`). A plan is
+sent before anything is allocated, and the final one when all of it is measured. Imports torch, and
+so do the rooms it calls.
 """
 
 from __future__ import annotations

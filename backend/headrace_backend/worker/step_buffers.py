@@ -1,6 +1,8 @@
-"""The memory on the card that every step uses in turn, at addresses that never change, so that graphs can hold them.
+"""The memory on the card that every step uses in turn, at addresses that never change, so that
+graphs can hold them.
 
-Owns the piece of columns and its upload, and what kernels make of it: token ids, positions, slots, attention's scratch, the hidden states that are sampled. Does not own the rows' state
+Owns the piece of columns and its upload, and what kernels make of it: token ids, positions, slots,
+attention's scratch, the hidden states that are sampled. Does not own the rows' state
 (`device_rows`), the cache or the model.
 """
 
@@ -86,7 +88,8 @@ class StepBuffers:
         Args:
             limits: Its sizes.
             sizes: Of a layer's attention.
-            kv_cache: Of one layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]; its device is everybody's.
+            kv_cache: Of one layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]; its device
+                is everybody's.
             dtype: Of queries and hidden states.
             hidden_size: Of the model.
             logit_sizes: Tokens of this rank's part of the vocabulary, and of all of it.
@@ -109,8 +112,8 @@ class StepBuffers:
         # [num_samples, hidden_size] what the forward pass leaves for the draw and for checks.
         self.hidden = torch.zeros(limits.max_num_wanted, hidden_size, dtype=dtype, device=device)
         part_size, vocab_size = logit_sizes
-        # fp32 [num_samples, part_size] the logits that this rank computes, and [num_samples, vocab_size]
-        # those that are drawn from: of one rank the same.
+        # fp32 [num_samples, part_size] the logits that this rank computes, and [num_samples,
+        # vocab_size] those that are drawn from: of one rank the same.
         self.logits_part = torch.zeros(limits.max_num_seqs, part_size, dtype=torch.float32, device=device)
         self.logits = self.logits_part
         if part_size < vocab_size:
@@ -122,7 +125,8 @@ class StepBuffers:
         return 0 if self._gather_scratch is None else self._gather_scratch.capacity
 
     def upload(self, plan: StepPlan, shape: StepShape, scratch_row: int, is_captured: bool) -> Gathers:
-        """Fills the columns of a shape that holds the plan and sends them, behind what has been launched so far.
+        """Fills the columns of a shape that holds the plan and sends them, behind what has been
+        launched so far.
 
         Returns:
             Contexts that are to be gathered by each part, for `inputs`.
@@ -145,7 +149,10 @@ class StepBuffers:
         return split_columns(self._piece, shape)
 
     def inputs(self, shape: StepShape, rows: DeviceRows, gathers: Gathers) -> StepInputs:
-        """Launches the making of the model's inputs from the columns and the rows' state. No gathers: as in graphs."""
+        """Launches the making of the model's inputs from the columns and the rows' state.
+
+        No gathers: as in graphs.
+        """
         columns = self.columns(shape)
         token_ids, positions, slots = (
             column[: shape.num_tokens] for column in (self._token_ids, self._positions, self._slots)

@@ -1,7 +1,10 @@
-"""The columns of one step on a GPU: filled on the host from a plan, copied to the card in one piece, read there by kernels.
+"""The columns of one step on a GPU: filled on the host from a plan, copied to the card in one
+piece, read there by kernels.
 
-Owns the order of the columns in that piece and how a plan fills them, padding included. Does not own what lives longer than a step (`device_rows`). All of it is numpy over
-the whole batch, never a loop over rows. Token ids that the plan does not know are -1: a kernel looks them up where the step before left them.
+Owns the order of the columns in that piece and how a plan fills them, padding included. Does not
+own what lives longer than a step (`device_rows`). All of it is numpy over the whole batch, never a
+loop over rows. Token ids that the plan does not know are -1: a kernel looks them up where the step
+before left them.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from headrace_backend.worker.step_entries import Entries
 from headrace_backend.worker.step_shape import DECODE_QUERY_LEN, AttentionSizes, StepShape
 from headrace_kernels.attention.plan import GatherColumns, plan_decode, plan_prefill
 
-# Columns start at multiples of this many entries (16 bytes), so that kernels may read them in wide words.
+# Columns start at multiples of this many entries (16 bytes), so that kernels may read them in wide
+# words.
 _ALIGNMENT = 4
 
 Column = TypeVar("Column", Int32Column, torch.Tensor)
@@ -28,7 +32,9 @@ Column = TypeVar("Column", Int32Column, torch.Tensor)
 
 @dataclasses.dataclass(slots=True)
 class AttentionColumns(Generic[Column]):
-    """What attention reads of a step, or of a piece of one: its entries, and the work that they are divided into."""
+    """What attention reads of a step, or of a piece of one: its entries, and the work that they are
+    divided into.
+    """
 
     # [num_entries] the row of each entry.
     rows: Column
@@ -44,7 +50,9 @@ class AttentionColumns(Generic[Column]):
 
 @dataclasses.dataclass(slots=True)
 class StepColumns(Generic[Column]):
-    """One step's columns, int32, on the host (numpy) or on the card (tensors): the same fields at the same places."""
+    """One step's columns, int32, on the host (numpy) or on the card (tensors): the same fields at
+    the same places.
+    """
 
     # [num_tokens] -1: the row's last sampled token.
     token_ids: Column
@@ -112,7 +120,8 @@ def fill_columns(
         gather_capacity: Tokens of context that may be gathered, 0 for none.
 
     Returns:
-        For each of the shape's parts contexts that are to be copied side by side before attention, which the host decides from lengths; None: none.
+        For each of the shape's parts contexts that are to be copied side by side before attention,
+        which the host decides from lengths; None: none.
     """
     forward = plan.forward
     _fill_tokens(columns, forward)

@@ -1,6 +1,8 @@
-"""The entries of a step, a row's part in it each, and the same of a step that goes through the layers in two pieces of its tokens.
+"""The entries of a step, a row's part in it each, and the same of a step that goes through the
+layers in two pieces of its tokens.
 
-Owns where a row is cut that has tokens in both. Which steps are in pieces says the model (`CausalLM.first_piece`), why `layers.cut_step`.
+Owns where a row is cut that has tokens in both. Which steps are in pieces says the model
+(`CausalLM.first_piece`), why `layers.cut_step`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ class Entries(NamedTuple):
         return int(self.counts.sum())
 
     def cut(self, first: int) -> tuple[Entries, Entries]:
-        """Those of the step's first tokens, and those of the others, which see the first ones as context. A row may have an entry in both."""
+        """Those of the step's first tokens, and those of the others, which see the first ones as
+        context.
+
+        A row may have an entry in both.
+        """
         ends = np.cumsum(self.counts, dtype=np.int64)
         in_first = np.clip(first - (ends - self.counts), 0, self.counts).astype(np.int32)
         in_second = self.counts - in_first

@@ -1,7 +1,10 @@
-"""CUDA graphs: a step's kernels launched by one call, for the shapes that were captured at start-up.
+"""CUDA graphs: a step's kernels launched by one call, for the shapes that were captured at
+start-up.
 
-Owns capturing, timing and dropping, the memory pool that all graphs share, and the count of captures. Does not own what is captured (`gpu_runner`) nor which shapes (`step_shape`). All captures
-share one pool: steps run one after the other, so that what one graph computes in passing may lie where another's did. Only what a step leaves for the next must lie elsewhere.
+Owns capturing, timing and dropping, the memory pool that all graphs share, and the count of
+captures. Does not own what is captured (`gpu_runner`) nor which shapes (`step_shape`). All captures
+share one pool: steps run one after the other, so that what one graph computes in passing may lie
+where another's did. Only what a step leaves for the next must lie elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class StepGraphs:
-    """Captured pieces of steps by key, each with what its function returned: tensors that a replay fills again."""
+    """Captured pieces of steps by key, each with what its function returned: tensors that a replay
+    fills again.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
@@ -31,7 +36,9 @@ class StepGraphs:
         return key in self._graphs
 
     def capture(self, key: Hashable, run: Callable[[], Any]) -> None:
-        """Captures what `run` launches. Runs it once before, so that kernels are compiled and libraries have their workspaces.
+        """Captures what `run` launches.
+
+        Runs it once before, so that kernels are compiled and libraries have their workspaces.
 
         Args:
             key: Name of the piece.
@@ -43,7 +50,8 @@ class StepGraphs:
             run()
             self._stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            # A collection in the middle would free tensors of graphs, which is no operation that can be captured.
+            # A collection in the middle would free tensors of graphs, which is no operation that
+            # can be captured.
             gc.disable()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:

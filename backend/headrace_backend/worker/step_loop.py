@@ -1,9 +1,11 @@
 """The loop of the worker's life: plan in, step, result out.
 
-Owns the order: plans are executed as they come, results are written in the same order, one per plan. On a GPU a plan is launched as soon as it is there, whether or not the steps before it are
+Owns the order: plans are executed as they come, results are written in the same order, one per
+plan. On a GPU a plan is launched as soon as it is there, whether or not the steps before it are
 done, so that the device never waits for the host; a result is sent as soon as its step is done.
 
-After a step that raised the loop goes on where it can (`recovery`): it says so, passes over what was planned meanwhile, and begins anew at RESET.
+After a step that raised the loop goes on where it can (`recovery`): it says so, passes over what
+was planned meanwhile, and begins anew at RESET.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from headrace_backend.worker.recovery import Recovery
 from headrace_backend.worker.runner import Launched, Runner
 from headrace_backend.worker_messages import RecordKind, StepRaised
 
-# While the device works the loop looks this often for the next plan and the next result. Sleeping on the ring's event would be no better: poll() counts in milliseconds.
+# While the device works the loop looks this often for the next plan and the next result. Sleeping
+# on the ring's event would be no better: poll() counts in milliseconds.
 _LOOK_INTERVAL_S = 50e-6
 
 
@@ -70,7 +73,8 @@ class StepLoop:
             runner: Computes steps.
             channel: Where plans come from and results go.
             runs_ahead: Whether steps are computed elsewhere while this thread goes on (a GPU).
-            count_late_work: Kernels compiled and graphs captured so far. What is added after this call should not have happened; every result tells.
+            count_late_work: Kernels compiled and graphs captured so far. What is added after this
+                call should not have happened; every result tells.
             recovery: The way back after a step that raised; None: there is none.
         """
         self._runner = runner
@@ -106,7 +110,10 @@ class StepLoop:
         self._channel.send_message(StepRaised(one_line(failed.__cause__), failed.step_id))
 
     def _await_reset(self) -> bool:
-        """Passes over plans that were made before the failure was known. False: SHUTDOWN came instead of RESET."""
+        """Passes over plans that were made before the failure was known.
+
+        False: SHUTDOWN came instead of RESET.
+        """
         while True:
             kind, _ = self._channel.wait()
             if kind != RecordKind.STEP_PLAN:

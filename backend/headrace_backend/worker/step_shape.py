@@ -1,6 +1,8 @@
-"""How many entries each column of a step has: exactly as many as its plan needs, or as many as a graph was captured for.
+"""How many entries each column of a step has: exactly as many as its plan needs, or as many as a
+graph was captured for.
 
-Owns the sizes, nothing else; the columns are `step_columns`. A plan *fits* a larger shape: what is left over is padding, for which nothing is computed that anybody reads.
+Owns the sizes, nothing else; the columns are `step_columns`. A plan *fits* a larger shape: what is
+left over is padding, for which nothing is computed that anybody reads.
 """
 
 from __future__ import annotations
@@ -24,12 +26,16 @@ from headrace_kernels.attention.plan import (
 )
 from headrace_kernels.attention.quantized_kv import is_quantized
 
-# Query tokens of an entry that the decode kernel takes. With more it computes two to four times as much per key, which pays for drafts only.
+# Query tokens of an entry that the decode kernel takes. With more it computes two to four times as
+# much per key, which pays for drafts only.
 DECODE_QUERY_LEN = 1
-# Keys that a prompt's token sees on average from which gathering them is worth leaving the graphs, where nothing is gathered: at 8,192, 512 tokens win 3.3 of about 20 ms in 32 layers.
-# Derived, not measured.
+# Keys that a prompt's token sees on average from which gathering them is worth leaving the graphs,
+# where nothing is gathered: at 8,192, 512 tokens win 3.3 of about 20 ms in 32 layers. Derived, not
+# measured.
 _GATHER_FROM_KEYS = 8192
-# The same of steps of so many tokens and more, of whose time attention is a larger part: a prompt of 2,048 tokens takes 68 ms either way on one of four ranks of a 70B Llama in FP8, one of 4,096 takes 144 from a graph and 126 gathered (H200, 2026-11-22).
+# The same of steps of so many tokens and more, of whose time attention is a larger part: a prompt
+# of 2,048 tokens takes 68 ms either way on one of four ranks of a 70B Llama in FP8, one of 4,096
+# takes 144 from a graph and 126 gathered (H200, 2026-11-22).
 _LONG_STEP_TOKENS, _GATHER_LONG_FROM_KEYS = 1024, 1536
 
 
@@ -46,7 +52,11 @@ class AttentionSizes:
 
     @classmethod
     def of(cls, num_heads: int, kv_cache: torch.Tensor, dtype: torch.dtype | None = None) -> Self:
-        """For a layer with `num_heads` query heads of a type over its cache [num_blocks, 2, num_kv_heads, block_size, head_dim]. None: the cache's type, which must not be quantized then."""
+        """For a layer with `num_heads` query heads of a type over its cache [num_blocks, 2,
+        num_kv_heads, block_size, head_dim].
+
+        None: the cache's type, which must not be quantized then.
+        """
         num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
         item_bytes = (dtype or kv_cache.dtype).itemsize
         assert item_bytes > 1, "a quantized cache does not tell the type of queries"
@@ -64,7 +74,8 @@ class StepShape:
     num_entries: int
     # Hidden states that are sampled from, and those that are only checked to be finite.
     num_samples: int
-    # Work of the decode kernel, which takes entries with one query token; 0 if there are no such entries.
+    # Work of the decode kernel, which takes entries with one query token; 0 if there are no such
+    # entries.
     num_splits: int
     # Work of the prefill kernel.
     num_tiles: int
@@ -98,7 +109,9 @@ class StepShape:
 
     @classmethod
     def mixed(cls, num_tokens: int, max_rows: int, sizes: AttentionSizes, first_piece: int | None = None) -> Self:
-        """A step of up to `num_tokens` tokens of any rows; in two pieces, if the first is to have so many tokens."""
+        """A step of up to `num_tokens` tokens of any rows; in two pieces, if the first is to have
+        so many tokens.
+        """
         rows = min(num_tokens, max_rows)
         num_tiles = max_prefill_tiles(num_tokens, rows, sizes.tile_tokens)
         whole = cls._sized(num_tokens, rows, rows, True, num_tiles, sizes)
@@ -156,14 +169,16 @@ def captured_shapes(
     sizes: AttentionSizes,
     first_piece: Callable[[int], int | None] = lambda _: None,
 ) -> list[StepShape]:
-    """What graphs are captured for, smallest first: decode steps, and mixed steps too short to hide the launches of their kernels.
+    """What graphs are captured for, smallest first: decode steps, and mixed steps too short to hide
+    the launches of their kernels.
 
     Args:
         batch_sizes: Rows of decode steps.
         mixed_sizes: Tokens of mixed steps.
         max_num_seqs: Of a step.
         sizes: Of a layer's attention.
-        first_piece: Tokens of the first of two pieces of a mixed step of so many; None: it is whole.
+        first_piece: Tokens of the first of two pieces of a mixed step of so many; None: it is
+            whole.
     """
     decode = [StepShape.decode(size, sizes) for size in batch_sizes]
     mixed = [StepShape.mixed(size, max_num_seqs, sizes, first_piece(size)) for size in mixed_sizes]
@@ -171,12 +186,15 @@ def captured_shapes(
 
 
 def undominated(shapes: Sequence[StepShape], times_ms: Mapping[StepShape, float]) -> list[StepShape]:
-    """The shapes that a step should be padded to, in their order: without those that take no less time than a larger one of their kind.
+    """The shapes that a step should be padded to, in their order: without those that take no less
+    time than a larger one of their kind.
 
-    Products are not always slower for more rows (cuBLAS takes 13.1 ms for those of 448 tokens of an 8B model on an H200, and 9.7 for 512), so a step may be done sooner if it is padded further.
+    Products are not always slower for more rows (cuBLAS takes 13.1 ms for those of 448 tokens of an
+    8B model on an H200, and 9.7 for 512), so a step may be done sooner if it is padded further.
 
     Args:
-        shapes: With or without tiles, which are the two kinds: their attention takes different kernels.
+        shapes: With or without tiles, which are the two kinds: their attention takes different
+            kernels.
         times_ms: Of some of them, full of padding. The others are kept.
     """
 

@@ -1,8 +1,11 @@
 """One pass through everything before the first request: libraries choose and compile on first use.
 
-Owns which made-up steps those are. On a CPU a short prompt and one more token. On a GPU every size of step at which another kernel, or another version of one, may be chosen, with every kind of
-draw, so that no request waits for a compiler. Those many steps go through unlike layers alone: layers of one kind launch the same kernels, and each launch of a deep model's some hundred steps takes the host's time. A few whole steps
-follow, so that what sets layers apart after all is met before the first request. The blocks that they write are as new afterwards.
+Owns which made-up steps those are. On a CPU a short prompt and one more token. On a GPU every size
+of step at which another kernel, or another version of one, may be chosen, with every kind of draw,
+so that no request waits for a compiler. Those many steps go through unlike layers alone: layers of
+one kind launch the same kernels, and each launch of a deep model's some hundred steps takes the
+host's time. A few whole steps follow, so that what sets layers apart after all is met before the
+first request. The blocks that they write are as new afterwards.
 """
 
 from __future__ import annotations
@@ -33,12 +36,15 @@ from headrace_kernels.triton_runtime import uses_triton
 
 # Blocks that warm-up may write to.
 _WARM_UP_BLOCKS = 64
-# Context that all rows of a step read together, and context before a chunk: enough for every way of dividing attention's work, little enough for milliseconds a step.
+# Context that all rows of a step read together, and context before a chunk: enough for every way of
+# dividing attention's work, little enough for milliseconds a step.
 _CONTEXT_TOKENS = 1 << 17
 _CHUNK_CONTEXT_TOKENS = 4096
-# Larger chunks are computed once, alone and without a context: they take the time, and the profile has run the largest in its other forms.
+# Larger chunks are computed once, alone and without a context: they take the time, and the profile
+# has run the largest in its other forms.
 _LARGE_CHUNK_TOKENS = 512
-# Tokens behind a deep context, so that the kernels over gathered contexts run for any number of query heads in a group.
+# Tokens behind a deep context, so that the kernels over gathered contexts run for any number of
+# query heads in a group.
 _GATHERED_CHUNKS = (512, 1024, 2048)
 _DEEP_CONTEXT_TOKENS = 16_384
 
@@ -88,12 +94,18 @@ def short_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> It
 
 
 def probe_steps(config: EngineConfig, max_model_len: int, num_blocks: int) -> list[StepPlan]:
-    """Steps that succeed on any worker that works: a prompt of a block with every wish, and a token after it. They leave no row taken."""
+    """Steps that succeed on any worker that works: a prompt of a block with every wish, and a token
+    after it.
+
+    They leave no row taken.
+    """
     return list(short_steps(config, max_model_len, BlockPool(min(num_blocks, _WARM_UP_BLOCKS), config.block_size)))
 
 
 def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
-    """Steps of all classes: decodes by rows, chunks by tokens, chunks behind a context, both mixed; and every kind of draw, for one row and for all."""
+    """Steps of all classes: decodes by rows, chunks by tokens, chunks behind a context, both mixed;
+    and every kind of draw, for one row and for all.
+    """
     yield from short_steps(config, max_model_len, pool)
     most_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     for rows in _sizes(most_rows):
@@ -111,7 +123,8 @@ def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iter
     for count in _sizes(min(config.max_num_batched_tokens, most_rows * max_model_len, max(WARM_ROWS))):
         if count > max_model_len:
             yield from _taken(prompts(count, max_model_len), pool, Wish.GREEDY)
-    # An output layer of few bits knows how many rows tell of prompts, which may be more than ever draw.
+    # An output layer of few bits knows how many rows tell of prompts, which may be more than ever
+    # draw.
     for count in WARM_ROWS:
         if most_rows < count <= config.max_num_batched_tokens:
             yield from _taken(prompts(count, max_model_len)[:most_rows], pool, Wish.EVERYTHING)
@@ -129,7 +142,9 @@ def gpu_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iter
 
 
 def whole_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
-    """A few of them: one decode and as many as there may be, a short prompt, a chunk behind a context, and one beside decodes."""
+    """A few of them: one decode and as many as there may be, a short prompt, a chunk behind a
+    context, and one beside decodes.
+    """
     yield from short_steps(config, max_model_len, pool)
     most_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     yield from _taken(_decodes(most_rows, max_model_len), pool, Wish.GREEDY)
@@ -151,7 +166,9 @@ def _taken(chunks: list[Chunk], pool: BlockPool, wish: Wish) -> Iterator[StepPla
 
 
 def _sizes(most: int) -> list[int]:
-    """1 to 9, every power of two, small ones with the size after, those that products of few bits ask for, and the largest: launch rules change at such sizes."""
+    """1 to 9, every power of two, small ones with the size after, those that products of few bits
+    ask for, and the largest: launch rules change at such sizes.
+    """
     powers = [2**power for power in range(4, 21)]
     sizes = {*range(1, 10), *WARM_ROWS, *powers, *(power + 1 for power in powers if power < _LARGE_CHUNK_TOKENS), most}
     return sorted(size for size in sizes if size <= most)

@@ -1,4 +1,7 @@
-"""Several streams at once with asyncio; each prints how it ended. Run: python stream_async.py [SERVER]."""
+"""Several streams at once with asyncio; each prints how it ended.
+
+Run: python stream_async.py [SERVER].
+"""
 
 import asyncio
 import sys

@@ -1,4 +1,7 @@
-"""A generation that outlives its reader: read some tokens, leave, come back for the rest. Run: python subscribe_resume.py [SERVER]."""
+"""A generation that outlives its reader: read some tokens, leave, come back for the rest.
+
+Run: python subscribe_resume.py [SERVER].
+"""
 
 import sys
 

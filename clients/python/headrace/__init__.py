@@ -6,7 +6,8 @@
         for piece in client.chat("What is a KV cache?").text():
             print(piece, end="", flush=True)
 
-This module owns the public names and nothing else. `headrace.v1` holds the generated protobuf stubs.
+This module owns the public names and nothing else. `headrace.v1` holds the generated protobuf
+stubs.
 """
 
 from headrace.admin import AdminClient, AsyncAdminClient

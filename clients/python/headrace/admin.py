@@ -1,7 +1,8 @@
 """The operator's clients, sync and asyncio: models, drain and memory of a running server.
 
-Owns AdminClient and AsyncAdminClient, which are the same surface. What is sent and how answers are read is in admin_calls.py. Python values
-come in; typed answers and the exceptions of errors.py come out. The server asks for a key with the permission "admin".
+Owns AdminClient and AsyncAdminClient, which are the same surface. What is sent and how answers are
+read is in admin_calls.py. Python values come in; typed answers and the exceptions of errors.py come
+out. The server asks for a key with the permission "admin".
 """
 
 from __future__ import annotations
@@ -24,23 +25,29 @@ from headrace.v1.admin_pb2_grpc import AdminServiceStub
 
 
 class AdminClient:
-    """What an operator does to a running server. Safe to share between threads; a context manager that closes its connections."""
+    """What an operator does to a running server.
+
+    Safe to share between threads; a context manager that closes its connections.
+    """
 
     def __init__(self, server: str = DEFAULT_SERVER, **options: Unpack[ConnectionOptions]) -> None:
         """Prepares the connections, as Client."""
         self._transport = Transport(endpoint(server, **options), AdminServiceStub)
 
     def load_model(self, model: str, *, memory_bytes: int | None = None, timeout: float | None = None) -> Loaded:
-        """Starts a backend for a model of the repository folder and returns when it serves, which may take minutes.
+        """Starts a backend for a model of the repository folder and returns when it serves, which
+        may take minutes.
 
         Args:
             model: Name of a folder of the repository.
-            memory_bytes: Memory of the device that it may take in all. Default: what its headrace.toml says, else the server's settings.
+            memory_bytes: Memory of the device that it may take in all. Default: what its
+                headrace.toml says, else the server's settings.
             timeout: Seconds to wait. Default: no limit.
 
         Raises:
             NotFound: There is no such folder.
-            Overloaded: The models loaded leave less memory than that; the message has the arithmetic.
+            Overloaded: The models loaded leave less memory than that; the message has the
+                arithmetic.
         """
         return self._transport.unary(admin_calls.load_model(model, memory_bytes), timeout)
 
@@ -51,7 +58,8 @@ class AdminClient:
 
         Args:
             model: Name of a served model.
-            grace: How long open generations may go on, as seconds or timedelta; at most 1 hour. Default: the server's shutdown grace.
+            grace: How long open generations may go on, as seconds or timedelta; at most 1 hour.
+                Default: the server's shutdown grace.
             timeout: Seconds to wait. Default: no limit.
 
         Raises:
@@ -72,11 +80,15 @@ class AdminClient:
         return self._transport.unary(admin_calls.drain(resume=True), timeout)
 
     def memory_plan(self, model: str | None = None, *, timeout: float | None = None) -> MemoryPlan | None:
-        """How a model's memory is divided; None while it loads. Default: the server's default model."""
+        """How a model's memory is divided; None while it loads.
+
+        Default: the server's default model.
+        """
         return self._transport.unary(admin_calls.memory_plan(model), timeout)
 
     def set_trace_detail(self, detail: TraceDetailName, *, timeout: float | None = None) -> None:
-        """How much of each token is traced from now on, by all services, for requests that do not say so themselves.
+        """How much of each token is traced from now on, by all services, for requests that do not
+        say so themselves.
 
         Raises:
             InvalidRequest: Not "off", "array" or "span".
@@ -87,7 +99,8 @@ class AdminClient:
     def get_trace(
         self, *, request_id: str | None = None, trace_id: str | None = None, timeout: float | None = None
     ) -> bytes:
-        """A recent trace as serialized opentelemetry.proto.trace.v1.TracesData: the request's spans, and those of the steps that it was in.
+        """A recent trace as serialized opentelemetry.proto.trace.v1.TracesData: the request's
+        spans, and those of the steps that it was in.
 
         Args:
             request_id: The request of the trace; exactly one of both is given.

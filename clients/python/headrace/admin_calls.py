@@ -1,7 +1,7 @@
 """Every call of AdminService as a value, and its typed answers.
 
-Owns the pairing of requests with answers, as calls.py does for the inference service. Does not open channels (admin.py runs these). Python
-values come in, Unary values go out.
+Owns the pairing of requests with answers, as calls.py does for the inference service. Does not open
+channels (admin.py runs these). Python values come in, Unary values go out.
 """
 
 from __future__ import annotations

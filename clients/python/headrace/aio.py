@@ -1,4 +1,7 @@
-"""The asyncio client: coroutines and async iterators. As client.py, which documents the arguments."""
+"""The asyncio client: coroutines and async iterators.
+
+As client.py, which documents the arguments.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ from headrace.v1.inference_pb2_grpc import InferenceServiceStub
 
 
 class AsyncClient:
-    """A client of a Headrace server for one event loop; an async context manager that closes its connections."""
+    """A client of a Headrace server for one event loop; an async context manager that closes its
+    connections.
+    """
 
     def __init__(self, server: str = DEFAULT_SERVER, **options: Unpack[ConnectionOptions]) -> None:
         """As Client; the connections belong to the loop that runs the first call."""
@@ -71,7 +76,9 @@ class AsyncClient:
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Submitted:
-        """Starts a generation that outlives its readers; read it with subscribe, end it with cancel."""
+        """Starts a generation that outlives its readers; read it with subscribe, end it with
+        cancel.
+        """
         return await self._transport.unary(
             calls.submit(prompt, token_ids, idempotency_key, traceparent, options), timeout
         )
@@ -84,12 +91,16 @@ class AsyncClient:
         from_token: int = 0,
         timeout: float | None = None,
     ) -> AsyncStream:
-        """Reads a submitted or running generation from any token on, across broken connections; as Client.subscribe."""
+        """Reads a submitted or running generation from any token on, across broken connections; as
+        Client.subscribe.
+        """
         call = calls.subscribe(request, output_index, from_token)
         return self._stream(SubscriptionState(call, timeout, self._endpoint.retry))
 
     def session(self, *, timeout: float | None = None) -> AsyncSession:
-        """Many generations over one stream, for gateways; as Client.session, called from a running event loop."""
+        """Many generations over one stream, for gateways; as Client.session, called from a running
+        event loop.
+        """
         return AsyncSession(lambda requests: self._transport.session(requests, timeout))
 
     async def cancel(self, request: str | Submitted, *, timeout: float | None = None) -> bool:
@@ -104,7 +115,9 @@ class AsyncClient:
         page_size: int | None = None,
         timeout: float | None = None,
     ) -> AsyncIterator[RequestSummary]:
-        """The caller's own generations, newest first, fetched page by page; as Client.list_requests."""
+        """The caller's own generations, newest first, fetched page by page; as
+        Client.list_requests.
+        """
         token = ""
         while True:
             page = await self._transport.unary(calls.list_requests(state, model, page_size, token), timeout)

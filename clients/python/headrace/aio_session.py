@@ -1,7 +1,8 @@
 """The asyncio session. As session.py, which documents the surface.
 
-Owns how tasks share the call: whoever waits starts one task that reads the next message for all. The waiting can be cancelled, the reading
-goes on: grpc.aio would otherwise end the call of all generations with the task that waits for one.
+Owns how tasks share the call: whoever waits starts one task that reads the next message for all.
+The waiting can be cancelled, the reading goes on: grpc.aio would otherwise end the call of all
+generations with the task that waits for one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from headrace.v1 import inference_pb2 as pb
 
 
 class AsyncSessionGeneration(AsyncEventReader):
-    """One generation of a session: read it as an AsyncStream, or know it by its `stream_id` in the session's steps.
+    """One generation of a session: read it as an AsyncStream, or know it by its `stream_id` in the
+    session's steps.
 
     Raises (while iterating):
         HeadraceError: The generation cannot start or go on, or the session's call failed.
@@ -47,15 +49,19 @@ class AsyncSessionGeneration(AsyncEventReader):
         self._session._cancel(self.stream_id)
 
     def detach(self) -> None:
-        """Gives up reading: nothing more comes of it here, while it goes on if it outlives its readers (submitted detached), and is cancelled otherwise."""
+        """Gives up reading: nothing more comes of it here, while it goes on if it outlives its
+        readers (submitted detached), and is cancelled otherwise.
+        """
         self._session._detach(self.stream_id)
 
 
 class AsyncSession(SessionBase[AsyncSessionGeneration]):
-    """Many generations over one stream; an async context manager that ends it, and with it what was submitted and not detached.
+    """Many generations over one stream; an async context manager that ends it, and with it what was
+    submitted and not detached.
 
-    It is read in one of three ways, not mixed: `steps()`, `events()`, or its generations, each as an AsyncStream and by any task.
-    A broken connection ends a session. What was detached or attached goes on and can be attached again in another one.
+    It is read in one of three ways, not mixed: `steps()`, `events()`, or its generations, each as
+    an AsyncStream and by any task. A broken connection ends a session. What was detached or
+    attached goes on and can be attached again in another one.
     """
 
     def __init__(self, open_call: Callable[[AsyncIterator[Any]], Any]) -> None:
@@ -68,7 +74,8 @@ class AsyncSession(SessionBase[AsyncSessionGeneration]):
         self._call.add_done_callback(lambda _: requests.put_nowait(None))
 
     async def steps(self) -> AsyncIterator[SessionStep]:
-        """One batch per message of the server, which is one per engine step: what a gateway forwards.
+        """One batch per message of the server, which is one per engine step: what a gateway
+        forwards.
 
         Ends when the session does: once finish() was called and all generations have ended.
 
@@ -81,7 +88,11 @@ class AsyncSession(SessionBase[AsyncSessionGeneration]):
         self._check(None)
 
     async def events(self) -> AsyncIterator[tuple[AsyncSessionGeneration, Event]]:
-        """All generations' events in the order of their arrival; Failed where one cannot start or go on. Ends as steps() does."""
+        """All generations' events in the order of their arrival; Failed where one cannot start or
+        go on.
+
+        Ends as steps() does.
+        """
         self._claim("events()")
         while (step := await self._shared(self._read)) is not None:
             for generation, event in self._pairs(step):
@@ -89,7 +100,10 @@ class AsyncSession(SessionBase[AsyncSessionGeneration]):
         self._check(None)
 
     async def aclose(self) -> None:
-        """Ends the session's call; what was submitted and not detached is cancelled. May be called more than once."""
+        """Ends the session's call; what was submitted and not detached is cancelled.
+
+        May be called more than once.
+        """
         self._closed = self._ended = True
         self._call.cancel()
         if self._reading is not None:
@@ -117,7 +131,10 @@ class AsyncSession(SessionBase[AsyncSessionGeneration]):
             await self._shared(self._read_for_all)
 
     async def _shared(self, read: Callable[[], Any]) -> SessionStep | None:
-        """Waits for the reading that is under way, or for a new one. A reading whose waiter is cancelled is found by the next one."""
+        """Waits for the reading that is under way, or for a new one.
+
+        A reading whose waiter is cancelled is found by the next one.
+        """
         if self._reading is None:
             self._reading = asyncio.ensure_future(read())
         reading = self._reading

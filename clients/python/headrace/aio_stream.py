@@ -1,4 +1,7 @@
-"""The asyncio side of a generation's events: how a task waits for the next one. As stream.py, which documents the surface."""
+"""The asyncio side of a generation's events: how a task waits for the next one.
+
+As stream.py, which documents the surface.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 class AsyncEventReader(ABC):
-    """The events of one generation, as an async iterator. What has been yielded is kept, for result()."""
+    """The events of one generation, as an async iterator.
+
+    What has been yielded is kept, for result().
+    """
 
     def __init__(self, transcript: Transcript) -> None:
         self._transcript = transcript
@@ -45,7 +51,10 @@ class AsyncEventReader(ABC):
 
     @abstractmethod
     async def __anext__(self) -> Event:
-        """The next event. Raises HeadraceError where there will be none because something failed."""
+        """The next event.
+
+        Raises HeadraceError where there will be none because something failed.
+        """
 
     async def text(self) -> AsyncIterator[str]:
         """The pieces of text of a single output, as they arrive.
@@ -74,11 +83,13 @@ class AsyncEventReader(ABC):
 class AsyncStream(AsyncEventReader):
     """The events of one generation, as an async iterator and an async context manager.
 
-    Leaving the `async with` block, aclose() or cancelling the task that reads cancels the call; a Generate or Chat is then cancelled on
-    the server, a subscription only detached. A stream is read by one task at a time.
+    Leaving the `async with` block, aclose() or cancelling the task that reads cancels the call; a
+    Generate or Chat is then cancelled on the server, a subscription only detached. A stream is read
+    by one task at a time.
 
     Raises (while iterating):
-        HeadraceError: The call failed. Broken connections of subscriptions are yielded as Reconnecting events instead.
+        HeadraceError: The call failed. Broken connections of subscriptions are yielded as
+        Reconnecting events instead.
     """
 
     def __init__(self, state: StreamState, open_call: Callable[[StreamState], Any]) -> None:

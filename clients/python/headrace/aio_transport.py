@@ -1,4 +1,7 @@
-"""The channels of an asyncio client: opened, used in turn, closed. As transport.py, for one event loop."""
+"""The channels of an asyncio client: opened, used in turn, closed.
+
+As transport.py, for one event loop.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ class AsyncTransport:
     """The connections of one client."""
 
     def __init__(self, endpoint: Endpoint, stub: Callable[[Any], Any]) -> None:
-        """Remembers what to open; the channels are made by the first call, because grpc.aio ties them to the running loop."""
+        """Remembers what to open; the channels are made by the first call, because grpc.aio ties
+        them to the running loop.
+        """
         self._endpoint = endpoint
         self._stub = stub
         self._channels: list[grpc.aio.Channel] = []

@@ -1,7 +1,7 @@
 """Typed answers of the calls that do not stream: models, load, requests, submissions.
 
-Owns their Python shape and the conversion from the wire. Does not call anything (calls.py pairs them with requests). Messages come in,
-frozen dataclasses go out.
+Owns their Python shape and the conversion from the wire. Does not call anything (calls.py pairs
+them with requests). Messages come in, frozen dataclasses go out.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestSummary:
-    """One request of a list; `state` is None where the server is newer than this client and knows another one."""
+    """One request of a list; `state` is None where the server is newer than this client and knows
+    another one.
+    """
 
     request_id: str
     state: RequestState | None
@@ -69,7 +71,10 @@ class RequestSummary:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How the device's memory is divided, in bytes; `measured` after loading, otherwise estimated. `device_bytes` is 0 on a CPU."""
+    """How the device's memory is divided, in bytes; `measured` after loading, otherwise estimated.
+
+    `device_bytes` is 0 on a CPU.
+    """
 
     device_bytes: int
     total_bytes: int
@@ -84,14 +89,16 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLoss:
-    """What `headrace quantize` found when it made a model's folder: its layers beside the original ones, on text that was not calibrated on.
+    """What `headrace quantize` found when it made a model's folder: its layers beside the original
+    ones, on text that was not calibrated on.
 
     Attributes:
         method: "rtn", "gptq" or "awq".
         tokens: Of text, that both models were asked for.
         perplexity_before: The original's on that text.
         perplexity_after: The quantized model's; it may be below.
-        divergence: Mean KL divergence from the original's distribution of a token to the quantized model's, in nats.
+        divergence: Mean KL divergence from the original's distribution of a token to the quantized
+            model's, in nats.
         divergence_interval: Half of its 95% interval; None where the text was one piece.
     """
 
@@ -111,14 +118,18 @@ class Quantization:
         scheme: Of the layers, as in "int8" or "gptq int4"; "": they are not.
         group_size: Inputs that share a scale; 0: all of an output's.
         bits_per_weight: In memory, scales and zero points included.
-        mean_relative_error: ||quantized - original|| / ||original|| of a tensor, the mean over all tensors. Says nothing of answers.
+        mean_relative_error: ||quantized - original|| / ||original|| of a tensor, the mean over all
+            tensors. Says nothing of answers.
         worst_relative_error: The same of the tensor that is farthest.
         worst_tensor: Its name.
-        head_scheme: Of the output layer, "int8" or "fp8"; "" where it was not quantized by itself, and from servers older than this client.
+        head_scheme: Of the output layer, "int8" or "fp8"; "" where it was not quantized by itself,
+            and from servers older than this client.
         head_bits_per_weight: Of the output layer, in memory, scales included.
         head_relative_error: Of the output layer.
-        measured: What it cost on text, as the folder's own report says; None where the folder has none that is sound, and from servers older than this client.
-        activations: How the layers' products round what they multiply, as in "int8 per token"; "" where they do not, and from servers older than this client.
+        measured: What it cost on text, as the folder's own report says; None where the folder has
+            none that is sound, and from servers older than this client.
+        activations: How the layers' products round what they multiply, as in "int8 per token"; ""
+            where they do not, and from servers older than this client.
     """
 
     scheme: str
@@ -136,7 +147,10 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What one model is and what it allows. `default_sampling` holds what absent sampling options become."""
+    """What one model is and what it allows.
+
+    `default_sampling` holds what absent sampling options become.
+    """
 
     name: str
     revision: str
@@ -154,12 +168,15 @@ class Model:
     device: str
     # None while the server loads the model, and from servers older than this client.
     memory_plan: MemoryPlan | None
-    # None where no weights are, while the server loads the model, and from servers older than this client.
+    # None where no weights are, while the server loads the model, and from servers older than this
+    # client.
     quantization: Quantization | None = None
-    # Of the KV cache on each rank's device, all layers and scales included; "" and 0 from servers older than this client, 0 while the server loads the model.
+    # Of the KV cache on each rank's device, all layers and scales included; "" and 0 from servers
+    # older than this client, 0 while the server loads the model.
     kv_dtype: str = ""
     kv_bytes_per_token: int = 0
-    # What the folder's generation_config.json recommends and requests get otherwise, or not at all: a line each.
+    # What the folder's generation_config.json recommends and requests get otherwise, or not at all:
+    # a line each.
     not_followed: tuple[str, ...] = ()
 
 
@@ -176,7 +193,8 @@ class Load:
         waiting_tokens: Prompt tokens of the waiting requests.
         kv_cache_usage: Share of the KV cache's blocks in use, 0 to 1.
         kv_blocks: Blocks of the KV cache.
-        prefix_cache_hit_rate: Share of prompt tokens that the prefix cache had, over the engine's life, 0 to 1.
+        prefix_cache_hit_rate: Share of prompt tokens that the prefix cache had, over the engine's
+            life, 0 to 1.
         output_tokens_per_second: Over the last 10 seconds.
         expected_wait_ns: Of a request that arrives now.
         serving: Whether the engine makes progress.

@@ -15,7 +15,8 @@ import queue
 import threading
 from typing import Any, Protocol
 
-# Messages that may wait for the reader; enough that the two threads need not take turns, few enough that a slow reader is still felt by the server.
+# Messages that may wait for the reader; enough that the two threads need not take turns, few enough
+# that a slow reader is still felt by the server.
 READ_AHEAD = 16
 
 
@@ -99,6 +100,7 @@ def _read(call: Any, arrived: queue.SimpleQueue[Any], wanted: queue.SimpleQueue[
     while wanted.get():
         try:
             arrived.put(next(call))
-        except Exception as end:  # StopIteration and RpcError; what else there may be is for the reader, too
+        # StopIteration and RpcError; what else there may be is for the reader, too
+        except Exception as end:
             arrived.put(end)
             return

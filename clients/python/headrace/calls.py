@@ -1,7 +1,8 @@
 """Every call of the API as a value: which RPC, what to send, how to read the answer.
 
-Owns the pairing of requests with typed answers, so that the sync and the asyncio client differ in how they wait and in nothing else.
-Does not open channels. Python values come in, Unary and Streaming values go out, which client.py and aio.py run.
+Owns the pairing of requests with typed answers, so that the sync and the asyncio client differ in
+how they wait and in nothing else. Does not open channels. Python values come in, Unary and
+Streaming values go out, which client.py and aio.py run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Unary(Generic[T]):
-    """A call with one answer. `takes_long` tells calls that wait for a generation, or for a model to load, from those that are quick."""
+    """A call with one answer.
+
+    `takes_long` tells calls that wait for a generation, or for a model to load, from those that are
+    quick.
+    """
 
     rpc: str
     request: ProtobufMessage
@@ -35,7 +40,9 @@ class Unary(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """A call that streams messages with an `event` field; of `num_outputs` outputs, where that is known."""
+    """A call that streams messages with an `event` field; of `num_outputs` outputs, where that is
+    known.
+    """
 
     rpc: str
     request: ProtobufMessage
@@ -86,8 +93,8 @@ def submit(
 ) -> Unary[answers.Submitted]:
     """Starts a generation that outlives its readers.
 
-    Without a key of the caller's, one is drawn: Submit may then be sent again after a broken connection (see channel.py) and still
-    starts one generation only.
+    Without a key of the caller's, one is drawn: Submit may then be sent again after a broken
+    connection (see channel.py) and still starts one generation only.
     """
     request = pb.SubmitRequest(spec=generation_spec(options, prompt, token_ids))
     assign(request, "idempotency_key", idempotency_key or uuid.uuid4().hex, "idempotency_key")

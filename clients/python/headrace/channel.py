@@ -1,10 +1,12 @@
 """How the clients connect: channel options, keepalive, and what gRPC itself may send again.
 
-Owns the retry rules. UNAVAILABLE only, and only for calls that may be sent twice: the ones that read, Cancel (a second one changes
-nothing) and Submit (this client always sends an idempotency key). Generate, Chat and Complete are not sent again: the caller may have
-seen tokens of the first attempt, and a second one costs a whole generation. RESOURCE_EXHAUSTED is not sent again either: the server
-says when to come back (Overloaded.retry_after), and a crowd that repeats at once keeps it overloaded. Subscribe is not in this list,
-because stream_state.py opens it again itself, from the last token; nor is UnloadModel, whose second attempt may find the model gone.
+Owns the retry rules. UNAVAILABLE only, and only for calls that may be sent twice: the ones that
+read, Cancel (a second one changes nothing) and Submit (this client always sends an idempotency
+key). Generate, Chat and Complete are not sent again: the caller may have seen tokens of the first
+attempt, and a second one costs a whole generation. RESOURCE_EXHAUSTED is not sent again either: the
+server says when to come back (Overloaded.retry_after), and a crowd that repeats at once keeps it
+overloaded. Subscribe is not in this list, because stream_state.py opens it again itself, from the
+last token; nor is UnloadModel, whose second attempt may find the model gone.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ IDEMPOTENT_RPCS = (
 ADMIN_SERVICE = "headrace.v1.AdminService"
 # LoadModel leaves a model that serves already as it is.
 IDEMPOTENT_ADMIN_RPCS = ("LoadModel", "ListRepository", "Drain", "GetMemoryPlan")
-# A Complete answer with 128 outputs and 20 log probabilities a token passes gRPC's default of 4 MiB.
+# A Complete answer with 128 outputs and 20 log probabilities a token passes gRPC's default of 4
+# MiB.
 MAX_RECEIVE_BYTES = 64 * 2**20
 # A dead peer is noticed after keepalive time + timeout, also while a stream is silent.
 KEEPALIVE_TIME_MS = 30_000
@@ -45,8 +48,10 @@ class RetryPolicy:
     The defaults outlast the restart of a service: 8 s for calls, half a minute for subscriptions.
 
     Attributes:
-        max_attempts: Attempts in a row, for subscriptions; gRPC itself makes at most 5 for a call. 1 tries once.
-        initial_backoff: Seconds before the second attempt (gRPC and this client spread it at random by a fifth).
+        max_attempts: Attempts in a row, for subscriptions; gRPC itself makes at most 5 for a call.
+            1 tries once.
+        initial_backoff: Seconds before the second attempt (gRPC and this client spread it at random
+            by a fifth).
         max_backoff: Longest pause in seconds.
         multiplier: Growth of the pause from attempt to attempt.
     """
@@ -79,7 +84,8 @@ def channel_options(server: str, retry: RetryPolicy) -> ChannelOptions:
         # Despite its name this is how long one attempt to connect may take.
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 3_000),
-        # Otherwise channels with the same options share one connection, and with it one service process.
+        # Otherwise channels with the same options share one connection, and with it one service
+        # process.
         ("grpc.use_local_subchannel_pool", 1),
     ]
     return [*options, ("grpc.enable_http_proxy", 0)] if is_local(server) else options

@@ -1,8 +1,9 @@
 """The sync client: blocking calls and iterators.
 
-Owns the surface that threads see. What is sent and how answers are read is in calls.py, what goes over which connection in transport.py, how
-a stream is read in stream.py and session.py; aio.py is the same surface for asyncio. Python values come in; typed values, streams and the
-exceptions of errors.py come out.
+Owns the surface that threads see. What is sent and how answers are read is in calls.py, what goes
+over which connection in transport.py, how a stream is read in stream.py and session.py; aio.py is
+the same surface for asyncio. Python values come in; typed values, streams and the exceptions of
+errors.py come out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from headrace.v1.inference_pb2_grpc import InferenceServiceStub
 
 
 class Client:
-    """A client of a Headrace server. Safe to share between threads; a context manager that closes its connections."""
+    """A client of a Headrace server.
+
+    Safe to share between threads; a context manager that closes its connections.
+    """
 
     def __init__(self, server: str = DEFAULT_SERVER, **options: Unpack[ConnectionOptions]) -> None:
         """Prepares the connections; each is made by its first call.
@@ -33,7 +37,8 @@ class Client:
             **options: Key, TLS, number of connections, timeout, retries; see ConnectionOptions.
 
         Raises:
-            ValueError: Options that contradict each other, or an api_key that would go over a network in the clear.
+            ValueError: Options that contradict each other, or an api_key that would go over a
+                network in the clear.
             OSError: A TLS file cannot be read.
         """
         self._endpoint = endpoint(server, **options)
@@ -53,12 +58,14 @@ class Client:
         Args:
             prompt: Text; exactly one of prompt and token_ids is given.
             token_ids: The prompt as tokens, used as they are.
-            traceparent: W3C trace context of the caller, whose trace the server's spans join; with the flag 01 they are always recorded.
+            traceparent: W3C trace context of the caller, whose trace the server's spans join; with
+                the flag 01 they are always recorded.
             timeout: Seconds for the whole stream; also the generation's deadline on the server.
             **options: How to sample, when to stop, what to report.
 
         Raises:
-            InvalidRequest: A value that cannot be sent. What the server refuses is raised by the stream.
+            InvalidRequest: A value that cannot be sent. What the server refuses is raised by the
+                stream.
         """
         return self._stream(StreamState(calls.generate(prompt, token_ids, traceparent, options), timeout))
 
@@ -71,7 +78,9 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Stream:
-        """Streams the answer to a user message or to a conversation of Message objects or (role, text) pairs."""
+        """Streams the answer to a user message or to a conversation of Message objects or (role,
+        text) pairs.
+        """
         return self._stream(StreamState(calls.chat(messages, continue_last_message, traceparent, options), timeout))
 
     def complete(
@@ -96,7 +105,9 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Submitted:
-        """Starts a generation that outlives its readers; read it with subscribe, end it with cancel."""
+        """Starts a generation that outlives its readers; read it with subscribe, end it with
+        cancel.
+        """
         return self._transport.unary(calls.submit(prompt, token_ids, idempotency_key, traceparent, options), timeout)
 
     def subscribe(
@@ -109,13 +120,15 @@ class Client:
     ) -> Stream:
         """Reads a submitted or running generation from any token on.
 
-        A broken connection is opened again, and the stream continues from the last token, after a Reconnecting event.
+        A broken connection is opened again, and the stream continues from the last token, after a
+        Reconnecting event.
 
         Args:
             request: The request id, or what submit returned.
             output_index: Only this output. Default: all.
             from_token: The first token wanted in each output.
-            timeout: Seconds for the whole subscription, reconnections included; the generation goes on after it.
+            timeout: Seconds for the whole subscription, reconnections included; the generation goes
+                on after it.
         """
         call = calls.subscribe(request, output_index, from_token)
         return self._stream(SubscriptionState(call, timeout, self._endpoint.retry))
@@ -136,7 +149,8 @@ class Client:
         page_size: int | None = None,
         timeout: float | None = None,
     ) -> Iterator[RequestSummary]:
-        """The caller's own generations, newest first, fetched page by page; `timeout` is for each page.
+        """The caller's own generations, newest first, fetched page by page; `timeout` is for each
+        page.
 
         Args:
             state: Only requests in this state: "queued", "running" or "finished". Default: all.
@@ -197,5 +211,6 @@ class Client:
         self.close()
 
     def _stream(self, state: StreamState) -> Stream:
-        # A subscription that is opened again may meet another connection, and with it a service process that lives.
+        # A subscription that is opened again may meet another connection, and with it a service
+        # process that lives.
         return Stream(state, lambda state: self._transport.stream(state.call, state.remaining()))

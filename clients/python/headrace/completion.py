@@ -1,7 +1,8 @@
 """Whole answers: collected from a stream's events, or taken from a Complete response.
 
-Owns Completion, Output and the Transcript that every stream keeps of what it has yielded (its positions are what a broken subscription
-continues from). Does not read sockets. Events go in one by one, a Completion comes out.
+Owns Completion, Output and the Transcript that every stream keeps of what it has yielded (its
+positions are what a broken subscription continues from). Does not read sockets. Events go in one by
+one, a Completion comes out.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer. The properties speak of the first output, which is the only one unless n was asked for."""
+    """A whole answer.
+
+    The properties speak of the first output, which is the only one unless n was asked for.
+    """
 
     request_id: str
     model_revision: str
@@ -88,7 +92,8 @@ class OutputTranscript:
     text_length: int = 0
     logprobs: list[Logprobs] = field(default_factory=list)
     finished: OutputFinished | None = None
-    # Position and length of the text where last no character can have been left open; None before the first such place.
+    # Position and length of the text where last no character can have been left open; None before
+    # the first such place.
     sure_token_index: int | None = None
     sure_text_length: int = 0
 
@@ -104,7 +109,9 @@ class OutputTranscript:
         self._note_sure_place(delta)
 
     def _note_sure_place(self, delta: Delta) -> None:
-        """After a replacement character nobody can tell from the text whether the bytes behind it might have become a character yet."""
+        """After a replacement character nobody can tell from the text whether the bytes behind it
+        might have become a character yet.
+        """
         was_sure = self.sure_text_length == self.text_length - len(delta.text)
         if delta.text[-1:] != _REPLACEMENT if delta.text else was_sure:
             self.sure_token_index, self.sure_text_length = self.next_token_index, self.text_length
@@ -146,7 +153,8 @@ class Transcript:
         """The whole answer, once done.
 
         Raises:
-            HeadraceError: An output ended with an error; an incomplete answer is never returned as if it were whole.
+            HeadraceError: An output ended with an error; an incomplete answer is never returned as
+                if it were whole.
         """
         if self.accepted is None or self.done is None or not self.outputs:
             raise Internal("the stream ended before the generation did", request_id=self.request_id)

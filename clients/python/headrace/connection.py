@@ -1,7 +1,8 @@
-"""What a client is told about its connection, checked once and the same for the sync, the asyncio and the admin clients.
+"""What a client is told about its connection, checked once and the same for the sync, the asyncio
+and the admin clients.
 
-Owns the names of these options and what they become. Does not open channels (transport.py, aio_transport.py). Keyword arguments come in, an
-Endpoint goes out.
+Owns the names of these options and what they become. Does not open channels (transport.py,
+aio_transport.py). Keyword arguments come in, an Endpoint goes out.
 """
 
 from __future__ import annotations
@@ -26,16 +27,20 @@ class ConnectionOptions(TypedDict, total=False):
     """Keyword arguments of every client.
 
     Attributes:
-        api_key: Sent with every call as `authorization: Bearer KEY`. Refused without TLS, unless the server is on this machine.
-        tls: True: encrypted, and the server proves its name to the authorities that the system trusts. A Tls: with its files and names.
-            Default: not encrypted.
-        allow_plaintext_key: Sends api_key to another machine without TLS all the same; whoever is on the way can read it. Default False.
+        api_key: Sent with every call as `authorization: Bearer KEY`. Refused without TLS, unless
+            the server is on this machine.
+        tls: True: encrypted, and the server proves its name to the authorities that the system
+            trusts. A Tls: with its files and names. Default: not encrypted.
+        allow_plaintext_key: Sends api_key to another machine without TLS all the same; whoever is
+            on the way can read it. Default False.
         credentials: Channel credentials of one's own making, in place of `tls`.
         metadata: More entries to send with every call.
-        channels: Connections to open, used in turn. A server of several service processes gives each connection to one of them. 1 to 64.
-            Default 1.
-        timeout: Seconds that calls which do not generate may take, where the call says nothing else. None: no limit. Default 60.
-        retry: What to send again after a broken connection. RetryPolicy(max_attempts=1) sends nothing twice.
+        channels: Connections to open, used in turn. A server of several service processes gives
+            each connection to one of them. 1 to 64. Default 1.
+        timeout: Seconds that calls which do not generate may take, where the call says nothing
+            else. None: no limit. Default 60.
+        retry: What to send again after a broken connection. RetryPolicy(max_attempts=1) sends
+            nothing twice.
     """
 
     api_key: str | None
@@ -80,7 +85,8 @@ def endpoint(
     """The endpoint of a client's keyword arguments; see ConnectionOptions.
 
     Raises:
-        ValueError: Options that contradict each other, or a key that would go over a network in the clear.
+        ValueError: Options that contradict each other, or a key that would go over a network in the
+            clear.
         OSError: A TLS file cannot be read.
     """
     if not 1 <= channels <= MAX_CHANNELS:

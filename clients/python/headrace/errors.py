@@ -1,7 +1,8 @@
 """The exceptions a caller can meet, and how a gRPC status becomes one of them.
 
-Owns the exception tree and the reading of google.rpc details (`grpc-status-details-bin`: BadRequest, RetryInfo, RequestInfo). Does not
-own any decision to try again: see channel.py and stream_state.py. Statuses come in from client.py, aio.py and events.py, exceptions go out.
+Owns the exception tree and the reading of google.rpc details (`grpc-status-details-bin`:
+BadRequest, RetryInfo, RequestInfo). Does not own any decision to try again: see channel.py and
+stream_state.py. Statuses come in from client.py, aio.py and events.py, exceptions go out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Violation:
 
 
 class HeadraceError(Exception):
-    """A call failed. Subclasses name the usual reasons; other statuses are raised as this class itself.
+    """A call failed.
+
+    Subclasses name the usual reasons; other statuses are raised as this class itself.
 
     Attributes:
         code: The gRPC status.
@@ -65,7 +68,9 @@ class HeadraceError(Exception):
 
 
 class InvalidRequest(HeadraceError):
-    """The request breaks a rule (INVALID_ARGUMENT, OUT_OF_RANGE); `violations` names field, rule and limit."""
+    """The request breaks a rule (INVALID_ARGUMENT, OUT_OF_RANGE); `violations` names field, rule
+    and limit.
+    """
 
     default_code = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -83,7 +88,9 @@ class AlreadyExists(HeadraceError):
 
 
 class Overloaded(HeadraceError):
-    """The queue, a quota or a buffer is full (RESOURCE_EXHAUSTED); `retry_after` says when to come back."""
+    """The queue, a quota or a buffer is full (RESOURCE_EXHAUSTED); `retry_after` says when to come
+    back.
+    """
 
     default_code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -101,13 +108,18 @@ class DeadlineExceeded(HeadraceError):
 
 
 class Cancelled(HeadraceError):
-    """Somebody else ended the call (CANCELLED). A stream that this program closes ends without an error."""
+    """Somebody else ended the call (CANCELLED).
+
+    A stream that this program closes ends without an error.
+    """
 
     default_code = grpc.StatusCode.CANCELLED
 
 
 class Unauthenticated(HeadraceError):
-    """The server takes no calls without an API key or client certificate that it knows (UNAUTHENTICATED)."""
+    """The server takes no calls without an API key or client certificate that it knows
+    (UNAUTHENTICATED).
+    """
 
     default_code = grpc.StatusCode.UNAUTHENTICATED
 
@@ -159,7 +171,8 @@ def from_rpc_error(error: grpc.RpcError, request_id: str | None = None) -> Headr
 
     Args:
         error: From a sync or asyncio call; both carry code, details and trailing metadata.
-        request_id: What the stream has learned, used where the status does not name the request itself.
+        request_id: What the stream has learned, used where the status does not name the request
+            itself.
     """
     details = _details(error.trailing_metadata() or ())
     return _build(error.code(), error.details() or "", details, request_id)
@@ -193,7 +206,9 @@ def _build(
 
 
 def _details(metadata: Iterable[Any]) -> status_pb2.Status | None:
-    """The google.rpc.Status of a call's trailing metadata; None where there is none or it is damaged."""
+    """The google.rpc.Status of a call's trailing metadata; None where there is none or it is
+    damaged.
+    """
     for key, value in metadata:
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:

@@ -1,7 +1,9 @@
-"""What a stream yields: frozen dataclasses that mirror headrace.v1.GenerationEvent, and the conversion from the wire.
+"""What a stream yields: frozen dataclasses that mirror headrace.v1.GenerationEvent, and the
+conversion from the wire.
 
-Owns the Python shape of events, usage, ledger and log probabilities. Does not collect them (completion.py) nor read sockets (client.py,
-aio.py). Messages come in through `from_proto`, dataclasses go out.
+Owns the Python shape of events, usage, ledger and log probabilities. Does not collect them
+(completion.py) nor read sockets (client.py, aio.py). Messages come in through `from_proto`,
+dataclasses go out.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Logprobs:
         sampled: One per token: its own log probability.
         ranks: One per token: its rank among all tokens, 1 being the most likely.
         top_counts: One per token: how many entries of the two columns below are its own.
-        top_token_ids: The most likely tokens of each position, most likely first, one position after another.
+        top_token_ids: The most likely tokens of each position, most likely first, one position
+            after another.
         top_logprobs: Their log probabilities.
     """
 
@@ -90,9 +93,11 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of a run of the prompt's tokens, each given those before it, if `prompt_logprobs` asked for them.
+    """Log probabilities of a run of the prompt's tokens, each given those before it, if
+    `prompt_logprobs` asked for them.
 
-    The parts of a prompt come in order and without gaps; the first begins at position 1, because nothing precedes the token at 0.
+    The parts of a prompt come in order and without gaps; the first begins at position 1, because
+    nothing precedes the token at 0.
 
     Attributes:
         first_token_index: Position in the prompt of the first of these tokens.
@@ -126,7 +131,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Where the time of a request went, in nanoseconds; `queued_ns` to `blocked_on_reader_ns` add up to `end_to_end_ns`."""
+    """Where the time of a request went, in nanoseconds; `queued_ns` to `blocked_on_reader_ns` add
+    up to `end_to_end_ns`.
+    """
 
     queued_ns: int
     prefill_ns: int
@@ -162,7 +169,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New tokens of one output. `token_ids` and `text` cover the same tokens; nothing is sent twice."""
+    """New tokens of one output.
+
+    `token_ids` and `text` cover the same tokens; nothing is sent twice.
+    """
 
     output_index: int
     first_token_index: int
@@ -173,7 +183,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class OutputFinished:
-    """One output ended. `matched_stop` is the token id or the stop string that ended it, `error` what went wrong."""
+    """One output ended.
+
+    `matched_stop` is the token id or the stop string that ended it, `error` what went wrong.
+    """
 
     output_index: int
     reason: FinishReason
@@ -183,14 +196,18 @@ class OutputFinished:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A worker of the server was replaced; the request goes on after `pause_ns` without a lost or repeated token."""
+    """A worker of the server was replaced; the request goes on after `pause_ns` without a lost or
+    repeated token.
+    """
 
     pause_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnecting:
-    """The connection of a subscription broke; this client opens it again after `delay` seconds. Not on the wire.
+    """The connection of a subscription broke; this client opens it again after `delay` seconds.
+
+    Not on the wire.
 
     The tokens that follow continue exactly where the last one before this event ended.
     """
@@ -210,7 +227,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """One generation of a session cannot start or go on. Nothing follows for it; the session and its other generations go on."""
+    """One generation of a session cannot start or go on.
+
+    Nothing follows for it; the session and its other generations go on.
+    """
 
     error: HeadraceError
 

@@ -1,7 +1,8 @@
 """headrace.local: a server for the length of a `with` block, and a client connected to it.
 
-Owns waiting until the server answers (grpc.health.v1) and pairing it with a sync or asyncio client. Does not own the process
-(server_process.py). A model folder goes in, a connected client comes out; the server is gone when the block is left, however it is left.
+Owns waiting until the server answers (grpc.health.v1) and pairing it with a sync or asyncio client.
+Does not own the process (server_process.py). A model folder goes in, a connected client comes out;
+the server is gone when the block is left, however it is left.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from headrace.server_process import FlagValue, LocalServerError, ServerProcess, 
 
 POLL_SECONDS = 0.05
 HEALTH_RPC = "/grpc.health.v1.Health/Check"
-# HealthCheckResponse{status: SERVING} and an empty HealthCheckRequest, by hand: two messages are not worth a dependency.
+# HealthCheckResponse{status: SERVING} and an empty HealthCheckRequest, by hand: two messages are
+# not worth a dependency.
 _SERVING = b"\x08\x01"
 _WHOLE_SERVER = b""
 
 
 class LocalServer:
-    """A private server: `with local(...) as client` gives a Client, `async with` an AsyncClient. To be entered once."""
+    """A private server: `with local(...) as client` gives a Client, `async with` an AsyncClient.
+
+    To be entered once.
+    """
 
     def __init__(
         self,
@@ -130,16 +135,20 @@ def local(
         start_timeout: Seconds until the server must be ready; loading a large model takes minutes.
         stop_grace: Seconds between SIGTERM and SIGKILL.
         on_line: Called, in a thread of its own, with each line that the server prints.
-        **options: Flags of `headrace serve`: num_blocks=64 is `--num-blocks 64`, True a bare flag, False `--no-...`, a list repeats it.
+        **options: Flags of `headrace serve`: num_blocks=64 is `--num-blocks 64`, True a bare flag,
+            False `--no-...`, a list repeats it.
 
     Raises (on entering):
-        LocalServerError: headrace-server is not installed, or the server ended before it was ready (with its last line).
+        LocalServerError: headrace-server is not installed, or the server ended before it was ready
+            (with its last line).
     """
     return LocalServer(model, options, start_timeout=start_timeout, stop_grace=stop_grace, on_line=on_line)
 
 
 def is_serving(target: str, timeout: float = 1.0) -> bool:
-    """Whether a server at `target` answers the standard health check with SERVING within `timeout` seconds."""
+    """Whether a server at `target` answers the standard health check with SERVING within `timeout`
+    seconds.
+    """
     with grpc.insecure_channel(target, channel_options(target, RetryPolicy(max_attempts=1))) as channel:
         check = channel.unary_unary(
             HEALTH_RPC, request_serializer=lambda message: message, response_deserializer=lambda message: message

@@ -1,8 +1,10 @@
-"""Who the server must be and who the caller is: TLS files, API keys, and over which connections a key may go.
+"""Who the server must be and who the caller is: TLS files, API keys, and over which connections a
+key may go.
 
-Owns the reading and checking of certificates, so that a wrong file is refused by name and not as a failed handshake, and the rule that a
-key never crosses a network in the clear. Does not open channels (transport.py). Paths and keys come in; gRPC credentials and metadata go
-out. Nothing here prints a key: messages name the option, never its value.
+Owns the reading and checking of certificates, so that a wrong file is refused by name and not as a
+failed handshake, and the rule that a key never crosses a network in the clear. Does not open
+channels (transport.py). Paths and keys come in; gRPC credentials and metadata go out. Nothing here
+prints a key: messages name the option, never its value.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from dataclasses import dataclass
 import grpc
 
 FilePath = str | os.PathLike[str]
-# Where systems keep the certificates they trust, for interpreters whose own default names a file that is not there.
+# Where systems keep the certificates they trust, for interpreters whose own default names a file
+# that is not there.
 SYSTEM_ROOTS = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -31,13 +34,18 @@ _BRACKETED = re.compile(r"\[([^\]]*)\](?::\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How a connection is encrypted, and who proves what to whom. Files are PEM and are read when the client is made.
+    """How a connection is encrypted, and who proves what to whom.
+
+    Files are PEM and are read when the client is made.
 
     Attributes:
-        ca: Certificates of the authorities that may vouch for the server. Default: those that the system trusts.
-        certificate: The caller's own certificate (and its chain), for servers that ask for one (mTLS).
+        ca: Certificates of the authorities that may vouch for the server. Default: those that the
+            system trusts.
+        certificate: The caller's own certificate (and its chain), for servers that ask for one
+            (mTLS).
         key: Private key of `certificate`, not encrypted.
-        server_name: The name that the server's certificate must be for. Default: the host of the address.
+        server_name: The name that the server's certificate must be for. Default: the host of the
+            address.
     """
 
     ca: FilePath | None = None
@@ -54,7 +62,8 @@ class Tls:
 
         Raises:
             OSError: A file cannot be read.
-            ValueError: A file holds no certificate or key, or key and certificate do not belong together.
+            ValueError: A file holds no certificate or key, or key and certificate do not belong
+                together.
         """
         roots = _checked_roots(self.ca) if self.ca is not None else system_roots()
         if self.certificate is None or self.key is None:
@@ -64,7 +73,9 @@ class Tls:
 
 
 def system_roots() -> bytes | None:
-    """Certificates that the system trusts (SSL_CERT_FILE, else the system's own file); None: those that come with gRPC."""
+    """Certificates that the system trusts (SSL_CERT_FILE, else the system's own file); None: those
+    that come with gRPC.
+    """
     default = ssl.get_default_verify_paths().cafile
     for path in (default, *SYSTEM_ROOTS):
         if path and os.path.isfile(path):
@@ -76,7 +87,8 @@ def bearer(api_key: str) -> tuple[str, str]:
     """The metadata entry that carries an API key.
 
     Raises:
-        ValueError: The key is empty, or has characters that no header can carry (a line break from the file it was in, for example).
+        ValueError: The key is empty, or has characters that no header can carry (a line break from
+            the file it was in, for example).
     """
     if not api_key or not all(" " < character <= "~" for character in api_key):
         raise ValueError("api_key must be one or more visible ASCII characters, without spaces or line breaks")
@@ -84,9 +96,11 @@ def bearer(api_key: str) -> tuple[str, str]:
 
 
 def is_local(server: str) -> bool:
-    """Whether a gRPC target is this machine for certain: a Unix socket, localhost, or loopback addresses only.
+    """Whether a gRPC target is this machine for certain: a Unix socket, localhost, or loopback
+    addresses only.
 
-    Names are not looked up: a name that happens to resolve to a loopback address today is not local.
+    Names are not looked up: a name that happens to resolve to a loopback address today is not
+    local.
     """
     if server.startswith(_SOCKET_SCHEMES):
         return True

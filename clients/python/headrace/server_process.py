@@ -1,7 +1,9 @@
-"""A server process of one's own: started on a Unix socket in a private folder, watched, stopped, and cleaned up.
+"""A server process of one's own: started on a Unix socket in a private folder, watched, stopped,
+and cleaned up.
 
-Owns the child process, its folder and the lines it prints. Does not wait for readiness nor speak the API (local_server.py). A command line
-goes in, a process that accepts connections on `target` comes out; nothing of it is left after stop(), nor after this program is killed.
+Owns the child process, its folder and the lines it prints. Does not wait for readiness nor speak
+the API (local_server.py). A command line goes in, a process that accepts connections on `target`
+comes out; nothing of it is left after stop(), nor after this program is killed.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 SUPERVISOR_MODULE = "headrace_supervisor"
-# A Unix socket's path holds 107 bytes; the server's own private folder and socket in this one need some.
+# A Unix socket's path holds 107 bytes; the server's own private folder and socket in this one need
+# some.
 MAX_FOLDER_BYTES = 70
 KEPT_LINES = 200
-# Reads until this program closes the pipe or dies, then stops the server's process group and removes the folder.
+# Reads until this program closes the pipe or dies, then stops the server's process group and
+# removes the folder.
 _GUARD_SCRIPT = (
     'read -r _; kill -TERM "$1" 2>/dev/null; i=0; '
     'while kill -0 "$1" 2>/dev/null && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done; '
@@ -33,7 +37,9 @@ FlagValue = str | int | float | bool | Iterable[str | int | float]
 
 
 class LocalServerError(Exception):
-    """The local server could not be started, or ended before it was ready; the message holds its last line."""
+    """The local server could not be started, or ended before it was ready; the message holds its
+    last line.
+    """
 
 
 def require_server() -> None:
@@ -50,9 +56,11 @@ def require_server() -> None:
 
 
 def serve_command(model: str, folder: str, options: Mapping[str, FlagValue]) -> list[str]:
-    """The command line of `headrace serve`; each option becomes a flag, and the server refuses those it does not know.
+    """The command line of `headrace serve`; each option becomes a flag, and the server refuses
+    those it does not know.
 
-    The server's private files are kept in `folder` too, so that nothing is left of them even where it had to be killed.
+    The server's private files are kept in `folder` too, so that nothing is left of them even where
+    it had to be killed.
     """
     command = [sys.executable, "-m", SUPERVISOR_MODULE, "serve", "--model", model, "--listen", address_in(folder)]
     for name, value in {"runtime_folder": folder, **options}.items():
@@ -87,7 +95,8 @@ class ServerProcess:
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._on_line = on_line
         try:
-            # A session of its own: Ctrl-C in the terminal reaches this program only, which then stops the server in order.
+            # A session of its own: Ctrl-C in the terminal reaches this program only, which then
+            # stops the server in order.
             self._process = subprocess.Popen(
                 command(self._folder),
                 stdin=subprocess.DEVNULL,
@@ -114,7 +123,9 @@ class ServerProcess:
         return f"the server ended with exit code {code}: {last.strip()}"
 
     def stop(self, grace: float) -> None:
-        """Ends the process (SIGTERM, then SIGKILL after `grace` seconds) and all it started, and removes the folder."""
+        """Ends the process (SIGTERM, then SIGKILL after `grace` seconds) and all it started, and
+        removes the folder.
+        """
         try:
             self._process.terminate()
             try:
@@ -136,7 +147,9 @@ class ServerProcess:
             pass
 
     def _start_guard(self) -> subprocess.Popen[bytes]:
-        """A shell that outlives this program by the time it takes to stop the server, should it be killed."""
+        """A shell that outlives this program by the time it takes to stop the server, should it be
+        killed.
+        """
         return subprocess.Popen(
             ["/bin/sh", "-c", _GUARD_SCRIPT, "headrace-guard", str(self._process.pid), self._folder],
             stdin=subprocess.PIPE,
@@ -159,7 +172,9 @@ class ServerProcess:
                 self._report(line.rstrip("\n"))
 
     def _report(self, line: str) -> None:
-        """Calls on_line; one that fails is not called again, because the server's output must still be read."""
+        """Calls on_line; one that fails is not called again, because the server's output must still
+        be read.
+        """
         if self._on_line is None:
             return
         try:
@@ -170,7 +185,9 @@ class ServerProcess:
 
 
 def _private_folder() -> str:
-    """A new folder that only this user can enter (mode 0700), with a path short enough for a socket."""
+    """A new folder that only this user can enter (mode 0700), with a path short enough for a
+    socket.
+    """
     base = tempfile.gettempdir()
     if len(os.fsencode(base)) > MAX_FOLDER_BYTES - len("/headrace-xxxxxxxx"):
         base = "/tmp"

@@ -1,8 +1,10 @@
-"""The sync session: many generations over one call, read as steps, as one row of events, or generation by generation.
+"""The sync session: many generations over one call, read as steps, as one row of events, or
+generation by generation.
 
-Owns how threads share the call: whoever waits for an event of its generation and finds none reads the next message for all, so that there is
-no thread in the background and nothing is read that nobody waits for. Everything but waiting is in session_base.py; aio_session.py is the
-same surface for asyncio.
+Owns how threads share the call: whoever waits for an event of its generation and finds none reads
+the next message for all, so that there is no thread in the background and nothing is read that
+nobody waits for. Everything but waiting is in session_base.py; aio_session.py is the same surface
+for asyncio.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from headrace.v1 import inference_pb2 as pb
 
 
 class SessionGeneration(EventReader):
-    """One generation of a session: read it as a Stream, or know it by its `stream_id` in the session's steps.
+    """One generation of a session: read it as a Stream, or know it by its `stream_id` in the
+    session's steps.
 
     Raises (while iterating):
         HeadraceError: The generation cannot start or go on, or the session's call failed.
@@ -48,15 +51,20 @@ class SessionGeneration(EventReader):
         self._session._cancel(self.stream_id)
 
     def detach(self) -> None:
-        """Gives up reading: nothing more comes of it here, while it goes on if it outlives its readers (submitted detached), and is cancelled otherwise."""
+        """Gives up reading: nothing more comes of it here, while it goes on if it outlives its
+        readers (submitted detached), and is cancelled otherwise.
+        """
         self._session._detach(self.stream_id)
 
 
 class Session(SessionBase[SessionGeneration]):
-    """Many generations over one stream; a context manager that ends it, and with it what was submitted and not detached.
+    """Many generations over one stream; a context manager that ends it, and with it what was
+    submitted and not detached.
 
-    It is read in one of three ways, not mixed: `steps()`, `events()`, or its generations, each as a Stream and from any thread.
-    A broken connection ends a session, and so does a KeyboardInterrupt while it is read. What was detached or attached goes on and can be attached again in another one.
+    It is read in one of three ways, not mixed: `steps()`, `events()`, or its generations, each as a
+    Stream and from any thread. A broken connection ends a session, and so does a KeyboardInterrupt
+    while it is read. What was detached or attached goes on and can be attached again in another
+    one.
     """
 
     def __init__(self, open_call: Callable[[Iterator[Any]], Any]) -> None:
@@ -69,13 +77,15 @@ class Session(SessionBase[SessionGeneration]):
         self._requests: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
         requests = self._requests
         call = open_call(iter(requests.get, None))
-        # Ends the thread with which gRPC waits for requests. The callback must not hold the session, which cancels the call when dropped.
+        # Ends the thread with which gRPC waits for requests. The callback must not hold the
+        # session, which cancels the call when dropped.
         if not call.add_callback(lambda: requests.put(None)):
             requests.put(None)
         self._call = readable(call)
 
     def steps(self) -> Iterator[SessionStep]:
-        """One batch per message of the server, which is one per engine step: what a gateway forwards.
+        """One batch per message of the server, which is one per engine step: what a gateway
+        forwards.
 
         Ends when the session does: once finish() was called and all generations have ended.
 
@@ -90,7 +100,11 @@ class Session(SessionBase[SessionGeneration]):
         self._check(None)
 
     def events(self) -> Iterator[tuple[SessionGeneration, Event]]:
-        """All generations' events in the order of their arrival; Failed where one cannot start or go on. Ends as steps() does."""
+        """All generations' events in the order of their arrival; Failed where one cannot start or
+        go on.
+
+        Ends as steps() does.
+        """
         self._claim("events()")
         while (step := self._read()) is not None:
             with self._lock:
@@ -100,7 +114,10 @@ class Session(SessionBase[SessionGeneration]):
         self._check(None)
 
     def close(self) -> None:
-        """Ends the session's call; what was submitted and not detached is cancelled. May be called from any thread and more than once."""
+        """Ends the session's call; what was submitted and not detached is cancelled.
+
+        May be called from any thread and more than once.
+        """
         with self._lock:
             self._closed = self._ended = True
             self._changed.notify_all()

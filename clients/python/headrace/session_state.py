@@ -1,8 +1,9 @@
-"""What a session knows between two messages: which ids are open, where each output stands, and how a message becomes typed events.
+"""What a session knows between two messages: which ids are open, where each output stands, and how
+a message becomes typed events.
 
-Owns SessionStep, the batch of one message, and the logic that the sync and the asyncio session share. Does not wait and does not read
-(session.py, aio_session.py). What a caller wants comes in and SessionRequest messages go out; SessionResponse messages come in, and steps or
-events go out.
+Owns SessionStep, the batch of one message, and the logic that the sync and the asyncio session
+share. Does not wait and does not read (session.py, aio_session.py). What a caller wants comes in
+and SessionRequest messages go out; SessionResponse messages come in, and steps or events go out.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ class SessionEvent:
 class SessionStep:
     """What is new in all generations of a session since the step before.
 
-    The first four are columns of equal length: entry i of each belongs to the same token, in order within an output. Tokens with log
-    probabilities, and the first ones of a generation attached past its beginning, come as Delta events instead. A generation's events come
-    after its tokens.
+    The first four are columns of equal length: entry i of each belongs to the same token, in order
+    within an output. Tokens with log probabilities, and the first ones of a generation attached
+    past its beginning, come as Delta events instead. A generation's events come after its tokens.
 
     Attributes:
         stream_ids: Which generation.
         output_indices: Which of its n outputs.
         token_ids: The token.
-        texts: Its text; "" where it has none of its own, and with token_ids_only. The text of tokens that come together may stand with the
-            last of them.
+        texts: Its text; "" where it has none of its own, and with token_ids_only. The text of
+            tokens that come together may stand with the last of them.
         events: Everything that is no token in the columns.
     """
 
@@ -54,7 +55,10 @@ class SessionStep:
 
 
 class SessionState:
-    """Ids and positions of one session. Not safe to share between threads: session.py holds a lock around it."""
+    """Ids and positions of one session.
+
+    Not safe to share between threads: session.py holds a lock around it.
+    """
 
     def __init__(self) -> None:
         self._next_stream_id = 1
@@ -80,7 +84,9 @@ class SessionState:
         return pb.SessionRequest(stream_id=stream_id, cancel=pb.SessionCancel())
 
     def detach(self, stream_id: int) -> pb.SessionRequest | None:
-        """The message that gives up reading a generation, whose events are dropped from here on; None where it has ended already."""
+        """The message that gives up reading a generation, whose events are dropped from here on;
+        None where it has ended already.
+        """
         if self._positions.pop(stream_id, None) is None:
             return None
         return pb.SessionRequest(stream_id=stream_id, cancel=pb.SessionCancel(detach=True))
@@ -102,7 +108,9 @@ class SessionState:
         return last
 
     def events(self, step: SessionStep) -> Iterator[SessionEvent]:
-        """A step as events: first the tokens, one Delta per output that has some, then the rest; what nobody reads any more is left out."""
+        """A step as events: first the tokens, one Delta per output that has some, then the rest;
+        what nobody reads any more is left out.
+        """
         yield from self._deltas(step)
         for event in step.events:
             positions = self._positions.get(event.stream_id)
@@ -165,7 +173,10 @@ def submission(
 
 
 def step_from_proto(response: pb.SessionResponse) -> SessionStep:
-    """The step of a message. Columns that the wire leaves out because they say nothing are filled up."""
+    """The step of a message.
+
+    Columns that the wire leaves out because they say nothing are filled up.
+    """
     tokens = response.tokens
     stream_ids = tuple(tokens.stream_ids)
     count = len(stream_ids)

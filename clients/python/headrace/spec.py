@@ -1,8 +1,10 @@
-"""Builds GenerationSpec and chat messages from a caller's Python values, the same for both clients and the command line.
+"""Builds GenerationSpec and chat messages from a caller's Python values, the same for both clients
+and the command line.
 
-Owns the names and types of the options. Does not know their ranges: the server does, and refuses with field, rule and limit. Only what
-the wire format cannot carry (a negative token id, text that is no UTF-8, prompt and token ids at once) is refused here, with the same
-exception and the same field names. Python values come in, protobuf messages go out.
+Owns the names and types of the options. Does not know their ranges: the server does, and refuses
+with field, rule and limit. Only what the wire format cannot carry (a negative token id, text that
+is no UTF-8, prompt and token ids at once) is refused here, with the same exception and the same
+field names. Python values come in, protobuf messages go out.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ TraceDetailName = Literal["off", "array", "span"]
 
 
 class GenerationOptions(TypedDict, total=False):
-    """Options of every call that generates. Absent or None means: the model's own default, then the server's.
+    """Options of every call that generates.
+
+    Absent or None means: the model's own default, then the server's.
 
     Attributes:
         model: Name of the model. Default: the server's default model.
@@ -32,7 +36,8 @@ class GenerationOptions(TypedDict, total=False):
         top_p: Keeps the most likely tokens whose probabilities reach this sum. Above 0, to 1.
         top_k: Keeps this many of the most likely tokens; 0 and -1 keep all.
         min_p: Keeps tokens at least this likely relative to the most likely one. 0 to 1.
-        repetition_penalty: Divides positive and multiplies negative logits of tokens seen. 0.01 to 10.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens seen. 0.01 to
+            10.
         presence_penalty: Subtracted from the logits of tokens in the output. -2 to 2.
         frequency_penalty: Subtracted once for each time the output contains the token. -2 to 2.
         seed: Of the sampling noise; any unsigned 64-bit value.
@@ -47,12 +52,16 @@ class GenerationOptions(TypedDict, total=False):
         n: Outputs sampled from the prompt in parallel. 1 to 128.
         logprobs: How many of the most likely tokens to report beside each sampled one. 0 to 20.
         priority: Higher runs first. -100 to 100.
-        time_limit: Longest time from acceptance to the last token, as seconds or timedelta. At most 24 hours.
+        time_limit: Longest time from acceptance to the last token, as seconds or timedelta. At most
+            24 hours.
         cache_salt: Shares cached prefixes only with requests of the same salt. At most 256 bytes.
         skip_special_tokens: Whether special tokens are left out of the text.
-        token_ids_only: Whether to send token ids alone, without text and without waiting for whole characters.
-        prompt_logprobs: How many of the most likely tokens to report at each position of the prompt; 0 reports the prompt's own. 0 to 20.
-        trace_detail: How much of its tokens' way is traced, if it is traced at all: "off", "array" or "span". Default: the server's setting.
+        token_ids_only: Whether to send token ids alone, without text and without waiting for whole
+            characters.
+        prompt_logprobs: How many of the most likely tokens to report at each position of the
+            prompt; 0 reports the prompt's own. 0 to 20.
+        trace_detail: How much of its tokens' way is traced, if it is traced at all: "off", "array"
+            or "span". Default: the server's setting.
     """
 
     model: str | None
@@ -150,7 +159,8 @@ def generation_spec(
     """The spec of a Generate, Complete or Submit call.
 
     Raises:
-        InvalidRequest: Not exactly one of prompt and token_ids, or a value that the wire format cannot carry.
+        InvalidRequest: Not exactly one of prompt and token_ids, or a value that the wire format
+            cannot carry.
         TypeError: An option of that name does not exist.
     """
     if (prompt is None) == (token_ids is None):
@@ -186,7 +196,9 @@ def chat_messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
 
 
 def assign(message: ProtobufMessage, field: str, value: Any, path: str) -> None:
-    """Sets a scalar, repeated or map field; what protobuf refuses becomes an InvalidRequest that names `path`."""
+    """Sets a scalar, repeated or map field; what protobuf refuses becomes an InvalidRequest that
+    names `path`.
+    """
     try:
         if isinstance(value, Mapping):
             getattr(message, field).update(value)
@@ -199,7 +211,9 @@ def assign(message: ProtobufMessage, field: str, value: Any, path: str) -> None:
 
 
 def duration(value: float | datetime.timedelta, path: str) -> Duration:
-    """Seconds, or a timedelta, as a message; what it cannot carry becomes an InvalidRequest that names `path`."""
+    """Seconds, or a timedelta, as a message; what it cannot carry becomes an InvalidRequest that
+    names `path`.
+    """
     message = Duration()
     try:
         seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else value

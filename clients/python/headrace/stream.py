@@ -1,7 +1,9 @@
-"""The sync side of a generation's events: how a thread waits for the next one, and what can be made of them.
+"""The sync side of a generation's events: how a thread waits for the next one, and what can be made
+of them.
 
-Owns EventReader, the reading surface that a call's stream and a session's generation share, and Stream, a call of its own. What a stream
-remembers is in stream_state.py; aio_stream.py is the same for asyncio. Messages of a call come in, typed events and exceptions go out.
+Owns EventReader, the reading surface that a call's stream and a session's generation share, and
+Stream, a call of its own. What a stream remembers is in stream_state.py; aio_stream.py is the same
+for asyncio. Messages of a call come in, typed events and exceptions go out.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ class EventReader(ABC):
 
     @abstractmethod
     def __next__(self) -> Event:
-        """The next event. Raises HeadraceError where there will be none because something failed."""
+        """The next event.
+
+        Raises HeadraceError where there will be none because something failed.
+        """
 
     def text(self) -> Iterator[str]:
         """The pieces of text of a single output, as they arrive.
@@ -76,11 +81,13 @@ class EventReader(ABC):
 class Stream(EventReader):
     """The events of one generation, as an iterator and a context manager.
 
-    Leaving the `with` block, close() or dropping the last reference before the end cancels the call; a Generate or Chat is then
-    cancelled on the server, a subscription only detached. A KeyboardInterrupt while it is read closes it.
+    Leaving the `with` block, close() or dropping the last reference before the end cancels the
+    call; a Generate or Chat is then cancelled on the server, a subscription only detached. A
+    KeyboardInterrupt while it is read closes it.
 
     Raises (while iterating):
-        HeadraceError: The call failed. Broken connections of subscriptions are yielded as Reconnecting events instead.
+        HeadraceError: The call failed. Broken connections of subscriptions are yielded as
+        Reconnecting events instead.
     """
 
     def __init__(self, state: StreamState, open_call: Callable[[StreamState], Any]) -> None:
@@ -107,7 +114,10 @@ class Stream(EventReader):
         raise StopIteration
 
     def close(self) -> None:
-        """Ends the stream, and with it the call if it still runs. May be called from any thread and more than once."""
+        """Ends the stream, and with it the call if it still runs.
+
+        May be called from any thread and more than once.
+        """
         self._closed = True
         self._woken.put(None)
         self._call.cancel()

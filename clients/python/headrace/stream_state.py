@@ -1,14 +1,19 @@
-"""What a stream knows between two messages: what it has yielded, and whether a broken connection may be opened again.
+"""What a stream knows between two messages: what it has yielded, and whether a broken connection
+may be opened again.
 
-Owns the logic that the sync and the asyncio stream share. Does not wait and does not read: stream.py and aio_stream.py hand in each
-message or failure and do what comes back. A subscription continues after a broken connection without a lost or doubled token:
+Owns the logic that the sync and the asyncio stream share. Does not wait and does not read:
+stream.py and aio_stream.py hand in each message or failure and do what comes back. A subscription
+continues after a broken connection without a lost or doubled token:
 
-- One output: it is asked for again from the token after the last one yielded, or, where broken characters were last, from before those:
-  the server gives a character whole whose bytes are on both sides of the first token, and while the rest is missing it may yet become one.
-- Several outputs, or who knows how many: they stand at different tokens. So they are asked for again from where the subscription began.
+- One output: it is asked for again from the token after the last one yielded, or, where broken
+  characters were last, from before those: the server gives a character whole whose bytes are on
+  both sides of the first token, and while the rest is missing it may yet become one.
+- Several outputs, or who knows how many: they stand at different tokens. So they are asked for
+  again from where the subscription began.
 
-What was yielded already and comes again is dropped by counting tokens and characters. Text and tokens of a delta cover each other, and the
-text is the same however the deltas are cut, so both counts name the same place.
+What was yielded already and comes again is dropped by counting tokens and characters. Text and
+tokens of a delta cover each other, and the text is the same however the deltas are cut, so both
+counts name the same place.
 """
 
 from __future__ import annotations
@@ -55,7 +60,8 @@ class StreamState:
         return event
 
     def failed(self, error: HeadraceError) -> Reconnecting:
-        """What to do about a failed call: an event to yield, whose delay comes before the next opening.
+        """What to do about a failed call: an event to yield, whose delay comes before the next
+        opening.
 
         Raises:
             HeadraceError: The failure, where it is final.
@@ -77,7 +83,9 @@ class StreamState:
 
 @dataclass(slots=True)
 class _Replay:
-    """How much of one output the server sends again: tokens before `tokens` and the first `characters` of text."""
+    """How much of one output the server sends again: tokens before `tokens` and the first
+    `characters` of text.
+    """
 
     tokens: int
     characters: int
@@ -101,7 +109,9 @@ class SubscriptionState(StreamState):
         return super().take(message)
 
     def failed(self, error: HeadraceError) -> Reconnecting:
-        """Prepares the call that continues the stream; final are all failures but UNAVAILABLE, and too many in a row."""
+        """Prepares the call that continues the stream; final are all failures but UNAVAILABLE, and
+        too many in a row.
+        """
         self._failures += 1
         if not isinstance(error, Unavailable) or self._failures >= self._retry.max_attempts:
             raise error
@@ -135,7 +145,9 @@ class SubscriptionState(StreamState):
         return self._first.from_token if output.first_token_index is None else output.next_token_index
 
     def _new_part(self, event: Event) -> Event | None:
-        """The event without what was yielded before; a continuation repeats accepted, started and ended outputs."""
+        """The event without what was yielded before; a continuation repeats accepted, started and
+        ended outputs.
+        """
         if isinstance(event, Delta):
             return self._new_tokens(event)
         if isinstance(event, PromptLogprobs):
@@ -151,7 +163,9 @@ class SubscriptionState(StreamState):
         return None if known else event
 
     def _new_prompt_tokens(self, part: PromptLogprobs) -> PromptLogprobs | None:
-        """The part without what was yielded before; a continuation repeats all of the prompt, perhaps cut differently."""
+        """The part without what was yielded before; a continuation repeats all of the prompt,
+        perhaps cut differently.
+        """
         parts = self.transcript.prompt_logprobs
         known = max(0, parts[-1].next_token_index - part.first_token_index) if parts else 0
         if not part.logprobs.sampled[known:]:
@@ -168,7 +182,8 @@ class SubscriptionState(StreamState):
         delta = self._without_replay(delta)
         if not delta.token_ids and not delta.text:
             return None
-        # The first delta may start before from_token, where a character is spread over tokens on both sides of it.
+        # The first delta may start before from_token, where a character is spread over tokens on
+        # both sides of it.
         is_first = self.transcript.outputs[delta.output_index].first_token_index is None
         if delta.first_token_index > expected or (delta.first_token_index < expected and not is_first):
             raise Internal(

@@ -1,7 +1,7 @@
 """Times of a stream as its reader sees them: first token, gaps between tokens, rate.
 
-Owns the measuring of one stream. Does not print (cli/ledger_table.py) and knows nothing of the server's own ledger. Events go in with the
-clock's reading, figures in seconds come out.
+Owns the measuring of one stream. Does not print (cli/ledger_table.py) and knows nothing of the
+server's own ledger. Events go in with the clock's reading, figures in seconds come out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from headrace.events import Delta, Event
 
 
 class StreamTimer:
-    """Measures one stream from its creation on; wrap the stream's iteration with observe or observe_async."""
+    """Measures one stream from its creation on; wrap the stream's iteration with observe or
+    observe_async.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -56,7 +58,9 @@ class StreamTimer:
         return None if self._first is None else self._first - self._start
 
     def itl(self, quantile: float) -> float | None:
-        """Inter-token latency in seconds at a quantile (0 to 1, nearest rank); None below two deltas of an output."""
+        """Inter-token latency in seconds at a quantile (0 to 1, nearest rank); None below two
+        deltas of an output.
+        """
         rank = math.ceil(quantile * sum(tokens for _, tokens in self._gaps))
         for gap, tokens in sorted(self._gaps):
             rank -= tokens

@@ -1,6 +1,8 @@
-"""W3C trace contexts, as far as a caller needs them: one to begin a trace with, and what is sent of it.
+"""W3C trace contexts, as far as a caller needs them: one to begin a trace with, and what is sent of
+it.
 
-Owns the form of `traceparent`. A server ignores a malformed one without a word, so that it is refused here. Strings come in, metadata goes out.
+Owns the form of `traceparent`. A server ignores a malformed one without a word, so that it is
+refused here. Strings come in, metadata goes out.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import secrets
 
 from headrace.errors import invalid
 
-# Version ff and ids of zeros only are invalid; versions to come may add parts, as the server takes them.
+# Version ff and ids of zeros only are invalid; versions to come may add parts, as the server takes
+# them.
 _TRACEPARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x20-\x7e]*)?"
 )

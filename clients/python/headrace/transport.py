@@ -1,7 +1,8 @@
 """The channels of a sync client: opened, used in turn, closed.
 
-Owns the grpc channels and how a failed call becomes an exception. Does not know what calls mean (calls.py) nor what a stream remembers
-(stream_state.py). Calls as values come in and go out through generated stubs.
+Owns the grpc channels and how a failed call becomes an exception. Does not know what calls mean
+(calls.py) nor what a stream remembers (stream_state.py). Calls as values come in and go out through
+generated stubs.
 """
 
 from __future__ import annotations

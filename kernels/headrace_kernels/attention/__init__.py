@@ -1,6 +1,8 @@
-"""Attention of a step's tokens over the paged KV cache, and all that lies between a layer's projections: rotation, the cache's layout, copies of blocks.
+"""Attention of a step's tokens over the paged KV cache, and all that lies between a layer's
+projections: rotation, the cache's layout, copies of blocks.
 
-paged                      the operation: reference, and which implementation takes which part of a step
+paged                      the operation: reference, and which implementation takes which part of a
+                           step
 plan, step                 columns of numbers made on the host; the same as tensors on the device
 decode, merge              few query tokens: splits of long contexts
 prefill, gathered          chunks of prompts: through the block table, or from gathered tokens

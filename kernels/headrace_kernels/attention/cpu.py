@@ -1,9 +1,14 @@
-"""Paged attention by gathering: a row's blocks are copied side by side, then PyTorch's fused attention runs over them. The path for CPUs.
+"""Paged attention by gathering: a row's blocks are copied side by side, then PyTorch's fused
+attention runs over them.
 
-Two steps. `plan_gathers` decides on the host, once per step, which rows go together and which cache entries they need; `attend` runs the plan in each layer.
-Rows with one token (decodes) are put together in buckets of similar context, so that padding stays small and one call serves many rows. The query heads of a
-group stand in the place of query positions, so that keys and values are never repeated. Rows with several tokens (chunks of a prompt) run one by one, in tiles that
-bound the mask.
+The path for CPUs.
+
+Two steps. `plan_gathers` decides on the host, once per step, which rows go together and which cache
+entries they need; `attend` runs the plan in each layer. Rows with one token (decodes) are put
+together in buckets of similar context, so that padding stays small and one call serves many rows.
+The query heads of a group stand in the place of query positions, so that keys and values are never
+repeated. Rows with several tokens (chunks of a prompt) run one by one, in tiles that bound the
+mask.
 """
 
 from __future__ import annotations
@@ -22,10 +27,12 @@ _Int64Array = npt.NDArray[np.int64]
 
 # A bucket takes rows down to this share of its longest row's blocks ...
 _MIN_FILL = 0.6
-# ... and all rows within this many blocks of it: below that, another bucket's calls cost more than the padding.
+# ... and all rows within this many blocks of it: below that, another bucket's calls cost more than
+# the padding.
 _FREE_PADDING_BLOCKS = 4
-# Most values gathered at once (4 MiB in fp32): small enough that they are still in the processor's cache when attention reads them. For 32 rows of 20 to 600 tokens
-# a step took 26.5 ms with this bound and 32.3 ms without, for 64 rows of up to 1,000 tokens 72 and 91 ms (1 thread, 8 layers).
+# Most values gathered at once (4 MiB in fp32): small enough that they are still in the processor's
+# cache when attention reads them. For 32 rows of 20 to 600 tokens a step took 26.5 ms with this
+# bound and 32.3 ms without, for 64 rows of up to 1,000 tokens 72 and 91 ms (1 thread, 8 layers).
 _MAX_BUCKET_VALUES = 1 << 20
 # Largest mask of a chunk's tile, in entries (fp32).
 _MAX_MASK_ENTRIES = 1 << 22
@@ -37,20 +44,24 @@ class DecodeBucket:
 
     # [num_rows] int64 index of each row's token; None if the bucket is the whole step in order.
     tokens: Tensor | None
-    # [num_rows * 2 * num_kv_heads * num_blocks] int64: entries of the cache seen as [.., block_size * head_dim].
+    # [num_rows * 2 * num_kv_heads * num_blocks] int64: entries of the cache seen as [.., block_size
+    # * head_dim].
     entries: Tensor
     num_rows: int
     # A lone row is cut to the slots it sees and needs no mask: the first and the last + 1.
     cut: tuple[int, int] | None
     # [num_rows, 1, 1, num_slots] fp32, 0 or -inf; None if every row sees every slot.
     mask: Tensor | None
-    # int64 entries of the gathered [.., head_dim] that no token was written to; None if there are none.
+    # int64 entries of the gathered [.., head_dim] that no token was written to; None if there are
+    # none.
     unwritten: Tensor | None
 
 
 @dataclasses.dataclass(slots=True)
 class ChunkTile:
-    """Some of a chunk's tokens: which, the end of the slots they see, and their mask (None: plain causal from slot 0)."""
+    """Some of a chunk's tokens: which, the end of the slots they see, and their mask (None: plain
+    causal from slot 0).
+    """
 
     first_token: int
     end_token: int
@@ -74,14 +85,17 @@ class GatherPlan:
 
     buckets: list[DecodeBucket]
     chunks: list[Chunk]
-    # Where entries are gathered to, for every bucket of every layer in turn: memory that is still in the processor's cache, and no new pages (at 32 rows of
-    # 300 tokens a fresh buffer per layer made gathering twice as slow).
+    # Where entries are gathered to, for every bucket of every layer in turn: memory that is still
+    # in the processor's cache, and no new pages (at 32 rows of 300 tokens a fresh buffer per layer
+    # made gathering twice as slow).
     _scratch: Tensor | None = None
     # Of a quantized cache: what was gathered, restored.
     _restored: Tensor | None = None
 
     def gather(self, kv_cache: Tensor, entries: Tensor) -> Tensor:
-        """[num_entries, block_size * head_dim], valid until the next call; fp32 of a quantized cache."""
+        """[num_entries, block_size * head_dim], valid until the next call; fp32 of a quantized
+        cache.
+        """
         block_size, head_dim = kv_cache.shape[3:]
         quantized = is_quantized(kv_cache)
         flat = tiles_of(kv_cache).flatten(0, 2) if quantized else kv_cache.view(-1, block_size * head_dim)
@@ -115,7 +129,9 @@ class _Rows:
     device: torch.device
 
     def entries(self, rows: _Int64Array, width: int) -> Tensor:
-        """Cache entries of the rows' visible blocks, each row padded to `width` blocks with its own first one."""
+        """Cache entries of the rows' visible blocks, each row padded to `width` blocks with its own
+        first one.
+        """
         column = np.arange(width)
         column = np.where(column < self.num_blocks[rows, None], column, 0) + self.first_block[rows, None]
         blocks = self.tables[rows[:, None], column].astype(np.int64)
@@ -173,7 +189,9 @@ def plan_gathers(
 
 
 def _group_by_length(decodes: _Int64Array, num_blocks: _Int64Array, max_blocks: int) -> list[_Int64Array]:
-    """Rows in groups of similar length and of at most `max_blocks` with padding (or one row), within a group in the step's order."""
+    """Rows in groups of similar length and of at most `max_blocks` with padding (or one row),
+    within a group in the step's order.
+    """
     if decodes.size <= 1:
         return [decodes] if decodes.size else []
     longest_first = decodes[np.argsort(-num_blocks[decodes], kind="stable")]
@@ -209,7 +227,8 @@ def _bucket_mask(rows: _Rows, group: _Int64Array, width: int) -> tuple[Tensor | 
     position = base + slot
     seq_len = rows.seq_len[group, None]
     hidden = position >= seq_len
-    # What a slot holds: padding repeats the row's first block. Past the row's end, nobody has written it since it changed hands.
+    # What a slot holds: padding repeats the row's first block. Past the row's end, nobody has
+    # written it since it changed hands.
     is_padding = slot >= (rows.num_blocks[group] * rows.block_size)[:, None]
     unwritten_slots = np.where(is_padding, base + slot % rows.block_size, position) >= seq_len
     if rows.window is not None:
@@ -265,7 +284,8 @@ def _attend_bucket(query: Tensor, kv_cache: Tensor, plan: GatherPlan, bucket: De
     num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
     gathered = plan.gather(kv_cache, bucket.entries).to(query.dtype)
     if bucket.unwritten is not None:
-        # The mask gives these slots no weight, but 0 x NaN is NaN: what an earlier owner left behind must go.
+        # The mask gives these slots no weight, but 0 x NaN is NaN: what an earlier owner left
+        # behind must go.
         gathered.view(-1, head_dim).index_fill_(0, bucket.unwritten, 0.0)
     key, value = gathered.view(bucket.num_rows, 2, num_kv_heads, -1, head_dim).unbind(1)
     if bucket.cut is not None:

@@ -1,15 +1,25 @@
 """Attention of rows with few query tokens over long contexts, bound by reading the cache once.
 
-A program reads one *split* of one row's context for one key/value head; all query heads of the group and all query tokens stand as rows of one tile, so that every key is read once. A row with one split is
-finished then. Where several programs share a row, each leaves a partial result, and the last one to finish merges them (`attention.merge`). Which program does what comes from
-`attention.plan.plan_decode`; grids depend on the sizes of the columns only, so that all of it runs in captured graphs.
+A program reads one *split* of one row's context for one key/value head; all query heads of the
+group and all query tokens stand as rows of one tile, so that every key is read once. A row with one
+split is finished then. Where several programs share a row, each leaves a partial result, and the
+last one to finish merges them (`attention.merge`). Which program does what comes from
+`attention.plan.plan_decode`; grids depend on the sizes of the columns only, so that all of it runs
+in captured graphs.
 
-Who is last: `DecodeScratch.done` has a counter for each row and key/value head. A program stores its partial result, then adds 1, and the one that finds the others' count merges and sets the counter back to 0, as
-the next layer and the next replay expect it. The addition releases what the program's threads stored and acquires what the others' released. Nothing can leave a counter behind: a launch that is refused runs no program,
-and a kernel that dies on the way (a bad address, a reset) takes the CUDA context with it, scratch included; the worker's process ends and a new one allocates zeros.
+Who is last: `DecodeScratch.done` has a counter for each row and key/value head. A program stores
+its partial result, then adds 1, and the one that finds the others' count merges and sets the
+counter back to 0, as the next layer and the next replay expect it. The addition releases what the
+program's threads stored and acquires what the others' released. Nothing can leave a counter behind:
+a launch that is refused runs no program, and a kernel that dies on the way (a bad address, a reset)
+takes the CUDA context with it, scratch included; the worker's process ends and a new one allocates
+zeros.
 
-In a step of decodes alone the kernel also norms and turns the new tokens' heads and writes their keys and values (`raw`): no kernel before it then. Every split of a row turns the row's query for itself. The new
-token's key belongs to the last split that has any context: that program turns it, stores it, and takes it into its softmax from registers, so that nobody reads what this launch writes.
+In a step of decodes alone the kernel also norms and turns the new tokens' heads and writes their
+keys and values (`raw`): no kernel before it then. Every split of a row turns the row's query for
+itself. The new token's key belongs to the last split that has any context: that program turns it,
+stores it, and takes it into its softmax from registers, so that nobody reads what this launch
+writes.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -39,13 +49,16 @@ from headrace_kernels.attention.tiles import (
 from headrace_kernels.attention.turned import absorb_context, takes_turned, turned_rule
 from headrace_kernels.triton_runtime import INTERPRETED
 
-# Columns are views into one buffer, at addresses that change with their sizes: alignment must not decide what is compiled.
+# Columns are views into one buffer, at addresses that change with their sizes: alignment must not
+# decide what is compiled.
 _COLUMNS = ["splits", "query_start_loc", "seq_lens", "table_rows", "slot_mapping"]
 
 
 @triton.jit
 def _mean_square_as_written(place, is_newest, HEAD_DIM: tl.constexpr, NORM_HEADS: tl.constexpr):
-    """The mean square of one head to the bit as `rope_kv` has it: as one of many heads in a tile like its own, whose squares are added up in the same order."""
+    """The mean square of one head to the bit as `rope_kv` has it: as one of many heads in a tile
+    like its own, whose squares are added up in the same order.
+    """
     copies = tl.arange(0, NORM_HEADS) * 0
     return tl.max(mean_squares(place + copies, (copies == 0) & is_newest, HEAD_DIM // 2), 0)
 
@@ -139,7 +152,8 @@ def _split_kernel(
     if KIND != "":
         unit = first_unit()
     if RAW:
-        # One token a row: its key and value are nobody else's, and only the split that the context ends in takes them.
+        # One token a row: its key and value are nobody else's, and only the split that the context
+        # ends in takes them.
         is_newest = (begin < seq_len) & (end == seq_len)
         end = tl.minimum(end, seq_len - 1)
         rotation = rotations + first_token.to(tl.int64) * (3 * HEAD_DIM // 2)
@@ -205,7 +219,8 @@ def _split_kernel(
                 mask_key = mask_key & (positions >= first_seen)
             offs_key = key_offsets(table, positions, mask_key, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE)
             key = kv_cache + offs_key[:, None] + offs_dim[None, :]
-            # Slots that were never written may hold NaN: they are not loaded, for 0 times NaN is NaN.
+            # Slots that were never written may hold NaN: they are not loaded, for 0 times NaN is
+            # NaN.
             mask_load = mask_key[:, None] & mask_dim[None, :]
             k = tl.load(key, mask=mask_load, other=0.0)
             v = tl.load(key + NUM_KV_HEADS * TILE_STRIDE, mask=mask_load, other=0.0)
@@ -222,7 +237,8 @@ def _split_kernel(
             else:
                 acc, largest, total = absorb(acc, largest, total, q, k, v, seen, score_scale, True, FP32_DOT)
 
-    # A split may be empty (a layer with a narrower window than the plan's): acc and total are 0 then.
+    # A split may be empty (a layer with a narrower window than the plan's): acc and total are 0
+    # then.
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
     if KIND != "":
@@ -287,7 +303,8 @@ def decode_attention(
         scale: Multiplies the scores.
         sliding_window: Tokens that a token sees.
         output: [num_tokens, num_heads, head_dim] contiguous.
-        raw: Heads as the projection gave them. They are normed and turned here, and keys and values are written to `step.slot_mapping`; the work must be of one query token an entry.
+        raw: Heads as the projection gave them. They are normed and turned here, and keys and values
+            are written to `step.slot_mapping`; the work must be of one query token an entry.
         launch: Replaces the rule, for measurements.
         at_once: Partial results that are merged at a time; replaces the rule, for measurements.
     """
@@ -348,7 +365,8 @@ def decode_attention(
 
 
 def _launch_rule(rows: int, dim: int, output: Tensor) -> Launch:
-    """64 keys, 2 warps and 3 stages were best for 16 rows and heads of 128 on an H200; the rest keeps registers and shared memory within bounds, and is not measured yet.
+    """64 keys, 2 warps and 3 stages were best for 16 rows and heads of 128 on an H200; the rest
+    keeps registers and shared memory within bounds, and is not measured yet.
 
     A quantized cache has the launch of its model's type: registers hold its numbers in that type.
     """

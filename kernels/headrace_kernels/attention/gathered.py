@@ -1,9 +1,12 @@
-"""Attention of long chunks of prompts over contexts that were gathered first: the products run at the card's rate, which addresses from a block table do not allow.
+"""Attention of long chunks of prompts over contexts that were gathered first: the products run at
+the card's rate, which addresses from a block table do not allow.
 
-Two kernels. The first copies what the chunks see out of the paged cache into one piece per key/value head, each context at a multiple of 128 tokens and filled up with zeros; what is quantized is
-restored to the model's type on the way, and rounded to it. The second is
-`attention.prefill`'s with tiles of keys and values read by the copy engine through descriptors (sm_90 and later). Descriptors hold addresses and gathering costs memory and time, so this is for
-steps outside of graphs whose chunks are long enough (`attention.plan.plan_prefill` decides).
+Two kernels. The first copies what the chunks see out of the paged cache into one piece per
+key/value head, each context at a multiple of 128 tokens and filled up with zeros; what is quantized
+is restored to the model's type on the way, and rounded to it. The second is `attention.prefill`'s
+with tiles of keys and values read by the copy engine through descriptors (sm_90 and later).
+Descriptors hold addresses and gathering costs memory and time, so this is for steps outside of
+graphs whose chunks are long enough (`attention.plan.plan_prefill` decides).
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -23,7 +26,8 @@ from headrace_kernels.attention.tiles import LOG2_E, absorb, key_offsets, pipeli
 from headrace_kernels.low_bit.numbers import numbers_of
 from headrace_kernels.triton_runtime import INTERPRETED
 
-# Columns are views into one buffer, at addresses that change with their sizes: alignment must not decide what is compiled.
+# Columns are views into one buffer, at addresses that change with their sizes: alignment must not
+# decide what is compiled.
 _COLUMNS = ["chunks", "tiles", "offsets", "query_start_loc", "seq_lens", "table_rows"]
 
 
@@ -65,7 +69,8 @@ def _gather_kernel(
     offs_dim = tl.arange(0, HEAD_DIM)
     offs_key = key_offsets(table, positions, mask, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE)
     offs_key += half * (NUM_KV_HEADS * TILE_STRIDE)
-    # What no token sees becomes 0: the cache may hold NaN there, and tiles of values are read whole.
+    # What no token sees becomes 0: the cache may hold NaN there, and tiles of values are read
+    # whole.
     values = tl.load(kv_cache + offs_key[:, None] + offs_dim[None, :], mask=mask[:, None], other=0.0)
     if KIND != "":
         offs_scale = scale_offsets(offs_key, positions, BLOCK_SIZE, HEAD_DIM)
@@ -194,7 +199,8 @@ def gathered_attention(
     num_heads, head_dim = query.shape[1:]
     scratch = gathered.scratch
     rows = prefill_tile_rows(head_dim, query.element_size())
-    # 128 keys, 8 warps and 3 stages were best for 128 rows and heads of 128 on an H200 (549 TFLOP/s); other sizes are not measured yet.
+    # 128 keys, 8 warps and 3 stages were best for 128 rows and heads of 128 on an H200 (549
+    # TFLOP/s); other sizes are not measured yet.
     row_bytes = head_dim * query.element_size()
     stages = pipeline_stages(query.device, rows * row_bytes, 2 * scratch.tile_keys * row_bytes, 3)
     _gathered_kernel[(kv_cache.shape[2], tiles.shape[0])](

@@ -1,9 +1,12 @@
 """The paged KV cache of one layer: writing a step's keys and values, and copying whole blocks.
 
-Layout: [num_blocks, 2, num_kv_heads, block_size, head_dim], keys at index 0, values at index 1; of 8-bit numbers with scales behind them, see `quantized_kv`. Slot s is token s % block_size of
-block s // block_size. Which request owns which block is decided elsewhere. On a GPU a step's keys and values are written by `rope_kv` or `attention.decode`; `write_kv` waits for the device there.
+Layout: [num_blocks, 2, num_kv_heads, block_size, head_dim], keys at index 0, values at index 1; of
+8-bit numbers with scales behind them, see `quantized_kv`. Slot s is token s % block_size of block s
+// block_size. Which request owns which block is decided elsewhere. On a GPU a step's keys and
+values are written by `rope_kv` or `attention.decode`; `write_kv` waits for the device there.
 
-Launch rule of `copy_blocks`: 512 numbers of 8 blocks at a time a program, 4 warps, so that a block of 32,768 numbers occupies 64 programs. Not measured yet.
+Launch rule of `copy_blocks`: 512 numbers of 8 blocks at a time a program, 4 warps, so that a block
+of 32,768 numbers occupies 64 programs. Not measured yet.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -32,7 +35,8 @@ def write_kv_reference(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mappin
     block_size = kv_cache.shape[3]
     blocks = slot_mapping.div(block_size, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_size
-    # [num_blocks, block_size, 2, num_kv_heads, head_dim] puts the two indexed dimensions first, so that each token is one entry.
+    # [num_blocks, block_size, 2, num_kv_heads, head_dim] puts the two indexed dimensions first, so
+    # that each token is one entry.
     heads = torch.stack((key, value), dim=1)
     if is_quantized(kv_cache):
         numbers, scales = quantize(heads, kv_cache.dtype)
@@ -48,7 +52,8 @@ def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor)
         key: [num_tokens, num_kv_heads, head_dim], already rotated.
         value: The same shape.
         kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim], changed in place.
-        slot_mapping: [num_tokens] int64, one slot per token, none twice; -1 for tokens that are not stored.
+        slot_mapping: [num_tokens] int64, one slot per token, none twice; -1 for tokens that are not
+            stored.
     """
     write_kv_reference(key, value, kv_cache, slot_mapping)
 
@@ -70,7 +75,8 @@ def _copy_blocks_kernel(
     COPIES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    # A program owns one part of every block, so the order of its reads and writes is its own affair: all sources into the scratch, then all targets out of it.
+    # A program owns one part of every block, so the order of its reads and writes is its own
+    # affair: all sources into the scratch, then all targets out of it.
     offs = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)[None, :]
     for first in range(0, num_copies, COPIES):
         copies = first + tl.arange(0, COPIES)
@@ -97,12 +103,15 @@ def _copy_blocks_triton(kv_cache: Tensor, scratch: Tensor, sources: Tensor, targ
 
 
 def _whole(kv_cache: Tensor) -> Tensor:
-    """All of a cache's memory, blocks first: of a quantized one its tiles, which begin and end at multiples of four bytes."""
+    """All of a cache's memory, blocks first: of a quantized one its tiles, which begin and end at
+    multiples of four bytes.
+    """
     return tiles_of(kv_cache).view(torch.int32) if is_quantized(kv_cache) else kv_cache
 
 
 def copy_blocks(kv_caches: Iterable[Tensor], sources: Tensor, targets: Tensor) -> None:
-    """Copies whole blocks within each layer's cache: first all sources are read, then all targets written.
+    """Copies whole blocks within each layer's cache: first all sources are read, then all targets
+    written.
 
     Args:
         kv_caches: One cache per layer, alike, changed in place.

@@ -1,7 +1,10 @@
-"""Merging the partial results of rows whose context several programs of `attention.decode` shared, by their logarithmic sums.
+"""Merging the partial results of rows whose context several programs of `attention.decode` shared,
+by their logarithmic sums.
 
-Owns the arithmetic (`store_merged`), which the last program of a row to finish does, and how many results it has in flight. Partial results lie as [place, key/value head, query row, head_dim] in fp32, query
-row r being token r // group of head r % group; a row's places follow each other. They are merged in the order of the splits, so a result's bits do not depend on who was last.
+Owns the arithmetic (`store_merged`), which the last program of a row to finish does, and how many
+results it has in flight. Partial results lie as [place, key/value head, query row, head_dim] in
+fp32, query row r being token r // group of head r % group; a row's places follow each other. They
+are merged in the order of the splits, so a result's bits do not depend on who was last.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -12,15 +15,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# fp32 numbers of partial results that a thread of the split kernel has in flight: half its registers, for the tiles of keys are done with by then. Longer queries and wider heads, whose
+# fp32 numbers of partial results that a thread of the split kernel has in flight: half its
+# registers, for the tiles of keys are done with by then. Longer queries and wider heads, whose
 # tiles need all registers, would spill with as many.
 _THREAD_NUMBERS, _THREAD_NUMBERS_OF_LARGE = 128, 64
-# A layer of an 8B model on an H200: one row of 128k (64 splits) takes 129.9 us with 16 and 134.4 with 8, one of 640 8.1 and 8.9, 32 of 8k 247.6 and 247.3.
+# A layer of an 8B model on an H200: one row of 128k (64 splits) takes 129.9 us with 16 and 134.4
+# with 8, one of 640 8.1 and 8.9, 32 of 8k 247.6 and 247.3.
 _MOST_AT_ONCE = 16
 
 
 def merged_at_once(query_rows: int, dim: int, warps: int) -> int:
-    """Partial results that are loaded at a time, a power of two, for splits with so many query rows, heads of `dim` numbers in registers and so many warps.
+    """Partial results that are loaded at a time, a power of two, for splits with so many query
+    rows, heads of `dim` numbers in registers and so many warps.
 
     It knows no batch: a model has one way for each class of query lengths.
     """
@@ -43,13 +49,16 @@ def _merged(
     PADDED_DIM: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """[ROWS, PADDED_DIM] the results of `count` splits from place `first` on, for the rows `offs_row` [ROWS] of a place's ALL_ROWS."""
+    """[ROWS, PADDED_DIM] the results of `count` splits from place `first` on, for the rows
+    `offs_row` [ROWS] of a place's ALL_ROWS.
+    """
     offs_dim = tl.arange(0, PADDED_DIM)
     mask_dim = offs_dim < HEAD_DIM
     largest = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
-    # Splits in the middle: a thread holds all of them for the same numbers and adds them up for itself.
+    # Splits in the middle: a thread holds all of them for the same numbers and adds them up for
+    # itself.
     for start in tl.range(0, count, AT_ONCE):
         number = start + tl.arange(0, AT_ONCE)
         mask = mask_row[:, None] & (number < count)[None, :]
@@ -91,7 +100,9 @@ def store_merged(
     PADDED_DIM: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Writes the results of the query rows `rows` [ROWS] of a key/value head to the output; rows of no token are left out."""
+    """Writes the results of the query rows `rows` [ROWS] of a key/value head to the output; rows of
+    no token are left out.
+    """
     token = rows // GROUP
     mask_row = token < tl.minimum(num_tokens, QUERY_LEN)
     offs_row = kv_head * (QUERY_LEN * GROUP) + rows

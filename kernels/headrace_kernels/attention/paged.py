@@ -1,11 +1,17 @@
-"""Causal attention of a step's tokens over the paged KV cache, grouped-query heads and sliding windows included.
+"""Causal attention of a step's tokens over the paged KV cache, grouped-query heads and sliding
+windows included.
 
-Owns the choice of implementation, the specification (`paged_attention_reference`) and the CPU path's description of a step (`AttentionMetadata`); the Triton kernels read
-a `PagedAttentionStep`. A layer calls `rotate_write_attend` with what its projection gave; `paged_attention` is the part after keys and values of the step's own tokens are in the cache.
+Owns the choice of implementation, the specification (`paged_attention_reference`) and the CPU
+path's description of a step (`AttentionMetadata`); the Triton kernels read a `PagedAttentionStep`.
+A layer calls `rotate_write_attend` with what its projection gave; `paged_attention` is the part
+after keys and values of the step's own tokens are in the cache.
 
-What compiles, once for each kind of layer (with a window or without): `attention.decode`'s kernel for each `DecodeWork.max_query_len` in use, and once more for steps of decodes alone, which turn and write heads themselves;
-`attention.prefill`'s one, `attention.gathered`'s two. Nothing depends on batch sizes, lengths, the number of splits or tiles, or the window's width. So a step of decodes alone,
-a decode per `max_query_len` beside a chunk and one beside a gathered chunk warm everything up, and their columns may be all padding.
+What compiles, once for each kind of layer (with a window or without): `attention.decode`'s kernel
+for each `DecodeWork.max_query_len` in use, and once more for steps of decodes alone, which turn and
+write heads themselves; `attention.prefill`'s one, `attention.gathered`'s two. Nothing depends on
+batch sizes, lengths, the number of splits or tiles, or the window's width. So a step of decodes
+alone, a decode per `max_query_len` beside a chunk and one beside a gathered chunk warm everything
+up, and their columns may be all padding.
 """
 
 from __future__ import annotations
@@ -53,9 +59,12 @@ _Int32Array = npt.NDArray[np.int32]
 
 @dataclasses.dataclass(slots=True)
 class AttentionMetadata:
-    """Which tokens of a step belong to which row, and where each row's context lies. Rows are the entries of a step plan.
+    """Which tokens of a step belong to which row, and where each row's context lies.
 
-    Tensors are on the model's device. The numpy columns repeat two of them on the host, where decisions about grouping are made.
+    Rows are the entries of a step plan.
+
+    Tensors are on the model's device. The numpy columns repeat two of them on the host, where
+    decisions about grouping are made.
     """
 
     # [num_rows + 1] int32: row i has the tokens query_start_loc[i] up to query_start_loc[i + 1].
@@ -107,7 +116,8 @@ def paged_attention_reference(
         start, end = end, end + count
         num_blocks = -(-seq_len // metadata.block_size)
         blocks = restored_blocks(kv_cache, metadata.block_tables[row, :num_blocks].long())
-        # [2, num_kv_heads, seq_len, head_dim], each key/value head repeated for its group of query heads.
+        # [2, num_kv_heads, seq_len, head_dim], each key/value head repeated for its group of query
+        # heads.
         context = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :seq_len].float()
         key, value = context.repeat_interleave(num_heads // context.shape[1], dim=1)
         scores = torch.einsum("qhd,hkd->hqk", query[start:end].float(), key) * scale
@@ -135,17 +145,22 @@ def paged_attention(
 
     Args:
         query: [num_tokens, num_heads, head_dim], rotated; may be a view with strides.
-        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim], in the type of query or quantized (`quantized_kv`); num_kv_heads divides num_heads, and query head h reads key/value head
-            h // (num_heads / num_kv_heads). Slots that a row has not written may hold anything, NaN included.
-        metadata: The step. A `PagedAttentionStep` runs the Triton kernels, an `AttentionMetadata` PyTorch's attention over gathered blocks.
+        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim], in the type of query or
+            quantized (`quantized_kv`); num_kv_heads divides num_heads, and query head h reads
+            key/value head h // (num_heads / num_kv_heads). Slots that a row has not written may
+            hold anything, NaN included.
+        metadata: The step. A `PagedAttentionStep` runs the Triton kernels, an `AttentionMetadata`
+            PyTorch's attention over gathered blocks.
         scale: Multiplies the scores before the softmax, which is fp32. Positive.
         sliding_window: Tokens that a token sees, itself included; None: all before it.
 
     Returns:
-        [num_tokens, num_heads, head_dim] contiguous, in the type of query. Tokens that no entry of a `PagedAttentionStep` owns (padding) are not written.
+        [num_tokens, num_heads, head_dim] contiguous, in the type of query. Tokens that no entry of
+        a `PagedAttentionStep` owns (padding) are not written.
 
     Raises:
-        ValueError: The kernels were asked for what they cannot read: tensors on a CPU, or a cache that is neither contiguous nor one of `quantized_kv`.
+        ValueError: The kernels were asked for what they cannot read: tensors on a CPU, or a cache
+            that is neither contiguous nor one of `quantized_kv`.
     """
     if isinstance(metadata, AttentionMetadata):
         plan = metadata.gather_plan(kv_cache.shape[2], kv_cache.shape[4], sliding_window)
@@ -161,11 +176,14 @@ def rotate_write_attend(
     scale: float,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """All between a layer's projections: norms of heads, rotation, the write of keys and values, attention.
+    """All between a layer's projections: norms of heads, rotation, the write of keys and values,
+    attention.
 
     Args:
-        raw: The projection's heads and how they are normed and turned; see `rope_kv.rope_and_write_kv`.
-        kv_cache: See `paged_attention`. Changed in place: keys and values go to the slots of `metadata.slot_mapping`, each to the place that follows its row's context.
+        raw: The projection's heads and how they are normed and turned; see
+            `rope_kv.rope_and_write_kv`.
+        kv_cache: See `paged_attention`. Changed in place: keys and values go to the slots of
+            `metadata.slot_mapping`, each to the place that follows its row's context.
         metadata: See `paged_attention`.
         scale: See `paged_attention`.
         sliding_window: See `paged_attention`.
@@ -177,7 +195,8 @@ def rotate_write_attend(
         ValueError: See `paged_attention`.
     """
     if isinstance(metadata, PagedAttentionStep) and _is_decodes_alone(metadata):
-        # One row of 640 tokens takes 8.1 us a layer on an H200, and 9.4 where another kernel turns and writes.
+        # One row of 640 tokens takes 8.1 us a layer on an H200, and 9.4 where another kernel turns
+        # and writes.
         return _attend_raw(raw, kv_cache, metadata, scale, sliding_window)
     slots, norms = metadata.slot_mapping, (raw.query_norm, raw.key_norm, raw.eps)
     query = rope_and_write_kv(raw.qkv, raw.rotations, kv_cache, slots, raw.num_heads, *norms)
@@ -185,7 +204,9 @@ def rotate_write_attend(
 
 
 def _is_decodes_alone(step: PagedAttentionStep) -> bool:
-    """Whether every entry has one token: there are neither longer ones nor a class of lengths that would take some."""
+    """Whether every entry has one token: there are neither longer ones nor a class of lengths that
+    would take some.
+    """
     return step.prefill is None and step.decode is not None and step.decode.max_query_len == 1
 
 

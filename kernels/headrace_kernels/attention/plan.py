@@ -1,8 +1,11 @@
-"""Which program of an attention kernel does what: columns of numbers made on the host, once per step, for all layers.
+"""Which program of an attention kernel does what: columns of numbers made on the host, once per
+step, for all layers.
 
-Owns the cutting of a step into work of similar size: contexts of rows with few query tokens into *splits*, rows with many into *tiles*, and the places of gathered contexts.
-Knows lengths only, no tensors, and needs nothing but numpy. The columns are int32 and of sizes that a captured graph can fix in advance; what is left over is -1. The caller brings
-them to the device and hands them on as `attention.step.DecodeWork` and `PrefillWork`.
+Owns the cutting of a step into work of similar size: contexts of rows with few query tokens into
+*splits*, rows with many into *tiles*, and the places of gathered contexts. Knows lengths only, no
+tensors, and needs nothing but numpy. The columns are int32 and of sizes that a captured graph can
+fix in advance; what is left over is -1. The caller brings them to the device and hands them on as
+`attention.step.DecodeWork` and `PrefillWork`.
 """
 
 from __future__ import annotations
@@ -20,27 +23,33 @@ QUERY_LEN_CLASSES = (1, 2, 4, 8)
 MAX_DECODE_QUERY_LEN = QUERY_LEN_CLASSES[-1]
 # Splits are multiples of this many tokens of context.
 SPLIT_MULTIPLE = 64
-# Programs (splits times key/value heads) that fill a card: near one full wave on 132 multiprocessors (32 rows of 8k tokens and 8 heads were fastest with 2 splits, one
-# row of 128k with 64, on an H200). Fewer leave bandwidth unused, more only cost partial results.
+# Programs (splits times key/value heads) that fill a card: near one full wave on 132
+# multiprocessors (32 rows of 8k tokens and 8 heads were fastest with 2 splits, one row of 128k with
+# 64, on an H200). Fewer leave bandwidth unused, more only cost partial results.
 TARGET_PROGRAMS = 512
-# Of splits over a quantized cache with few query rows, whose programs are a warp each (`attention.turned`): eight to a multiprocessor. On an H200, FP8: 32 rows of
-# 8,192 tokens take 133 us with 1,056, 138 with 768 and 149 with 512; one of 131,072 takes 80 with 1,056 and 73 with 512.
+# Of splits over a quantized cache with few query rows, whose programs are a warp each
+# (`attention.turned`): eight to a multiprocessor. On an H200, FP8: 32 rows of 8,192 tokens take 133
+# us with 1,056, 138 with 768 and 149 with 512; one of 131,072 takes 80 with 1,056 and 73 with 512.
 WARP_PROGRAMS = 1056
 # Query rows (tokens times heads of a group) of such splits, at most.
 FEW_ROWS = 8
-# A row may be longer than its splits are meant to be by this share of one before it gets another, so that rows of nearly equal length get equally many.
+# A row may be longer than its splits are meant to be by this share of one before it gets another,
+# so that rows of nearly equal length get equally many.
 _SLACK = 0.25
 # Contexts are gathered to places that are multiples of this many tokens, the largest tile of keys.
 GATHER_MULTIPLE = 128
-# Query rows (tokens times query heads of a group) per row of context, and keys per query token, from which gathering pays. On an H200 512 tokens after 8,192 took 153 us gathered and
-# 257 paged, but 8 prompts of 1,000 (500 keys a token) 246 and 223. The thresholds are derived from these, not measured: by the programs that they have, 256 tokens deep in a context
-# should break even.
+# Query rows (tokens times query heads of a group) per row of context, and keys per query token,
+# from which gathering pays. On an H200 512 tokens after 8,192 took 153 us gathered and 257 paged,
+# but 8 prompts of 1,000 (500 keys a token) 246 and 223. The thresholds are derived from these, not
+# measured: by the programs that they have, 256 tokens deep in a context should break even.
 _MIN_GATHER_ROWS = 1536
 _MIN_GATHER_KEYS = 2048
 
 
 def query_len_class(query_lens: Int32Column) -> int:
-    """The smallest size of decode kernel that takes all rows that any decode kernel can take (those with up to 8 query tokens)."""
+    """The smallest size of decode kernel that takes all rows that any decode kernel can take (those
+    with up to 8 query tokens).
+    """
     decodes = query_lens[query_lens <= MAX_DECODE_QUERY_LEN]
     longest = int(decodes.max(initial=1))
     return next(size for size in QUERY_LEN_CLASSES if size >= longest)
@@ -48,7 +57,10 @@ def query_len_class(query_lens: Int32Column) -> int:
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class DecodeSizes:
-    """Sizes of a decode's columns and scratch, for any contexts of up to `num_entries` rows. What a graph fixes."""
+    """Sizes of a decode's columns and scratch, for any contexts of up to `num_entries` rows.
+
+    What a graph fixes.
+    """
 
     # Entries of `DecodeColumns.splits`.
     num_splits: int
@@ -62,7 +74,9 @@ def decode_programs(is_quantized: bool, query_rows: int) -> int:
 
 
 def decode_sizes(num_entries: int, num_kv_heads: int, programs: int = TARGET_PROGRAMS) -> DecodeSizes:
-    """The sizes for up to `num_entries` rows; `num_kv_heads` are those of one card's cache, `programs` as for `plan_decode`."""
+    """The sizes for up to `num_entries` rows; `num_kv_heads` are those of one card's cache,
+    `programs` as for `plan_decode`.
+    """
     surplus = -(-programs // num_kv_heads)
     # Only rows longer than a split are cut, and fewer than `surplus` rows are.
     return DecodeSizes(num_entries + surplus, 2 * surplus)
@@ -72,8 +86,9 @@ def decode_sizes(num_entries: int, num_kv_heads: int, programs: int = TARGET_PRO
 class DecodeColumns:
     """How the contexts of rows with few query tokens are cut. All int32, -1 in what is not used."""
 
-    # [num_splits, 4]: entry, number of the split within it, the entry's number of splits, place of the partial result (-1 where the entry has one split, which writes the
-    # output itself). A split sees its share of whatever context the row has when the kernel runs. Longest first.
+    # [num_splits, 4]: entry, number of the split within it, the entry's number of splits, place of
+    # the partial result (-1 where the entry has one split, which writes the output itself). A split
+    # sees its share of whatever context the row has when the kernel runs. Longest first.
     splits: Int32Column
     # Query tokens the kernel must take: 1, 2, 4 or 8.
     max_query_len: int
@@ -89,14 +104,17 @@ def plan_decode(
     sliding_window: int | None = None,
     programs: int = TARGET_PROGRAMS,
 ) -> DecodeColumns:
-    """Cuts the contexts of entries with 1 to `max_query_len` query tokens into splits of similar length, about `programs` programs in all.
+    """Cuts the contexts of entries with 1 to `max_query_len` query tokens into splits of similar
+    length, about `programs` programs in all.
 
     Args:
         query_lens: [num_entries] tokens of this step; 0 for padding.
-        seq_lens: [num_entries] tokens of context, those of this step included. Where the device knows better (drafts that were refused), an upper bound.
+        seq_lens: [num_entries] tokens of context, those of this step included. Where the device
+            knows better (drafts that were refused), an upper bound.
         num_kv_heads: Key/value heads of one card's cache.
         num_entries_padded: Entries that the columns have room for, see `decode_sizes`.
-        max_query_len: 1, 2, 4 or 8; entries with more are left to `plan_prefill`. None: `query_len_class` of the step.
+        max_query_len: 1, 2, 4 or 8; entries with more are left to `plan_prefill`. None:
+            `query_len_class` of the step.
         sliding_window: The widest of the model's layers; None if any layer sees all.
         programs: `decode_programs` of the cache; the work's sizes and scratch are made for as many.
 
@@ -117,7 +135,9 @@ def plan_decode(
 
 
 def _visible_tokens(query_lens: Int32Column, seq_lens: Int32Column, sliding_window: int | None) -> _Int64Array:
-    """[num_entries] tokens of context from the first that any query token sees, rounded down to a multiple."""
+    """[num_entries] tokens of context from the first that any query token sees, rounded down to a
+    multiple.
+    """
     seq_len = seq_lens.astype(np.int64)
     if sliding_window is None:
         return seq_len
@@ -157,7 +177,9 @@ def _fill_decode(splits: Int32Column, entries: _Int64Array, visible: _Int64Array
 
 
 def prefill_tile_rows(head_dim: int, element_size: int) -> int:
-    """Query rows (tokens times query heads of a group) of a tile, by the size of a head and of its values in bytes."""
+    """Query rows (tokens times query heads of a group) of a tile, by the size of a head and of its
+    values in bytes.
+    """
     if element_size > 2:
         return 32 if head_dim <= 128 else 16
     return 128 if head_dim <= 128 else 64
@@ -176,7 +198,10 @@ def prefill_tile_tokens(num_heads: int, num_kv_heads: int, head_dim: int, elemen
 
 
 def max_prefill_tiles(num_tokens: int, num_entries: int, tile_tokens: int) -> int:
-    """Tiles that `num_entries` entries with `num_tokens` query tokens in all can have at most. What a graph fixes."""
+    """Tiles that `num_entries` entries with `num_tokens` query tokens in all can have at most.
+
+    What a graph fixes.
+    """
     return min(num_tokens, num_entries + num_tokens // tile_tokens)
 
 
@@ -186,7 +211,8 @@ class GatherColumns:
 
     # [num_chunks, 2]: the entry and position that slot i * GATHER_MULTIPLE of the scratch holds.
     chunks: Int32Column
-    # [num_entries]: position p of the entry goes to slot offsets[entry] + p. May be negative: positions that no token sees are left out.
+    # [num_entries]: position p of the entry goes to slot offsets[entry] + p. May be negative:
+    # positions that no token sees are left out.
     offsets: Int32Column
 
 
@@ -212,7 +238,8 @@ def plan_prefill(
     gather_capacity: int = 0,
     sliding_window: int | None = None,
 ) -> PrefillColumns:
-    """Cuts entries with more than `max_query_len` query tokens into tiles, and decides whether their contexts are gathered first.
+    """Cuts entries with more than `max_query_len` query tokens into tiles, and decides whether
+    their contexts are gathered first.
 
     Args:
         query_lens: [num_entries] tokens of this step.
@@ -221,8 +248,10 @@ def plan_prefill(
         num_kv_heads: Key/value heads of one card's cache.
         tile_tokens: `prefill_tile_tokens` of the model.
         max_query_len: What `plan_decode` took, at most.
-        num_tiles_padded: Tiles that the column has room for (`max_prefill_tiles`); None: as many as there are.
-        gather_capacity: Tokens that the scratch for gathered contexts holds; 0: there is none (graphs, cards before sm_90).
+        num_tiles_padded: Tiles that the column has room for (`max_prefill_tiles`); None: as many as
+            there are.
+        gather_capacity: Tokens that the scratch for gathered contexts holds; 0: there is none
+            (graphs, cards before sm_90).
         sliding_window: The widest of the model's layers; None if any layer sees all.
 
     Raises:
@@ -294,7 +323,10 @@ def _gather_columns(
     capacity: int,
     sliding_window: int | None,
 ) -> GatherColumns | None:
-    """Places for the contexts of `entries`, or None if they do not fit or gathering does not pay. Lengths are those of the whole step."""
+    """Places for the contexts of `entries`, or None if they do not fit or gathering does not pay.
+
+    Lengths are those of the whole step.
+    """
     query_len, seq_len = query_lens[entries].astype(np.int64), seq_lens[entries].astype(np.int64)
     base = np.zeros_like(seq_len)
     if sliding_window is not None:

@@ -1,10 +1,13 @@
-"""Attention of chunks of prompts: many query tokens per row, causal, after a prefix of any length, with or without a sliding window.
+"""Attention of chunks of prompts: many query tokens per row, causal, after a prefix of any length,
+with or without a sliding window.
 
 Keys and values are read from the cache through the block table.
 
-A program takes one tile of query tokens for one key/value head; the query heads of the group stand beside each other as rows of the tile, which fills it even for short chunks. Tiles of keys that every
-row sees whole run without a mask; those at the diagonal and at the window's edge run in loops of their own. The grid depends on the number of tiles only, so that graphs can fix it. Long chunks outside of
-graphs take `attention.gathered` instead.
+A program takes one tile of query tokens for one key/value head; the query heads of the group stand
+beside each other as rows of the tile, which fills it even for short chunks. Tiles of keys that
+every row sees whole run without a mask; those at the diagonal and at the window's edge run in loops
+of their own. The grid depends on the number of tiles only, so that graphs can fix it. Long chunks
+outside of graphs take `attention.gathered` instead.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -34,7 +37,10 @@ from headrace_kernels.triton_runtime import INTERPRETED
 
 @triton.jit
 def key_ranges(first_position, tile_tokens, seq_len, window, TILE: tl.constexpr, WINDOWED: tl.constexpr):
-    """Positions of keys for tokens from `first_position` on: (begin, full_begin, full_end, end). Between the inner two every token sees every key; all but `end` are multiples of TILE."""
+    """Positions of keys for tokens from `first_position` on: (begin, full_begin, full_end, end).
+
+    Between the inner two every token sees every key; all but `end` are multiples of TILE.
+    """
     begin = 0
     full_begin = 0
     full_end = (first_position + 1) // TILE * TILE
@@ -48,7 +54,9 @@ def key_ranges(first_position, tile_tokens, seq_len, window, TILE: tl.constexpr,
 
 @triton.jit
 def sees(positions, offs_key, first_seen, end, window, WINDOWED: tl.constexpr):
-    """[M, N] whether tokens at `positions` see keys at `offs_key`; none is seen before `first_seen` or from `end` on."""
+    """[M, N] whether tokens at `positions` see keys at `offs_key`; none is seen before `first_seen`
+    or from `end` on.
+    """
     seen = (offs_key[None, :] <= positions[:, None]) & (offs_key < end)[None, :]
     if WINDOWED:
         seen = seen & (offs_key[None, :] > positions[:, None] - window)
@@ -84,7 +92,11 @@ def _paged_tile(
     HAS_FP8: tl.constexpr,
     FP32_DOT: tl.constexpr,
 ):
-    """Absorbs the keys from `start` on. Of a quantized cache `score_scale` is that of each row, and `unit` acc's (`attention.quantized`); of others 1."""
+    """Absorbs the keys from `start` on.
+
+    Of a quantized cache `score_scale` is that of each row, and `unit` acc's
+    (`attention.quantized`); of others 1.
+    """
     offs_key = start + tl.arange(0, TILE)
     offs_dim = tl.arange(0, PADDED_DIM)
     if MASKED:
@@ -114,7 +126,8 @@ def _paged_tile(
     return acc, largest, total, unit
 
 
-# Columns are views into one buffer, at addresses that change with their sizes: alignment must not decide what is compiled.
+# Columns are views into one buffer, at addresses that change with their sizes: alignment must not
+# decide what is compiled.
 @triton.jit(
     do_not_specialize=["table_stride", "window"],
     do_not_specialize_on_alignment=["tiles", "query_start_loc", "seq_lens", "table_rows"],
@@ -216,7 +229,8 @@ def prefill_attention(
 ) -> None:
     """Fills the rows of `output` that belong to the tiles, int32 [num_tiles, 2].
 
-    Other arguments as `attention.paged.paged_attention`, except that query heads lie side by side; `launch` replaces the rule, for measurements.
+    Other arguments as `attention.paged.paged_attention`, except that query heads lie side by side;
+    `launch` replaces the rule, for measurements.
     """
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = kv_cache.shape[2]
@@ -257,9 +271,11 @@ def prefill_attention(
 def _launch_rule(rows: int, dim: int, query: Tensor, is_quantized: bool) -> Launch:
     """Keys per tile, warps, stages.
 
-    64, 4, 3 was best for 128 rows and heads of 128 on an H200 (450 TFLOP/s). The rest is not measured yet: it is what compiles with few registers spilled.
-    A quantized cache has the launch of its model's type, with 8 warps: with 4 they spill, for the numbers pass through registers. Heads of 256 spill 160 bytes on sm_90 even so, but not in the loop of whole tiles; tiles of 16 keys
-    spill 64, and give products of half the size.
+    64, 4, 3 was best for 128 rows and heads of 128 on an H200 (450 TFLOP/s). The rest is not
+    measured yet: it is what compiles with few registers spilled. A quantized cache has the launch
+    of its model's type, with 8 warps: with 4 they spill, for the numbers pass through registers.
+    Heads of 256 spill 160 bytes on sm_90 even so, but not in the loop of whole tiles; tiles of 16
+    keys spill 64, and give products of half the size.
     """
     row_bytes = dim * query.element_size()
     tile, warps = 64 if row_bytes <= 256 else 32, 8 if is_quantized else 4

@@ -1,10 +1,15 @@
-"""The online softmax over tiles of a quantized cache: bytes to numbers in registers, scales where they cost least.
+"""The online softmax over tiles of a quantized cache: bytes to numbers in registers, scales where
+they cost least.
 
-Owns what `attention.tiles.absorb` is to a plain cache. In its letters, with k and v the scales of a key and a value and K, V numbers without them: S = (Q / q) K^T, of which row and column are scaled by q and k at once; P is
-multiplied by v / u after z has counted it, O = sum P V is in units of u, the largest v so far. Nothing is scaled number by number.
+Owns what `attention.tiles.absorb` is to a plain cache. In its letters, with k and v the scales of a
+key and a value and K, V numbers without them: S = (Q / q) K^T, of which row and column are scaled
+by q and k at once; P is multiplied by v / u after z has counted it, O = sum P V is in units of u,
+the largest v so far. Nothing is scaled number by number.
 
-Numbers become fp16, whatever the model's type: all of 8 bits and of e4m3 are fp16 numbers, and it is the cheapest to make (INT8: 5 instructions for four; e4m3: 2 from sm_89 on, 10 before). So queries are divided by the
-largest of their row (q), and P by u, which leaves both in fp16's range: no model's queries or values are too large or too small. Models in fp32 are multiplied in fp32.
+Numbers become fp16, whatever the model's type: all of 8 bits and of e4m3 are fp16 numbers, and it
+is the cheapest to make (INT8: 5 instructions for four; e4m3: 2 from sm_89 on, 10 before). So
+queries are divided by the largest of their row (q), and P by u, which leaves both in fp16's range:
+no model's queries or values are too large or too small. Models in fp32 are multiplied in fp32.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -26,7 +31,8 @@ _INT8_HALVES = (
     "mov.b32 c, 0x64806480; sub.f16x2 $0, $0, c; sub.f16x2 $1, $1, c; }"
 )
 _FP8_HALVES = "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }"
-# The same by bits: sign, exponent and mantissa move to their places, and 2^8 makes up for the exponents' biases, of numbers without a leading 1 too.
+# The same by bits: sign, exponent and mantissa move to their places, and 2^8 makes up for the
+# exponents' biases, of numbers without a leading 1 too.
 _FP8_BITS = (
     "{ .reg .b32 t, a, c; mov.b32 c, 0x5C005C00; "
     "prmt.b32 t, $2, 0, 0x1404; shr.b32 a, t, 1; and.b32 a, a, 0x3F803F80; lop3.b32 a, t, 0x80008000, a, 0xEA; mul.f16x2 $0, a, c; "
@@ -44,8 +50,9 @@ def halves_assembly(kind, has_fp8):
 def halves_of(bits, KIND: tl.constexpr, HAS_FP8: tl.constexpr, STAYS: tl.constexpr):
     """The cache's bytes as fp16 numbers without their scales.
 
-    STAYS: in the layout in which they were loaded. Values need it: a product takes pairs of tokens, so the compiler, which moves pure conversions behind the change of layout, would read bytes one by one (128 loads of a byte
-    a thread and tile of 64 keys instead of 8 of 16).
+    STAYS: in the layout in which they were loaded. Values need it: a product takes pairs of tokens,
+    so the compiler, which moves pure conversions behind the change of layout, would read bytes one
+    by one (128 loads of a byte a thread and tile of 64 keys instead of 8 of 16).
     """
     assembly: tl.constexpr = halves_assembly(KIND, HAS_FP8)
     return tl.inline_asm_elementwise(assembly, "=r,=r,r", [bits], dtype=tl.float16, is_pure=not STAYS, pack=4)
@@ -77,8 +84,10 @@ def absorb_quantized(
 ):
     """One tile.
 
-    Arguments as `absorb`, but query [M, D] and row_scales [M] of `divided_query`, k and v the cache's bytes, `scales` its memory as fp32, offs_key [N] where the keys begin, positions and mask [N] which they are. Returns acc
-    [M, D] in units of `unit` (at first `first_unit`), largest [M], total [M], unit.
+    Arguments as `absorb`, but query [M, D] and row_scales [M] of `divided_query`, k and v the
+    cache's bytes, `scales` its memory as fp32, offs_key [N] where the keys begin, positions and
+    mask [N] which they are. Returns acc [M, D] in units of `unit` (at first `first_unit`), largest
+    [M], total [M], unit.
     """
     places = scales + scale_offsets(offs_key, positions, BLOCK_SIZE, HEAD_DIM)
     key_scales = tl.load(places, mask=mask, other=0.0)
@@ -113,7 +122,9 @@ def first_unit():
 
 @triton.jit
 def divided_query(query, score_scale):
-    """Queries [M, D] over the largest of their row, fp16 or, of models in fp32, fp32; and what scores are to be multiplied by for it, `score_scale` included, [M]."""
+    """Queries [M, D] over the largest of their row, fp16 or, of models in fp32, fp32; and what
+    scores are to be multiplied by for it, `score_scale` included, [M].
+    """
     wide = query.to(tl.float32)
     largest = tl.max(tl.abs(wide), 1)
     largest = tl.where(largest > 0.0, largest, 1.0)

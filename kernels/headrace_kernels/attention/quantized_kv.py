@@ -1,17 +1,26 @@
-"""A KV cache of 8-bit numbers: its layout, how a head becomes numbers and a scale, and what kernels need to write and to read them.
+"""A KV cache of 8-bit numbers: its layout, how a head becomes numbers and a scale, and what kernels
+need to write and to read them.
 
-Owns the numbers. Where tokens go is `kv_cache`'s, who writes on a GPU is `rope_kv` and `attention.decode`, who reads are the attention files. A layer's cache stays one tensor
-[num_blocks, 2, num_kv_heads, block_size, head_dim], of int8 or float8_e4m3fn, whose type says that it is quantized; it is a view:
+Owns the numbers. Where tokens go is `kv_cache`'s, who writes on a GPU is `rope_kv` and
+`attention.decode`, who reads are the attention files. A layer's cache stays one tensor [num_blocks,
+2, num_kv_heads, block_size, head_dim], of int8 or float8_e4m3fn, whose type says that it is
+quantized; it is a view:
 
-    one block, one half (keys or values), one head = a tile:   block_size * head_dim numbers | block_size scales (fp32)
+    one block, one half (keys or values), one head = a tile:   block_size * head_dim numbers |
+                                                               block_size scales (fp32)
 
-so scales lie in their block and go where it goes, a tile's numbers are in one piece as in a plain cache, and for blocks of 16 tokens or more both begin at multiples of 16 bytes.
+so scales lie in their block and go where it goes, a tile's numbers are in one piece as in a plain
+cache, and for blocks of 16 tokens or more both begin at multiples of 16 bytes.
 
-One scale per token and head, of keys (after rotation) and of values each: scale = amax / 127 (INT8) or amax / 448 (FP8, e4m3), number = x / scale rounded to nearest, ties to even. Measured scales need no calibration, can't
-saturate where keys are large (a static scale of 1 clips at 448) and lose nothing where values are small; of a head of 128 they are 3% of its bytes. A head that is all but zero (below 1e-30) is stored as zeros. One with NaN or
-infinity has the scale NaN, so that whoever reads it sees it. Reference and kernels agree to the bit.
+One scale per token and head, of keys (after rotation) and of values each: scale = amax / 127 (INT8)
+or amax / 448 (FP8, e4m3), number = x / scale rounded to nearest, ties to even. Measured scales need
+no calibration, can't saturate where keys are large (a static scale of 1 clips at 448) and lose
+nothing where values are small; of a head of 128 they are 3% of its bytes. A head that is all but
+zero (below 1e-30) is stored as zeros. One with NaN or infinity has the scale NaN, so that whoever
+reads it sees it. Reference and kernels agree to the bit.
 
-Error of a restored number: INT8 half a step, amax / 254; FP8 1/16 of the number, or amax / 2^18.8 (half of e4m3's smallest step) where that is more.
+Error of a restored number: INT8 half a step, amax / 254; FP8 1/16 of the number, or amax / 2^18.8
+(half of e4m3's smallest step) where that is more.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -72,7 +81,8 @@ def view_of(memory: Tensor, block_size: int, head_dim: int, dtype: torch.dtype) 
 
 
 def tiles_of(kv_cache: Tensor) -> Tensor:
-    """int8 [num_blocks, 2, num_kv_heads, tile_bytes]: all of a quantized cache's memory, scales included.
+    """int8 [num_blocks, 2, num_kv_heads, tile_bytes]: all of a quantized cache's memory, scales
+    included.
 
     Raises:
         ValueError: The tensor is no view of tiles.
@@ -113,10 +123,13 @@ def num_bytes(kv_cache: Tensor) -> int:
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Heads [..., head_dim] as numbers of a type of KV_TYPES, of the same shape, and their scales, fp32 [...]."""
+    """Heads [..., head_dim] as numbers of a type of KV_TYPES, of the same shape, and their scales,
+    fp32 [...].
+    """
     kind, wide = _KINDS[dtype], x.float()
     amax = wide.abs().amax(-1)
-    # A tensor divides as IEEE says; by a number of Python's torch multiplies with its inverse on a GPU.
+    # A tensor divides as IEEE says; by a number of Python's torch multiplies with its inverse on a
+    # GPU.
     scale = torch.where(amax < _LEAST, 0.0, amax / amax.new_full((), _LARGEST[kind]))
     # infinity times 0 is NaN.
     scale = scale + (wide * 0.0).sum(-1)
@@ -136,7 +149,9 @@ def restore(numbers: Tensor, scales: Tensor) -> Tensor:
 
 
 def restored_blocks(kv_cache: Tensor, blocks: Tensor) -> Tensor:
-    """[len(blocks), 2, num_kv_heads, block_size, head_dim] what blocks of a cache stand for: fp32 of a quantized one, otherwise as they are."""
+    """[len(blocks), 2, num_kv_heads, block_size, head_dim] what blocks of a cache stand for: fp32
+    of a quantized one, otherwise as they are.
+    """
     if not is_quantized(kv_cache):
         return kv_cache[blocks]
     numbers = kv_cache.view(torch.int8)[blocks].view(kv_cache.dtype)
@@ -144,15 +159,19 @@ def restored_blocks(kv_cache: Tensor, blocks: Tensor) -> Tensor:
 
 
 def restored_tiles(tiles: Tensor, block_size: int, head_dim: int, dtype: torch.dtype, out: Tensor) -> Tensor:
-    """Tiles int8 [n, tile_bytes] as numbers times scales, fp32 [n, block_size * head_dim], in `out`."""
+    """Tiles int8 [n, tile_bytes] as numbers times scales, fp32 [n, block_size * head_dim], in
+    `out`.
+    """
     numbers = tiles[:, : block_size * head_dim].view(-1, block_size, head_dim)
     scales = tiles.view(torch.float32)[:, -block_size:]
     restored = out.view(-1, block_size, head_dim)
     if dtype is torch.int8:
         restored.copy_(numbers)
     else:
-        # e4m3 by bits: torch's own conversion restores 59 million numbers a second, this 2,700 million (one thread). Widened by its sign, a byte has it at bit 31 after the shift; 2^120 makes up for the exponents' biases.
-        # What e4m3 has for NaN comes out as 480, and is in no cache: a head's scale says that it is no number.
+        # e4m3 by bits: torch's own conversion restores 59 million numbers a second, this 2,700
+        # million (one thread). Widened by its sign, a byte has it at bit 31 after the shift; 2^120
+        # makes up for the exponents' biases. What e4m3 has for NaN comes out as 480, and is in no
+        # cache: a head's scale says that it is no number.
         words = restored.view(torch.int32)
         words.copy_(numbers)
         words.bitwise_left_shift_(20).bitwise_and_(_E4M3_IN_FP32)
@@ -164,7 +183,8 @@ def restored_tiles(tiles: Tensor, block_size: int, head_dim: int, dtype: torch.d
 _INT8_LARGEST = tl.constexpr(_LARGEST["int8"])
 _FP8_LARGEST = tl.constexpr(_LARGEST["fp8"])
 _LEAST_HEAD = tl.constexpr(_LEAST)
-# 1.5 * 2^23: beyond it fp32 has no fractions, so that a sum is rounded as wanted. And 2^14, where fp32's step is e4m3's smallest, 2^-9.
+# 1.5 * 2^23: beyond it fp32 has no fractions, so that a sum is rounded as wanted. And 2^14, where
+# fp32's step is e4m3's smallest, 2^-9.
 _INTEGERS = tl.constexpr(1.5 * 2**23)
 _SMALLEST_STEPS = tl.constexpr(2.0**14)
 _E4M3_NORMAL = tl.constexpr(2.0**-6)
@@ -172,7 +192,9 @@ _E4M3_NORMAL = tl.constexpr(2.0**-6)
 
 @triton.jit
 def head_scale(amax, not_finite, KIND: tl.constexpr):
-    """Scales of heads by the largest of their magnitudes; `not_finite` is 0, or NaN where a head holds what is no number (sum of x * 0)."""
+    """Scales of heads by the largest of their magnitudes; `not_finite` is 0, or NaN where a head
+    holds what is no number (sum of x * 0).
+    """
     LARGEST: tl.constexpr = _INT8_LARGEST if KIND == "int8" else _FP8_LARGEST
     # Division as IEEE says, or the bits differ from the reference's.
     return tl.where(amax < _LEAST_HEAD, 0.0, tl.math.div_rn(amax, amax * 0.0 + LARGEST)) + not_finite
@@ -180,7 +202,11 @@ def head_scale(amax, not_finite, KIND: tl.constexpr):
 
 @triton.jit
 def rounded(x, scale, KIND: tl.constexpr):
-    """Heads over their scales, rounded to the numbers of KIND, fp32; 0 where the scale is 0 or no number. `scale` is broadcast to x."""
+    """Heads over their scales, rounded to the numbers of KIND, fp32; 0 where the scale is 0 or no
+    number.
+
+    `scale` is broadcast to x.
+    """
     scale += x * 0.0
     sound = (scale > 0.0) & (scale < float("inf"))
     ratio = tl.where(sound, tl.math.div_rn(x, tl.where(sound, scale, 1.0)), 0.0)
@@ -208,6 +234,8 @@ def bits_of(number, KIND: tl.constexpr):
 
 @triton.jit
 def scale_offsets(offs_key, positions, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Where the scales of heads lie in the cache as fp32, by where their numbers begin (`attention.tiles.key_offsets`) and their positions."""
+    """Where the scales of heads lie in the cache as fp32, by where their numbers begin
+    (`attention.tiles.key_offsets`) and their positions.
+    """
     in_block = positions % BLOCK_SIZE
     return ((offs_key - in_block * HEAD_DIM + BLOCK_SIZE * HEAD_DIM) >> 2) + in_block

@@ -1,9 +1,13 @@
-"""Rotary position embedding of queries and keys, in the half-split layout of Hugging Face checkpoints.
+"""Rotary position embedding of queries and keys, in the half-split layout of Hugging Face
+checkpoints.
 
-Dimension i of the first half and dimension i of the second half form a plane, which turns by the angle of the token's position. The step's rows of the table are
-taken once (`rope_rows`) and serve every layer. On a GPU a layer turns its heads in `rope_kv` or `attention.decode`, together with what comes before and after.
+Dimension i of the first half and dimension i of the second half form a plane, which turns by the
+angle of the token's position. The step's rows of the table are taken once (`rope_rows`) and serve
+every layer. On a GPU a layer turns its heads in `rope_kv` or `attention.decode`, together with what
+comes before and after.
 
-Launch rule of `rope_rows`: 8 tokens a program, 4 warps, whatever the number of tokens; it runs once a step. Not measured yet.
+Launch rule of `rope_rows`: 8 tokens a program, 4 warps, whatever the number of tokens; it runs once
+a step. Not measured yet.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -29,9 +33,11 @@ def rope_rows_reference(table: Tensor, positions: Tensor) -> Tensor:
 
 @triton.jit
 def turned(x, partner, cosine, sine):
-    """Numbers of a plane after its turn, in fp32: `partner` is the plane's other number, `sine` negative for the first of the two.
+    """Numbers of a plane after its turn, in fp32: `partner` is the plane's other number, `sine`
+    negative for the first of the two.
 
-    The rounding is spelled out (a product, then a fused multiply-add), so that all kernels that turn heads give the same bits.
+    The rounding is spelled out (a product, then a fused multiply-add), so that all kernels that
+    turn heads give the same bits.
     """
     return tl.fma(x, cosine, partner * sine)
 
@@ -68,7 +74,8 @@ def rope_rows(table: Tensor, positions: Tensor) -> Tensor:
         positions: [num_tokens] int64.
 
     Returns:
-        [num_tokens, 3, head_dim / 2] fp32: cosine, minus sine, sine. The two signs belong to the plane's two halves.
+        [num_tokens, 3, head_dim / 2] fp32: cosine, minus sine, sine. The two signs belong to the
+        plane's two halves.
     """
     return _rope_rows_triton(table, positions) if uses_triton(table) else rope_rows_reference(table, positions)
 

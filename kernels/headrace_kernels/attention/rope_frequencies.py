@@ -1,6 +1,8 @@
-"""Frequencies of the rotary embedding: one function per way of stretching a context, and the table of cosines and sines made from them.
+"""Frequencies of the rotary embedding: one function per way of stretching a context, and the table
+of cosines and sines made from them.
 
-All in fp32 like the models' training code; computed once at load. Rotating queries and keys is `rope`.
+All in fp32 like the models' training code; computed once at load. Rotating queries and keys is
+`rope`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def yarn_frequencies(
     beta_slow: float = 1.0,
     truncate: bool = True,
 ) -> Tensor:
-    """Dimensions that turn often within the original context are kept, slow ones are divided by the factor, a ramp lies between.
+    """Dimensions that turn often within the original context are kept, slow ones are divided by the
+    factor, a ramp lies between.
 
     Source: YaRN (Peng et al., 2023), section 3.2.
     """
@@ -63,7 +66,8 @@ def yarn_frequencies(
 
 
 def longrope_frequencies(head_dim: int, theta: float, divisors: Tensor) -> Tensor:
-    """Each frequency divided by its own factor, [head_dim / 2], of which there is one set for contexts as long as the original one and another for longer ones.
+    """Each frequency divided by its own factor, [head_dim / 2], of which there is one set for
+    contexts as long as the original one and another for longer ones.
 
     Source: LongRoPE (Ding et al., 2024).
     """
@@ -71,12 +75,18 @@ def longrope_frequencies(head_dim: int, theta: float, divisors: Tensor) -> Tenso
 
 
 def longrope_attention_factor(factor: float, original_context: int) -> float:
-    """What LongRoPE multiplies cosine and sine by for a context that is stretched by the factor, whichever set of divisors is used."""
+    """What LongRoPE multiplies cosine and sine by for a context that is stretched by the factor,
+    whichever set of divisors is used.
+    """
     return math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
-    """What YaRN multiplies cosine and sine by, so that attention stays as sharp over a longer context. Source: YaRN, section 3.4."""
+    """What YaRN multiplies cosine and sine by, so that attention stays as sharp over a longer
+    context.
+
+    Source: YaRN, section 3.4.
+    """
 
     def sharpness(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -87,6 +97,8 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 
 
 def rope_table(frequencies: Tensor, max_position: int, attention_factor: float = 1.0) -> Tensor:
-    """[max_position, 2, head_dim / 2] fp32: cosine and sine of every position's angles, times the attention factor."""
+    """[max_position, 2, head_dim / 2] fp32: cosine and sine of every position's angles, times the
+    attention factor.
+    """
     angles = torch.arange(max_position, dtype=torch.float32)[:, None] * frequencies
     return torch.stack((angles.cos(), angles.sin()), dim=1).mul_(attention_factor)

@@ -1,10 +1,13 @@
-"""Between a layer's projections and its attention: optional norms of each head's query and key, rotation, and the write into the paged cache, in one pass over the projection.
+"""Between a layer's projections and its attention: optional norms of each head's query and key,
+rotation, and the write into the paged cache, in one pass over the projection.
 
-Owns the fused kernel, and how another kernel turns single heads to the same bits (`turned_heads`, for `attention.decode`). The operations themselves are `rms_norm`, `rope` and `kv_cache`, which
-say what is computed; on a CPU they run one after the other.
+Owns the fused kernel, and how another kernel turns single heads to the same bits (`turned_heads`,
+for `attention.decode`). The operations themselves are `rms_norm`, `rope` and `kv_cache`, which say
+what is computed; on a CPU they run one after the other.
 
-Launch rule: heads of one token a program, as many as make 256 planes (4 heads of 128) with one warp up to 64 tokens, so that a single row reaches a dozen multiprocessors, and 1,024 planes (16 heads) with
-4 warps beyond. A thread turns 8 planes: two loads of 16 bytes. Not measured yet.
+Launch rule: heads of one token a program, as many as make 256 planes (4 heads of 128) with one warp
+up to 64 tokens, so that a single row reaches a dozen multiprocessors, and 1,024 planes (16 heads)
+with 4 warps beyond. A thread turns 8 planes: two loads of 16 bytes. Not measured yet.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -31,7 +34,10 @@ _THREAD_PLANES = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RawHeads:
-    """What a layer's projection gave, and how its heads are normed and turned. Fields as the arguments of `rope_and_write_kv`."""
+    """What a layer's projection gave, and how its heads are normed and turned.
+
+    Fields as the arguments of `rope_and_write_kv`.
+    """
 
     # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
     qkv: Tensor
@@ -98,7 +104,8 @@ def _rope_and_write_kv_kernel(
     HEADS: tl.constexpr,
     PLANES: tl.constexpr,
 ):
-    # One token, HEADS of its heads: queries, then keys, then values. A head's two halves meet in planes (a, b).
+    # One token, HEADS of its heads: queries, then keys, then values. A head's two halves meet in
+    # planes (a, b).
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     offs = tl.arange(0, PLANES)[None, :]
@@ -128,7 +135,8 @@ def _rope_and_write_kv_kernel(
     tl.store(target, turned_a, mask=mask_query)
     tl.store(target + HALF, turned_b, mask=mask_query)
 
-    # A block holds all heads' keys, then all heads' values, as they follow each other in the projection too. Values are stored as they are.
+    # A block holds all heads' keys, then all heads' values, as they follow each other in the
+    # projection too. Values are stored as they are.
     kv_heads = heads - NUM_HEADS
     is_value = (kv_heads >= NUM_KV_HEADS)[:, None]
     mask_kv = mask & (kv_heads >= 0)[:, None] & (slot >= 0)
@@ -158,7 +166,9 @@ def launch_rule(num_tokens: int, half: int) -> tuple[int, int, int]:
 
 @triton.jit
 def mean_squares(places, mask_head, HALF: tl.constexpr):
-    """[heads] mean square of the heads that begin at `places`, added up in the order of `_rope_and_write_kv_kernel` if there are as many heads as `heads_for_norm` says, or more."""
+    """[heads] mean square of the heads that begin at `places`, added up in the order of
+    `_rope_and_write_kv_kernel` if there are as many heads as `heads_for_norm` says, or more.
+    """
     offs = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
     mask = mask_head[:, None] & (offs < HALF)
     a = tl.load(places[:, None] + offs, mask=mask, other=0.0).to(tl.float32)
@@ -167,16 +177,21 @@ def mean_squares(places, mask_head, HALF: tl.constexpr):
 
 
 def heads_for_norm(half: int, num_warps: int) -> int:
-    """Heads of a tile in which `num_warps` warps add up squares as `_rope_and_write_kv_kernel` does: a thread has as many numbers of a head."""
+    """Heads of a tile in which `num_warps` warps add up squares as `_rope_and_write_kv_kernel`
+    does: a thread has as many numbers of a head.
+    """
     return int(max(1, 32 * _THREAD_PLANES // triton.next_power_of_2(half)) * num_warps)
 
 
 @triton.jit
 def rotation_rows(rotation, offs_row, mask_row, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
-    """One token's cosines and signed sines of every dimension, [rows, PADDED_DIM] each: the same in all rows, which are there so that the loads have the layout of the heads to be turned."""
+    """One token's cosines and signed sines of every dimension, [rows, PADDED_DIM] each: the same in
+    all rows, which are there so that the loads have the layout of the heads to be turned.
+    """
     dims = tl.arange(0, PADDED_DIM)[None, :] + offs_row[:, None] * 0
     mask = mask_row[:, None] & (dims < HEAD_DIM)
-    # A rotation is cosine, minus sine, sine: one cosine for both halves, and the two signs side by side.
+    # A rotation is cosine, minus sine, sine: one cosine for both halves, and the two signs side by
+    # side.
     cosine = tl.load(rotation + dims % (HEAD_DIM // 2), mask=mask, other=0.0)
     return cosine, tl.load(rotation + HEAD_DIM // 2 + dims, mask=mask, other=0.0)
 
@@ -194,7 +209,9 @@ def turned_heads(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ):
-    """[rows, PADDED_DIM] the heads that begin at `places` [rows], normed (`weight`, `mean_square` [rows]) and turned (`rotation_rows`), in their own type; 0 where masked and beyond HEAD_DIM."""
+    """[rows, PADDED_DIM] the heads that begin at `places` [rows], normed (`weight`, `mean_square`
+    [rows]) and turned (`rotation_rows`), in their own type; 0 where masked and beyond HEAD_DIM.
+    """
     dims = tl.arange(0, PADDED_DIM)[None, :]
     partners = (dims + HEAD_DIM // 2) % HEAD_DIM
     mask = mask_row[:, None] & (dims < HEAD_DIM)
@@ -266,12 +283,16 @@ def rope_and_write_kv(
     """Turns queries and keys to their positions and stores keys and values.
 
     Args:
-        qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], a layer's projection: queries, keys, values. Not changed.
+        qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], a layer's projection: queries,
+            keys, values. Not changed.
         rotations: [num_tokens, 3, head_dim / 2] fp32 of `rope.rope_rows`.
-        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the type of qkv, or quantized (`quantized_kv`), changed in place.
-        slot_mapping: [num_tokens] int64, one slot per token, none twice; -1 for tokens that are not stored.
+        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the type of qkv, or
+            quantized (`quantized_kv`), changed in place.
+        slot_mapping: [num_tokens] int64, one slot per token, none twice; -1 for tokens that are not
+            stored.
         num_heads: Query heads.
-        query_norm: [head_dim] weight of the RMS norm of each query before it is turned; None: no such norm.
+        query_norm: [head_dim] weight of the RMS norm of each query before it is turned; None: no
+            such norm.
         key_norm: The same of the keys; both or neither.
         eps: Added to the norms' mean square.
 

@@ -1,7 +1,9 @@
-"""A step as the Triton attention kernels read it: tensors on the device, at addresses that a captured graph may fix.
+"""A step as the Triton attention kernels read it: tensors on the device, at addresses that a
+captured graph may fix.
 
-Owns the records and the scratch memory that they point to. What the numbers mean and how they are chosen is `attention.plan`'s; the kernels are `attention.decode`,
-`attention.prefill` and `attention.gathered`. `attention.paged.paged_attention` takes a `PagedAttentionStep` and calls them.
+Owns the records and the scratch memory that they point to. What the numbers mean and how they are
+chosen is `attention.plan`'s; the kernels are `attention.decode`, `attention.prefill` and
+`attention.gathered`. `attention.paged.paged_attention` takes a `PagedAttentionStep` and calls them.
 """
 
 from __future__ import annotations
@@ -19,13 +21,19 @@ from headrace_kernels.attention.plan import GATHER_MULTIPLE, TARGET_PROGRAMS, de
 
 @dataclasses.dataclass(slots=True)
 class DecodeScratch:
-    """Partial results of rows whose context several programs share. One layer's are used up before the next layer's begin, so all layers and graphs share one, on one stream."""
+    """Partial results of rows whose context several programs share.
 
-    # float32 [num_partials, num_kv_heads * max_query_len * (num_heads / num_kv_heads), head_dim]; a work of fewer query tokens uses less of it.
+    One layer's are used up before the next layer's begin, so all layers and graphs share one, on
+    one stream.
+    """
+
+    # float32 [num_partials, num_kv_heads * max_query_len * (num_heads / num_kv_heads), head_dim]; a
+    # work of fewer query tokens uses less of it.
     partial: Tensor
     # float32, the first two of these, to base 2.
     lse: Tensor
-    # int32 [num_partials, num_kv_heads]: at a row's first place, how many of its programs are done. 0 between launches, see `attention.decode`.
+    # int32 [num_partials, num_kv_heads]: at a row's first place, how many of its programs are done.
+    # 0 between launches, see `attention.decode`.
     done: Tensor
 
     @classmethod
@@ -38,7 +46,9 @@ class DecodeScratch:
         device: torch.device | str,
         programs: int = TARGET_PROGRAMS,
     ) -> Self:
-        """For steps of any number of rows with up to `max_query_len` (1, 2, 4 or 8) query tokens each; `programs` as for `attention.plan.plan_decode`."""
+        """For steps of any number of rows with up to `max_query_len` (1, 2, 4 or 8) query tokens
+        each; `programs` as for `attention.plan.plan_decode`.
+        """
         num_partials = decode_sizes(1, num_kv_heads, programs).num_partials
         rows = (num_partials, max_query_len * num_heads)
         partial = torch.empty(*rows, head_dim, dtype=torch.float32, device=device)
@@ -48,7 +58,10 @@ class DecodeScratch:
 
 @dataclasses.dataclass(slots=True)
 class DecodeWork:
-    """Entries with 1 to 8 query tokens. Columns as `attention.plan.DecodeColumns`, on the device."""
+    """Entries with 1 to 8 query tokens.
+
+    Columns as `attention.plan.DecodeColumns`, on the device.
+    """
 
     # int32 [num_splits, 4]
     splits: Tensor
@@ -60,7 +73,10 @@ class DecodeWork:
 
 @dataclasses.dataclass(slots=True)
 class GatherScratch:
-    """Memory for contexts in one piece, keys and values apart, and how the copy engine reads them. One for all layers."""
+    """Memory for contexts in one piece, keys and values apart, and how the copy engine reads them.
+
+    One for all layers.
+    """
 
     # [2, num_kv_heads, capacity, head_dim] in the type of queries.
     context: Tensor
@@ -73,7 +89,9 @@ class GatherScratch:
     def allocate(
         cls, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, max_bytes: int
     ) -> Self | None:
-        """Memory for as many tokens as fit into `max_bytes`; None if that is none, or if the card (before sm_90), the type or the size of heads rules the path out."""
+        """Memory for as many tokens as fit into `max_bytes`; None if that is none, or if the card
+        (before sm_90), the type or the size of heads rules the path out.
+        """
         device = torch.device(device)
         capacity = gather_capacity(num_kv_heads, head_dim, dtype, max_bytes)
         if not capacity or not card.has_copy_engine(device):
@@ -92,7 +110,9 @@ class GatherScratch:
 
 
 def gather_capacity(num_kv_heads: int, head_dim: int, dtype: torch.dtype, max_bytes: int) -> int:
-    """Tokens whose keys and values fit into `max_bytes`; 0 if heads of this size or type are not gathered."""
+    """Tokens whose keys and values fit into `max_bytes`; 0 if heads of this size or type are not
+    gathered.
+    """
     if dtype.itemsize != 2 or head_dim not in (64, 128, 256):
         return 0
     per_token = 2 * num_kv_heads * head_dim * dtype.itemsize
@@ -101,7 +121,10 @@ def gather_capacity(num_kv_heads: int, head_dim: int, dtype: torch.dtype, max_by
 
 @dataclasses.dataclass(slots=True)
 class GatheredContext:
-    """Contexts that are copied side by side before attention. Columns as `attention.plan.GatherColumns`, on the device."""
+    """Contexts that are copied side by side before attention.
+
+    Columns as `attention.plan.GatherColumns`, on the device.
+    """
 
     # int32 [num_chunks, 2]
     chunks: Tensor
@@ -124,7 +147,8 @@ class PrefillWork:
 class PagedAttentionStep:
     """Which tokens of a step belong to which entry, and where each entry's context lies."""
 
-    # [num_entries + 1] int32: entry i has the tokens query_start_loc[i] up to query_start_loc[i + 1].
+    # [num_entries + 1] int32: entry i has the tokens query_start_loc[i] up to query_start_loc[i +
+    # 1].
     query_start_loc: Tensor
     # [num_entries] int32: tokens of context, those of this step included; 0: padding.
     seq_lens: Tensor

@@ -1,7 +1,10 @@
-"""What all paged attention kernels share: the online softmax over tiles of keys, addresses in the paged cache, and sizes that the card limits.
+"""What all paged attention kernels share: the online softmax over tiles of keys, addresses in the
+paged cache, and sizes that the card limits.
 
-In the letters of the maths: S = Q K^T, P = 2^(S * scale - m), O = sum P V, z = sum P, with m the largest S * scale so far; scale holds log2(e). S, P, O, m and z are fp32; P is rounded to the
-type of V for its product. A hidden score is -1e30 instead of minus infinity, so that a row which sees nothing of a tile gives finite numbers that the next tile it sees wipes out.
+In the letters of the maths: S = Q K^T, P = 2^(S * scale - m), O = sum P V, z = sum P, with m the
+largest S * scale so far; scale holds log2(e). S, P, O, m and z are fp32; P is rounded to the type
+of V for its product. A hidden score is -1e30 instead of minus infinity, so that a row which sees
+nothing of a tile gives finite numbers that the next tile it sees wipes out.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -49,7 +52,11 @@ def absorb(
     MASKED: tl.constexpr,
     FP32_DOT: tl.constexpr,
 ):
-    """One tile: query [M, D], key and value [N, D], seen [M, N] or broadcast to it (read if MASKED). Returns acc [M, D], largest [M], total [M]."""
+    """One tile: query [M, D], key and value [N, D], seen [M, N] or broadcast to it (read if
+    MASKED).
+
+    Returns acc [M, D], largest [M], total [M].
+    """
     if FP32_DOT:
         query, key, value = query.to(tl.float32), key.to(tl.float32), value.to(tl.float32)
     scores = tl.dot(query, tl.trans(key), input_precision="tf32x3")
@@ -78,13 +85,20 @@ def key_offsets(
     HEAD_DIM: tl.constexpr,
     TILE_STRIDE: tl.constexpr,
 ):
-    """int64 [N] where the keys at `positions` of a block table begin; the values lie NUM_KV_HEADS * TILE_STRIDE further. Caches have more than 2^31 values."""
+    """int64 [N] where the keys at `positions` of a block table begin; the values lie NUM_KV_HEADS *
+    TILE_STRIDE further.
+
+    Caches have more than 2^31 values.
+    """
     block = tl.load(table + positions // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
     return (block * (2 * NUM_KV_HEADS) + kv_head) * TILE_STRIDE + (positions % BLOCK_SIZE) * HEAD_DIM
 
 
 def pipeline_stages(device: torch.device, fixed_bytes: int, stage_bytes: int, wanted: int) -> int:
-    """Stages of loads in flight: `wanted`, or as many as fit beside `fixed_bytes`. 2 KiB are left for reductions and barriers."""
+    """Stages of loads in flight: `wanted`, or as many as fit beside `fixed_bytes`.
+
+    2 KiB are left for reductions and barriers.
+    """
     return max(1, min(wanted, (card.shared_bytes(device) - fixed_bytes - 2048) // stage_bytes))
 
 
@@ -94,7 +108,9 @@ def padded_dim(head_dim: int) -> int:
 
 
 def heads_in_line(query: Tensor) -> Tensor:
-    """[num_tokens, num_heads, head_dim] whose heads lie side by side; tokens may be further apart (views of a joint projection are)."""
+    """[num_tokens, num_heads, head_dim] whose heads lie side by side; tokens may be further apart
+    (views of a joint projection are).
+    """
     if query.stride(2) == 1 and query.stride(1) == query.shape[2]:
         return query
     return query.contiguous()

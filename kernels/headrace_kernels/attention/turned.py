@@ -1,10 +1,16 @@
-"""Few query rows over a quantized cache, products turned around: keys, and then dimensions, stand as the rows of a tile, and query rows as its columns.
+"""Few query rows over a quantized cache, products turned around: keys, and then dimensions, stand
+as the rows of a tile, and query rows as its columns.
 
-Owns the context of one split of `attention.decode` where a cache has 8-bit numbers and there are at most FEW_ROWS query rows (a group of 4 heads has 4). A tensor core's tile has 16 rows and 8 columns: as columns, 8 query
-rows cost half the products, half the softmax and half the registers that they do as rows. In the letters of `attention.quantized`: S^T = K (Q / q)^T, O^T += V^T P^T.
+Owns the context of one split of `attention.decode` where a cache has 8-bit numbers and there are at
+most FEW_ROWS query rows (a group of 4 heads has 4). A tensor core's tile has 16 rows and 8 columns:
+as columns, 8 query rows cost half the products, half the softmax and half the registers that they
+do as rows. In the letters of `attention.quantized`: S^T = K (Q / q)^T, O^T += V^T P^T.
 
-One warp a program: it waits for no other, and no number passes through shared memory but on its way from the cache. Numbers are copied there as bytes and become fp16 in registers, in the layout of their product. Values must
-stand with pairs of tokens side by side, and what transposes 16-bit numbers on the way from shared memory takes no bytes: they are read as pairs of dimensions, and the even dimensions of O are summed apart from the odd ones.
+One warp a program: it waits for no other, and no number passes through shared memory but on its way
+from the cache. Numbers are copied there as bytes and become fp16 in registers, in the layout of
+their product. Values must stand with pairs of tokens side by side, and what transposes 16-bit
+numbers on the way from shared memory takes no bytes: they are read as pairs of dimensions, and the
+even dimensions of O are summed apart from the odd ones.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -27,14 +33,23 @@ _LEAST_DIM = 32
 
 
 def takes_turned(kind: str, query_rows: int, dim: int, dtype: torch.dtype) -> bool:
-    """Whether splits with so many query rows and heads of `dim` numbers in registers, of a model in `dtype` over a cache of `kind` ("": not quantized), go this way. Models in fp32 are multiplied in fp32."""
+    """Whether splits with so many query rows and heads of `dim` numbers in registers, of a model in
+    `dtype` over a cache of `kind` ("": not quantized), go this way.
+
+    Models in fp32 are multiplied in fp32.
+    """
     return kind != "" and query_rows <= FEW_ROWS and dim >= _LEAST_DIM and dtype.itemsize == 2
 
 
 def turned_rule(dim: int, device: torch.device) -> Launch:
-    """The next two tiles are on their way while one is worked on: stages are counted twice, as keys wait for their blocks' numbers. Heads of 256 have half the keys, for their registers.
+    """The next two tiles are on their way while one is worked on: stages are counted twice, as keys
+    wait for their blocks' numbers.
 
-    On an H200, heads of 128 in FP8 with 1,056 programs, 32 rows of 8,192 tokens: 133 us, 134 with tiles of 16, 140 by two warps with tiles of 64, 148 with 168 registers (202 by the kernel for all caches, 2026-11-21).
+    Heads of 256 have half the keys, for their registers.
+
+    On an H200, heads of 128 in FP8 with 1,056 programs, 32 rows of 8,192 tokens: 133 us, 134 with
+    tiles of 16, 140 by two warps with tiles of 64, 148 with 168 registers (202 by the kernel for
+    all caches, 2026-11-21).
     """
     tile = 32 if dim <= 128 else 16
     buffers = pipeline_stages(device, 0, 2 * tile * (dim + SCALE_BYTES), 2)
@@ -43,7 +58,9 @@ def turned_rule(dim: int, device: torch.device) -> Launch:
 
 @triton.constexpr_function
 def _pair_assembly(kind, has_fp8):
-    """As `halves_assembly`, but the first two numbers are of bytes 0 and 2, and the others of 1 and 3: by other selectors, or by sorting the bytes first where none are used."""
+    """As `halves_assembly`, but the first two numbers are of bytes 0 and 2, and the others of 1 and
+    3: by other selectors, or by sorting the bytes first where none are used.
+    """
     assembly = halves_assembly(kind, has_fp8)
     if "prmt" not in assembly:
         return assembly.replace("$2", "p").replace("{ ", "{ .reg .b32 p; prmt.b32 p, $2, 0, 0x3120; ", 1)
@@ -54,7 +71,9 @@ def _pair_assembly(kind, has_fp8):
 
 @triton.jit
 def _halves_of_pairs(pairs, KIND: tl.constexpr, HAS_FP8: tl.constexpr, PLAIN: tl.constexpr):
-    """Pairs of neighbouring bytes in int16, the first one lower, as two tensors of numbers without scales: the first ones and the second ones. fp16, or fp32 if PLAIN."""
+    """Pairs of neighbouring bytes in int16, the first one lower, as two tensors of numbers without
+    scales: the first ones and the second ones. fp16, or fp32 if PLAIN.
+    """
     if PLAIN:
         first = numbers_of(pairs.to(tl.int8), 0, KIND, tl.float32, True)
         second = numbers_of((pairs >> 8).to(tl.int8), 0, KIND, tl.float32, True)
@@ -78,7 +97,11 @@ def _tile_offsets(
     TILE_STRIDE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """As `attention.tiles.key_offsets`, of the positions start up to start + TILE, where the first begins a block or its part of TILE tokens: each block's number is read once. From `end` on they lie anywhere in the cache."""
+    """As `attention.tiles.key_offsets`, of the positions start up to start + TILE, where the first
+    begins a block or its part of TILE tokens: each block's number is read once.
+
+    From `end` on they lie anywhere in the cache.
+    """
     within = tl.arange(0, TILE)
     offsets = tl.zeros([TILE], tl.int64)
     for part in tl.static_range((TILE + BLOCK_SIZE - 1) // BLOCK_SIZE):
@@ -107,7 +130,11 @@ def _absorb(
     HAS_FP8: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
-    """One tile: first and second [D / 2, M] in units of `unit`, query [D, M], k [N, D] bytes, pairs [D / 2, N] of values' bytes, scales [N], seen [N, M] or broadcast to it. Returns all five."""
+    """One tile: first and second [D / 2, M] in units of `unit`, query [D, M], k [N, D] bytes, pairs
+    [D / 2, N] of values' bytes, scales [N], seen [N, M] or broadcast to it.
+
+    Returns all five.
+    """
     key = numbers_of(k, 0, KIND, tl.float32, True) if PLAIN else halves_of(k, KIND, HAS_FP8, False)
     scores = tl.dot(key, query, input_precision="tf32x3") * key_scales[:, None]
     scores = tl.where(seen, scores * row_scales[None, :], -1.0e30)
@@ -156,8 +183,10 @@ def absorb_context(
 ):
     """A split's positions `begin` (a multiple of 64) to `end`.
 
-    `acc` [M, D] in units of `unit`, `largest` and `total` [M] are as `attention.quantized.absorb_quantized` has them, with which query and row_scales of `divided_query`; the rows' tokens stand at `position` [M], and see
-    `window` tokens, none of which is before `first_seen`. PLAIN: the interpreter's way. Returns acc, largest, total, unit.
+    `acc` [M, D] in units of `unit`, `largest` and `total` [M] are as
+    `attention.quantized.absorb_quantized` has them, with which query and row_scales of
+    `divided_query`; the rows' tokens stand at `position` [M], and see `window` tokens, none of
+    which is before `first_seen`. PLAIN: the interpreter's way. Returns acc, largest, total, unit.
     """
     ROWS: tl.constexpr = acc.shape[0]
     DIM: tl.constexpr = acc.shape[1]
@@ -171,7 +200,8 @@ def absorb_context(
         if WINDOWED:
             mask_key = mask_key & (positions >= first_seen)
         offs_key = _tile_offsets(table, start, end, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE_STRIDE, TILE)
-        # A slot that was never written, or is being written, may hold any bytes. The score of such a key is replaced; 0 times such a value may be NaN, so that it is not loaded.
+        # A slot that was never written, or is being written, may hold any bytes. The score of such
+        # a key is replaced; 0 times such a value may be NaN, so that it is not loaded.
         k = tl.load(kv_cache + offs_key[:, None] + offs_dim[None, :], mask=(offs_dim < HEAD_DIM)[None, :], other=0)
         pairs = tl.load(
             pairs_of_values + (offs_key // 2)[None, :] + offs_pair[:, None],

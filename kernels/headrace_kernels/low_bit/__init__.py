@@ -1,6 +1,7 @@
 """Weights of few bits: what their bytes mean, and products with them.
 
-quantized_weight, block_weight        layouts: scales by group or channel; small blocks with scales of their own (`nf4`, `gguf_blocks`)
+quantized_weight, block_weight        layouts: scales by group or channel; small blocks with scales
+                                      of their own (`nf4`, `gguf_blocks`)
 linear                                the product, and which kernel takes which number of rows
 row_kernels, nibble_row_kernels       one row
 few_kernels, small_kernels            a few

@@ -1,6 +1,8 @@
-"""Products with weights in blocks, and rows of such a weight: the operations of `linear` and `embedding` for a `BlockWeight`.
+"""Products with weights in blocks, and rows of such a weight: the operations of `linear` and
+`embedding` for a `BlockWeight`.
 
-Owns which path runs for how many rows. Where Triton does not run, the weight is restored in blocks of rows, each used and given up, so that nothing of it is kept beside its bits.
+Owns which path runs for how many rows. Where Triton does not run, the weight is restored in blocks
+of rows, each used and given up, so that nothing of it is kept beside its bits.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from headrace_kernels.low_bit.block_linear_kernels import MAX_SMALL_ROWS, gather
 from headrace_kernels.low_bit.block_weight import BlockWeight, restore_rows
 from headrace_kernels.triton_runtime import uses_triton
 
-# Numbers of a weight that are restored at a time without a card: 4 MB in fp32, which a processor's cache may hold until they are multiplied.
+# Numbers of a weight that are restored at a time without a card: 4 MB in fp32, which a processor's
+# cache may hold until they are multiplied.
 _BLOCK_NUMBERS = 1 << 20
 
 
@@ -68,7 +71,8 @@ def linear(
         weight: Filled.
         bias: [out].
         out_dtype: Of the result; None: the type of x.
-        out: [num_tokens, out] to be written, whose rows may be parts of longer ones; None: a new tensor.
+        out: [num_tokens, out] to be written, whose rows may be parts of longer ones; None: a new
+            tensor.
 
     Returns:
         [num_tokens, out], summed in fp32; `out` if given.

@@ -1,10 +1,16 @@
-"""The Triton kernels behind `block_linear`: products of few rows with the bits themselves, each weight read once, and rows of a weight restored.
+"""The Triton kernels behind `block_linear`: products of few rows with the bits themselves, each
+weight read once, and rows of a weight restored.
 
-Owns the kernels and their launch; which runs when is `block_linear`'s. Sums are fp32 in an order that depends on the sizes alone: no atomics, the same bits every time.
+Owns the kernels and their launch; which runs when is `block_linear`'s. Sums are fp32 in an order
+that depends on the sizes alone: no atomics, the same bits every time.
 
-`_small_kernel`: up to 32 rows, on the tensor cores, Y^T = W X^T. Each warp sums tiles of its own (slices). The PLANE inputs of a part have one scale, so that what is multiplied are the small integers
-    themselves, exact in any type, and scales meet sums: y = s (sum (q + c) x - (c + offset) sum x) - m sum x, where sum x is a product with ones, which puts it where the first sum is.
-`_restore_kernel`: rows in order, or those that indices name, rounded once. NF4's and IQ4's numbers come from a table of 16.
+`_small_kernel`: up to 32 rows, on the tensor cores, Y^T = W X^T. Each warp sums tiles of its own
+(slices). The PLANE inputs of a part have one scale, so that what is multiplied are the small
+integers
+    themselves, exact in any type, and scales meet sums: y = s (sum (q + c) x - (c + offset) sum x)
+    - m sum x, where sum x is a product with ones, which puts it where the first sum is.
+`_restore_kernel`: rows in order, or those that indices name, rounded once. NF4's and IQ4's numbers
+come from a table of 16.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -34,7 +40,9 @@ def _integers(
     nibble_ptr, pair_ptr, single_ptr, octet_ptr, row, tile, j, mask, PART: tl.constexpr,
     TILES: tl.constexpr, PLANE: tl.constexpr,
 ):  # fmt: skip
-    """The q of inputs 4 PLANE tile + PLANE PART + j of some rows as int32; `row` and `tile` broadcast with j."""
+    """The q of inputs 4 PLANE tile + PLANE PART + j of some rows as int32; `row` and `tile`
+    broadcast with j.
+    """
     lane = row * (TILES * PLANE) + tile * PLANE + j
     if octet_ptr is not None:
         places = octet_ptr + row * (TILES * PLANE * 4) + (tile * 4 + PART) * PLANE + j
@@ -86,7 +94,10 @@ def _min_of(
 
 @triton.jit
 def _exact(q, table_ptr, DTYPE: tl.constexpr, SIGNED: tl.constexpr, PLAIN: tl.constexpr):
-    """The q as numbers of DTYPE, or fp32 if PLAIN; 128 more in bf16 unless signed or from a table. Each is exact, but for a table's."""
+    """The q as numbers of DTYPE, or fp32 if PLAIN; 128 more in bf16 unless signed or from a table.
+
+    Each is exact, but for a table's.
+    """
     if table_ptr is not None:
         numbers = tl.load(table_ptr + q)
         if PLAIN:
@@ -173,7 +184,9 @@ def _restore_kernel(
     K: tl.constexpr, TILES: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, FACTOR: tl.constexpr, JOINT: tl.constexpr,
     NESTED: tl.constexpr, HAS_MINS: tl.constexpr, OFFSET: tl.constexpr, BLOCK_N: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """Rows first_row and on of W, or the rows at index_ptr, rounded to the type of `out` [num_rows, K]."""
+    """Rows first_row and on of W, or the rows at index_ptr, rounded to the type of `out` [num_rows,
+    K].
+    """
     r = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     if INDEXED:
         n = tl.load(index_ptr + r, mask=r < num_rows, other=0).to(tl.int64)
@@ -202,7 +215,10 @@ def _restore_kernel(
 
 
 def takes(weight: BlockWeight) -> bool:
-    """Whether `_small_kernel` multiplies by this weight. Not fp32 activations on a card: tensor cores would cut them to tf32."""
+    """Whether `_small_kernel` multiplies by this weight.
+
+    Not fp32 activations on a card: tensor cores would cut them to tf32.
+    """
     return INTERPRETED or weight.dtype != torch.float32
 
 
@@ -228,7 +244,9 @@ def _layout(weight: BlockWeight) -> dict[str, Any]:
 
 
 def _tables(weight: BlockWeight, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """What q are places in, and what the 8 bits of NF4's scales stand for; None where numbers and scales are integers."""
+    """What q are places in, and what the 8 bits of NF4's scales stand for; None where numbers and
+    scales are integers.
+    """
     numbers = table_numbers(weight.format.table, dtype, weight.device) if weight.format.table else None
     return numbers, scale_codes(weight.device) if weight.nested else None
 
@@ -258,7 +276,9 @@ def multiply_small(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Ten
 
 
 def _stages(inputs: int, block_n: int, rows: int, device: torch.device) -> int:
-    """Tiles that are loaded ahead: what fits the shared memory, at 2 bytes a word and a number of x."""
+    """Tiles that are loaded ahead: what fits the shared memory, at 2 bytes a word and a number of
+    x.
+    """
     return max(1, min(3, card.shared_bytes(device) // (2 * inputs * (block_n * 2 + PARTS * rows))))
 
 
@@ -268,7 +288,9 @@ def restore(weight: BlockWeight, rows: range, out: Tensor) -> None:
 
 
 def gather(weight: BlockWeight, indices: Tensor, out: Tensor) -> None:
-    """Numbers of the rows that int64 indices name, rounded once: [len(indices), K] into `out`, contiguous."""
+    """Numbers of the rows that int64 indices name, rounded once: [len(indices), K] into `out`,
+    contiguous.
+    """
     _restore(weight, indices, 0, out)
 
 

@@ -1,20 +1,32 @@
-"""Weights whose numbers come in small blocks with scales of their own: the types of GGUF files and NF4; their layout in memory, and back.
+"""Weights whose numbers come in small blocks with scales of their own: the types of GGUF files and
+NF4; their layout in memory, and back.
 
-Owns what the bits mean. `restore_rows` is the definition: every product of `block_linear` multiplies by those numbers, in fp32 or rounded to the activations' type. What the bytes of a file
-mean is `gguf_blocks`'s, how NF4 is rounded `nf4`'s; both end in `Pieces`, which `store_rows` puts into place.
+Owns what the bits mean. `restore_rows` is the definition: every product of `block_linear`
+multiplies by those numbers, in fp32 or rounded to the activations' type. What the bytes of a file
+mean is `gguf_blocks`'s, how NF4 is rounded `nf4`'s; both end in `Pieces`, which `store_rows` puts
+into place.
 
-A number of input k is s (q - offset) - m, or s times what a table has at q (NF4, IQ4). q has 2 to 8 bits; s and m belong to groups of 16, 32 or 64 inputs, and are themselves products of a small integer and a factor of 256 inputs in the K types.
+A number of input k is s (q - offset) - m, or s times what a table has at q (NF4, IQ4). q has 2 to 8
+bits; s and m belong to groups of 16, 32 or 64 inputs, and are themselves products of a small
+integer and a factor of 256 inputs in the K types.
 
-Layout for N outputs and K inputs. Nothing outside this room looks at it. Inputs come in tiles of 4 P; P (`plane_inputs`) is at most a group, so that every product of P inputs has one scale.
+Layout for N outputs and K inputs. Nothing outside this room looks at it. Inputs come in tiles of 4
+P; P (`plane_inputs`) is at most a group, so that every product of P inputs has one scale.
 
-nibbles  [N, tiles P] int16: bits 4 i to 4 i + 3 of word j of a tile are bits 0 to 3 of input i P + j.
-pairs    [N, tiles P] uint8: two bits of input i P + j at bit 2 i of byte j. Where there are nibbles they are bits 4 and 5.
-singles  [N, tiles P / 2] uint8: one bit of input i P + j at bit 4 (j div (P / 2)) + i of byte j mod (P / 2): the bit above the others.
+nibbles  [N, tiles P] int16: bits 4 i to 4 i + 3 of word j of a tile are bits 0 to 3 of input i P +
+j.
+pairs    [N, tiles P] uint8: two bits of input i P + j at bit 2 i of byte j. Where there are nibbles
+         they are bits 4 and 5.
+singles  [N, tiles P / 2] uint8: one bit of input i P + j at bit 4 (j div (P / 2)) + i of byte j mod
+(P / 2): the bit above the others.
 octets   [N, tiles 4 P] int8: the number of each input, signed.
-scales   [K / inputs of a factor, N] fp16, or fp32 for NF4_SINGLE; mins alike. group_scales, group_mins [K / group, N]: the small integers. Q2_K has both in one byte.
-         NF4: group_scales [K / 64, N] uint8 are places in a table; scale of group g of row n is table scales[i] + mins[i], where i = (n K / 64 + g) div `nested`. scales, mins: fp32, flat.
+scales   [K / inputs of a factor, N] fp16, or fp32 for NF4_SINGLE; mins alike. group_scales,
+         group_mins [K / group, N]: the small integers. Q2_K has both in one byte. NF4: group_scales
+         [K / 64, N] uint8 are places in a table; scale of group g of row n is table scales[i] +
+         mins[i], where i = (n K / 64 + g) div `nested`. scales, mins: fp32, flat.
 
-The inputs of the last tile beyond K are 0 and multiplied by nothing. K is a multiple of a block; where it is none of 4 P, up to 32 inputs of a row are filled.
+The inputs of the last tile beyond K are 0 and multiplied by nothing. K is a multiple of a block;
+where it is none of 4 P, up to 32 inputs of a row are filled.
 """
 
 from __future__ import annotations
@@ -31,14 +43,16 @@ from headrace_kernels.low_bit.restored_weights import reserve
 # Parts of a tile: nibbles of a word.
 PARTS = 4
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-# The 16 numbers of NF4 between -1 and 1: quantiles of a normal distribution. Source: QLoRA, arXiv 2305.14314, appendix E.
+# The 16 numbers of NF4 between -1 and 1: quantiles of a normal distribution. Source: QLoRA, arXiv
+# 2305.14314, appendix E.
 NF4_NUMBERS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
     -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-# The 16 numbers of IQ4, whose distances grow with their size. Source: ggml's public description of its types (`kvalues_iq4nl`).
+# The 16 numbers of IQ4, whose distances grow with their size. Source: ggml's public description of
+# its types (`kvalues_iq4nl`).
 IQ4_NUMBERS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
@@ -57,7 +71,8 @@ class BlockKind(enum.Enum):
     Q6_K = "Q6_K"
     IQ4_NL = "IQ4_NL"
     IQ4_XS = "IQ4_XS"
-    # With scales in 8 bits, which a nested scale and an offset of many of them make numbers ("double quantization").
+    # With scales in 8 bits, which a nested scale and an offset of many of them make numbers
+    # ("double quantization").
     NF4 = "NF4"
     # With scales in fp32.
     NF4_SINGLE = "NF4_SINGLE"
@@ -69,7 +84,8 @@ class BlockFormat:
 
     # Planes: `nibbles` alone is (4,), with `singles` (4, 1); (8,) is `octets`.
     bits: tuple[int, ...]
-    # Inputs that share a scale, and those that share its factor; equal where scales are not integers.
+    # Inputs that share a scale, and those that share its factor; equal where scales are not
+    # integers.
     group: int
     factor: int
     # Taken off q.
@@ -178,8 +194,9 @@ def table_numbers(table: tuple[float, ...], dtype: torch.dtype, device: torch.de
 def scale_codes(device: torch.device) -> Tensor:
     """[256] fp32, ascending: the numbers between -1 and 1 that 8 bits of a scale stand for.
 
-    Seven decades, the largest with 64 numbers of each sign, each smaller one with half as many: the middles of equal parts of 0.1 to 1; and 0 and 1.
-    Source: 8-bit Approximations for Parallelism in Deep Learning, arXiv 1511.04561.
+    Seven decades, the largest with 64 numbers of each sign, each smaller one with half as many: the
+    middles of equal parts of 0.1 to 1; and 0 and 1. Source: 8-bit Approximations for Parallelism in
+    Deep Learning, arXiv 1511.04561.
     """
     numbers = [0.0, 1.0]
     for decade in range(7):
@@ -191,7 +208,11 @@ def scale_codes(device: torch.device) -> Tensor:
 
 
 def plane_inputs(kind: BlockKind, num_inputs: int) -> int:
-    """P: inputs that one part of a tile holds. 32 where a group is no smaller and no inputs are filled; or else 16, which is the least that tensor cores take."""
+    """P: inputs that one part of a tile holds.
+
+    32 where a group is no smaller and no inputs are filled; or else 16, which is the least that
+    tensor cores take.
+    """
     return 32 if FORMATS[kind].group >= 32 and num_inputs % (PARTS * 32) == 0 else 16
 
 
@@ -251,7 +272,10 @@ def allocate(
 
 
 def store_rows(pieces: Pieces, target: BlockWeight, first_row: int) -> None:
-    """Packs rows and puts them into rows `first_row` and on of the target. Disjoint rows may be stored by several threads at a time; nothing waits for the device."""
+    """Packs rows and puts them into rows `first_row` and on of the target.
+
+    Disjoint rows may be stored by several threads at a time; nothing waits for the device.
+    """
     rows = slice(first_row, first_row + len(pieces.numbers))
     assert rows.stop <= target.num_outputs and pieces.numbers.shape[1] == target.num_inputs
     store_numbers(pieces.numbers, target, rows)
@@ -341,7 +365,9 @@ def restore_rows(weight: BlockWeight, rows: slice | Tensor, out: Tensor) -> None
 
 
 def group_numbers(weight: BlockWeight, rows: slice | Tensor) -> tuple[Tensor, Tensor | None]:
-    """The s and m of each group of some rows, [num_rows, K / group] fp32 each; no m where the kind has none."""
+    """The s and m of each group of some rows, [num_rows, K / group] fp32 each; no m where the kind
+    has none.
+    """
     made = weight.format
     if weight.kind is BlockKind.NF4:
         return _nested_scales(weight, rows), None
@@ -382,11 +408,16 @@ def is_finite(weight: BlockWeight, outputs: range) -> bool:
 
 
 def has_negative_scales(weight: BlockWeight) -> bool:
-    """Whether a scale of NF4 is below 0, which the largest number of a group can't be; those of other kinds may. Waits for the device."""
+    """Whether a scale of NF4 is below 0, which the largest number of a group can't be; those of
+    other kinds may.
+
+    Waits for the device.
+    """
     if weight.kind not in NF4_KINDS:
         return False
     if weight.kind is BlockKind.NF4_SINGLE:
         return bool((weight.scales < 0).any())
-    # A group of zeros ends near 0, on either side: scales are rounded to 256 numbers, at most 0.015 of the nested scale apart.
+    # A group of zeros ends near 0, on either side: scales are rounded to 256 numbers, at most 0.015
+    # of the nested scale apart.
     scales, _ = group_numbers(weight, slice(0, weight.num_outputs))
     return bool((weight.scales < 0).any() | (scales < -0.01 * weight.scales.max()).any())

@@ -1,16 +1,27 @@
-"""The kernel of 2 to 64 rows for weights of 8 bits with scales of outputs, on sm_90: bytes become numbers in the registers that the tensor cores read them from, and nothing is exchanged between threads.
+"""The kernel of 2 to 64 rows for weights of 8 bits with scales of outputs, on sm_90: bytes become
+numbers in the registers that the tensor cores read them from, and nothing is exchanged between
+threads.
 
-Owns the kernels, their launch, which weights they take, and the tiles that are worth trying; which runs when is `low_bit.linear`'s. They are written in Gluon, because the order of copies and products is
-what they are about:
+Owns the kernels, their launch, which weights they take, and the tiles that are worth trying; which
+runs when is `low_bit.linear`'s. They are written in Gluon, because the order of copies and products
+is what they are about:
 
-Y^T = W X^T by instructions of 16 outputs x 16 inputs x 8 rows. Which 16 inputs an instruction takes is free, as long as they are the same ones of the weight and of x. So of 64 inputs in a row thread t of four
-has inputs 16 t to 16 t + 15 of both sides, four for each of four instructions: 16 bytes of a weight in one load from shared memory, 32 of x in two, all as they lie in memory and in the registers that instructions
-take together (`_held`). Rows of both tiles are swizzled such that no load waits for a bank. Restoring takes 2 instructions for each weight of a thread, all else 1.2 at 32 rows.
+Y^T = W X^T by instructions of 16 outputs x 16 inputs x 8 rows. Which 16 inputs an instruction takes
+is free, as long as they are the same ones of the weight and of x. So of 64 inputs in a row thread t
+of four has inputs 16 t to 16 t + 15 of both sides, four for each of four instructions: 16 bytes of
+a weight in one load from shared memory, 32 of x in two, all as they lie in memory and in the
+registers that instructions take together (`_held`). Rows of both tiles are swizzled such that no
+load waits for a bank. Restoring takes 2 instructions for each weight of a thread, all else 1.2 at
+32 rows.
 
-A step is 128 inputs: words of all outputs of a program and x of all rows are copied ahead by `cp.async`, SLOTS - 1 steps, which is what is under way from memory. Warps have outputs of their own and share x:
-the more outputs a program has, the less often x is read, which adds up in the cache (x of 32 rows is half as many bytes as the words of 128 outputs). Outputs come in sides, which are restored one after the
-other to save registers; with SwiGLU the first of two is the gate's and the second the other half's. Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time. With several
-splits of the inputs they go to memory, where `_end_kernel` adds them; bias, SwiGLU and residual stream come in whichever kernel is last.
+A step is 128 inputs: words of all outputs of a program and x of all rows are copied ahead by
+`cp.async`, SLOTS - 1 steps, which is what is under way from memory. Warps have outputs of their own
+and share x: the more outputs a program has, the less often x is read, which adds up in the cache (x
+of 32 rows is half as many bytes as the words of 128 outputs). Outputs come in sides, which are
+restored one after the other to save registers; with SwiGLU the first of two is the gate's and the
+second the other half's. Sums are fp32 in an order that depends on the tile alone: no atomics, the
+same bits every time. With several splits of the inputs they go to memory, where `_end_kernel` adds
+them; bias, SwiGLU and residual stream come in whichever kernel is last.
 """
 
 # Gluon's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -105,7 +116,8 @@ def _copy_step(
 
 @gluon.constexpr_function
 def _held(num_others, is_words, num_warps):
-    """Who has what of words [outputs, 128 inputs], or of x [128 inputs, rows]: thread 4 g + t of a warp inputs 16 t to 16 t + 15 of each half, of every eighth output or row from g on.
+    """Who has what of words [outputs, 128 inputs], or of x [128 inputs, rows]: thread 4 g + t of a
+    warp inputs 16 t to 16 t + 15 of each half, of every eighth output or row from g on.
 
     Warps have outputs 16 apart, and all of x.
     """
@@ -137,7 +149,8 @@ def _products(
     WORDS_HELD: gl.constexpr = _held(SIDE_N, True, gl.num_warps())
     X_HELD: gl.constexpr = _held(ROWS, False, gl.num_warps())
     x = x_smem.index(slot).permute((1, 0)).load(X_HELD)
-    # From (half, thread, instruction, which eight of its inputs, pair) to the order of an instruction: no number changes its thread.
+    # From (half, thread, instruction, which eight of its inputs, pair) to the order of an
+    # instruction: no number changes its thread.
     x = x.reshape((2, 4, 4, 2, 2, ROWS)).permute((0, 2, 3, 1, 4, 5)).reshape((128, ROWS))
     x = gl.convert_layout(x, RIGHT)
     BYTES: gl.constexpr = byte_assembly(KIND, DTYPE == gl.bfloat16)
@@ -157,7 +170,10 @@ def _few_kernel(
     N: gl.constexpr, K: gl.constexpr, KIND: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr, ROWS: gl.constexpr, SLOTS: gl.constexpr,
     GATED: gl.constexpr, ADD: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Y^T = W X^T for SIDES SIDE_N outputs, ROWS rows and `share` steps of the inputs. N: of the result. If inputs are SPLIT, `out` is fp32 [splits, M, outputs of the weight] of sums."""
+    """Y^T = W X^T for SIDES SIDE_N outputs, ROWS rows and `share` steps of the inputs.
+
+    N: of the result. If inputs are SPLIT, `out` is fp32 [splits, M, outputs of the weight] of sums.
+    """
     DTYPE: gl.constexpr = x_ptr.dtype.element_ty
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
     # Eight threads load at a time: four neighbours of two rows.
@@ -252,7 +268,9 @@ def _end_kernel(
 
 
 def takes_few(weight: QuantizedWeight) -> bool:
-    """Whether the kernel multiplies by this weight on its card: 8 bits with scales of outputs, inputs of whole steps."""
+    """Whether the kernel multiplies by this weight on its card: 8 bits with scales of outputs,
+    inputs of whole steps.
+    """
     return (
         card.has_warpgroup_instructions(weight.device)
         and weight.kind is not QuantKind.INT4
@@ -317,7 +335,9 @@ _VARIANTS = {
 
 
 def few_variants(num_rows: int, num_outputs: int, num_inputs: int, gated: bool) -> list[FewTile]:
-    """Tiles that are worth timing for up to 64 rows, with splits for half a wave to some waves of programs on 132 multiprocessors."""
+    """Tiles that are worth timing for up to 64 rows, with splits for half a wave to some waves of
+    programs on 132 multiprocessors.
+    """
     sizes = _VARIANTS[min(most for most in _VARIANTS if most >= num_rows)]
     tiles = [FewTile(*size) for size in sizes if not gated or size[1] == 2]
     found = []

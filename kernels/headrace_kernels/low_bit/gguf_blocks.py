@@ -1,7 +1,10 @@
 """What the bytes of a GGUF tensor's blocks mean: from a file's rows to `Pieces`.
 
-Owns the formats' layouts in files. Within a block of 32 the low nibbles are its first half and the high ones its second; a K block of 256 takes its inputs 32 at a time from the same bytes, bits
-ascending. Each function is a reading of one format of the public descriptions (ggml's `ggml-common.h` and `quants.py`), in as many operations as it has fields. The numbers stay what they are.
+Owns the formats' layouts in files. Within a block of 32 the low nibbles are its first half and the
+high ones its second; a K block of 256 takes its inputs 32 at a time from the same bytes, bits
+ascending. Each function is a reading of one format of the public descriptions (ggml's
+`ggml-common.h` and `quants.py`), in as many operations as it has fields. The numbers stay what they
+are.
 """
 
 from __future__ import annotations
@@ -109,7 +112,9 @@ def _q8_0(blocks: Tensor) -> Pieces:
 
 
 def _two_bits(blocks: Tensor, at: int) -> Tensor:
-    """64 bytes -> 256 numbers of 2 bits: each 32 bytes hold 128 inputs. [num_rows, num_blocks, 256]."""
+    """64 bytes -> 256 numbers of 2 bits: each 32 bytes hold 128 inputs. [num_rows, num_blocks,
+    256].
+    """
     return _shifted(_cut(blocks[:, :, at : at + 64], 32), 2, 4).flatten(2)
 
 
@@ -127,7 +132,9 @@ def _q3_k(blocks: Tensor) -> Pieces:
 
 
 def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """12 bytes -> 8 scales and 8 minimums of 6 bits: the first four whole, the others' upper bits in the first's top."""
+    """12 bytes -> 8 scales and 8 minimums of 6 bits: the first four whole, the others' upper bits
+    in the first's top.
+    """
     first, second, rest = packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:]
     scales = torch.cat((first & 63, rest & 15 | first >> 6 << 4), 2)
     mins = torch.cat((second & 63, rest >> 4 | second >> 6 << 4), 2)
@@ -135,7 +142,9 @@ def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nibbles_by_64(data: Tensor) -> Tensor:
-    """128 bytes -> 256 numbers: each 32 bytes hold 32 inputs in their low and the next 32 in their high nibbles."""
+    """128 bytes -> 256 numbers: each 32 bytes hold 32 inputs in their low and the next 32 in their
+    high nibbles.
+    """
     return _shifted(_cut(data, 32), 4, 2).flatten(2)
 
 
@@ -162,7 +171,8 @@ def _iq4_nl(blocks: Tensor) -> Pieces:
 
 
 def _iq4_xs(blocks: Tensor) -> Pieces:
-    # Each 16 bytes hold 32 inputs, as in Q4_0. Of a scale's 6 bits the upper two lie side by side in two bytes, the lower four in four.
+    # Each 16 bytes hold 32 inputs, as in Q4_0. Of a scale's 6 bits the upper two lie side by side
+    # in two bytes, the lower four in four.
     numbers = _shifted(_cut(blocks[:, :, 8:136], 16), 4, 2).flatten(1)
     high = _shifted(blocks[:, :, 2:4], 2, 4).transpose(2, 3).flatten(2)
     low = _shifted(blocks[:, :, 4:8], 4, 2).transpose(2, 3).flatten(2)

@@ -1,6 +1,8 @@
-"""Inputs of a product in the order of its weight's own: x[:, order], for weights whose groups hold inputs that are no neighbours.
+"""Inputs of a product in the order of its weight's own: x[:, order], for weights whose groups hold
+inputs that are no neighbours.
 
-Owns the gathering alone. It is an operation before the product: loading x through the order inside a product would scatter the loads of every one of its programs.
+Owns the gathering alone. It is an operation before the product: loading x through the order inside
+a product would scatter the loads of every one of its programs.
 
 Launch rule: 1,024 inputs of one row a program. Not measured yet.
 """

@@ -1,13 +1,19 @@
-"""Inputs of a product rounded to 8 bits and back, as a weight's scheme says, where no kernel multiplies the 8 bits themselves.
+"""Inputs of a product rounded to 8 bits and back, as a weight's scheme says, where no kernel
+multiplies the 8 bits themselves.
 
-Owns what a scheme may say (`InputRounding`) and its arithmetic, which is that of the formats' own tools. Which products round, and which on a card multiply rounded tokens (`rounded_tokens`), is
+Owns what a scheme may say (`InputRounding`) and its arithmetic, which is that of the formats' own
+tools. Which products round, and which on a card multiply rounded tokens (`rounded_tokens`), is
 `low_bit.linear`'s.
 
-    e4m3 and symmetric int8    scale = max|x| / 448 or max|x| / 127.5, number = x / scale to nearest, ties to even, cut off at -448 and 448 or at -128 and 127
-    int8 with a zero point     scale = (max(x, 0) - min(x, 0)) / 255, zero = -128 - min(x, 0) / scale to nearest, number = x / scale + zero
+    e4m3 and symmetric int8    scale = max|x| / 448 or max|x| / 127.5, number = x / scale to
+                               nearest, ties to even, cut off at -448 and 448 or at -128 and 127
+    int8 with a zero point     scale = (max(x, 0) - min(x, 0)) / 255, zero = -128 - min(x, 0) /
+                               scale to nearest, number = x / scale + zero
 
-A product multiplies scale (number - zero). A static scale and zero point hold for all tokens; others are measured over each token's inputs or over groups of them. Neither looks at other
-tokens, so a row's result does not depend on its batch. Inputs that are NaN or infinite make the token NaN, which ends its request.
+A product multiplies scale (number - zero). A static scale and zero point hold for all tokens;
+others are measured over each token's inputs or over groups of them. Neither looks at other tokens,
+so a row's result does not depend on its batch. Inputs that are NaN or infinite make the token NaN,
+which ends its request.
 """
 
 from __future__ import annotations
@@ -39,7 +45,9 @@ class InputRounding:
 
     @property
     def is_per_token(self) -> bool:
-        """Whether the numbers, and one scale for each token, say all: then kernels may multiply the numbers themselves."""
+        """Whether the numbers, and one scale for each token, say all: then kernels may multiply the
+        numbers themselves.
+        """
         return self.group_size == 0 and self.is_symmetric
 
 

@@ -1,6 +1,7 @@
 """Products of INT8 weights and tokens rounded to 8-bit integers, on integer tensor cores.
 
-Owns the product and when it is possible; the rounding is `rounded_tokens`'. Sums of integers are exact, whatever the order; both scales are applied to them at the end, in fp32.
+Owns the product and when it is possible; the rounding is `rounded_tokens`'. Sums of integers are
+exact, whatever the order; both scales are applied to them at the end, in fp32.
 
 Launch rule: tiles of 128 by 128. Not measured yet.
 """
@@ -29,7 +30,9 @@ _ALIGNMENT = 16
 
 
 def can_scale(weight: QuantizedWeight) -> bool:
-    """Whether products of many rows may round activations: where the weight's scheme does so with one scale for a token, and its rows lie as the tiles ask."""
+    """Whether products of many rows may round activations: where the weight's scheme does so with
+    one scale for a token, and its rows lie as the tiles ask.
+    """
     whole = weight.kind is QuantKind.INT8 and not weight.is_grouped
     rounds = weight.inputs is not None and weight.inputs.is_per_token
     return whole and rounds and weight.num_inputs % _ALIGNMENT == 0
@@ -66,13 +69,16 @@ def _scaled_kernel(
     y = total.to(tl.float32) * x_scale * tl.load(scale_ptr + tl.minimum(n, N - 1))[None, :]
     if bias_ptr is not None:
         y += tl.load(bias_ptr + tl.minimum(n, N - 1)).to(tl.float32)[None, :]
-    # N is a constant so that it is known which multiples rows begin at: stores are of 16 bytes, and of 2 otherwise.
+    # N is a constant so that it is known which multiples rows begin at: stores are of 16 bytes, and
+    # of 2 otherwise.
     places = m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(out_ptr + places, y.to(out_ptr.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
 
 
 def scaled_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """X W^T + b of tokens in int8, for weights that `can_scale`: [num_tokens, K] -> [num_tokens, N] in the weight's activation type."""
+    """X W^T + b of tokens in int8, for weights that `can_scale`: [num_tokens, K] -> [num_tokens, N]
+    in the weight's activation type.
+    """
     numbers, scales = tokens.numbers, tokens.scales
     if not uses_triton(numbers):
         return scaled_linear_reference(tokens, weight, bias)

@@ -1,7 +1,10 @@
-"""Products with weights of 8 and 4 bits, and with what stands before and after them in a decoder layer.
+"""Products with weights of 8 and 4 bits, and with what stands before and after them in a decoder
+layer.
 
-The operations of `linear` and `small_linear` for a `QuantizedWeight`. Owns which path runs for how many rows. Where Triton does not run, the weight is restored in blocks of rows, each used and given
-up, so that nothing of it is kept beside its bits; inputs are rounded as the weight's scheme says, however many rows there are.
+The operations of `linear` and `small_linear` for a `QuantizedWeight`. Owns which path runs for how
+many rows. Where Triton does not run, the weight is restored in blocks of rows, each used and given
+up, so that nothing of it is kept beside its bits; inputs are rounded as the weight's scheme says,
+however many rows there are.
 """
 
 from __future__ import annotations
@@ -30,17 +33,24 @@ from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens
 from headrace_kernels.swiglu import swiglu, swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton
 
-# Up to so many rows the wide kernels multiply; beyond, weights are restored for cuBLAS. The four products of 32 layers of an 8B Llama on an H200, tile against restored: INT4 8.4 to 9.1 ms at 128 rows and
-# 15.2 to 10.3 at 256; INT8 10.7 to 10.9 at 256; FP8 6.2 to 9.7 at 128, 11.4 to 11.0 at 256.
+# Up to so many rows the wide kernels multiply; beyond, weights are restored for cuBLAS. The four
+# products of 32 layers of an 8B Llama on an H200, tile against restored: INT4 8.4 to 9.1 ms at 128
+# rows and 15.2 to 10.3 at 256; INT8 10.7 to 10.9 at 256; FP8 6.2 to 9.7 at 128, 11.4 to 11.0 at
+# 256.
 _MOST_WIDE_ROWS = {QuantKind.INT8: 256, QuantKind.INT4: 128, QuantKind.FP8: 128}
-# The same where warp groups multiply: INT4 6.5 to 10.3 ms at 256 rows, 11.7 to 14.1 at 512, but no more than 43.4 to 45.0 at 2,048; INT8 7.4 to 10.9 at 256, 13.3 to 14.6 at 512.
+# The same where warp groups multiply: INT4 6.5 to 10.3 ms at 256 rows, 11.7 to 14.1 at 512, but no
+# more than 43.4 to 45.0 at 2,048; INT8 7.4 to 10.9 at 256, 13.3 to 14.6 at 512.
 _MOST_WARPGROUP_ROWS = 512
-# From so many rows on FP8 weights, and INT8 ones whose scheme says so, take activations of 8 bits too, where the card can; FP8 from fewer where `fp8_activations.scaled_rule` names a tile. FP8 by `_scaled_mm`, the products of
-# 32 layers of an 8B Llama on an H200, without and with what rounds the tokens: 3.5 and 3.9 ms at 65 rows, by the tiles 4.5 at 64; at 256 rows 4.1 and 4.4, restored 11.0.
+# From so many rows on FP8 weights, and INT8 ones whose scheme says so, take activations of 8 bits
+# too, where the card can; FP8 from fewer where `fp8_activations.scaled_rule` names a tile. FP8 by
+# `_scaled_mm`, the products of 32 layers of an 8B Llama on an H200, without and with what rounds
+# the tokens: 3.5 and 3.9 ms at 65 rows, by the tiles 4.5 at 64; at 256 rows 4.1 and 4.4, restored
+# 11.0.
 _FEWEST_SCALED_ROWS = 65
 
 
-# Numbers of rows that between them take every kernel there is for a weight, so that a server that has run them compiles nothing later: those at the ends of the rules' ranges.
+# Numbers of rows that between them take every kernel there is for a weight, so that a server that
+# has run them compiles nothing later: those at the ends of the rules' ranges.
 WARM_ROWS = (1, 8, 16, 32, 64, 128, 192, 256, 257, 512, 513)
 
 
@@ -63,7 +73,8 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
     if not uses_triton(weight.packed):
         return Path.BLOCKS
     if fp8_activations.scaled_rule(num_rows, weight) is not None:
-        # It names a tile where rounded tokens are faster than words restored for products of few rows, too.
+        # It names a tile where rounded tokens are faster than words restored for products of few
+        # rows, too.
         return Path.SCALED
     if takes(weight) and 1 <= num_rows <= MAX_SMALL_ROWS or few_rule(num_rows, weight) is not None:
         return Path.SMALL
@@ -73,8 +84,11 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
     return Path.WIDE if takes(weight) and num_rows <= most else Path.RESTORED
 
 
-# Tiles of one row for a gate and up projection, for products whose outputs are few (they are added to the residual stream), and for others: the best of sweeps of an 8B Llama's products on an H200, 2026-11-21,
-# everything fused included. 32 layers take 1.43 ms in INT4, 1.99 in FP8 and 2.04 in INT8; by `small_rule` and a norm of its own it was 2.28, 2.35 and 2.34. A fourth of 70B's 80 layers take 3.5 ms in INT4.
+# Tiles of one row for a gate and up projection, for products whose outputs are few (they are added
+# to the residual stream), and for others: the best of sweeps of an 8B Llama's products on an H200,
+# 2026-11-21, everything fused included. 32 layers take 1.43 ms in INT4, 1.99 in FP8 and 2.04 in
+# INT8; by `small_rule` and a norm of its own it was 2.28, 2.35 and 2.34. A fourth of 70B's 80
+# layers take 3.5 ms in INT4.
 _ROW_TILES: dict[QuantKind, tuple[RowTile | NibbleRowTile, ...]] = {
     QuantKind.INT4: (NibbleRowTile(16, 2, 1, 128), NibbleRowTile(16, 4, 4), NibbleRowTile(16, 4, 2)),
     QuantKind.FP8: (RowTile(2, 4, True), RowTile(8, 4, True), RowTile(8, 2, True)),
@@ -87,14 +101,18 @@ def row_rule(weight: QuantizedWeight, gated: bool = False) -> RowTile | NibbleRo
     gate_up, few_outputs, others = _ROW_TILES[weight.kind]
     if gated:
         if isinstance(gate_up, NibbleRowTile) and weight.num_inputs > 4096:
-            # A warp has inputs of its own: with twice as many, twice the warps (70B's 8,192: 20.6 us).
+            # A warp has inputs of its own: with twice as many, twice the warps (70B's 8,192: 20.6
+            # us).
             return NibbleRowTile(gate_up.block_n, 2 * gate_up.num_warps, gate_up.run, gate_up.max_registers)
         return gate_up
     return few_outputs if weight.num_outputs <= weight.num_inputs else others
 
 
-# Tiles of 2 to 64 rows of 8 bits where `low_bit.few_kernels` is faster than the other kernels, by kind and class of rows, in the order of `_ROW_TILES`. An 8B Llama's 32 layers on an H200, 2026-11-21, all that is fused or around
-# included, ms, with the other kernels in brackets: FP8 2.29 (2.36), 2.44 (2.76), 2.66 (3.62), 3.93 (4.07) at 8, 16, 32, 64 rows; INT8 2.36 (2.32), 2.43 (2.80), 2.78 (3.82), 3.80 (4.28).
+# Tiles of 2 to 64 rows of 8 bits where `low_bit.few_kernels` is faster than the other kernels, by
+# kind and class of rows, in the order of `_ROW_TILES`. An 8B Llama's 32 layers on an H200,
+# 2026-11-21, all that is fused or around included, ms, with the other kernels in brackets: FP8 2.29
+# (2.36), 2.44 (2.76), 2.66 (3.62), 3.93 (4.07) at 8, 16, 32, 64 rows; INT8 2.36 (2.32), 2.43
+# (2.80), 2.78 (3.82), 3.80 (4.28).
 _FEW_TILES: dict[tuple[QuantKind, int], tuple[FewTile, FewTile, FewTile]] = {
     (QuantKind.FP8, 8): (FewTile(64, 2, 4, 3, 1), FewTile(64, 1, 4, 5, 4), FewTile(64, 1, 4, 5, 3)),
     (QuantKind.FP8, 16): (FewTile(64, 2, 4, 3, 1), FewTile(64, 1, 4, 5, 4), FewTile(64, 2, 4, 4, 4)),
@@ -115,17 +133,24 @@ def few_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> Few
         return None
     gate_up, few_outputs, others = tiles
     tile = gate_up if gated else few_outputs if weight.num_outputs <= weight.num_inputs else others
-    # Inputs are split where outputs alone would leave multiprocessors idle; a head's sums would be more bytes than its words.
+    # Inputs are split where outputs alone would leave multiprocessors idle; a head's sums would be
+    # more bytes than its words.
     programs = math.ceil(weight.num_outputs / (tile.side_n * tile.sides))
     return tile if programs < 2 * card.multiprocessors(weight.device) else tile._replace(splits=1)
 
 
 def small_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> SmallTile:
-    """The tile of few rows. The four products of 32 layers of an 8B Llama on an H200, 2026-11-21: within 2% of each one's best, norms by a kernel of their own.
+    """The tile of few rows.
 
-    1 to 8 rows: INT4 2.28 to 2.39 ms, FP8 2.35 to 2.39, INT8 2.34; 16 rows: INT4 3.14, FP8 2.97, INT8 2.81. With the norm inside, the products before which it is took 1.2 (8 bits) to 2 times (INT4) as long.
+    The four products of 32 layers of an 8B Llama on an H200, 2026-11-21: within 2% of each one's
+    best, norms by a kernel of their own.
+
+    1 to 8 rows: INT4 2.28 to 2.39 ms, FP8 2.35 to 2.39, INT8 2.34; 16 rows: INT4 3.14, FP8 2.97,
+    INT8 2.81. With the norm inside, the products before which it is took 1.2 (8 bits) to 2 times
+    (INT4) as long.
     """
-    # Products that are added to the residual stream: their outputs are few, so that a program has more under way.
+    # Products that are added to the residual stream: their outputs are few, so that a program has
+    # more under way.
     has_few_outputs = not gated and weight.num_outputs <= weight.num_inputs
     if weight.kind is not QuantKind.INT4:
         return SmallTile(16, 128, 4, 4, 5 if has_few_outputs and num_rows <= 8 else 3, norm_inside=False)
@@ -135,12 +160,16 @@ def small_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> S
 
 
 def wide_rule(num_rows: int, weight: QuantizedWeight) -> WideTile | WarpgroupTile:
-    """The tile of more rows. Products with weights of an 8B Llama on an H200 have one within some percent of their best."""
+    """The tile of more rows.
+
+    Products with weights of an 8B Llama on an H200 have one within some percent of their best.
+    """
     if takes_warpgroups(weight):
         return _warpgroup_rule(num_rows, weight)
     is_int4 = weight.kind is QuantKind.INT4
     if num_rows > 64:
-        # A word is four inputs of INT4 and one of the others. Older cards keep operands in registers, and would have to spill some.
+        # A word is four inputs of INT4 and one of the others. Older cards keep operands in
+        # registers, and would have to spill some.
         rows = 128 if card.has_warpgroup_products(weight.device) else 64
         tile, programs = WideTile(128, rows, 64 if is_int4 else 128, 8, 3), 96
     elif is_int4:
@@ -153,12 +182,16 @@ def wide_rule(num_rows: int, weight: QuantizedWeight) -> WideTile | WarpgroupTil
 
 
 def _warpgroup_rule(num_rows: int, weight: QuantizedWeight) -> WarpgroupTile:
-    """The tile where warp groups multiply: the products of 32 layers of an 8B Llama take 2.5, 3.0, 4.2, 6.5, 11.7 ms on an H200 in INT4 and 3.5, 3.9, 5.1, 7.4, 13.3 in INT8, at 32, 64, 128, 256, 512 rows."""
+    """The tile where warp groups multiply: the products of 32 layers of an 8B Llama take 2.5, 3.0,
+    4.2, 6.5, 11.7 ms on an H200 in INT4 and 3.5, 3.9, 5.1, 7.4, 13.3 in INT8, at 32, 64, 128, 256,
+    512 rows.
+    """
     is_int4 = weight.kind is QuantKind.INT4
     if num_rows <= 32:
         tile, rows = WarpgroupTile(64, 32, 4, 4, 4 if is_int4 else 2), 32
     elif num_rows <= 64:
-        # Two programs of 128 outputs for every multiprocessor restore and copy less than four of 64.
+        # Two programs of 128 outputs for every multiprocessor restore and copy less than four of
+        # 64.
         many = weight.num_outputs >= 128 * card.multiprocessors(weight.device)
         few = WarpgroupTile(64, 64, 4, 4, 3 if is_int4 else 2)
         tile, rows = WarpgroupTile(128, 64, 8, 8 if is_int4 else 4, 2) if many else few, 64
@@ -172,7 +205,10 @@ def _warpgroup_rule(num_rows: int, weight: QuantizedWeight) -> WarpgroupTile:
 
 
 def fuses(num_rows: int, weight: QuantizedWeight) -> bool:
-    """Whether products of so many rows with this weight are faster together with the operations around them. Decided on the host, by sizes alone.
+    """Whether products of so many rows with this weight are faster together with the operations
+    around them.
+
+    Decided on the host, by sizes alone.
 
     Args:
         num_rows: Rows of the step, padding included.
@@ -182,7 +218,11 @@ def fuses(num_rows: int, weight: QuantizedWeight) -> bool:
 
 
 def scratch_bytes(weight: QuantizedWeight) -> int:
-    """Bytes that products with this weight share with those of all others on its device: the largest of them counts once. They are taken when weights are made."""
+    """Bytes that products with this weight share with those of all others on its device: the
+    largest of them counts once.
+
+    They are taken when weights are made.
+    """
     if weight.device.type != "cuda":
         return 0
     return restored_weights.scratch_bytes(weight.num_outputs, weight.num_inputs, weight.dtype)
@@ -251,7 +291,9 @@ def _multiply_fused(
     gated: bool = False,
     add: bool = False,
 ) -> None:
-    """A product of few rows by the kernel and tile of the rules, with what is fused to it: see `multiply_small`."""
+    """A product of few rows by the kernel and tile of the rules, with what is fused to it: see
+    `multiply_small`.
+    """
     few_tile = few_rule(x.shape[0], weight, gated)
     if few_tile is not None:
         multiply_few(x, weight, bias, out, few_tile, norm, gated, add)
@@ -267,13 +309,17 @@ def _number(weight: QuantizedWeight) -> torch.dtype:
 
 
 def rounds_to(num_rows: int, weight: QuantizedWeight) -> torch.dtype | None:
-    """The 8-bit type to which `linear` rounds so many tokens first, so that what makes them may do it (`rounded_linear`); None: it takes them as they are. Decided on the host, by sizes alone.
+    """The 8-bit type to which `linear` rounds so many tokens first, so that what makes them may do
+    it (`rounded_linear`); None: it takes them as they are.
+
+    Decided on the host, by sizes alone.
 
     Args:
         num_rows: Rows of the step, padding included.
         weight: Of the layer.
     """
-    # Inputs are put in order before they are rounded, and what makes tokens knows scales of their own alone.
+    # Inputs are put in order before they are rounded, and what makes tokens knows scales of their
+    # own alone.
     is_static = weight.inputs is not None and weight.inputs.scale is not None
     is_scaled = weight.order is None and not is_static and path_rule(num_rows, weight) is Path.SCALED
     return _number(weight) if is_scaled else None

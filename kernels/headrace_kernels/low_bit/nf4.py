@@ -1,7 +1,10 @@
 """NF4: rounding rows to it, and reading what bitsandbytes stores.
 
-Owns how numbers are rounded. Groups of 64 inputs share a scale, their largest number; what is left of a number is rounded to the nearest of 16. Scales are then rounded to 8 bits themselves: less their
-row's mean, over the largest that is left, to the nearest of 256 ("double quantization"). Source: QLoRA, arXiv 2305.14314, section 3. bitsandbytes does the same to flattened tensors, with nested scales of 256 groups, and one mean of all.
+Owns how numbers are rounded. Groups of 64 inputs share a scale, their largest number; what is left
+of a number is rounded to the nearest of 16. Scales are then rounded to 8 bits themselves: less
+their row's mean, over the largest that is left, to the nearest of 256 ("double quantization").
+Source: QLoRA, arXiv 2305.14314, section 3. bitsandbytes does the same to flattened tensors, with
+nested scales of 256 groups, and one mean of all.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ def quantize_rows(weight_rows: Tensor, target: BlockWeight, first_row: int) -> N
 
     Args:
         weight_rows: [num_rows, K] bf16, fp16 or fp32, finite, on the target's device.
-        target: Of kind NF4 with a nested scale for each row; changed in its rows `first_row` and on.
+        target: Of kind NF4 with a nested scale for each row; changed in its rows `first_row` and
+            on.
         first_row: Of the target.
     """
     assert target.kind is BlockKind.NF4 and target.nested == target.num_inputs // GROUP
@@ -57,5 +61,7 @@ def _nearest(values: Tensor, table: Tensor) -> Tensor:
 
 
 def pieces_of_bytes(packed: Tensor) -> Tensor:
-    """Rows as bitsandbytes has them, [num_rows, K / 2] uint8, as numbers [num_rows, K]: the upper half of a byte comes first."""
+    """Rows as bitsandbytes has them, [num_rows, K / 2] uint8, as numbers [num_rows, K]: the upper
+    half of a byte comes first.
+    """
     return torch.stack((packed >> 4, packed & 15), 2).flatten(1)

@@ -1,15 +1,25 @@
-"""The Triton kernel behind `low_bit.linear` for one row and weights of INT4: tensor cores multiply nibbles that were restored by a mask each, in the registers that they were loaded into.
+"""The Triton kernel behind `low_bit.linear` for one row and weights of INT4: tensor cores multiply
+nibbles that were restored by a mask each, in the registers that they were loaded into.
 
-Owns the kernel, its launch and the tiles that are worth trying; which runs when is `low_bit.linear`'s, 8 bits are `low_bit.row_kernels`'. With norm, SwiGLU and residual stream in the same launch.
+Owns the kernel, its launch and the tiles that are worth trying; which runs when is
+`low_bit.linear`'s, 8 bits are `low_bit.row_kernels`'. With norm, SwiGLU and residual stream in the
+same launch.
 
-One row needs so few products that what counts is the instructions for each weight: here 1.2 (bf16) or 0.9 (fp16), of which products are an eighth. An instruction of the tensor cores multiplies 16 outputs x
-16 inputs by 16 inputs x 8 columns. Of the 32 threads of a warp, thread 4 g + t has outputs 2 g and 2 g + 1, and column g of x, each at the same four inputs of its t. Which inputs those are is free, as long as
-it is the same ones on both sides: they are the two nibbles of the same part in two registers of words. So a thread loads 16 bytes of an output as they lie, four neighbours 64 bytes: 32 inputs in each of
-four parts (an atom). Nothing is exchanged between threads but sums.
+One row needs so few products that what counts is the instructions for each weight: here 1.2 (bf16)
+or 0.9 (fp16), of which products are an eighth. An instruction of the tensor cores multiplies 16
+outputs x 16 inputs by 16 inputs x 8 columns. Of the 32 threads of a warp, thread 4 g + t has
+outputs 2 g and 2 g + 1, and column g of x, each at the same four inputs of its t. Which inputs
+those are is free, as long as it is the same ones on both sides: they are the two nibbles of the
+same part in two registers of words. So a thread loads 16 bytes of an output as they lie, four
+neighbours 64 bytes: 32 inputs in each of four parts (an atom). Nothing is exchanged between threads
+but sums.
 
-The eight columns are the one row, at eight places: parts 0 to 3 of one tile of the weight, and of the next. A product of part i and x has its sums in one column, and in the others what nobody reads; so every
-thread holds numbers of x that no other thread of its warp has, and each is loaded, normed and counted once. The sums of a part end in threads of their own, where scale and zero point are applied to each once:
-y = s (sum (q + c) x - (z + c) sum x). Products with ones give sum x, and of x with itself the squares of the norm.
+The eight columns are the one row, at eight places: parts 0 to 3 of one tile of the weight, and of
+the next. A product of part i and x has its sums in one column, and in the others what nobody reads;
+so every thread holds numbers of x that no other thread of its warp has, and each is loaded, normed
+and counted once. The sums of a part end in threads of their own, where scale and zero point are
+applied to each once: y = s (sum (q + c) x - (z + c) sum x). Products with ones give sum x, and of x
+with itself the squares of the norm.
 
 Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 """
@@ -37,11 +47,13 @@ from headrace_kernels.small_linear_kernels import finish
 class NibbleRowTile(NamedTuple):
     """How a product of one row is cut."""
 
-    # Outputs of one program: 16, or 32 by twice the loads of a thread. With SwiGLU 16, and as many for the gate.
+    # Outputs of one program: 16, or 32 by twice the loads of a thread. With SwiGLU 16, and as many
+    # for the gate.
     block_n: int
     # Fewer, where the inputs do not fill them: a warp has inputs of its own.
     num_warps: int
-    # Atoms of a run: 1, 2, or 4, at most those of a tile. A warp takes two runs at a time, whose words are loaded before any is used; the next ones while these are used.
+    # Atoms of a run: 1, 2, or 4, at most those of a tile. A warp takes two runs at a time, whose
+    # words are loaded before any is used; the next ones while these are used.
     run: int
     # Of a thread, so that more programs may run at a time.
     max_registers: int | None = None
@@ -58,7 +70,10 @@ def _fence(PLAIN: tl.constexpr):
 
 @triton.jit
 def _words_at(places, run, NUM_RUNS: tl.constexpr, FULL: tl.constexpr):
-    """16 bytes for each thread. Runs beyond the end are not read: whatever stands for them is multiplied by 0."""
+    """16 bytes for each thread.
+
+    Runs beyond the end are not read: whatever stands for them is multiplied by 0.
+    """
     if FULL:
         return tl.load(places, eviction_policy="evict_first")
     return tl.load(places, mask=run < NUM_RUNS, eviction_policy="evict_first")
@@ -88,7 +103,11 @@ def _side_products(
     words, xs, places, next_run,
     RUN: tl.constexpr, NUM_RUNS: tl.constexpr, FULL: tl.constexpr, AHEAD: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Sums of (q + c) x of a thread's even and its odd column for two runs: [4, 8, warps, 2 outputs] each. If AHEAD, words of the next runs too, each loaded when its place is free."""
+    """Sums of (q + c) x of a thread's even and its odd column for two runs: [4, 8, warps, 2
+    outputs] each.
+
+    If AHEAD, words of the next runs too, each loaded when its place is free.
+    """
     t = tl.arange(0, 4)[:, None, None, None]
     own = tl.zeros([4, 8, xs[0].shape[2], 8], tl.float32)
     following = ()
@@ -102,7 +121,8 @@ def _side_products(
             if AHEAD:
                 following = following + (_atom_words(places, next_run, each * RUN + atom, RUN, NUM_RUNS, FULL),)
                 _fence(PLAIN)
-        # Thread t has columns 2 t and 2 t + 1: parts 0 and 1 of the first run, 2 and 3 of it, 0 and 1 of the second, 2 and 3.
+        # Thread t has columns 2 t and 2 t + 1: parts 0 and 1 of the first run, 2 and 3 of it, 0 and
+        # 1 of the second, 2 and 3.
         own = tl.where(t // 2 == each, tl.where(t % 2 == 0, low, high), own)
     # Sums are (part, column, output), and of even columns those of the first part are its own.
     even, odd = tl.split(tl.permute(tl.reshape(own, (4, 8, xs[0].shape[2], 2, 2, 2)), (0, 1, 2, 5, 3, 4)))
@@ -121,7 +141,9 @@ def _restored_sums(
 
 @triton.jit
 def _columns_of_x(x_ptr, norm_ptr, run, K: tl.constexpr, PLANE: tl.constexpr, RUN: tl.constexpr, PLAIN: tl.constexpr):
-    """Of two runs from `run` on, the numbers that threads have of x (times the norm's weight): a tuple of RUN times [4, 8, warps, 8]; and `column_sums` of them."""
+    """Of two runs from `run` on, the numbers that threads have of x (times the norm's weight): a
+    tuple of RUN times [4, 8, warps, 8]; and `column_sums` of them.
+    """
     t = tl.arange(0, 4)[:, None, None, None]
     g = tl.arange(0, 8)[None, :, None, None]
     first = _first_input(run + g // 4, g % 4, PLANE, RUN) + t * 8
@@ -148,7 +170,10 @@ def _first_input(run, part, PLANE: tl.constexpr, RUN: tl.constexpr):
 
 @triton.jit
 def _own_squares(products):
-    """Of columns g of x: [4, 8, warps, 2], one of eight is not 0. From products [4, 8, warps, 4] of columns g and 2 t, g and 2 t + 1, and two of nothing."""
+    """Of columns g of x: [4, 8, warps, 2], one of eight is not 0.
+
+    From products [4, 8, warps, 4] of columns g and 2 t, g and 2 t + 1, and two of nothing.
+    """
     column = tl.arange(0, 4)[None, None, None, :]
     other = 2 * tl.arange(0, 4)[:, None, None, None] + column
     is_own = (other == tl.arange(0, 8)[None, :, None, None]) & (column < 2)
@@ -169,9 +194,12 @@ def _nibble_row_kernel(
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, PLANE: tl.constexpr,
     BLOCK_N: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs; with norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums."""
+    """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs; with norm_ptr = g, x is x g / rms(x), whose
+    divisor is applied to the sums.
+    """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    # Of the numbers that `column_products` makes of nibbles: what is added to them, and what their sums are multiplied by, in even and odd parts.
+    # Of the numbers that `column_products` makes of nibbles: what is added to them, and what their
+    # sums are multiplied by, in even and odd parts.
     OFFSET: tl.constexpr = 128.0 if DTYPE == tl.bfloat16 else 0.0
     EVEN_UNIT: tl.constexpr = float(1 << 24) if DTYPE == tl.float16 and not PLAIN else 1.0
     ODD_UNIT: tl.constexpr = float(1 << 20) if DTYPE == tl.float16 and not PLAIN else 1.0
@@ -181,7 +209,8 @@ def _nibble_row_kernel(
     SIDES: tl.constexpr = 2 if GATED or BLOCK_N == 32 else 1
     AWAY: tl.constexpr = N if GATED else 16
     N_SCALES: tl.constexpr = N * (2 if GATED else 1)
-    # Dimensions: t, g, warps, and what a thread holds: in this order the compiler makes thread 4 g + t of them.
+    # Dimensions: t, g, warps, and what a thread holds: in this order the compiler makes thread 4 g
+    # + t of them.
     t = tl.arange(0, 4)[:, None, None, None]
     g = tl.arange(0, 8)[None, :, None, None]
     warp = tl.arange(0, WARPS)[None, None, :, None]
@@ -244,12 +273,16 @@ def _nibble_row_kernel(
 
 
 def takes_nibble_row(weight: QuantizedWeight) -> bool:
-    """Whether the kernel multiplies by this weight of INT4: a thread loads eight inputs of x at a time."""
+    """Whether the kernel multiplies by this weight of INT4: a thread loads eight inputs of x at a
+    time.
+    """
     return weight.num_inputs % 8 == 0
 
 
 def _aligned(numbers: Tensor) -> Tensor:
-    """A copy if they do not begin at 16 bytes: the kernel's threads would load less at a time, and not hold what its products need."""
+    """A copy if they do not begin at 16 bytes: the kernel's threads would load less at a time, and
+    not hold what its products need.
+    """
     return numbers if numbers.data_ptr() % 16 == 0 else numbers.clone()
 
 

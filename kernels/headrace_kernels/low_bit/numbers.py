@@ -1,10 +1,14 @@
-"""What Triton kernels do with the bits of a `QuantizedWeight`: words to bf16 or fp16, two or four numbers at a time.
+"""What Triton kernels do with the bits of a `QuantizedWeight`: words to bf16 or fp16, two or four
+numbers at a time.
 
-Owns the conversions alone. Plain casts take several instructions a number, and a product of few rows would wait for them instead of for memory; these build the numbers from their bits. Each is exact.
-The interpreter, which knows no inline assembly, takes plain arithmetic to the same numbers in fp32.
+Owns the conversions alone. Plain casts take several instructions a number, and a product of few
+rows would wait for them instead of for memory; these build the numbers from their bits. Each is
+exact. The interpreter, which knows no inline assembly, takes plain arithmetic to the same numbers
+in fp32.
 
-INT4 becomes 128 + q in bf16, whose 7 bits of mantissa hold q, and 1024 + q in fp16, which `restored_nibbles` takes off with the zero point. Where `numbers_of` gives fp16 it has taken 1024 off, as
-sums of such numbers would lose too much.
+INT4 becomes 128 + q in bf16, whose 7 bits of mantissa hold q, and 1024 + q in fp16, which
+`restored_nibbles` takes off with the zero point. Where `numbers_of` gives fp16 it has taken 1024
+off, as sums of such numbers would lose too much.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -22,7 +26,10 @@ OFFSETS = {torch.bfloat16: 128, torch.float16: 0, torch.float32: 0}
 
 @triton.constexpr_function
 def _nibble_assembly(part, bf16):
-    """Two words are in a register. (word & mask) | the bits of a 1 whose mantissa ends where q does; in fp16 less 1024."""
+    """Two words are in a register.
+
+    (word & mask) | the bits of a 1 whose mantissa ends where q does; in fp16 less 1024.
+    """
     shift = f"shr.b32 t, $1, {4 * part}; " if part else "mov.b32 t, $1; "
     if bf16:
         return "{ .reg .b32 t; " + shift + "lop3.b32 $0, t, 0x000F000F, 0x43004300, 0xEA; }"
@@ -35,7 +42,8 @@ def restoring_assembly(part, bf16):
     """(number - $2) $3 in the type: the difference is exact, the product is rounded."""
     shift = f"shr.b32 t, $1, {4 * part}; " if part else "mov.b32 t, $1; "
     if bf16:
-        # bf16 has differences and products of its own from sm_90 on: t - shift as -1 shift + t, and the product plus -0.
+        # bf16 has differences and products of its own from sm_90 on: t - shift as -1 shift + t, and
+        # the product plus -0.
         return (
             "{ .reg .b32 t, c, z; mov.b32 c, 0xBF80BF80; mov.b32 z, 0x80008000; "
             + shift
@@ -47,11 +55,15 @@ def restoring_assembly(part, bf16):
 
 @triton.constexpr_function
 def byte_assembly(kind, bf16):
-    """Four bytes are in a register, and become two of two numbers. Each pair is spread over the halves of t first."""
+    """Four bytes are in a register, and become two of two numbers.
+
+    Each pair is spread over the halves of t first.
+    """
     if kind == "int8":
         pairs = (0, "0x4140"), (1, "0x4342")
         if bf16:
-            # The lower 7 bits as 128 + v; the sign bit lands in the exponent's last and makes 128 or 256, which is taken off: v. c is -1.
+            # The lower 7 bits as 128 + v; the sign bit lands in the exponent's last and makes 128
+            # or 256, which is taken off: v. c is -1.
             constants = "mov.b32 c, 0xBF80BF80; "
             restored = (
                 "lop3.b32 a, t, 0x007F007F, 0x43004300, 0xEA; lop3.b32 b, t, 0x00800080, 0x43004300, 0xEA; "
@@ -62,7 +74,9 @@ def byte_assembly(kind, bf16):
             constants = "mov.b32 c, 0x64806480; "
             restored = "lop3.b32 a, t, 0x00800080, 0x64006400, 0xBE; sub.f16x2 ${}, a, c; "
     else:
-        # e4m3, spread with its sign in the upper byte: sign, exponent and mantissa move to their places, and a factor makes up for the exponents' biases. It reaches numbers without a leading 1 too.
+        # e4m3, spread with its sign in the upper byte: sign, exponent and mantissa move to their
+        # places, and a factor makes up for the exponents' biases. It reaches numbers without a
+        # leading 1 too.
         pairs = (0, "0x9180"), (1, "0xB3A2")
         places = "shl.b32 a, t, {}; and.b32 a, a, {}; "
         if bf16:
@@ -79,7 +93,10 @@ def byte_assembly(kind, bf16):
 
 @triton.jit
 def numbers_of(words, PART: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
-    """Words of a weight whose `QuantKind.value` is KIND as numbers of DTYPE, or fp32 if PLAIN. INT4: bits 4 PART to 4 PART + 3, with the offset of DTYPE. FP8: given as int8; no NaN."""
+    """Words of a weight whose `QuantKind.value` is KIND as numbers of DTYPE, or fp32 if PLAIN.
+
+    INT4: bits 4 PART to 4 PART + 3, with the offset of DTYPE. FP8: given as int8; no NaN.
+    """
     if PLAIN:
         if KIND == "int4":
             numbers = ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32)
@@ -90,7 +107,8 @@ def numbers_of(words, PART: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexp
         else:
             numbers = words.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
-        # The assembly puts two numbers into a register. fp16 has all of 4 and of 8 bits: fp32 is made from it.
+        # The assembly puts two numbers into a register. fp16 has all of 4 and of 8 bits: fp32 is
+        # made from it.
         HALF: tl.constexpr = tl.float16 if DTYPE == tl.float32 else DTYPE
         if KIND == "int4":
             nibbles: tl.constexpr = _nibble_assembly(PART, HALF == tl.bfloat16)
@@ -102,7 +120,8 @@ def numbers_of(words, PART: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexp
     return numbers
 
 
-# Four bytes are in a register: v + 128 as the lowest byte of 2^23 + v + 128, and that less 2^23 + 128.
+# Four bytes are in a register: v + 128 as the lowest byte of 2^23 + v + 128, and that less 2^23 +
+# 128.
 _WIDE_BYTES = tl.constexpr(
     "{ .reg .b32 t; xor.b32 t, $4, 0x80808080; prmt.b32 $0, t, 0x4B000000, 0x7440; prmt.b32 $1, t, 0x4B000000, 0x7441; "
     "prmt.b32 $2, t, 0x4B000000, 0x7442; prmt.b32 $3, t, 0x4B000000, 0x7443; "
@@ -112,23 +131,29 @@ _WIDE_BYTES = tl.constexpr(
 
 @triton.constexpr_function
 def _tensor_product(number, found, left, right, sums):
-    """Computes found = left right + sums for 16 outputs, 16 inputs, 8 columns, by the threads of a warp together."""
+    """Computes found = left right + sums for 16 outputs, 16 inputs, 8 columns, by the threads of a
+    warp together.
+    """
     operands = f"{{{found}}}, {{{left}}}, {{{right}}}, {{{sums}}}; "
     return f"mma.sync.aligned.m16n8k16.row.col.f32.{number}.{number}.f32 " + operands
 
 
 @triton.constexpr_function
 def _column_product_assembly(part, bf16):
-    """Outputs $0 to $7, words $8 to $11 of an output and $12 to $15 of another, x in $16 to $19, sums so far in $20 to $27.
+    """Outputs $0 to $7, words $8 to $11 of an output and $12 to $15 of another, x in $16 to $19,
+    sums so far in $20 to $27.
 
-    Sums of a part are (column, output); the instruction has them as (output, column). bf16: 128 + q, as `_nibble_assembly`. fp16: a number without a leading 1, q 2^-24 or in odd parts 16 q 2^-24.
+    Sums of a part are (column, output); the instruction has them as (output, column). bf16: 128 +
+    q, as `_nibble_assembly`. fp16: a number without a leading 1, q 2^-24 or in odd parts 16 q
+    2^-24.
     """
     code = "{ .reg .b32 w<4>, a<4>; .reg .f32 c<4>; "
     for place, shown in enumerate((part, part + 1)):
         names = [4 * place + index for index in (0, 2, 1, 3)]
         sums = ", ".join(f"${20 + name}" for name in names)
         for half in (0, 1):
-            # Registers of the instruction: inputs 2 t and on of both outputs, then inputs 2 t + 8 and on.
+            # Registers of the instruction: inputs 2 t and on of both outputs, then inputs 2 t + 8
+            # and on.
             for register, word in enumerate((8, 12, 9, 13)):
                 shift = 4 * shown if bf16 else shown // 2 * 8
                 source = f"${word + 2 * half}"
@@ -175,7 +200,9 @@ def _columns(products):
 
 @triton.jit
 def _by_columns(left, right):
-    """Sums over threads t and inputs, of outputs (or columns) g of the left and all columns of the right: [4, 8, warps, 2]."""
+    """Sums over threads t and inputs, of outputs (or columns) g of the left and all columns of the
+    right: [4, 8, warps, 2].
+    """
     return _columns(tl.sum(tl.sum(left[:, :, None] * right[:, None], 4), 0))
 
 
@@ -186,10 +213,13 @@ def _plain_products(words, x, PART: tl.constexpr, OFFSET: tl.constexpr):
 
 @triton.jit
 def column_products(even, odd, x, sums, PART: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
-    """Adds the products of nibbles PART and PART + 1 of words with columns of x, on the tensor cores.
+    """Adds the products of nibbles PART and PART + 1 of words with columns of x, on the tensor
+    cores.
 
-    All are [4, 8, warps, 8], of which thread 4 g + t of a warp must hold [t, g]: words `even` of output 2 g and `odd` of output 2 g + 1, x of column g, and sums (part, column 2 t or 2 t + 1,
-    output 2 g or 2 g + 1). Numbers are 128 + q for inputs of bf16; for fp16 q 2^-24, in odd parts q 2^-20, but q if PLAIN, where x may be wider than its DTYPE.
+    All are [4, 8, warps, 8], of which thread 4 g + t of a warp must hold [t, g]: words `even` of
+    output 2 g and `odd` of output 2 g + 1, x of column g, and sums (part, column 2 t or 2 t + 1,
+    output 2 g or 2 g + 1). Numbers are 128 + q for inputs of bf16; for fp16 q 2^-24, in odd parts q
+    2^-20, but q if PLAIN, where x may be wider than its DTYPE.
     """
     if PLAIN:
         OFFSET: tl.constexpr = 128.0 if DTYPE == tl.bfloat16 else 0.0
@@ -206,9 +236,11 @@ def column_products(even, odd, x, sums, PART: tl.constexpr, DTYPE: tl.constexpr,
 
 @triton.jit
 def column_sums(raw, x, sums, SQUARES: tl.constexpr, PLAIN: tl.constexpr):
-    """Adds up columns of x, and if SQUARES the products of columns of raw x with each other, on the tensor cores.
+    """Adds up columns of x, and if SQUARES the products of columns of raw x with each other, on the
+    tensor cores.
 
-    All are [4, 8, warps, 8], held as `column_products` says. Sums: columns g times 2 t and 2 t + 1, and two of nothing; then columns 2 t and 2 t + 1, twice.
+    All are [4, 8, warps, 8], held as `column_products` says. Sums: columns g times 2 t and 2 t + 1,
+    and two of nothing; then columns 2 t and 2 t + 1, twice.
     """
     if PLAIN:
         own = _by_columns(tl.full([4, 8, x.shape[2], 8], 1.0, tl.float32), x.to(tl.float32))
@@ -256,7 +288,10 @@ def wide_bytes(words, KIND: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.co
 
 @triton.jit
 def restored_nibbles(words, zeros, scales, PART: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
-    """Scale times (q - zero) of bits 4 PART to 4 PART + 3 of INT4's words, rounded once to DTYPE. Zeros and scales broadcast to the words."""
+    """Scale times (q - zero) of bits 4 PART to 4 PART + 3 of INT4's words, rounded once to DTYPE.
+
+    Zeros and scales broadcast to the words.
+    """
     # The assembly rounds to 16 bits.
     if PLAIN or DTYPE == tl.float32:
         numbers = ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) - zeros.to(tl.float32)
@@ -273,7 +308,10 @@ def restored_nibbles(words, zeros, scales, PART: tl.constexpr, DTYPE: tl.constex
 
 @triton.jit
 def restored_bytes(words, zeros, scales, KIND: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr, HAS_ZEROS: tl.constexpr):  # fmt: skip
-    """Scale times (number - zero) of INT8's or FP8's words, rounded once to DTYPE. Zeros and scales broadcast to the words."""
+    """Scale times (number - zero) of INT8's or FP8's words, rounded once to DTYPE.
+
+    Zeros and scales broadcast to the words.
+    """
     numbers = numbers_of(words, 0, KIND, DTYPE, PLAIN).to(tl.float32)
     if HAS_ZEROS:
         numbers -= zeros.to(tl.float32)

@@ -1,19 +1,26 @@
 """Weights of 8 and 4 bits: their layout in memory, rounding to them, and back.
 
-Owns what the bits mean. `dequantize` is the definition: every product of `low_bit.linear` multiplies by those numbers, in fp32 or rounded to the activations' type. Owns neither which layers are
-quantized nor files of other tools.
+Owns what the bits mean. `dequantize` is the definition: every product of `low_bit.linear`
+multiplies by those numbers, in fp32 or rounded to the activations' type. Owns neither which layers
+are quantized nor files of other tools.
 
 Layouts, for N outputs and K inputs. Nothing outside this room looks at them.
 
 INT8  packed [N, K] int8, scales [N] fp32: w = s q, q from -128 to 127.
-      With groups or zero points (`is_grouped`): scales [K / group, N] in the activations' type, zeros none or [K / group, N] int8: w = s (q - z).
+      With groups or zero points (`is_grouped`): scales [K / group, N] in the activations' type,
+      zeros none or [K / group, N] int8: w = s (q - z).
 FP8   packed [N, K] e4m3fn, scales [N] fp32: w = s q. The layout that `torch._scaled_mm` takes.
-      In blocks (`is_grouped`): scales [ceil(K / group), ceil(N / scale_outputs)] fp32, one for `group` inputs and `scale_outputs` outputs.
-INT4  packed [N, words] int16, scales [K / group, N] in the activations' type, zeros [K / group, N] uint8: w = s (q - z), q and z from 0 to 15. A tile of 4 P inputs is P words: bits 4 i to 4 i + 3 of
-      word j hold input i P + j of the tile. So the four nibbles of a word feed four products of P inputs, each within one group, and nothing is interleaved. P (`plane_inputs`) is 128, or 64 or 32
-      where the group or the number of inputs asks for it; inputs beyond the last are 0 and multiplied by nothing. A symmetric format stores z = 8.
+      In blocks (`is_grouped`): scales [ceil(K / group), ceil(N / scale_outputs)] fp32, one for
+      `group` inputs and `scale_outputs` outputs.
+INT4  packed [N, words] int16, scales [K / group, N] in the activations' type, zeros [K / group, N]
+uint8: w = s (q - z), q and z from 0 to 15. A tile of 4 P inputs is P words: bits 4 i to 4 i + 3 of
+      word j hold input i P + j of the tile. So the four nibbles of a word feed four products of P
+      inputs, each within one group, and nothing is interleaved. P (`plane_inputs`) is 128, or 64 or
+      32 where the group or the number of inputs asks for it; inputs beyond the last are 0 and
+      multiplied by nothing. A symmetric format stores z = 8.
 
-Any of them may be `ordered`: what the layouts call input k is input order[k] of x, so that inputs which share a group need not be neighbours. Products gather x first (`input_order`).
+Any of them may be `ordered`: what the layouts call input k is input order[k] of x, so that inputs
+which share a group need not be neighbours. Products gather x first (`input_order`).
 """
 
 from __future__ import annotations
@@ -42,7 +49,8 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 class QuantKind(enum.Enum):
     """How the numbers of a weight are written."""
 
-    # 8-bit integers, one scale per output or group of inputs; symmetric, or with zero points like the scales.
+    # 8-bit integers, one scale per output or group of inputs; symmetric, or with zero points like
+    # the scales.
     INT8 = "int8"
     # 4-bit integers with scale and zero point per group of inputs.
     INT4 = "int4"
@@ -64,7 +72,8 @@ class Arrangement:
     scale_outputs: int = 0
     # Inputs in an order of the weight's own.
     is_ordered: bool = False
-    # INT8 and FP8: the scheme rounds inputs to numbers of the weight's type; None: it does not say so.
+    # INT8 and FP8: the scheme rounds inputs to numbers of the weight's type; None: it does not say
+    # so.
     inputs: InputRounding | None = None
     # FP8: products never round inputs, though the card could.
     keeps_activations: bool = False
@@ -112,7 +121,10 @@ class QuantizedWeight:
 
 
 def plane_inputs(num_inputs: int, group_size: int) -> int:
-    """INT4: inputs that one nibble of a tile's words holds. The widest that divides, so that nothing is padded, or else the narrowest."""
+    """INT4: inputs that one nibble of a tile's words holds.
+
+    The widest that divides, so that nothing is padded, or else the narrowest.
+    """
     for size in (128, 64):
         if group_size % size == 0 and num_inputs % (_NIBBLES * size) == 0:
             return size
@@ -128,7 +140,8 @@ def allocate(
     device: torch.device,
     arrangement: Arrangement = PLAIN,
 ) -> QuantizedWeight:
-    """An empty weight, to be filled by `quantize_rows` or, whatever its arrangement, by `stored_rows.store_rows`.
+    """An empty weight, to be filled by `quantize_rows` or, whatever its arrangement, by
+    `stored_rows.store_rows`.
 
     Args:
         kind: How numbers are written.
@@ -229,13 +242,15 @@ def quantize_rows(
 ) -> None:
     """Rounds rows to the nearest numbers of the target's kind and stores them.
 
-    The largest number of an output (INT4: the range of a group, 0 included) sets the scale. A row with NaN or infinity gets a scale that is NaN or infinite, which `dequantize` shows as NaN.
+    The largest number of an output (INT4: the range of a group, 0 included) sets the scale. A row
+    with NaN or infinity gets a scale that is NaN or infinite, which `dequantize` shows as NaN.
 
     Args:
         weight_rows: [num_rows, K] bf16, fp16 or fp32, on the target's device.
         target: Changed in its rows `first_row` and on.
         first_row: Of the target.
-        magnitudes: [num_rows] fp32, largest numbers to scale by, where rows are parts of longer ones; None: the rows' own. Not for INT4.
+        magnitudes: [num_rows] fp32, largest numbers to scale by, where rows are parts of longer
+            ones; None: the rows' own. Not for INT4.
     """
     num_rows, num_inputs = weight_rows.shape
     assert num_inputs == target.num_inputs and 0 <= first_row <= target.num_outputs - num_rows
@@ -253,7 +268,9 @@ def quantize_rows(
 
 
 def _quantize_8_bits(wide: Tensor, most: Tensor, target: QuantizedWeight, rows: slice) -> None:
-    """Rows [num_rows, K] fp32, by scales at which a magnitude of `most` [num_rows] is the greatest number."""
+    """Rows [num_rows, K] fp32, by scales at which a magnitude of `most` [num_rows] is the greatest
+    number.
+    """
     is_int8 = target.kind is QuantKind.INT8
     largest = 127.0 if is_int8 else torch.finfo(torch.float8_e4m3fn).max
     scales = (most / largest).clamp_(min=torch.finfo(torch.float32).tiny)
@@ -338,7 +355,9 @@ def restore_rows(weight: QuantizedWeight, rows: slice, out: Tensor) -> None:
 
 
 def _scaled(weight: QuantizedWeight, rows: slice, numbers: Tensor) -> Tensor:
-    """Numbers [num_rows, K] fp32 less their zero points times their scales; in place where it can be."""
+    """Numbers [num_rows, K] fp32 less their zero points times their scales; in place where it can
+    be.
+    """
     num_rows, whole = len(numbers), len(weight.scales) * weight.group_size
     # The last block of FP8 may be cut off.
     groups = functional.pad(numbers, (0, whole - weight.num_inputs)).view(num_rows, -1, weight.group_size)

@@ -1,4 +1,5 @@
-"""Products with weights that are restored from few bits for them: into the card's buffer, or without a card in blocks of rows.
+"""Products with weights that are restored from few bits for them: into the card's buffer, or
+without a card in blocks of rows.
 
 Owns how much is restored at a time. When a product goes this way is `low_bit.linear`'s.
 """
@@ -13,7 +14,8 @@ from headrace_kernels.low_bit import restored_weights
 from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, restore_rows
 from headrace_kernels.low_bit.wide_kernels import restore
 
-# Numbers of a weight that are restored at a time without a card: 4 MB in fp32, which a processor's cache may hold until they are multiplied.
+# Numbers of a weight that are restored at a time without a card: 4 MB in fp32, which a processor's
+# cache may hold until they are multiplied.
 _BLOCK_NUMBERS = 1 << 20
 
 
@@ -41,7 +43,9 @@ def restored_linear(
 
 
 def multiply_in_blocks(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor) -> None:
-    """`linear` without a card, into `out`, of inputs in the weight's order: rows of the weight are restored, multiplied and given up."""
+    """`linear` without a card, into `out`, of inputs in the weight's order: rows of the weight are
+    restored, multiplied and given up.
+    """
     step = min(weight.num_outputs, max(1, _BLOCK_NUMBERS // weight.num_inputs))
     block = torch.empty(step, weight.num_inputs, dtype=x.dtype, device=x.device)
     for first in range(0, weight.num_outputs, step):

@@ -1,7 +1,9 @@
-"""Room for weights that are restored from few bits for one product: one buffer per card, shared by all layers.
+"""Room for weights that are restored from few bits for one product: one buffer per card, shared by
+all layers.
 
-Owns the buffer and how large it is. A weight reserves its part when it is made, so the buffer keeps its address once a model stands, and captured graphs may use it. Steps of one card run on one stream,
-so a product is through with the buffer before the next one writes to it.
+Owns the buffer and how large it is. A weight reserves its part when it is made, so the buffer keeps
+its address once a model stands, and captured graphs may use it. Steps of one card run on one
+stream, so a product is through with the buffer before the next one writes to it.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import math
 import torch
 from torch import Tensor
 
-# Longer weights are restored and multiplied in parts. Parts cost launches, and cuBLAS is slower with few outputs at a time, even where they stay in the cache: the products of 32 layers of an 8B Llama with
-# 512 rows of INT4 take 14.1 ms on an H200 whole (a gate and up projection is 235 MB), 17.4 in parts of 64 MB, 20.5 of 32 MB, 40.7 of 16 MB.
+# Longer weights are restored and multiplied in parts. Parts cost launches, and cuBLAS is slower
+# with few outputs at a time, even where they stay in the cache: the products of 32 layers of an 8B
+# Llama with 512 rows of INT4 take 14.1 ms on an H200 whole (a gate and up projection is 235 MB),
+# 17.4 in parts of 64 MB, 20.5 of 32 MB, 40.7 of 16 MB.
 _MOST_BYTES = 1 << 28
 
 _buffers: dict[torch.device, Tensor] = {}
@@ -24,12 +28,18 @@ def rows_at_a_time(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int
 
 
 def scratch_bytes(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
-    """What a weight of that size needs of the buffer. The largest of a card's weights is what the buffer takes."""
+    """What a weight of that size needs of the buffer.
+
+    The largest of a card's weights is what the buffer takes.
+    """
     return rows_at_a_time(num_outputs, num_inputs, dtype) * num_inputs * dtype.itemsize
 
 
 def reserve(num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Sees to it that the buffer of a card is large enough for a weight. Elsewhere there is none."""
+    """Sees to it that the buffer of a card is large enough for a weight.
+
+    Elsewhere there is none.
+    """
     needed, device = scratch_bytes(num_outputs, num_inputs, dtype), _indexed(device)
     if device.type == "cuda" and (device not in _buffers or _buffers[device].nbytes < needed):
         # The smaller one goes first: both need not fit.

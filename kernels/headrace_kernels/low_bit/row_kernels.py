@@ -1,10 +1,15 @@
-"""The Triton kernel behind `low_bit.linear` for one row and weights of 8 bits, which are read once and multiplied on the ordinary cores; and the way to the one for INT4 (`low_bit.nibble_row_kernels`).
+"""The Triton kernel behind `low_bit.linear` for one row and weights of 8 bits, which are read once
+and multiplied on the ordinary cores; and the way to the one for INT4
+(`low_bit.nibble_row_kernels`).
 
-Owns the kernel, its launch and the tiles that are worth trying; which runs when is `low_bit.linear`'s. It is to `low_bit.small_kernels` what the `vector` kernel is to the `tile` kernel in `small_linear_kernels`:
-a program has few outputs, asks for all of their bits at once, and each thread sums what it holds. With norm, SwiGLU and residual stream in the same launch.
+Owns the kernel, its launch and the tiles that are worth trying; which runs when is
+`low_bit.linear`'s. It is to `low_bit.small_kernels` what the `vector` kernel is to the `tile`
+kernel in `small_linear_kernels`: a program has few outputs, asks for all of their bits at once, and
+each thread sums what it holds. With norm, SwiGLU and residual stream in the same launch.
 
-A thread holds 16 inputs of an output. The inputs of one thread stand in one dimension and threads in the first, so that whatever a thread multiplies lies in its own registers: bits, x, and scales. Sums are
-fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
+A thread holds 16 inputs of an output. The inputs of one thread stand in one dimension and threads
+in the first, so that whatever a thread multiplies lies in its own registers: bits, x, and scales.
+Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -40,7 +45,8 @@ class RowTile(NamedTuple):
     block_n: int
     # Fewer, where the inputs do not fill them: a thread takes 16 bytes of an output at a time.
     num_warps: int
-    # Whether all loads of a weight stand before what is done with any: the compiler would put some off, to save registers.
+    # Whether all loads of a weight stand before what is done with any: the compiler would put some
+    # off, to save registers.
     loads_first: bool
 
 
@@ -49,7 +55,9 @@ def _byte_sums(
     words, x, chunk, N_SCALES, scale_ptr, zero_ptr, n,
     K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.constexpr, GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """What words [threads, outputs, 16] of 8 bits add to the sums of outputs n [1, outputs]: [threads, outputs]."""
+    """What words [threads, outputs, 16] of 8 bits add to the sums of outputs n [1, outputs]:
+    [threads, outputs].
+    """
     sums = tl.sum(wide_bytes(words, KIND, NATIVE_FP8, PLAIN) * x[:, None, :], 2)
     if GROUPED:
         group = (tl.minimum(chunk * 16, K - 1) // GROUP)[:, None]
@@ -67,7 +75,9 @@ def _row_kernel(
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
     BLOCK_N: tl.constexpr, THREADS: tl.constexpr, LOADS_FIRST: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, NATIVE_FP8: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs; with norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums."""
+    """y[n] = sum_k x[k] w[n, k] for BLOCK_N outputs; with norm_ptr = g, x is x g / rms(x), whose
+    divisor is applied to the sums.
+    """
     # Words of a thread: 16 bytes.
     HELD: tl.constexpr = 16
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
@@ -115,7 +125,9 @@ def _row_kernel(
 
 
 def takes_row(weight: QuantizedWeight) -> bool:
-    """Whether a kernel of one row multiplies by this weight: of 8 bits where outputs begin at multiples of 16 bytes, and what a thread holds lies within one group."""
+    """Whether a kernel of one row multiplies by this weight: of 8 bits where outputs begin at
+    multiples of 16 bytes, and what a thread holds lies within one group.
+    """
     if weight.kind is QuantKind.INT4:
         return takes_nibble_row(weight)
     row_bytes = weight.packed.shape[1] * weight.packed.element_size()

@@ -1,11 +1,17 @@
-"""The kernel of products of FP8 weights and tokens rounded to e4m3, for some tens to some hundreds of rows on cards whose warp groups multiply FP8 (sm_90): as fast as the weight comes from memory.
+"""The kernel of products of FP8 weights and tokens rounded to e4m3, for some tens to some hundreds
+of rows on cards whose warp groups multiply FP8 (sm_90): as fast as the weight comes from memory.
 
-Owns the kernel, its launch, which weights it takes, and the tiles that are worth trying; `fp8_activations` says what the product is, and which runs when is `low_bit.linear`'s.
+Owns the kernel, its launch, which weights it takes, and the tiles that are worth trying;
+`fp8_activations` says what the product is, and which runs when is `low_bit.linear`'s.
 
-Y^T = W X^T, so that outputs take the 64 rows of an instruction and tokens its columns. A step is 128 inputs of BLOCK_N outputs and of BLOCK_M tokens, which the copy engine brings to shared memory
-SLOTS - 1 steps ahead, as they lie in memory. The steps of all tiles of outputs are one line, tile after tile, and a program does a share of it: some tiles whole, a part of one, or the end of one and
-the beginning of the next, so that every multiprocessor reads as much of the weight whatever its sizes. Hopper's sums of FP8 products keep 14 bits, so those of a step begin at 0 and are added in fp32.
-Where each tile is one program's, it stores results; otherwise sums of pieces go to memory, and `_end_kernel` adds them in the order of the inputs. Sums so depend on the tile alone.
+Y^T = W X^T, so that outputs take the 64 rows of an instruction and tokens its columns. A step is
+128 inputs of BLOCK_N outputs and of BLOCK_M tokens, which the copy engine brings to shared memory
+SLOTS - 1 steps ahead, as they lie in memory. The steps of all tiles of outputs are one line, tile
+after tile, and a program does a share of it: some tiles whole, a part of one, or the end of one and
+the beginning of the next, so that every multiprocessor reads as much of the weight whatever its
+sizes. Hopper's sums of FP8 products keep 14 bits, so those of a step begin at 0 and are added in
+fp32. Where each tile is one program's, it stores results; otherwise sums of pieces go to memory,
+and `_end_kernel` adds them in the order of the inputs. Sums so depend on the tile alone.
 """
 
 # Gluon's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -36,7 +42,8 @@ from headrace_kernels import card
 from headrace_kernels.low_bit.quantized_weight import QuantizedWeight, QuantKind
 from headrace_kernels.rounded_tokens import RoundedTokens
 
-# Inputs that are multiplied before their sums are added in fp32: as many bytes as the copy engine's widest pattern has.
+# Inputs that are multiplied before their sums are added in fp32: as many bytes as the copy engine's
+# widest pattern has.
 _STEP_INPUTS = 128
 # Shared memory of a program of sm_90, and beside its slots: barriers.
 _SHARED_BYTES = 227 << 10
@@ -57,7 +64,8 @@ class ScaledTile(NamedTuple):
     num_warps: int
     # Steps in shared memory, at least 2.
     slots: int
-    # A program does this part of a tile's steps; 0: the line of steps is cut into as many equal shares as programs run at a time.
+    # A program does this part of a tile's steps; 0: the line of steps is cut into as many equal
+    # shares as programs run at a time.
     splits: int = 1
 
     @property
@@ -67,7 +75,9 @@ class ScaledTile(NamedTuple):
 
     @property
     def overlaps(self) -> bool:
-        """Whether there are registers for the sums of two products: one is added up while the next is under way."""
+        """Whether there are registers for the sums of two products: one is added up while the next
+        is under way.
+        """
         sums = self.block_n * (self.block_m + 2 * self.columns) // (32 * self.num_warps)
         return self.columns < self.block_m and sums <= 160
 
@@ -127,7 +137,10 @@ def _scaled_kernel(
     M, N, steps, share,
     BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr, SLOTS: gl.constexpr, OVERLAPS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Y^T = W X^T for BLOCK_M tokens and `share` steps of the line, in which each tile has `steps`. If tiles are SPLIT, `out` is fp32 [pieces, M, N] of sums."""
+    """Y^T = W X^T for BLOCK_M tokens and `share` steps of the line, in which each tile has `steps`.
+
+    If tiles are SPLIT, `out` is fp32 [pieces, M, N] of sums.
+    """
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, COLUMNS, 32])
     PARTS: gl.constexpr = BLOCK_M // COLUMNS
     first_m = gl.program_id(0) * BLOCK_M
@@ -188,7 +201,8 @@ def _finish(
         total = total * gl.load(scale_ptr + n, mask=n < N, other=0.0)
         if bias_ptr is not None:
             total += gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
-        # Half sectors, which the cache puts together: another layout would take shared memory that steps are copied to.
+        # Half sectors, which the cache puts together: another layout would take shared memory that
+        # steps are copied to.
         gl.store(out_ptr + (m * N + n), total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -213,7 +227,9 @@ def _end_kernel(
 
 
 def takes_scaled(weight: QuantizedWeight) -> bool:
-    """Whether the kernel multiplies by this weight on its card, of those that `fp8_activations.can_scale`: FP8 with scales of outputs, inputs of whole steps."""
+    """Whether the kernel multiplies by this weight on its card, of those that
+    `fp8_activations.can_scale`: FP8 with scales of outputs, inputs of whole steps.
+    """
     return (
         card.has_warpgroup_instructions(weight.device)
         and weight.kind is QuantKind.FP8
@@ -228,7 +244,10 @@ def takes_scaled(weight: QuantizedWeight) -> bool:
 def shared_out(
     tile: ScaledTile, num_rows: int, num_outputs: int, num_inputs: int, multiprocessors: int
 ) -> tuple[int, int]:
-    """Steps of a program, and the most pieces that a tile of outputs so has. Asked by every launch, and few sizes ask."""
+    """Steps of a program, and the most pieces that a tile of outputs so has.
+
+    Asked by every launch, and few sizes ask.
+    """
     steps, tiles = num_inputs // _STEP_INPUTS, triton.cdiv(num_outputs, tile.block_n)
     if tile.splits:
         share = triton.cdiv(steps, tile.splits)
@@ -301,7 +320,11 @@ _VARIANTS = {
 
 
 def fitted(tile: ScaledTile, num_rows: int, num_outputs: int, num_inputs: int, multiprocessors: int) -> ScaledTile:
-    """The tile with splits for a weight: where there is 1 as many as one wave of programs has room for, where there are 2 half as many. Equal shares (0) are left as they are."""
+    """The tile with splits for a weight: where there is 1 as many as one wave of programs has room
+    for, where there are 2 half as many.
+
+    Equal shares (0) are left as they are.
+    """
     if tile.splits == 0:
         return tile
     places = multiprocessors * tile.programs_at_a_time() // tile.splits
@@ -310,7 +333,9 @@ def fitted(tile: ScaledTile, num_rows: int, num_outputs: int, num_inputs: int, m
 
 
 def scaled_variants(num_rows: int, weight: QuantizedWeight) -> list[ScaledTile]:
-    """Tiles that are worth timing, for up to 256 rows, with splits for a wave and for half of one, and equal shares."""
+    """Tiles that are worth timing, for up to 256 rows, with splits for a wave and for half of one,
+    and equal shares.
+    """
     sizes = (num_rows, weight.num_outputs, weight.num_inputs, card.multiprocessors(weight.device))
     found: list[ScaledTile] = []
     for tile in itertools.starmap(ScaledTile, _VARIANTS[min(most for most in _VARIANTS if most >= num_rows)]):

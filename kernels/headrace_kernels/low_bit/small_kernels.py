@@ -1,11 +1,17 @@
-"""The Triton kernel behind `low_bit.linear` for few rows: products with the bits themselves, each weight read once.
+"""The Triton kernel behind `low_bit.linear` for few rows: products with the bits themselves, each
+weight read once.
 
-Owns the kernel, its launch, the list of tiles that are worth trying, and what it shares with the kernels of more rows (`low_bit.wide_kernels`); which runs when is `low_bit.linear`'s. All work on the
-tensor cores and compute Y^T = W X^T. Inputs come in pieces of PLANE: a word of INT4 holds PARTS = 4 of them, one of the others 1. Sums are fp32 in an order that depends on the tile alone: no atomics,
-the same bits every time.
+Owns the kernel, its launch, the list of tiles that are worth trying, and what it shares with the
+kernels of more rows (`low_bit.wide_kernels`); which runs when is `low_bit.linear`'s. All work on
+the tensor cores and compute Y^T = W X^T. Inputs come in pieces of PLANE: a word of INT4 holds PARTS
+= 4 of them, one of the others 1. Sums are fp32 in an order that depends on the tile alone: no
+atomics, the same bits every time.
 
-`_small_kernel`: up to 16 rows. Each warp sums pieces of its own (slices), so that a program needs few outputs and no second program for the same ones. INT4: y = s (sum (q + c) x - (z + c) sum x) per
-    group, where the second sum is a product with ones, which puts it where the first one is; INT8 and FP8 with scales of groups likewise. Numbers restored whole would pass through shared memory on their way to these tensor cores. With norm, SwiGLU, residual stream in the same launch.
+`_small_kernel`: up to 16 rows. Each warp sums pieces of its own (slices), so that a program needs
+few outputs and no second program for the same ones. INT4: y = s (sum (q + c) x - (z + c) sum x) per
+    group, where the second sum is a product with ones, which puts it where the first one is; INT8
+    and FP8 with scales of groups likewise. Numbers restored whole would pass through shared memory
+    on their way to these tensor cores. With norm, SwiGLU, residual stream in the same launch.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -71,7 +77,9 @@ def _small_kernel(
     GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr, SLICES: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Y^T = W X^T for BLOCK_N outputs and ROWS rows; with norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums."""
+    """Y^T = W X^T for BLOCK_N outputs and ROWS rows; with norm_ptr = g, x is x g / rms(x), whose
+    divisor is applied to the sums.
+    """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     PARTS: tl.constexpr = 4 if KIND == "int4" else 1
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -99,7 +107,8 @@ def _small_kernel(
         for i in tl.static_range(PARTS):
             piece = (tile * PARTS + i) * PLANE  # first input, [SLICES, 1, 1]
             k = piece + inner + j[None, :, None]
-            # Rows that only fill the tile are not read: every program reads all of x, which adds up in the cache.
+            # Rows that only fill the tile are not read: every program reads all of x, which adds up
+            # in the cache.
             x = tl.load(x_ptr + m * K + k, mask=(k < K) & (m < M), other=0.0)
             if norm_ptr is not None:
                 wide = x.to(tl.float32)
@@ -141,14 +150,21 @@ def _small_kernel(
 
 
 def _stages(tile: _Staged, weight: QuantizedWeight, block_words: int, columns: int, words: int) -> int:
-    """What fits the shared memory, of the tile's stages: `words` words and `columns` rows of x for each of their inputs a stage. Products of before sm_90 keep one more."""
+    """What fits the shared memory, of the tile's stages: `words` words and `columns` rows of x for
+    each of their inputs a stage.
+
+    Products of before sm_90 keep one more.
+    """
     parts = 4 if weight.kind is QuantKind.INT4 else 1
     stage_bytes = words * weight.packed.element_size() + parts * block_words * columns * 2
     return max(1, min(tile.num_stages, card.shared_bytes(weight.device) // stage_bytes))
 
 
 def takes(weight: QuantizedWeight) -> bool:
-    """Whether the kernels multiply by this weight. Not fp32 activations on a card: tensor cores would cut them to tf32."""
+    """Whether the kernels multiply by this weight.
+
+    Not fp32 activations on a card: tensor cores would cut them to tf32.
+    """
     return INTERPRETED or weight.dtype != torch.float32
 
 
@@ -222,7 +238,8 @@ def multiply_small(
 
 def small_variants(kind: QuantKind, gated: bool, normed: bool) -> list[SmallTile]:
     """Tiles that are worth timing for few rows."""
-    # (outputs, words, slices, warps, stages). Few outputs are more programs; many are less of x for each of them.
+    # (outputs, words, slices, warps, stages). Few outputs are more programs; many are less of x for
+    # each of them.
     if kind is QuantKind.INT4:
         sizes = [(16, 64, 4, 4, 4), (16, 128, 4, 4, 3), (32, 64, 4, 4, 3), (32, 32, 4, 4, 4)]
         sizes += [(32, 32, 4, 4, 3)] if gated else [(64, 32, 4, 4, 3), (32, 64, 2, 2, 4)]

@@ -1,6 +1,8 @@
-"""Numbers of few bits that exist already, put into the layout of a `QuantizedWeight` as they are: nothing is rounded but scales to the type in which the weight keeps them.
+"""Numbers of few bits that exist already, put into the layout of a `QuantizedWeight` as they are:
+nothing is rounded but scales to the type in which the weight keeps them.
 
-Owns the step from plain numbers, scales and zero points to the layout. Where they come from (files of other tools), and whether they are sound, is the caller's business.
+Owns the step from plain numbers, scales and zero points to the layout. Where they come from (files
+of other tools), and whether they are sound, is the caller's business.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ class Rows(NamedTuple):
 
     # [num_rows, K]: INT4 uint8 from 0 to 15, INT8 int8, FP8 e4m3fn.
     numbers: Tensor
-    # [num_rows, groups] fp32; one group where scales are those of outputs. FP8 in blocks: None, see `store_blocks`.
+    # [num_rows, groups] fp32; one group where scales are those of outputs. FP8 in blocks: None, see
+    # `store_blocks`.
     scales: Tensor | None
     # As the scales: INT4 uint8 from 0 to 15, INT8 int8 or None.
     zeros: Tensor | None

@@ -1,12 +1,19 @@
-"""The kernel of some hundred rows' products for cards whose warp groups multiply (sm_90): each number is restored once, in the registers that the tensor cores read it from.
+"""The kernel of some hundred rows' products for cards whose warp groups multiply (sm_90): each
+number is restored once, in the registers that the tensor cores read it from.
 
-Owns the kernel, its launch, which weights it takes, and the tiles that are worth trying; `low_bit.wide_kernels` has the same product for other cards and weights, and which runs when is
-`low_bit.linear`'s. It is written in Gluon, because the order of copies, conversions and products is what it is about:
+Owns the kernel, its launch, which weights it takes, and the tiles that are worth trying;
+`low_bit.wide_kernels` has the same product for other cards and weights, and which runs when is
+`low_bit.linear`'s. It is written in Gluon, because the order of copies, conversions and products is
+what it is about:
 
-Y^T = W X^T, so that outputs take the 64 rows of an instruction and rows of x its columns. A step is 256 inputs, four sub-steps of 64. For each sub-step the words of a weight go from shared memory into
-the layout of the product's left operand (no exchange between threads follows), become numbers there, rounded to the activations' type as `dequantize` does, and are multiplied by a tile of x in shared
-memory while the words of the next sub-step are restored. Words, scales, zero points and x are copied ahead by `cp.async`: x some sub-steps, the weight some steps. Sums are fp32 in an order that depends
-on the tile alone; with several splits they go to memory, where `_add_splits_kernel` of `low_bit.wide_kernels` adds them.
+Y^T = W X^T, so that outputs take the 64 rows of an instruction and rows of x its columns. A step is
+256 inputs, four sub-steps of 64. For each sub-step the words of a weight go from shared memory into
+the layout of the product's left operand (no exchange between threads follows), become numbers
+there, rounded to the activations' type as `dequantize` does, and are multiplied by a tile of x in
+shared memory while the words of the next sub-step are restored. Words, scales, zero points and x
+are copied ahead by `cp.async`: x some sub-steps, the weight some steps. Sums are fp32 in an order
+that depends on the tile alone; with several splits they go to memory, where `_add_splits_kernel` of
+`low_bit.wide_kernels` adds them.
 """
 
 # Gluon's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -55,7 +62,9 @@ class WarpgroupTile(NamedTuple):
 
     @property
     def max_registers(self) -> int | None:
-        """Of a thread, where two programs of a multiprocessor are to overlap and the compiler would take a few more than fit."""
+        """Of a thread, where two programs of a multiprocessor are to overlap and the compiler would
+        take a few more than fit.
+        """
         return 128 if (self.block_n, self.num_warps) == (128, 8) and self.block_m <= 64 else None
 
     def shared_bytes(self, kind: QuantKind) -> int:
@@ -95,7 +104,8 @@ def _copy_groups(smem, ptr, slot, step, N, GROUP: gl.constexpr, PLANE: gl.conste
 def _copy_x(x_smem, x_ptr, slot, first_input, rows, M, K: gl.constexpr, LAYOUT: gl.constexpr):
     k = gl.arange(0, 64, layout=gl.SliceLayout(0, LAYOUT))
     places = x_ptr + first_input + (rows[:, None] * K + k[None, :])
-    # Rows beyond the end are not read: each would be the last one again, from the same place for all programs. Sums of theirs are not stored.
+    # Rows beyond the end are not read: each would be the last one again, from the same place for
+    # all programs. Sums of theirs are not stored.
     async_copy.async_copy_global_to_shared(x_smem.index(slot), places, mask=rows[:, None] < M)
 
 
@@ -126,7 +136,10 @@ def _restored(
     word_smem, scale_smem, zero_smem, slot, part: gl.constexpr,
     LAYOUT: gl.constexpr, KIND: gl.constexpr, DTYPE: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
-    """The left operand of a sub-step. 8 bits come without their scales, which are outputs' and applied to the sums."""
+    """The left operand of a sub-step.
+
+    8 bits come without their scales, which are outputs' and applied to the sums.
+    """
     BF16: gl.constexpr = DTYPE == gl.bfloat16
     if KIND == "int4":
         words = word_smem.index(slot).load(LAYOUT)
@@ -147,7 +160,9 @@ def _restored(
 
 @gluon.constexpr_function
 def _groups_under_way(part, ahead, word_slots, int4):
-    """How many groups of copies may be unfinished where a sub-step's x is needed, and words of the next one."""
+    """How many groups of copies may be unfinished where a sub-step's x is needed, and words of the
+    next one.
+    """
     if not int4:
         return min(ahead - 1, 4 * word_slots - 6)
     # An INT4 weight comes as a whole; after the last sub-step the next one is needed.
@@ -161,7 +176,10 @@ def _warpgroup_kernel(
     K: gl.constexpr, WORDS: gl.constexpr, GROUP: gl.constexpr, PLANE: gl.constexpr, KIND: gl.constexpr,
     BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, X_SLOTS: gl.constexpr, WORD_SLOTS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Y^T = W X^T for BLOCK_N outputs, BLOCK_M rows and `share` steps of the inputs. If they are SPLIT, `out` is fp32 [splits, M, N] of sums."""
+    """Y^T = W X^T for BLOCK_N outputs, BLOCK_M rows and `share` steps of the inputs.
+
+    If they are SPLIT, `out` is fp32 [splits, M, N] of sums.
+    """
     DTYPE: gl.constexpr = x_ptr.dtype.element_ty
     WARPS: gl.constexpr = gl.num_warps()
     INT4: gl.constexpr = KIND == "int4"
@@ -195,7 +213,8 @@ def _warpgroup_kernel(
     else:
         scale_smem = word_smem
         zero_smem = word_smem
-    # What is copied between two commits is a group, and groups arrive in order: group g holds x of sub-step g.
+    # What is copied between two commits is a group, and groups arrive in order: group g holds x of
+    # sub-step g.
     for ahead in gl.static_range(AHEAD):
         if ahead < WORD_SLOTS - 1:
             if first + ahead < last:
@@ -230,7 +249,8 @@ def _warpgroup_kernel(
                 w = _restored(word_smem, scale_smem, zero_smem, slot, part + 1, LEFT, KIND, DTYPE, BLOCK_N)
             else:
                 w = _restored(word_smem, scale_smem, zero_smem, next_slot, 0, LEFT, KIND, DTYPE, BLOCK_N)
-        # Registers of a product under way may not cross the loop's end: the assembler would wait after every instruction.
+        # Registers of a product under way may not cross the loop's end: the assembler would wait
+        # after every instruction.
         total = warpgroup_mma_wait(0, deps=[total])
         half = (half + 1) % HALVES
         slot = next_slot
@@ -263,7 +283,9 @@ def _finish(
 
 
 def takes_warpgroups(weight: QuantizedWeight) -> bool:
-    """Whether the kernel multiplies by this weight on its card: whole tiles of outputs and inputs, scales of groups of 64 and more (INT4) or of outputs (8 bits)."""
+    """Whether the kernel multiplies by this weight on its card: whole tiles of outputs and inputs,
+    scales of groups of 64 and more (INT4) or of outputs (8 bits).
+    """
     if not card.has_warpgroup_instructions(weight.device) or weight.dtype.itemsize != 2 or weight.num_outputs % 128:
         return False
     if weight.kind is QuantKind.INT4:
@@ -319,7 +341,8 @@ def _splittings(
         time = triton.cdiv(tiles * splits, places) * (share + 2.0)
         if splits == 1:
             return time
-        # Sums are written and read by all programs at once, at about the pace at which steps copy x and words. What a split costs beyond is measured.
+        # Sums are written and read by all programs at once, at about the pace at which steps copy x
+        # and words. What a split costs beyond is measured.
         sums = splits * tiles * tile.block_m * tile.block_n * 8
         return time + sums / places / ((tile.block_m * 2 + tile.block_n // 2) * _STEP_INPUTS) + 0.75 * splits
 

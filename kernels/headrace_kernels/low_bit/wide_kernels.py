@@ -1,10 +1,14 @@
-"""The Triton kernels behind `low_bit.linear` for more than a few rows: products with the bits themselves, and weights restored in memory for cuBLAS.
+"""The Triton kernels behind `low_bit.linear` for more than a few rows: products with the bits
+themselves, and weights restored in memory for cuBLAS.
 
-Owns the kernels, their launch, and the list of tiles that are worth trying; which runs when is `low_bit.linear`'s. As in `low_bit.small_kernels`, products are Y^T = W X^T, and sums are fp32 in an order that
-depends on the tile alone.
+Owns the kernels, their launch, and the list of tiles that are worth trying; which runs when is
+`low_bit.linear`'s. As in `low_bit.small_kernels`, products are Y^T = W X^T, and sums are fp32 in an
+order that depends on the tile alone.
 
-`_wide_kernel`: numbers are restored whole, rounded to the activations' type as `dequantize` does, before they are multiplied; long inputs may be split among programs, whose sums `_add_splits_kernel`
-    adds. It takes every weight and card; `low_bit.warpgroup_kernels` has the faster one for those that it takes.
+`_wide_kernel`: numbers are restored whole, rounded to the activations' type as `dequantize` does,
+before they are multiplied; long inputs may be split among programs, whose sums `_add_splits_kernel`
+    adds. It takes every weight and card; `low_bit.warpgroup_kernels` has the faster one for those
+    that it takes.
 `_restore_kernel`: the numbers of some outputs, for a product by cuBLAS.
 """
 
@@ -46,7 +50,9 @@ def _restored_group(
     words, scale_ptr, zero_ptr, group, n, N,
     PART: tl.constexpr, KIND: tl.constexpr, SCALE_OUTPUTS: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Words [outputs, inputs of one group] of outputs n as the numbers that they stand for, rounded once to DTYPE."""
+    """Words [outputs, inputs of one group] of outputs n as the numbers that they stand for, rounded
+    once to DTYPE.
+    """
     places = (group * N + n)[:, None]
     if KIND == "int4":
         numbers = restored_nibbles(words, tl.load(zero_ptr + places), tl.load(scale_ptr + places), PART, DTYPE, PLAIN)
@@ -67,7 +73,10 @@ def _wide_kernel(
     GROUPED: tl.constexpr, SCALE_OUTPUTS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLITS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Y^T = W X^T for BLOCK_N outputs, BLOCK_M rows and one split of the inputs. With several splits `out` is fp32 [SPLITS, M, N] of sums."""
+    """Y^T = W X^T for BLOCK_N outputs, BLOCK_M rows and one split of the inputs.
+
+    With several splits `out` is fp32 [SPLITS, M, N] of sums.
+    """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     PARTS: tl.constexpr = 4 if KIND == "int4" else 1
     # Programs of the same outputs follow each other, so that their weight is read from memory once.
@@ -177,7 +186,9 @@ def _launch_wide(
 
 
 def restore(weight: QuantizedWeight, rows: range, out: Tensor) -> None:
-    """Numbers of some rows, rounded once: [len(rows), K] into `out`, contiguous, in the activations' type."""
+    """Numbers of some rows, rounded once: [len(rows), K] into `out`, contiguous, in the
+    activations' type.
+    """
     assert out.shape == (len(rows), weight.num_inputs) and out.is_contiguous()
     layout = layout_of(weight, out.dtype)
     block_n = 16
@@ -189,7 +200,9 @@ def restore(weight: QuantizedWeight, rows: range, out: Tensor) -> None:
 
 
 def wide_variants(kind: QuantKind, num_rows: int, num_outputs: int) -> list[WideTile]:
-    """Tiles that are worth timing for more rows: those whose programs are at least most of a wave on 132 multiprocessors, and not many waves because of splitting."""
+    """Tiles that are worth timing for more rows: those whose programs are at least most of a wave
+    on 132 multiprocessors, and not many waves because of splitting.
+    """
     # (outputs, rows, words, warps, stages).
     if num_rows <= 32:
         sizes = [(64, 32, 64, 4, 3), (64, 32, 64, 4, 5), (64, 32, 128, 4, 3), (128, 32, 64, 8, 4)]

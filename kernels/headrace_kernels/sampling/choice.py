@@ -1,14 +1,19 @@
-"""Choosing the next token of each row from its logits: greedy, or a draw after temperature, top-k, min-p and top-p.
+"""Choosing the next token of each row from its logits: greedy, or a draw after temperature, top-k,
+min-p and top-p.
 
-Owns the choice. Bias, bans and penalties happened before (`penalties`, the worker's sampler); the noise is `philox`'s.
+Owns the choice. Bias, bans and penalties happened before (`penalties`, the worker's sampler); the
+noise is `philox`'s.
 
-A draw is Gumbel-max: the token with the highest logit / temperature + noise is a sample of the softmax, and no sum over the vocabulary rounds
-differently in another batch. A row's result depends on its own logits, parameters and keys only. For that, whatever compares with a sum is computed in
-one order per row: `torch.softmax` reduces each row alone, and cumulative sums run over the row's tokens in their order (`ordering`).
+A draw is Gumbel-max: the token with the highest logit / temperature + noise is a sample of the
+softmax, and no sum over the vocabulary rounds differently in another batch. A row's result depends
+on its own logits, parameters and keys only. For that, whatever compares with a sum is computed in
+one order per row: `torch.softmax` reduces each row alone, and cumulative sums run over the row's
+tokens in their order (`ordering`).
 
-Rows that truncate work on candidates, their most likely tokens in order, because what top-k, min-p and top-p keep is always a prefix of those. The first
-128 (or the largest top-k) nearly always hold the whole prefix; rows for which they don't try again with sixteen times as many. So only flat distributions
-with top-p ever sort a vocabulary, and noise is computed for candidates only.
+Rows that truncate work on candidates, their most likely tokens in order, because what top-k, min-p
+and top-p keep is always a prefix of those. The first 128 (or the largest top-k) nearly always hold
+the whole prefix; rows for which they don't try again with sixteen times as many. So only flat
+distributions with top-p ever sort a vocabulary, and noise is computed for candidates only.
 """
 
 from __future__ import annotations
@@ -37,7 +42,8 @@ class Truncation(NamedTuple):
     top_k: torch.Tensor
     # float32; keeps tokens at least so likely relative to the most likely one, 0 all.
     min_p: torch.Tensor
-    # float32; keeps the smallest set of most likely tokens whose share of what top_k and min_p left reaches this; 1 all.
+    # float32; keeps the smallest set of most likely tokens whose share of what top_k and min_p left
+    # reaches this; 1 all.
     top_p: torch.Tensor
 
     def select(self, indices: torch.Tensor | slice) -> Truncation:
@@ -52,7 +58,8 @@ def choose_greedy_reference(logits: torch.Tensor) -> tuple[torch.Tensor, torch.T
         logits: float32 [num_rows, vocab_size].
 
     Returns:
-        Tokens, int64 [num_rows]: the lowest id where several are equal. Soundness, bool [num_rows]: false where a logit is NaN or +inf, or all are -inf.
+        Tokens, int64 [num_rows]: the lowest id where several are equal. Soundness, bool [num_rows]:
+        false where a logit is NaN or +inf, or all are -inf.
     """
     peaks, tokens = logits.max(dim=1)
     return tokens, peaks.isfinite()
@@ -117,11 +124,13 @@ def kept_tokens_reference(
     Args:
         scaled: float32 [num_rows, vocab_size], logits after temperature.
         truncation: Parameters of the rows.
-        num_candidates: How many of the most likely tokens to look at: at least the largest top_k, at most vocab_size.
+        num_candidates: How many of the most likely tokens to look at: at least the largest top_k,
+            at most vocab_size.
 
     Returns:
-        Candidates, int64 [num_rows, num_candidates], most likely first. How many of them are kept, int64 [num_rows], at least 1. Whether that is
-        certain, bool [num_rows]: if not, more candidates are needed. It always is with vocab_size of them.
+        Candidates, int64 [num_rows, num_candidates], most likely first. How many of them are kept,
+        int64 [num_rows], at least 1. Whether that is certain, bool [num_rows]: if not, more
+        candidates are needed. It always is with vocab_size of them.
     """
     candidates = top_tokens_reference(scaled, num_candidates)
     values = scaled.gather(1, candidates)
@@ -173,7 +182,8 @@ def most_likely_part(logits: torch.Tensor, first_token: int) -> tuple[torch.Tens
         first_token: Of column 0.
 
     Returns:
-        Tokens, int64 [num_rows], counted in the whole vocabulary: the lowest id where several are equal. Their logits, float32 [num_rows]: NaN where the part holds one.
+        Tokens, int64 [num_rows], counted in the whole vocabulary: the lowest id where several are
+        equal. Their logits, float32 [num_rows]: NaN where the part holds one.
     """
     tokens, _ = choose_greedy(logits)
     return tokens + first_token, logits.gather(1, tokens[:, None])[:, 0]
@@ -183,7 +193,8 @@ def best_candidates(candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     """`choose_greedy_reference` of the whole vocabulary from the best of its parts.
 
     Args:
-        candidates: float64 [num_parts, num_rows, 2], logit and token of each part's best, parts in the order of their tokens.
+        candidates: float64 [num_parts, num_rows, 2], logit and token of each part's best, parts in
+            the order of their tokens.
 
     Returns:
         As `choose_greedy_reference`.
@@ -194,9 +205,11 @@ def best_candidates(candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _choose_greedy_by_blocks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest value of each block first, then the place in the first block that has the highest of all.
+    """The highest value of each block first, then the place in the first block that has the highest
+    of all.
 
-    On a CPU three to five times as fast: torch vectorises a maximum without its place, but not one with it. A NaN is the highest value to both.
+    On a CPU three to five times as fast: torch vectorises a maximum without its place, but not one
+    with it. A NaN is the highest value to both.
     """
     blocks = logits.reshape(logits.shape[0], -1, _BLOCK)
     peaks, best = blocks.amax(dim=2).max(dim=1)
@@ -224,11 +237,13 @@ def sample_rows_reference(
     Args:
         logits: bf16, fp16 or fp32 [num_samples, vocab_size].
         rows: int32 or int64 [num_samples], rows of the matrix.
-        output_positions: int32 or int64 [num_samples], positions of the drawn tokens in their outputs.
+        output_positions: int32 or int64 [num_samples], positions of the drawn tokens in their
+            outputs.
         parameters: int32 [num_rows + 1, 16], see `sampling.parameters`.
 
     Returns:
-        Tokens, int64 [num_samples]: 0 where the row is not sound. Soundness, bool [num_samples]: false where a logit is NaN or +inf, or all are -inf.
+        Tokens, int64 [num_samples]: 0 where the row is not sound. Soundness, bool [num_samples]:
+        false where a logit is NaN or +inf, or all are -inf.
     """
     logits = logits.float()
     tokens, sound = choose_greedy(logits)

@@ -1,12 +1,17 @@
-"""`sampling.sample_rows` as two Triton kernels, for batches of any mixture, without a sort and without a look from the host.
+"""`sampling.sample_rows` as two Triton kernels, for batches of any mixture, without a sort and
+without a look from the host.
 
-Owns the first kernel and the launches; `truncation_triton` owns what the second does for rows that truncate.
+Owns the first kernel and the launches; `truncation_triton` owns what the second does for rows that
+truncate.
 
-    logits --(sample, block)--> per block: its highest logit, its mass, its winner --(sample)--> token, soundness
+    logits --(sample, block)--> per block: its highest logit, its mass, its winner --(sample)-->
+    token, soundness
 
-A block's *winner* is its most likely token in a greedy row, and its token with the highest logit / temperature + noise in a random one; then the winner of the winners is the row's token, unless
-truncation forbids it. Grids depend on the number of samples only and nothing is specialized on it, so the launches can be captured and never compile anew. A row's result depends on nothing
-but the row: sums are made in one order whatever the batch.
+A block's *winner* is its most likely token in a greedy row, and its token with the highest logit /
+temperature + noise in a random one; then the winner of the winners is the row's token, unless
+truncation forbids it. Grids depend on the number of samples only and nothing is specialized on it,
+so the launches can be captured and never compile anew. A row's result depends on nothing but the
+row: sums are made in one order whatever the batch.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -32,13 +37,15 @@ _SEED_HIGH = tl.constexpr(columns.SEED_HIGH)
 _OUTPUT_INDEX = tl.constexpr(columns.OUTPUT_INDEX)
 _NUM_COLUMNS = tl.constexpr(columns.NUM_COLUMNS)
 
-# Tokens of a program of the first kernel, 16 per thread; not measured yet. Twice as many in the passes of the second, with registers for two rows on a multiprocessor.
+# Tokens of a program of the first kernel, 16 per thread; not measured yet. Twice as many in the
+# passes of the second, with registers for two rows on a multiprocessor.
 _BLOCK = 2048
 _TILE_BLOCKS = 2
 _BLOCK_WARPS = 4
 _ROW_WARPS = 8
 _ROW_REGISTERS = 128
-# Columns of several steps lie in one buffer, so their addresses have any alignment: nothing may be compiled for it.
+# Columns of several steps lie in one buffer, so their addresses have any alignment: nothing may be
+# compiled for it.
 _INDEX_POINTERS = ["rows", "output_positions"]
 
 
@@ -71,7 +78,8 @@ def summarize_blocks_kernel(
     BLOCK: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
 ):
-    """Program (block, sample): the block's highest logit, its sum of exp((logit - highest) / temperature) if top-p needs it, and its winner.
+    """Program (block, sample): the block's highest logit, its sum of exp((logit - highest) /
+    temperature) if top-p needs it, and its winner.
 
     Args:
         logits: [num_samples, VOCAB], rows STRIDE apart.
@@ -205,7 +213,11 @@ def sample_rows_triton(
     parameters: torch.Tensor,
     block: int = _BLOCK,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`sample_rows_reference`, except that equal scores go to the lower id and that sums and noise may differ in their last places. Tests give smaller blocks."""
+    """`sample_rows_reference`, except that equal scores go to the lower id and that sums and noise
+    may differ in their last places.
+
+    Tests give smaller blocks.
+    """
     num_samples, vocab_size = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()

@@ -1,6 +1,7 @@
 """Log probabilities of sampled tokens and of the most likely ones.
 
-Owns the arithmetic. The logits it is given decide what the numbers mean: the sampler passes them after bias, bans and penalties and before temperature.
+Owns the arithmetic. The logits it is given decide what the numbers mean: the sampler passes them
+after bias, bans and penalties and before temperature.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from headrace_kernels.triton_runtime import uses_triton
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural logarithms of probabilities, per row. Of a row that is not sound they mean nothing."""
+    """Natural logarithms of probabilities, per row.
+
+    Of a row that is not sound they mean nothing.
+    """
 
     # [num_rows] float32, of the sampled tokens.
     sampled: torch.Tensor

@@ -1,8 +1,11 @@
-"""`logprobs.token_logprobs` as two Triton kernels, for any number of top tokens, without a sort and without a look from the host.
+"""`logprobs.token_logprobs` as two Triton kernels, for any number of top tokens, without a sort and
+without a look from the host.
 
-    logits --(row, block)--> per block: its highest logit, its mass, its first token, how many come before the sampled one --(row)--> log probabilities, rank, top tokens
+    logits --(row, block)--> per block: its highest logit, its mass, its first token, how many come
+    before the sampled one --(row)--> log probabilities, rank, top tokens
 
-The top tokens come one by one: the best of the blocks' first tokens is the next of the row, and only its block is searched again, for the first token behind it.
+The top tokens come one by one: the best of the blocks' first tokens is the next of the row, and
+only its block is searched again, for the first token behind it.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.

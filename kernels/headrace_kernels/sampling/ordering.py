@@ -1,6 +1,8 @@
-"""The order of tokens that sampling and log probabilities share: by logit, and the lower id first where logits are equal.
+"""The order of tokens that sampling and log probabilities share: by logit, and the lower id first
+where logits are equal.
 
-Owns that order only. A plain `torch.topk` leaves the choice among equals open; here a result must not depend on the device or the batch.
+Owns that order only. A plain `torch.topk` leaves the choice among equals open; here a result must
+not depend on the device or the batch.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ _LOW = 0xFFFFFFFF
 def top_tokens_reference(logits: torch.Tensor, count: int) -> torch.Tensor:
     """The ids of the highest logits, highest first.
 
-    Rows in which equal logits meet, among the highest or at their border, are ordered exactly; the others, nearly all, take `torch.topk` as it is.
+    Rows in which equal logits meet, among the highest or at their border, are ordered exactly; the
+    others, nearly all, take `torch.topk` as it is.
 
     Args:
         logits: float32 [num_rows, vocab_size].
@@ -35,7 +38,9 @@ def top_tokens_reference(logits: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _top_tokens_exact(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """The same through integers of which no two are equal: the float's bits, made to sort as the float does, above the complemented id."""
+    """The same through integers of which no two are equal: the float's bits, made to sort as the
+    float does, above the complemented id.
+    """
     # Adding 0 turns -0.0, which would sort below 0.0, into 0.0.
     bits = (logits + 0.0).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)

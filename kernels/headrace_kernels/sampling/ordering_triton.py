@@ -1,6 +1,7 @@
 """The order of `ordering`, inside Triton kernels: logits as integers that sort as the logits do.
 
-Owns device functions, no launch. A token comes *before* another if its key is higher, or equal and its id lower; NaN has no place here, callers look for it first.
+Owns device functions, no launch. A token comes *before* another if its key is higher, or equal and
+its id lower; NaN has no place here, callers look for it first.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -12,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-# Low bits that are equal in all keys of a type, once it is float32: searches over keys need not decide them.
+# Low bits that are equal in all keys of a type, once it is float32: searches over keys need not
+# decide them.
 KEY_SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 
 # Comes before no token, and no token before it.

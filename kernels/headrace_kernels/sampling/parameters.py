@@ -1,8 +1,10 @@
 """How the sampling parameters of all rows lie in one matrix, int32 [num_rows + 1, 16].
 
-Owns the meaning of its columns and how tensors are read out of it. One matrix, because a kernel then reads whatever it needs of a row from one cache line, and because the worker brings it
-up to date with one copy. Floats are stored as their bits. A row of zeros is a greedy row without penalties' strengths; the last row stays so, for the padding of captured graphs. The worker
-writes the matrix (`row_parameters`); `sampling`, `penalties` and their kernels read it.
+Owns the meaning of its columns and how tensors are read out of it. One matrix, because a kernel
+then reads whatever it needs of a row from one cache line, and because the worker brings it up to
+date with one copy. Floats are stored as their bits. A row of zeros is a greedy row without
+penalties' strengths; the last row stays so, for the padding of captured graphs. The worker writes
+the matrix (`row_parameters`); `sampling`, `penalties` and their kernels read it.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ def read_floats(rows: torch.Tensor, column: int) -> torch.Tensor:
 
 
 def read_noise_keys(rows: torch.Tensor, output_positions: torch.Tensor) -> NoiseKeys:
-    """Keys of the noise that rows of the matrix draw at positions of their outputs, integers [num_samples]."""
+    """Keys of the noise that rows of the matrix draw at positions of their outputs, integers
+    [num_samples].
+    """
     seeds = rows.view(torch.int64)[:, SEED_LOW // 2]
     return NoiseKeys(seeds, rows[:, OUTPUT_INDEX].to(torch.int64), output_positions.to(torch.int64))

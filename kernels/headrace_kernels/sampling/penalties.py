@@ -1,6 +1,7 @@
 """Penalties on tokens that a sequence already contains: repetition, presence, frequency.
 
-Owns the arithmetic on logits. Does not own the counts: the worker keeps them, for those rows that have penalties.
+Owns the arithmetic on logits. Does not own the counts: the worker keeps them, for those rows that
+have penalties.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from headrace_kernels.triton_runtime import uses_triton
 class Penalties(NamedTuple):
     """Strengths per row, all float32 [num_rows]."""
 
-    # Divides positive and multiplies negative logits of tokens in the prompt or the output; 1 does nothing.
+    # Divides positive and multiplies negative logits of tokens in the prompt or the output; 1 does
+    # nothing.
     repetition: torch.Tensor
     # Subtracted once for tokens in the output; 0 does nothing.
     presence: torch.Tensor

@@ -35,7 +35,10 @@ def penalize_rows_kernel(
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (block, penalized row). Arguments as those of `penalties.penalize_rows_reference`, all matrices contiguous."""
+    """Program (block, penalized row).
+
+    Arguments as those of `penalties.penalize_rows_reference`, all matrices contiguous.
+    """
     block, entry = tl.program_id(0), tl.program_id(1)
     parameters += tl.load(rows + entry).to(tl.int64) * _NUM_COLUMNS
     repetition = tl.load(parameters + _REPETITION).to(tl.float32, bitcast=True)

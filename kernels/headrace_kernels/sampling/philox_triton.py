@@ -1,7 +1,8 @@
 """The noise of `philox`, inside Triton kernels.
 
-Owns device functions, no launch. The integer part has the bits of `philox_4x32_reference`; the logarithms differ from torch's in the last places, by a millionth or two. Exact ones would be half of
-what the noise costs, and a draw over a vocabulary costs little else.
+Owns device functions, no launch. The integer part has the bits of `philox_4x32_reference`; the
+logarithms differ from torch's in the last places, by a millionth or two. Exact ones would be half
+of what the noise costs, and a draw over a vocabulary costs little else.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -48,7 +49,11 @@ def _divide(x, y):
 
 @triton.jit
 def _exponential(uniform):
-    """-log(1 - u) for u in (0, 1). Small ones decide the draw, so they are a series, 2 atanh(u / (2 - u)), and exact to the last places."""
+    """-log(1 - u) for u in (0, 1).
+
+    Small ones decide the draw, so they are a series, 2 atanh(u / (2 - u)), and exact to the last
+    places.
+    """
     ratio = _divide(uniform, 2.0 - uniform)
     square = ratio * ratio
     small = 2 * ratio * (1 + square * (1 / 3 + square * (1 / 5 + square * (1 / 7))))
@@ -57,7 +62,10 @@ def _exponential(uniform):
 
 @triton.jit
 def gumbel_noise(first_token, seed_low, seed_high, output_index, position, BLOCK: tl.constexpr):
-    """Noise of BLOCK tokens from `first_token` on, a multiple of 4: float32 [BLOCK]. The key's parts are int32 scalars, see `philox.NoiseKeys`."""
+    """Noise of BLOCK tokens from `first_token` on, a multiple of 4: float32 [BLOCK].
+
+    The key's parts are int32 scalars, see `philox.NoiseKeys`.
+    """
     groups = ((first_token >> 2) + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     zeros = tl.zeros((BLOCK // 4,), tl.uint32)
     w0, w1, w2, w3 = philox_4x32(

@@ -1,17 +1,22 @@
 """What a Triton program does for a row with top-k, min-p or top-p, without sorting it.
 
-Owns that search as device functions; `sampling.choice_triton` launches it. What the three keep is always a prefix of the row's tokens in their order (`ordering_triton`), and the draw is the token with the
-highest score in that prefix. So the search goes by rejection:
+Owns that search as device functions; `sampling.choice_triton` launches it. What the three keep is
+always a prefix of the row's tokens in their order (`ordering_triton`), and the draw is the token
+with the highest score in that prefix. So the search goes by rejection:
 
     candidate = the highest score among the tokens before the bound; at first all of them
-    kept?       by how many tokens, and how much mass, come before the candidate: one pass over the row
+    kept?       by how many tokens, and how much mass, come before the candidate: one pass over the
+                row
     if not      the prefix ends before the candidate, which becomes the new bound
 
-The first kept candidate is the highest score of the prefix, exactly. A candidate is a draw of its own: with top-p 0.9 nine of ten rows end with the first, and every further bound halves the mass on average.
-Two candidates, the second under the assumption that the first is not kept, are looked at in each pass. The winners of the blocks make further candidates cheap: only a block whose winner is no longer
-before the bound is computed again. Passes skip tiles in which nothing can come before.
+The first kept candidate is the highest score of the prefix, exactly. A candidate is a draw of its
+own: with top-p 0.9 nine of ten rows end with the first, and every further bound halves the mass on
+average. Two candidates, the second under the assumption that the first is not kept, are looked at
+in each pass. The winners of the blocks make further candidates cheap: only a block whose winner is
+no longer before the bound is computed again. Passes skip tiles in which nothing can come before.
 
-Top-k starts with a bound that the blocks' peaks give. With top-p, which is a share of what top-k leaves, its exact bound is searched first, by counting: for bf16 in at most eight passes.
+Top-k starts with a bound that the blocks' peaks give. With top-p, which is a share of what top-k
+leaves, its exact bound is searched first, by counting: for bf16 in at most eight passes.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -73,7 +78,11 @@ def _count_reaching(
 
 @triton.jit
 def _kth_peak(peak_keys, top_k, NUM_SLOTS: tl.constexpr):
-    """A key that at least top_k tokens reach: as many blocks as tokens are kept have a peak at least so high. The lowest key if there are fewer blocks."""
+    """A key that at least top_k tokens reach: as many blocks as tokens are kept have a peak at
+    least so high.
+
+    The lowest key if there are fewer blocks.
+    """
     offs_slot = tl.arange(0, NUM_SLOTS)
     before = comes_before(peak_keys[None, :], offs_slot[None, :], peak_keys[:, None], offs_slot[:, None])
     ranks = tl.sum(before.to(tl.int32), axis=1)
@@ -93,7 +102,10 @@ def _top_k_key(
     NUM_BLOCKS: tl.constexpr,
     KEY_SHIFT: tl.constexpr,
 ):
-    """The highest key that at least top_k tokens reach, or a lower one that exactly top_k reach. At least top_k reach `low_key`."""
+    """The highest key that at least top_k tokens reach, or a lower one that exactly top_k reach.
+
+    At least top_k reach `low_key`.
+    """
     banned = ordered_keys(tl.full((1,), -float("inf"), tl.float32), KEY_SHIFT)
     low = tl.maximum(low_key, tl.max(banned, axis=0)).to(tl.int64)
     high = tl.max(peak_keys, axis=0).to(tl.int64) + 1
@@ -215,7 +227,8 @@ def _next_candidate(
     NUM_SLOTS: tl.constexpr,
     KEY_SHIFT: tl.constexpr,
 ):
-    """The token with the highest score before the bound, and the blocks' winners as far as they had to be computed again.
+    """The token with the highest score before the bound, and the blocks' winners as far as they had
+    to be computed again.
 
     Returns:
         Whether there is one, its key and id (else the bound's); scores, winners and their keys.
@@ -379,7 +392,8 @@ def draw_truncated(
             NUM_SLOTS,
             KEY_SHIFT,
         )
-        # Scores of a sound row are finite, so something is always found; a token that overflows must not hang the device all the same.
+        # Scores of a sound row are finite, so something is always found; a token that overflows
+        # must not hang the device all the same.
         searching = found_a != 0
         if searching:
             count_a, mass_a, count_b, mass_b = _before_two(

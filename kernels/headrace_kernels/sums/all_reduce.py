@@ -1,10 +1,18 @@
-"""Adding tensors of several GPUs up, alone or fused with the residual addition and the norm behind it.
+"""Adding tensors of several GPUs up, alone or fused with the residual addition and the norm behind
+it.
 
-Owns the memory that ranks write to each other, as addresses, and the choice of the way; who makes that memory (`torch.distributed._symmetric_memory`) and what else there is (NCCL) is the caller's business.
+Owns the memory that ranks write to each other, as addresses, and the choice of the way; who makes
+that memory (`torch.distributed._symmetric_memory`) and what else there is (NCCL) is the caller's
+business.
 
-Launch rule: one shot sends a tensor to each other rank, two shots twice a share of it: as much with two ranks, half as much with four, a quarter with eight, but a second trip. On four
-H200s, us in a graph: 2.6 and 3.9 at 8 KiB, 3.6 and 4.2 at 128, 4.7 and 4.5 at 256, 7.2 and 5.4 at 512; two shots and NCCL 22 and 40 at 4 MiB, 86 and 96 at 16 (torch 2.11, 2026-11-21); with two ranks and eight by the bytes sent, not measured. Above `Peers.capacity_bytes` it is left to NCCL. Fused with the norm where one shot
-would be taken, up to 32 rows: 3.4 to 4.5 us for 8 to 64 KiB, and 5.7 instead of 6.7 apart at 256. Fused with the norm and its rounding to 8 bits (which steps of 65 tokens and more ask for) by two shots, up to 64 rows a rank: not measured yet.
+Launch rule: one shot sends a tensor to each other rank, two shots twice a share of it: as much with
+two ranks, half as much with four, a quarter with eight, but a second trip. On four H200s, us in a
+graph: 2.6 and 3.9 at 8 KiB, 3.6 and 4.2 at 128, 4.7 and 4.5 at 256, 7.2 and 5.4 at 512; two shots
+and NCCL 22 and 40 at 4 MiB, 86 and 96 at 16 (torch 2.11, 2026-11-21); with two ranks and eight by
+the bytes sent, not measured. Above `Peers.capacity_bytes` it is left to NCCL. Fused with the norm
+where one shot would be taken, up to 32 rows: 3.4 to 4.5 us for 8 to 64 KiB, and 5.7 instead of 6.7
+apart at 256. Fused with the norm and its rounding to 8 bits (which steps of 65 tokens and more ask
+for) by two shots, up to 64 rows a rank: not measured yet.
 """
 
 from __future__ import annotations
@@ -36,21 +44,29 @@ _TWO_SHOT_WARPS = 16
 _MOST_WARPS = 32
 # A vector for each thread: with two, eight ranks' do not fit into the registers.
 _LONGEST_ROW_BYTES = _MOST_WARPS * _WARP * _VECTOR_BYTES
-# Of 16-bit numbers, two vectors for each of 16 warps' threads, which have twice as many registers. Below the least, a program of the norm's own kernel has several rows, and another order of additions.
+# Of 16-bit numbers, two vectors for each of 16 warps' threads, which have twice as many registers.
+# Below the least, a program of the norm's own kernel has several rows, and another order of
+# additions.
 _LEAST_ROUNDED_ROW, _LONGEST_ROUNDED_ROW = 1025, 8192
-# Two H200s, 2026-11-22, rows of 8,192, one launch and two: 512 KiB 7.6 and 6.3 us, 1 MiB 8.6 and 8.8, 2 MiB 12.4 and 12.4; rows of 4,096: 6.8 and 5.8, 8.1 and 8.4. Below, one shot with its norm and a rounding behind it is ahead.
+# Two H200s, 2026-11-22, rows of 8,192, one launch and two: 512 KiB 7.6 and 6.3 us, 1 MiB 8.6 and
+# 8.8, 2 MiB 12.4 and 12.4; rows of 4,096: 6.8 and 5.8, 8.1 and 8.4. Below, one shot with its norm
+# and a rounding behind it is ahead.
 _LEAST_ROUNDED_BYTES = 1 << 20
-# All that 16 warps can have, which eight ranks' rows of 8,192 need. Left to itself the assembler makes room for two programs where none come, and spills.
+# All that 16 warps can have, which eight ranks' rows of 8,192 need. Left to itself the assembler
+# makes room for two programs where none come, and spills.
 _MOST_REGISTERS = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Peers:
-    """Memory of all ranks of a group that they write to, `memory_bytes` of each rank's, all words `sums.words.BLANK` before the first call."""
+    """Memory of all ranks of a group that they write to, `memory_bytes` of each rank's, all words
+    `sums.words.BLANK` before the first call.
+    """
 
     rank: int
     world_size: int
-    # Address of this rank's memory, and, as this rank sees them, of its own first slots in the others', beginning with the rank behind it.
+    # Address of this rank's memory, and, as this rank sees them, of its own first slots in the
+    # others', beginning with the rank behind it.
     slots: int
     others: tuple[int, ...]
     # int32 [PROGRAMS, STATE_SIZE] on this rank's card alone, zero at first.
@@ -104,7 +120,10 @@ def all_reduce_rounded_add_rms_norm_reference(
 
 
 def takes(x: Tensor, peers: Peers) -> bool:
-    """Whether `all_reduce` can take a tensor: it fits, lies in one piece and is whole vectors. By its shape alone, so alike on all ranks."""
+    """Whether `all_reduce` can take a tensor: it fits, lies in one piece and is whole vectors.
+
+    By its shape alone, so alike on all ranks.
+    """
     is_taken = x.nbytes <= peers.capacity_bytes and x.nbytes % _VECTOR_BYTES == 0 and x.is_contiguous()
     # Ranks that went different ways by their addresses would wait for each other forever.
     assert not is_taken or x.data_ptr() % _VECTOR_BYTES == 0, "what is added up begins with an allocation"
@@ -119,24 +138,34 @@ def one_shot_bytes(world_size: int) -> int:
 
 
 def can_one_shot(x: Tensor, peers: Peers) -> bool:
-    """Whether `one_shot` can take a tensor: it has a vector for each thread at most, and fits a slot."""
+    """Whether `one_shot` can take a tensor: it has a vector for each thread at most, and fits a
+    slot.
+    """
     return x.nbytes <= min(peers.slot_bytes, PROGRAMS * _MOST_WARPS * _WARP * _VECTOR_BYTES) and takes(x, peers)
 
 
 def can_norm(x: Tensor, peers: Peers) -> bool:
-    """Whether `all_reduce_add_rms_norm` can take a tensor [num_rows, size]: a row has a vector for each thread at most."""
+    """Whether `all_reduce_add_rms_norm` can take a tensor [num_rows, size]: a row has a vector for
+    each thread at most.
+    """
     row_bytes = x.shape[-1] * x.itemsize
     is_row_taken = row_bytes <= _LONGEST_ROW_BYTES and row_bytes % _VECTOR_BYTES == 0
     return is_row_taken and 0 < len(x) <= PROGRAMS // 2 and can_one_shot(x, peers)
 
 
 def takes_norm(x: Tensor, peers: Peers) -> bool:
-    """Whether a tensor [num_rows, size] is added up together with the norm; by its size alone, so alike on all ranks."""
+    """Whether a tensor [num_rows, size] is added up together with the norm; by its size alone, so
+    alike on all ranks.
+    """
     return x.nbytes <= one_shot_bytes(peers.world_size) and can_norm(x, peers)
 
 
 def can_rounded_norm(x: Tensor, peers: Peers) -> bool:
-    """Whether `all_reduce_rounded_add_rms_norm` can take a tensor [num_rows, size]: 16-bit numbers, a program for each row of a rank's share. By its size alone, so alike on all ranks."""
+    """Whether `all_reduce_rounded_add_rms_norm` can take a tensor [num_rows, size]: 16-bit numbers,
+    a program for each row of a rank's share.
+
+    By its size alone, so alike on all ranks.
+    """
     num_rows, size = x.shape
     share = -(-num_rows // peers.world_size)
     is_row_taken = _LEAST_ROUNDED_ROW <= size <= _LONGEST_ROUNDED_ROW and size * x.itemsize % _VECTOR_BYTES == 0
@@ -150,7 +179,9 @@ def takes_rounded_norm(x: Tensor, peers: Peers) -> bool:
 
 
 def all_reduce(x: Tensor, peers: Peers) -> Tensor:
-    """Sum of the ranks' tensors, for `takes` ones. All ranks call it alike, one call after the other. Can be captured in a graph.
+    """Sum of the ranks' tensors, for `takes` ones.
+
+    All ranks call it alike, one call after the other. Can be captured in a graph.
 
     Args:
         x: This rank's, fp32, bf16 or fp16.
@@ -166,7 +197,8 @@ def all_reduce(x: Tensor, peers: Peers) -> Tensor:
 def one_shot(x: Tensor, peers: Peers) -> Tensor:
     """`all_reduce` by that way, for what `can_one_shot`."""
     assert can_one_shot(x, peers), "no whole vectors, or more than slots or programs can take"
-    # A vector for each thread; as many threads, and so one kernel, for all sizes that the rule leaves to it.
+    # A vector for each thread; as many threads, and so one kernel, for all sizes that the rule
+    # leaves to it.
     most_bytes = max(x.nbytes, one_shot_bytes(peers.world_size))
     num_warps = triton.next_power_of_2(triton.cdiv(most_bytes, PROGRAMS * _WARP * _VECTOR_BYTES))
     return _launch(one_shot_kernel, x, peers, max(_FEWEST_WARPS, num_warps))
@@ -179,7 +211,8 @@ def two_shot(x: Tensor, peers: Peers) -> Tensor:
 
 
 def all_reduce_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, peers: Peers) -> Tensor:
-    """Adds the sum of the ranks' tensors to the residual stream in place and gives the norm of that, for what `can_norm`.
+    """Adds the sum of the ranks' tensors to the residual stream in place and gives the norm of
+    that, for what `can_norm`.
 
     Args:
         x: [num_rows, size], this rank's.
@@ -204,7 +237,8 @@ def all_reduce_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: fl
 def all_reduce_rounded_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype, peers: Peers
 ) -> RoundedTokens:
-    """As `all_reduce_add_rms_norm`, the norm rounded to 8 bits, for what `can_rounded_norm`: to the bit what `rounded_add_rms_norm` makes of the sum.
+    """As `all_reduce_add_rms_norm`, the norm rounded to 8 bits, for what `can_rounded_norm`: to the
+    bit what `rounded_add_rms_norm` makes of the sum.
 
     Args:
         x: [num_rows, size], this rank's, bf16 or fp16.

@@ -2,14 +2,19 @@
 
     one shot   every rank sends its tensor to all others, waits for theirs, and adds them all up
     with norm  the same, with the residual stream and the norm behind it, whole rows in registers
-    two shots  a rank sends each other rank its share, waits for all parts of its own, adds them up, sends the sum to all others, and waits for theirs
-    with norm  the same, with the residual stream and the norm behind it, which every rank has of all rows; a program has one row of each share
+    two shots  a rank sends each other rank its share, waits for all parts of its own, adds them up,
+    sends the sum to all others, and waits for theirs with norm  the same, with the residual stream
+    and the norm behind it, which every rank has of all rows; a program has one row of each share
 
 `sums.slots` has how they go without meeting each other, and why that is sound.
 
-Programs of one rank never wait for each other. With the norm, the first half of the programs sends and the second waits: a row needs one program (its sum of squares), but its way to the other cards is shared out over many.
+Programs of one rank never wait for each other. With the norm, the first half of the programs sends
+and the second waits: a row needs one program (its sum of squares), but its way to the other cards
+is shared out over many.
 
-Sums are taken in fp32 in the order of the ranks and rounded once, this rank's own part in its place and with the same NaNs as it is sent: all ranks have the same bits, and neither shape nor path matters. NVLink multicast is not used.
+Sums are taken in fp32 in the order of the ranks and rounded once, this rank's own part in its place
+and with the same NaNs as it is sent: all ranks have the same bits, and neither shape nor path
+matters. NVLink multicast is not used.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -49,9 +54,11 @@ def one_shot_kernel(
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Makes out the sum of the ranks' x, num_vectors times 16 bytes: at most SLOT_BYTES, and PROGRAMS * BLOCK vectors.
+    """Makes out the sum of the ranks' x, num_vectors times 16 bytes: at most SLOT_BYTES, and
+    PROGRAMS * BLOCK vectors.
 
-    `slots` is the address of this rank's slots, `others` those of its own first slot in the others' memory, beginning with the rank behind it. BLOCK: one vector for each thread.
+    `slots` is the address of this rank's slots, `others` those of its own first slot in the others'
+    memory, beginning with the rank behind it. BLOCK: one vector for each thread.
     """
     TYPE: tl.constexpr = x.dtype.element_ty
     now = load_state(state)
@@ -86,7 +93,8 @@ def one_shot_norm_kernel(
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Adds the sum of the ranks' x to the residual stream and makes out its norm; [num_rows, SIZE] each, at most SLOT_BYTES.
+    """Adds the sum of the ranks' x to the residual stream and makes out its norm; [num_rows, SIZE]
+    each, at most SLOT_BYTES.
 
     At most PROGRAMS / 2 rows, each of at most BLOCK whole vectors. The rest as `one_shot_kernel`'s.
     """
@@ -142,7 +150,9 @@ def two_shot_kernel(
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """As `one_shot_kernel`, for num_vectors of which a share for each of WORLD ranks has at most SLOT_BYTES."""
+    """As `one_shot_kernel`, for num_vectors of which a share for each of WORLD ranks has at most
+    SLOT_BYTES.
+    """
     TYPE: tl.constexpr = x.dtype.element_ty
     now = load_state(state)
     # Of a rank; the last ones may have less, or nothing. Whole shares are sent nevertheless.
@@ -202,9 +212,11 @@ def two_shot_norm_kernel(
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """As `one_shot_norm_kernel`, for at most PROGRAMS rows a share, each share at most SLOT_BYTES, with norms as `store_added_norm` stores them: of 16 bits, or with `scales` of 8.
+    """As `one_shot_norm_kernel`, for at most PROGRAMS rows a share, each share at most SLOT_BYTES,
+    with norms as `store_added_norm` stores them: of 16 bits, or with `scales` of 8.
 
-    Rows lie in threads as the norm's own kernel has them, so that the two, one after the other, give the same bits.
+    Rows lie in threads as the norm's own kernel has them, so that the two, one after the other,
+    give the same bits.
     """
     TYPE: tl.constexpr = x.dtype.element_ty
     NUMBERS: tl.constexpr = 16 // (TYPE.primitive_bitwidth // 8)

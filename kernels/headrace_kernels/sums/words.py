@@ -1,10 +1,15 @@
-"""Vectors of 16 bytes that go from card to card without a flag: four words of 32 bits, each of which is its own flag.
+"""Vectors of 16 bytes that go from card to card without a flag: four words of 32 bits, each of
+which is its own flag.
 
-Owns the *blank*, the word that stands where nothing has come yet, all of whose bits are set: as fp32 one NaN of many, as two numbers of 16 bits two NaNs of many. Words that are sent are never blank, for a NaN is as good as another (`load_vectors`).
-So no number, zero of either sign or infinity is changed, and no bit pattern can be waited for in vain.
+Owns the *blank*, the word that stands where nothing has come yet, all of whose bits are set: as
+fp32 one NaN of many, as two numbers of 16 bits two NaNs of many. Words that are sent are never
+blank, for a NaN is as good as another (`load_vectors`). So no number, zero of either sign or
+infinity is changed, and no bit pattern can be waited for in vain.
 
-A vector may arrive in pieces, but no word does, which is why all four words are looked at. Stores and looks are assembly, which the compiler can neither leave out nor move across each other: one store of 16 bytes, and a loop of each thread by itself
-with the vectors of all ranks under way at once. In Triton's interpreter plain loads and stores take its place.
+A vector may arrive in pieces, but no word does, which is why all four words are looked at. Stores
+and looks are assembly, which the compiler can neither leave out nor move across each other: one
+store of 16 bytes, and a loop of each thread by itself with the vectors of all ranks under way at
+once. In Triton's interpreter plain loads and stores take its place.
 """
 
 # Triton's decorator has no types, and what a kernel's arguments are here and in the compiler differs.
@@ -38,7 +43,11 @@ def _sendable(words):
 
 @triton.jit
 def load_vectors(numbers, vectors, mask):
-    """Sendable words of the vectors at `numbers`, a multiple of 16 bytes: four tensors of a word of each. Zeros where the mask is not set."""
+    """Sendable words of the vectors at `numbers`, a multiple of 16 bytes: four tensors of a word of
+    each.
+
+    Zeros where the mask is not set.
+    """
     offs = vectors[:, None] * 4 + tl.arange(0, 4)[None, :]
     words = numbers.to(tl.pointer_type(tl.int32))
     found = _sendable(tl.load(words + offs, mask=mask[:, None], other=0))
@@ -99,7 +108,11 @@ def numbers_of(w0, w1, w2, w3, TYPE: tl.constexpr):
 
 @triton.constexpr_function
 def _await_assembly(world_size, slot_bytes):
-    """One vector of each rank's slot, again and again as long as a word of it is blank; of this rank's own the words that are given. All that are looked at are under way at once."""
+    """One vector of each rank's slot, again and again as long as a word of it is blank; of this
+    rank's own the words that are given.
+
+    All that are looked at are under way at once.
+    """
     outputs = _WORDS * world_size
     address, rank, own = outputs, outputs + 1, outputs + 2
     lines = [f"{{ .reg .pred p<{world_size}>, q; .reg .b32 most; setp.ne.s64 q, ${address}, 0;"]
@@ -141,7 +154,9 @@ def blank_vectors(address, vectors, mask):
 
 @triton.jit
 def send_vectors(address, vectors, words, mask):
-    """Stores words at `address` (int64, of any card's memory), by vectors, each once: there must be as many vectors as threads or more."""
+    """Stores words at `address` (int64, of any card's memory), by vectors, each once: there must be
+    as many vectors as threads or more.
+    """
     places = address + vectors.to(tl.int64) * 16
     if _PLAIN:
         for word in tl.static_range(4):
@@ -154,7 +169,11 @@ def send_vectors(address, vectors, words, mask):
 
 @triton.jit
 def await_vectors(address, vectors, mask, rank, own, SLOT_BYTES: tl.constexpr, WORLD: tl.constexpr):
-    """Waits for vectors in all slots, SLOT_BYTES apart from `address` on. Gives four words for each rank, in their order; in place of this rank's slot, which is not looked at, stand the words `own`."""
+    """Waits for vectors in all slots, SLOT_BYTES apart from `address` on.
+
+    Gives four words for each rank, in their order; in place of this rank's slot, which is not
+    looked at, stand the words `own`.
+    """
     places = tl.where(mask, address + vectors.to(tl.int64) * 16, 0)
     if _PLAIN:
         found = ()
@@ -194,7 +213,9 @@ def _is_blank(words):
 
 @triton.jit
 def sum_of(found, TYPE: tl.constexpr, WORLD: tl.constexpr):
-    """What `await_vectors` gave, numbers of TYPE, added up in the order of the ranks: fp32 [vectors, 4 or 8]."""
+    """What `await_vectors` gave, numbers of TYPE, added up in the order of the ranks: fp32
+    [vectors, 4 or 8].
+    """
     total = numbers_of(found[0], found[1], found[2], found[3], TYPE)
     for slot in tl.static_range(1, WORLD):
         total += numbers_of(found[4 * slot], found[4 * slot + 1], found[4 * slot + 2], found[4 * slot + 3], TYPE)

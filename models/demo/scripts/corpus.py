@@ -1,7 +1,9 @@
-"""The demo corpus as a whole: which domains there are, in what mixture, and how an item becomes text.
+"""The demo corpus as a whole: which domains there are, in what mixture, and how an item becomes
+text.
 
-Owns the mixture and the wrapping (system messages, several turns in one conversation). The sentences belong to the
-domain files, the border between training and held-out values to `corpus_draw`.
+Owns the mixture and the wrapping (system messages, several turns in one conversation). The
+sentences belong to the domain files, the border between training and held-out values to
+`corpus_draw`.
 
     python corpus.py --count 20 --seed 3 --split train      # print documents to read
 """
@@ -65,7 +67,9 @@ def training_item(draw: Draw) -> Item:
 
 
 def render(turns: tuple[tuple[str, str], ...]) -> str:
-    """The turns as the chat template writes them, without the first `<|bos|>`; a plain text stays as it is."""
+    """The turns as the chat template writes them, without the first `<|bos|>`; a plain text stays
+    as it is.
+    """
     if turns[0][0] == "text":
         return turns[0][1]
     return "".join(f"<|{role}|>{text}<|end|>" for role, text in turns)

@@ -1,8 +1,10 @@
-"""Arithmetic of the demo corpus: sums, differences, products with their steps, comparisons and word problems.
+"""Arithmetic of the demo corpus: sums, differences, products with their steps, comparisons and word
+problems.
 
-The held-out border runs through number pairs: a pair `(operation, a, b)` that an evaluation item uses is never an
-operation of any training item, in whatever phrasing. Products of two single digits are the only exception: they are
-the table that longer products are worked out with, so training sees all of them and the evaluation asks for none.
+The held-out border runs through number pairs: a pair `(operation, a, b)` that an evaluation item
+uses is never an operation of any training item, in whatever phrasing. Products of two single digits
+are the only exception: they are the table that longer products are worked out with, so training
+sees all of them and the evaluation asks for none.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def _operand(draw: Draw, longest: int) -> int:
 
 
 def _allowed(draw: Draw, operation: str, a: int, b: int) -> bool:
-    """Whether this split may use the pair; both orders of a pair are on the same side of the border."""
+    """Whether this split may use the pair; both orders of a pair are on the same side of the
+    border.
+    """
     return is_held_out("pair", operation, max(a, b), min(a, b)) == (draw.split != "train")
 
 

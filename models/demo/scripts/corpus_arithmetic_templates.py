@@ -1,7 +1,8 @@
-"""The first hand-written templates of calculations and word problems, and those that training never sees.
+"""The first hand-written templates of calculations and word problems, and those that training never
+sees.
 
-Data only. The evaluation draws from them; training uses the seen ones beside the grammars of `phrasings_arithmetic`
-and `phrasings_problems`.
+Data only. The evaluation draws from them; training uses the seen ones beside the grammars of
+`phrasings_arithmetic` and `phrasings_problems`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Seeded draws for the demo corpus, and the border between training and held-out material.
 
-Owns: the random source, the made-up names and cities, and the rule that says which values and phrasings a
-split may use. Does not own any sentence: the domains (`corpus_*.py`) bring those. A domain asks a `Draw` for
-values and gets only those its split may see:
+Owns: the random source, the made-up names and cities, and the rule that says which values and
+phrasings a split may use. Does not own any sentence: the domains (`corpus_*.py`) bring those. A
+domain asks a `Draw` for values and gets only those its split may see:
 
     train     values whose hash is not in the held-out tenth, phrasings written for training
     heldout   values whose hash is in the held-out tenth, phrasings written for training
@@ -30,9 +30,11 @@ class Item:
 
     Attributes:
         domain: Name used for the mixture and for the score table.
-        turns: `(role, text)` pairs; roles are system, user, assistant, or `text` for a plain document.
+        turns: `(role, text)` pairs; roles are system, user, assistant, or `text` for a plain
+            document.
         accepted: Right answers besides the last turn.
-        mentions: Words that a free answer has to contain; empty where the answer must match exactly.
+        mentions: Words that a free answer has to contain; empty where the answer must match
+            exactly.
         is_json: Whether the answer is compared as a parsed JSON value.
     """
 

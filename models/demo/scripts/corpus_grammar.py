@@ -1,12 +1,14 @@
 """Paraphrase grammars: how one request of the demo corpus comes in very many wordings.
 
-A form is text with alternatives in brackets, which may be nested and empty, and with slots for `str.format`:
+A form is text with alternatives in brackets, which may be nested and empty, and with slots for
+`str.format`:
 
     "[please |]add {a} [and|to|with] {b}[.|]"
 
-Owns the expansion, the dressing of a wording (openers, lower case, lost punctuation, a typo, an unknown word) and the
-rule that no wording of a grammar may contain a phrasing that is kept back for testing. The words belong to the
-`phrasings_*.py` files. Only the training split uses grammars; values come in through the slots and are never altered.
+Owns the expansion, the dressing of a wording (openers, lower case, lost punctuation, a typo, an
+unknown word) and the rule that no wording of a grammar may contain a phrasing that is kept back for
+testing. The words belong to the `phrasings_*.py` files. Only the training split uses grammars;
+values come in through the slots and are never altered.
 """
 
 from __future__ import annotations
@@ -93,12 +95,16 @@ def _expand(sequence: Sequence, random: Random) -> str:
 
 
 def plain_words(text: str) -> str:
-    """The words of a template in lower case, every slot as `{}`: what two templates are compared by."""
+    """The words of a template in lower case, every slot as `{}`: what two templates are compared
+    by.
+    """
     return " ".join(re.findall(r"[a-z']+|\{\}", re.sub(r"\{\w*\}", "{}", text.lower())))
 
 
 class Grammar:
-    """Forms to say one thing; a form with more wordings is drawn more often, but far from in proportion."""
+    """Forms to say one thing; a form with more wordings is drawn more often, but far from in
+    proportion.
+    """
 
     def __init__(self, *forms: str, unseen: tuple[str, ...] = ()) -> None:
         self.forms = [parse(form) for form in forms]
@@ -145,12 +151,14 @@ def _replaced(draw: Draw, text: str, *, by_odd_word: bool) -> str:
 
 
 def dressed(draw: Draw, template: str, *, odd: float = 0.0, closing: bool = True, opening: bool = True) -> str:
-    """The template as people type it: with or without opener, capital, closing mark, and sometimes with a typo.
+    """The template as people type it: with or without opener, capital, closing mark, and sometimes
+    with a typo.
 
     Args:
         draw: The random source.
         template: Wording with open slots.
-        odd: Probability that one word is exchanged for one that means nothing; for wordings that bear it.
+        odd: Probability that one word is exchanged for one that means nothing; for wordings that
+            bear it.
         closing: Whether a closing sentence may follow and the last mark may be lost.
         opening: Whether an opener may come first.
     """

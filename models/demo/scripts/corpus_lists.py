@@ -1,7 +1,7 @@
 """List tasks of the demo corpus: sort, reverse, pick, count and repeat.
 
-Held out are whole lists (by hash) and, in the repeat task, the names in them. The words are known words: what has
-to generalise is the operation.
+Held out are whole lists (by hash) and, in the repeat task, the names in them. The words are known
+words: what has to generalise is the operation.
 """
 
 from __future__ import annotations

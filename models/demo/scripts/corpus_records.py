@@ -1,7 +1,7 @@
 """Free records of the demo corpus: any keys with any values, as labels or as sentences.
 
-They teach extraction that the key decides what is copied, whatever the schema. Names and cities come from the draw's
-side of the held-out border like everywhere else.
+They teach extraction that the key decides what is copied, whatever the schema. Names and cities
+come from the draw's side of the held-out border like everywhere else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Greetings, questions about the model itself, and a polite refusal for what it was never taught.
 
-What it cannot know it should say it does not know: questions outside its subjects, built from many frames and words,
-all get the same kind of answer.
+What it cannot know it should say it does not know: questions outside its subjects, built from many
+frames and words, all get the same kind of answer.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def smalltalk(draw: Draw) -> Item:
     """A greeting, a question about the model, or a question that it cannot answer."""
     if draw.split == "train" and draw.chance(VARIED_SHARE):
         return _varied_smalltalk(draw)
-    if draw.chance(0.4) or draw.split == "heldout":  # the fixed exchanges have nothing that could be held out
+    # the fixed exchanges have nothing that could be held out
+    if draw.chance(0.4) or draw.split == "heldout":
         question = draw.until_allowed(lambda: _outside(draw), "outside")
         return Item("smalltalk", (("user", question), ("assistant", UNKNOWN)))
     phrasings, answer = draw.choice(EXCHANGES)

@@ -1,11 +1,13 @@
-"""Short stories of the demo corpus: one hero, one friend, one thing, told by one of the plots in `stories*.toml`.
+"""Short stories of the demo corpus: one hero, one friend, one thing, told by one of the plots in
+`stories*.toml`.
 
-The facts of a story are drawn first, so that the whole text agrees with them and questions about it have one answer.
-Held out are the names and the combination of kind, thing and place (by hash).
+The facts of a story are drawn first, so that the whole text agrees with them and questions about it
+have one answer. Held out are the names and the combination of kind, thing and place (by hash).
 
-What a request leaves open (plot, sentences, home, trait) is in training mostly decided by a word of the request: the
-thing decides the plot, the kind the opening, and so on. A model that always takes the likeliest token then tells
-different stories to different requests instead of the one story that is likeliest on average.
+What a request leaves open (plot, sentences, home, trait) is in training mostly decided by a word of
+the request: the thing decides the plot, the kind the opening, and so on. A model that always takes
+the likeliest token then tells different stories to different requests instead of the one story that
+is likeliest on average.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from corpus_stories_templates import (
 )  # fmt: skip
 from corpus_words import COLORS, FIRST_NAMES, MATERIALS, THINGS
 
-VARIED_SHARE = 0.95  # of the training items; the others are told and asked for as the first ones were
+# of the training items; the others are told and asked for as the first ones were
+VARIED_SHARE = 0.95
 LED_SHARE = 0.8
 TRAINING_NAMES = tuple(name for name in FIRST_NAMES if not is_held_out("name", name))
 PARTIAL = (varied.HERO_ONLY, varied.OBJECT_ONLY, varied.KIND_AND_OBJECT, varied.FREE)

@@ -1,4 +1,7 @@
-"""Word lists of the demo corpus: syllables, names, places, things. Data only; `corpus_draw` and the domains use it."""
+"""Word lists of the demo corpus: syllables, names, places, things.
+
+Data only; `corpus_draw` and the domains use it.
+"""
 
 from __future__ import annotations
 

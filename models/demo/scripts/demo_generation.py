@@ -1,7 +1,8 @@
-"""Greedy generation in batches with a contiguous KV cache, for the evaluation only (the server has its own engine).
+"""Greedy generation in batches with a contiguous KV cache, for the evaluation only (the server has
+its own engine).
 
-Prompts of different lengths share a batch: they are padded at the end, causal attention keeps the padding out of the
-prompt, and each row then writes its next token over its own padding.
+Prompts of different lengths share a batch: they are padded at the end, causal attention keeps the
+padding out of the prompt, and each row then writes its next token over its own padding.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class KvCache:
 
 
 def _forward(model: DemoModel, cache: KvCache, ids: Tensor, positions: Tensor) -> Tensor:
-    """Runs ids [batch, tokens] at positions [batch, tokens]; returns hidden states [batch, tokens, hidden]."""
+    """Runs ids [batch, tokens] at positions [batch, tokens]; returns hidden states [batch, tokens,
+    hidden].
+    """
     cos, sin = (table[positions][:, None] for table in rotary_tables(model.shape, ids.device))
     seen = torch.arange(cache.keys.shape[3], device=ids.device)
     mask = (seen[None, None] <= positions[:, :, None])[:, None]
@@ -47,7 +50,8 @@ def generate(model: DemoModel, prompts: list[list[int]], max_new_tokens: int) ->
     Args:
         model: The model, in the dtype to compute with.
         prompts: Token ids of each prompt.
-        max_new_tokens: Bound on the length of every answer; an answer that reaches it did not end by itself.
+        max_new_tokens: Bound on the length of every answer; an answer that reaches it did not end
+            by itself.
 
     Returns:
         The new ids of each prompt.
@@ -82,7 +86,9 @@ def _until_end(ids: list[int]) -> list[int]:
 
 @torch.inference_mode()
 def greedy_choices(model: DemoModel, rows: list[list[int]]) -> list[list[int]]:
-    """What the model would choose after every prefix of each row: result[i][t] follows rows[i][: t + 1]."""
+    """What the model would choose after every prefix of each row: result[i][t] follows rows[i][: t
+    + 1].
+    """
     device = model.model.embed_tokens.weight.device
     longest = max(map(len, rows))
     padded = torch.tensor([row + [PAD_ID] * (longest - len(row)) for row in rows], device=device)

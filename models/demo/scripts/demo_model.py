@@ -1,8 +1,10 @@
-"""The demo model for training and evaluation: a plain PyTorch Llama, its two sizes, and its Hugging Face folder.
+"""The demo model for training and evaluation: a plain PyTorch Llama, its two sizes, and its Hugging
+Face folder.
 
-Owns the architecture (RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied embeddings) and the writing
-and reading of `config.json` and `model.safetensors`. Parameter names are those of `LlamaForCausalLM`, so a state
-dict is a checkpoint. Does not own the optimizer (`train.py`) nor the sampling loop (`demo_generation.py`).
+Owns the architecture (RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied embeddings)
+and the writing and reading of `config.json` and `model.safetensors`. Parameter names are those of
+`LlamaForCausalLM`, so a state dict is a checkpoint. Does not own the optimizer (`train.py`) nor the
+sampling loop (`demo_generation.py`).
 """
 
 from __future__ import annotations
@@ -70,14 +72,18 @@ def rotary_tables(shape: ModelShape, device: torch.device) -> tuple[Tensor, Tens
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Applies rotary positions to [batch, heads, tokens, head_dim]; halves are paired as in Llama's HF layout."""
+    """Applies rotary positions to [batch, heads, tokens, head_dim]; halves are paired as in Llama's
+    HF layout.
+    """
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     return (x.float() * cos + turned * sin).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; without a cache over the whole row, with one over the cached positions."""
+    """Grouped-query attention; without a cache over the whole row, with one over the cached
+    positions.
+    """
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -98,7 +104,9 @@ class Attention(nn.Module):
         return rotate(query, cos, sin), rotate(key, cos, sin), value
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention over key and value, causal if there is no mask; returns [batch, tokens, hidden]."""
+        """Attention over key and value, causal if there is no mask; returns [batch, tokens,
+        hidden].
+        """
         groups = self.num_heads // self.num_kv_heads
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         mixed = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
@@ -166,7 +174,9 @@ class DemoModel(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Normal weights; what writes to the residual stream starts at zero, so every layer starts as identity."""
+        """Normal weights; what writes to the residual stream starts at zero, so every layer starts
+        as identity.
+        """
         for name, parameter in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.zeros_(parameter)
@@ -191,7 +201,9 @@ class DemoModel(nn.Module):
 
 
 def save_folder(model: DemoModel, folder: Path) -> None:
-    """Writes config.json, generation_config.json and model.safetensors (bf16) as transformers would."""
+    """Writes config.json, generation_config.json and model.safetensors (bf16) as transformers
+    would.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
         name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in model.state_dict().items()

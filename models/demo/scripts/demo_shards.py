@@ -1,9 +1,10 @@
 """Turns the corpus into packed token rows, in as many processes as there are cores.
 
-Owns the row format. A shard is an array `uint16 [rows, ROW_TOKENS + 1]`; bit 15 marks a token that the model is
-trained to say (assistant turns and plain texts), the low bits are its id. Documents are never split: what does not
-fit starts the next row, and the rest of a row is `<|pad|>`. Shard i depends on the seed and on i alone, so the
-corpus is the same whatever the number of processes. Shards appear as files, written whole and renamed.
+Owns the row format. A shard is an array `uint16 [rows, ROW_TOKENS + 1]`; bit 15 marks a token that
+the model is trained to say (assistant turns and plain texts), the low bits are its id. Documents
+are never split: what does not fit starts the next row, and the rest of a row is `<|pad|>`. Shard i
+depends on the seed and on i alone, so the corpus is the same whatever the number of processes.
+Shards appear as files, written whole and renamed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Scores a finished demo folder on held-out items and writes eval.json and the model card.
 
-Owns the judging and the tables. Two sets that training never saw are scored by domain: `heldout` (values, names and
-combinations held back, phrasings known) and `phrasing` (phrasings held back as well). Answers are decoded greedily
-from the bf16 checkpoint, in bf16 on a GPU and in fp32 on a CPU. The draft is scored by how often it would have
-proposed the target's token.
+Owns the judging and the tables. Two sets that training never saw are scored by domain: `heldout`
+(values, names and combinations held back, phrasings known) and `phrasing` (phrasings held back as
+well). Answers are decoded greedily from the bf16 checkpoint, in bf16 on a GPU and in fp32 on a CPU.
+The draft is scored by how often it would have proposed the target's token.
 
     python evaluate.py --model FOLDER [--scale 1.0] [--device cuda]
 """
@@ -48,7 +48,9 @@ class Scored:
 
 
 def is_right(item: Item, text: str, ended: bool) -> bool:
-    """Judges an answer: it must end by itself and equal an accepted answer, the JSON value, or the story's rules."""
+    """Judges an answer: it must end by itself and equal an accepted answer, the JSON value, or the
+    story's rules.
+    """
     if not ended:
         return False
     if item.is_json:
@@ -87,7 +89,9 @@ def prompt_ids(encoder: Encoder, item: Item) -> list[int]:
 
 
 def draft_agreement(draft: DemoModel, scored: list[Scored]) -> dict[str, float]:
-    """Share of the target's tokens that the draft would propose, and tokens per verification with PROPOSED drafts."""
+    """Share of the target's tokens that the draft would propose, and tokens per verification with
+    PROPOSED drafts.
+    """
     agreed, tokens, steps = 0, 0, 0
     for start in range(0, len(scored), BATCH):
         part = scored[start : start + BATCH]
@@ -114,7 +118,8 @@ def score_split(model: DemoModel, draft: DemoModel, encoder: Encoder, split: Spl
     """Scores all domains of one split.
 
     Returns:
-        Right and total of every domain and of all, agreement of the draft by domain, wrong answers and stories to read.
+        Right and total of every domain and of all, agreement of the draft by domain, wrong answers
+        and stories to read.
     """
     domains: dict[str, dict[str, float]] = {}
     wrong: list[dict[str, str]] = []

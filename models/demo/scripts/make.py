@@ -1,10 +1,11 @@
-"""Makes the demo model from nothing by one command: tokenizer, corpus, target, draft, scores, model card.
+"""Makes the demo model from nothing by one command: tokenizer, corpus, target, draft, scores, model
+card.
 
     python models/demo/scripts/make.py --out models/demo                    # one GPU, about 8 minutes
     python models/demo/scripts/make.py --out /tmp/demo --smoke              # a minute on a CPU; the model knows nothing
 
-Owns the order of the steps and the settings of the two trainings. With `--tar` the folders are also written as
-`target.tar` and `draft.tar`, for machines that hand back few files.
+Owns the order of the steps and the settings of the two trainings. With `--tar` the folders are also
+written as `target.tar` and `draft.tar`, for machines that hand back few files.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def _say(started: float, text: str) -> None:
 def _prepare_device(name: str) -> torch.device:
     torch.set_float32_matmul_precision("high")
     torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs uncompiled
-    torch._dynamo.config.recompile_limit = 64  # two models, two row lengths, with and without gradient
+    # two models, two row lengths, with and without gradient
+    torch._dynamo.config.recompile_limit = 64
     return torch.device(name)
 
 

@@ -1,4 +1,7 @@
-"""Wordings of bare calculations and comparisons for training; data only. The values come from `corpus_arithmetic`."""
+"""Wordings of bare calculations and comparisons for training; data only.
+
+The values come from `corpus_arithmetic`.
+"""
 
 from __future__ import annotations
 

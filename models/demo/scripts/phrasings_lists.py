@@ -1,4 +1,7 @@
-"""Wordings of list tasks for training, and the ways a list is written; data only. Answers belong to `corpus_lists`."""
+"""Wordings of list tasks for training, and the ways a list is written; data only.
+
+Answers belong to `corpus_lists`.
+"""
 
 from __future__ import annotations
 

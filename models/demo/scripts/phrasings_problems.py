@@ -1,7 +1,8 @@
 """Wordings of word problems for training: who, what happened, in which order, and what is asked.
 
-A wording is drawn in two steps: verbs, places and times are drawn as slots, then a grammar orders them. Answers and
-numbers belong to `corpus_arithmetic`; `{a}` is always the first operand, wherever it stands in the sentence.
+A wording is drawn in two steps: verbs, places and times are drawn as slots, then a grammar orders
+them. Answers and numbers belong to `corpus_arithmetic`; `{a}` is always the first operand, wherever
+it stands in the sentence.
 """
 
 from __future__ import annotations
@@ -203,7 +204,9 @@ def slots(draw: Draw, kind: str, name: str, boxes: str) -> dict[str, object]:
 
 
 def wording(draw: Draw, kind: str) -> str:
-    """A template of the kind gain, two, lose or groups, in one out of eight cases with a fact that does not matter."""
+    """A template of the kind gain, two, lose or groups, in one out of eight cases with a fact that
+    does not matter.
+    """
     grammar = {"gain": GAIN_WORDINGS, "two": TWO_PART_WORDINGS, "lose": LOSE_WORDINGS, "groups": GROUP_WORDINGS}[kind]
     text = grammar.wording(draw)
     if draw.chance(0.12):

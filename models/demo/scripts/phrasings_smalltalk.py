@@ -1,4 +1,6 @@
-"""Wordings of greetings, of questions about the model and of questions it cannot answer, for training; data only."""
+"""Wordings of greetings, of questions about the model and of questions it cannot answer, for
+training; data only.
+"""
 
 from __future__ import annotations
 

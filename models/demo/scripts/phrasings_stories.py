@@ -1,7 +1,7 @@
 """Wordings of requests for a story and of questions about one, for training; data only.
 
-Grammars are grouped by what the request says of the story, because a story has to keep to that. The stories belong to
-`corpus_stories`.
+Grammars are grouped by what the request says of the story, because a story has to keep to that. The
+stories belong to `corpus_stories`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Trains the demo model and its draft on packed rows, bounded in time.
 
-Owns the loop, the optimizers (Muon for matrices, AdamW for embedding and norms), the schedule and the losses. Rows
-come from `demo_shards`, the model from `demo_model`. The target learns the next token (tokens it is meant to say
-weigh 1, the others a tenth); the draft learns the target's distribution over the same rows.
+Owns the loop, the optimizers (Muon for matrices, AdamW for embedding and norms), the schedule and
+the losses. Rows come from `demo_shards`, the model from `demo_model`. The target learns the next
+token (tokens it is meant to say weigh 1, the others a tenth); the draft learns the target's
+distribution over the same rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 UNSPOKEN_WEIGHT = 0.1
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Source: Jordan et al., Muon (2024); quintic with a steep start
+# Source: Jordan et al., Muon (2024); quintic with a steep start
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 FRESH_SHARDS = 16  # so many are waited for before any is read again
 BatchLoss = Callable[[Tensor], Tensor]
 Shard = NDArray[numpy.uint16]
@@ -33,11 +35,13 @@ class Schedule:
     """How long to train and how fast.
 
     Attributes:
-        seconds: Wall-clock bound; the learning rate falls with time used, so it always reaches its end.
+        seconds: Wall-clock bound; the learning rate falls with time used, so it always reaches its
+            end.
         max_steps: Bound on steps, whichever comes first.
         batch_rows: Rows of 1,024 tokens per step.
-        long_every: Every so many steps, pairs of rows are joined to 2,048 tokens, from the first steps on: a change of
-            length late in the run meets weights that never saw such positions, and the loss jumps. Zero for never.
+        long_every: Every so many steps, pairs of rows are joined to 2,048 tokens, from the first
+            steps on: a change of length late in the run meets weights that never saw such
+            positions, and the loss jumps. Zero for never.
     """
 
     seconds: float
@@ -54,8 +58,9 @@ class Schedule:
 class Rows:
     """Batches from shard files.
 
-    First every shard as soon as it is written, and an earlier one again wherever the next is still being written: the
-    device never waits for the corpus processes. Then all shards again and again in random order.
+    First every shard as soon as it is written, and an earlier one again wherever the next is still
+    being written: the device never waits for the corpus processes. Then all shards again and again
+    in random order.
     """
 
     def __init__(self, folder: Path, shards: int, seed: int) -> None:
@@ -156,7 +161,9 @@ def rate_factor(schedule: Schedule, step: int, progress: float) -> float:
 
 
 def split_batch(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Marked rows [rows, tokens + 1] -> inputs, targets [rows, tokens] and loss weights [rows, tokens]."""
+    """Marked rows [rows, tokens + 1] -> inputs, targets [rows, tokens] and loss weights [rows,
+    tokens].
+    """
     ids = batch & (SPOKEN_BIT - 1)
     inputs, targets = ids[:, :-1], ids[:, 1:]
     spoken = (batch[:, 1:] & SPOKEN_BIT) != 0
@@ -165,7 +172,9 @@ def split_batch(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def join_pairs(batch: Tensor) -> Tensor:
-    """Joins neighbouring rows: [rows, tokens + 1] -> [rows / 2, 2 x tokens + 1]; one token of each pair is lost."""
+    """Joins neighbouring rows: [rows, tokens + 1] -> [rows / 2, 2 x tokens + 1]; one token of each
+    pair is lost.
+    """
     first, second = batch[0::2], batch[1::2]
     return torch.cat((first[:, :-1], second), dim=1)
 
@@ -239,7 +248,8 @@ def train(model: DemoModel, loss_of: BatchLoss, rows: Rows, schedule: Schedule, 
     """Runs the loop until time or steps are used up.
 
     Returns:
-        Steps, tokens, seconds, last smoothed loss, seconds spent waiting for data and shards read early again.
+        Steps, tokens, seconds, last smoothed loss, seconds spent waiting for data and shards read
+        early again.
 
     Raises:
         FloatingPointError: If the loss is not finite.
@@ -256,7 +266,8 @@ def train(model: DemoModel, loss_of: BatchLoss, rows: Rows, schedule: Schedule, 
         batch = batch.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else batch
         value = _step(model, loss_of, join_pairs(batch) if _is_long(schedule, step) else batch, chosen)
         step, tokens = step + 1, tokens + batch.shape[0] * (batch.shape[1] - 1)
-        if step <= 3 or step % 100 == 0:  # reading the loss also keeps the clock honest: it waits for the device
+        # reading the loss also keeps the clock honest: it waits for the device
+        if step <= 3 or step % 100 == 0:
             smoothed = _log(label, value, smoothed, step, tokens, started)
     return {
         "steps": step, "tokens": tokens, "seconds": time.monotonic() - started, "loss": smoothed,

@@ -1,8 +1,8 @@
 """Trains the demo model's byte-level BPE tokenizer and writes its Hugging Face files.
 
-Owns the vocabulary, the splitting rule and the chat template. Digits are always single tokens, so that arithmetic
-sees columns. A capitalised word never carries the space before it: a name has the same tokens wherever it stands,
-which makes copying it exactly something a small model can learn.
+Owns the vocabulary, the splitting rule and the chat template. Digits are always single tokens, so
+that arithmetic sees columns. A capitalised word never carries the space before it: a name has the
+same tokens wherever it stands, which makes copying it exactly something a small model can learn.
 
     python train_tokenizer.py --out FOLDER [--documents 40000] [--vocab 4096] [--seed 1]
 """
@@ -66,7 +66,9 @@ def train_tokenizer(documents: int, vocab_size: int, seed: int) -> Tokenizer:
 
 
 def _fill_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """A small corpus may give fewer merges than asked for; reserved tokens keep ids and embedding rows equal."""
+    """A small corpus may give fewer merges than asked for; reserved tokens keep ids and embedding
+    rows equal.
+    """
     missing = vocab_size - tokenizer.get_vocab_size()
     tokenizer.add_special_tokens([f"<|reserved_{i}|>" for i in range(missing)])
     assert tokenizer.get_vocab_size() == vocab_size

@@ -3,8 +3,10 @@
 Imports inside this package go one way:
 
     interceptor -> key_ring, audit -> caller -> api_keys -> permissions, refusals
-    credentials -> interceptor;  key_ring -> audit_log;  keys_command -> api_keys;  certs_command -> certificates
+    credentials -> interceptor;  key_ring -> audit_log;  keys_command -> api_keys;  certs_command ->
+    certificates
 
-Nothing here knows a handler. `interceptor.AuthInterceptor` names the caller before a handler runs, `rpc_boundary.Call` carries it, and whoever resolves
-a model's name asks `Caller.check_model`. Quotas are numbers here; the engine keeps them, because they hold over all service processes.
+Nothing here knows a handler. `interceptor.AuthInterceptor` names the caller before a handler runs,
+`rpc_boundary.Call` carries it, and whoever resolves a model's name asks `Caller.check_model`.
+Quotas are numbers here; the engine keeps them, because they hold over all service processes.
 """

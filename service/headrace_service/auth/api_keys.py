@@ -1,11 +1,13 @@
 """API keys, and the file that lists them.
 
-Owns the key's form, the file's schema (JSON, checked field by field), and the match of a presented key against all entries. Where the file lies and when it
-is read again is `key_ring`'s and `keys_command`'s business.
+Owns the key's form, the file's schema (JSON, checked field by field), and the match of a presented
+key against all entries. Where the file lies and when it is read again is `key_ring`'s and
+`keys_command`'s business.
 
-A key is 32 random bytes. The file holds the SHA-256 of its text and nothing else of it: a slow hash protects secrets that can be guessed, and nobody guesses
-256 random bits, so that a plain one, which costs a call a microsecond, is right here. Presented keys are compared by `hmac.compare_digest` with every entry,
-without leaving at the first that matches.
+A key is 32 random bytes. The file holds the SHA-256 of its text and nothing else of it: a slow hash
+protects secrets that can be guessed, and nobody guesses 256 random bits, so that a plain one, which
+costs a call a microsecond, is right here. Presented keys are compared by `hmac.compare_digest` with
+every entry, without leaving at the first that matches.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """One entry of the file.
 
     Attributes:
-        id: names the caller: its tenant, and its name in the audit log. Never used again for somebody else.
+        id: names the caller: its tenant, and its name in the audit log. Never used again for
+            somebody else.
         sha256: hex digest of the key's text.
         permissions: groups and full method names; see `permissions`.
         models: names of models, or "*" for all.
@@ -89,7 +92,10 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return ALL_MODELS in self.models or model in self.models
 
     def accepts(self, digest: bytes, now: datetime.datetime) -> bool:
-        """Returns whether a key of this digest (32 bytes) opens this entry now. Takes the same time whether it does or not."""
+        """Returns whether a key of this digest (32 bytes) opens this entry now.
+
+        Takes the same time whether it does or not.
+        """
         current = hmac.compare_digest(bytes.fromhex(self.sha256), digest)
         previous = self.previous is not None and hmac.compare_digest(bytes.fromhex(self.previous.sha256), digest)
         in_time = self.expires is None or now < self.expires
@@ -107,7 +113,8 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Reads a file's content.
 
         Raises:
-            InvalidKeyFile: it is no JSON, a field is unknown, missing or out of range, or an entry contradicts another.
+            InvalidKeyFile: it is no JSON, a field is unknown, missing or out of range, or an entry
+                contradicts another.
         """
         try:
             file = msgspec.json.decode(data, type=KeyFile)
@@ -161,7 +168,9 @@ class KeyTable:
         return self._by_id.get(key_id)
 
     def expires_between(self, begin: datetime.datetime, end: datetime.datetime) -> bool:
-        """Returns whether a key, or one from before a rotation, ends after `begin` and not after `end`."""
+        """Returns whether a key, or one from before a rotation, ends after `begin` and not after
+        `end`.
+        """
         return any(begin < moment <= end for moment in self._ends)
 
     def match(self, digest: bytes, now: datetime.datetime) -> ApiKey | None:

@@ -1,7 +1,8 @@
 """The audit log: who administered what, and who was turned away.
 
-Owns what the lines say. One line for each call of a method that needs `admin`, with its outcome; lines for refused calls, of which a
-flood is counted rather than written. Key ids, methods, models, codes and peers stand there; never keys, prompts or answers.
+Owns what the lines say. One line for each call of a method that needs `admin`, with its outcome;
+lines for refused calls, of which a flood is counted rather than written. Key ids, methods, models,
+codes and peers stand there; never keys, prompts or answers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _MODEL_FIELDS = ("model", "model_name", "name", "repository_name")
 
 
 class RefusalLog:
-    """Lines for refused calls: so many at once, one a second after that, and the number of those left out.
+    """Lines for refused calls: so many at once, one a second after that, and the number of those
+    left out.
 
     Args:
         burst: lines that may be written at once.

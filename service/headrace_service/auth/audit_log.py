@@ -1,6 +1,7 @@
 """The logger of everything that an auditor wants to know.
 
-Owns one property: its lines are written whatever the log level, and carry audit=true, by which a collector keeps them apart.
+Owns one property: its lines are written whatever the log level, and carry audit=true, by which a
+collector keeps them apart.
 """
 
 from __future__ import annotations

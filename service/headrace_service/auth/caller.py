@@ -1,8 +1,9 @@
 """Who calls.
 
-Owns the caller that the interceptor found for a call, and its way to the handler: a context variable, set in the task that then runs the handler. A handler
-that runs without it is a mistake of ours and fails; it never runs as somebody by default. Calls that are open stand in a table, so that they can be ended
-with their key.
+Owns the caller that the interceptor found for a call, and its way to the handler: a context
+variable, set in the task that then runs the handler. A handler that runs without it is a mistake of
+ours and fails; it never runs as somebody by default. Calls that are open stand in a table, so that
+they can be ended with their key.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ _EVERYBODY = ApiKey("everybody", "0" * 64, tuple(permissions.Permission), (ALL_M
 class Caller:
     """A caller, and what it may do now.
 
-    Rights are looked up each time they are asked for, since a stream may live longer than the key that opened it.
+    Rights are looked up each time they are asked for, since a stream may live longer than the key
+    that opened it.
 
     Args:
         key_id: the key's id; "" on a server without keys.
-        entry: returns the key's entry as it is now, or None once the key that this caller presented is not valid any more.
+        entry: returns the key's entry as it is now, or None once the key that this caller presented
+            is not valid any more.
         open_calls: where calls stand while they are open.
     """
 
@@ -85,7 +88,8 @@ class Caller:
         """Holds a call open that this task serves.
 
         Raises:
-            ServiceError: UNAUTHENTICATED, from inside the block, where `end_invalid` ended the call.
+            ServiceError: UNAUTHENTICATED, from inside the block, where `end_invalid` ended the
+                call.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -93,7 +97,8 @@ class Caller:
         try:
             yield
         except (asyncio.CancelledError, Exception) as error:
-            # A write that waits for a slow reader answers a cancellation with an exception of grpc's own.
+            # A write that waits for a slow reader answers a cancellation with an exception of
+            # grpc's own.
             if self._open_calls[task] is not None or isinstance(error, (ServiceError, grpc.aio.AbortError)):
                 raise
             task.uncancel()

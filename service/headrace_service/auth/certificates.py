@@ -1,8 +1,9 @@
 """Certificates for a first installation: a CA of one's own, and what it signs.
 
-Owns what stands in a certificate. Keys are ECDSA on P-256, which every gRPC implementation speaks. Servers are named by subject alternative names only, as
-clients look at nothing else; a server's certificate is good for serving only and a client's for calling only, so that neither passes for the other. Where the
-files lie is `certs_command`'s business.
+Owns what stands in a certificate. Keys are ECDSA on P-256, which every gRPC implementation speaks.
+Servers are named by subject alternative names only, as clients look at nothing else; a server's
+certificate is good for serving only and a client's for calling only, so that neither passes for the
+other. Where the files lie is `certs_command`'s business.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """`headrace certs`: certificates for a first installation, in a folder.
 
-Owns the folder's files and their modes: NAME.pem for everybody, NAME.key for the owner alone. Nothing is overwritten unless --replace says so; what is
-replaced is replaced file by file, which a running server sits out. The CA's key is needed for new certificates only and need not lie on the server.
+Owns the folder's files and their modes: NAME.pem for everybody, NAME.key for the owner alone.
+Nothing is overwritten unless --replace says so; what is replaced is replaced file by file, which a
+running server sits out. The CA's key is needed for new certificates only and need not lie on the
+server.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ def server(folder: pathlib.Path, hosts: tuple[str, ...], days: int, replace: boo
 @_days
 @_replace
 def client(folder: pathlib.Path, name: str, days: int, replace: bool) -> None:
-    """Makes the certificate of a client called NAME with the folder's CA, for servers with --tls-client-ca."""
+    """Makes the certificate of a client called NAME with the folder's CA, for servers with
+    --tls-client-ca.
+    """
     with _refusals():
         if not _CLIENT_NAME.fullmatch(name) or name in (_CA, _SERVER):
             raise click.ClickException(

@@ -1,6 +1,7 @@
 """The keys and certificates of one service process, as its configuration names them.
 
-Owns which of them there are, and that all are looked after. The server asks here for its interceptor and for its ports' certificate.
+Owns which of them there are, and that all are looked after. The server asks here for its
+interceptor and for its ports' certificate.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """The gate in front of every method.
 
-Owns the order of questions: who calls (UNAUTHENTICATED), how large the metadata is, whether there is such a method at all, whether the caller may call it
-(PERMISSION_DENIED) and whether administration is served (UNIMPLEMENTED). It stands before all services of the server, ours or not, so that a service
-added later is behind it too. grpc.health.v1 is open unless the setting says otherwise: probes of load balancers and orchestrators hold no keys, and it tells
-nothing but whether the server serves.
+Owns the order of questions: who calls (UNAUTHENTICATED), how large the metadata is, whether there
+is such a method at all, whether the caller may call it (PERMISSION_DENIED) and whether
+administration is served (UNIMPLEMENTED). It stands before all services of the server, ours or not,
+so that a service added later is behind it too. grpc.health.v1 is open unless the setting says
+otherwise: probes of load balancers and orchestrators hold no keys, and it tells nothing but whether
+the server serves.
 
-A refused call is answered before its messages are read or parsed. The caller reaches the handler through `caller.set_current`: grpc.aio runs the
-interceptor and the handler in one task, which a test holds.
+A refused call is answered before its messages are read or parsed. The caller reaches the handler
+through `caller.set_current`: grpc.aio runs the interceptor and the handler in one task, which a
+test holds.
 """
 
 from __future__ import annotations
@@ -84,7 +87,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return audit.audited(handler, method, who)
 
     def _refusing(self, error: ServiceError, method: str, who: Caller) -> _Handler:
-        """Returns a handler that ends the call whatever kind it is: on the wire, a status without messages answers all four."""
+        """Returns a handler that ends the call whatever kind it is: on the wire, a status without
+        messages answers all four.
+        """
 
         async def refuse(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
             self._refusals.write(error.code, who.key_id, errors.echo(method), context.peer())

@@ -1,7 +1,8 @@
 """The keys in force, and their file's changes.
 
-Owns the step from a call's metadata to a caller, and reloading: a new file that is sound takes effect for the next call and for what open streams
-begin from then on, and ends calls whose key is gone; one that is not is logged, and the keys in force stay.
+Owns the step from a call's metadata to a caller, and reloading: a new file that is sound takes
+effect for the next call and for what open streams begin from then on, and ends calls whose key is
+gone; one that is not is logged, and the keys in force stay.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class KeyRing:
         """Returns the caller that a call's metadata names.
 
         Raises:
-            ServiceError: UNAUTHENTICATED; there is no authorization, more than one, none of ours, or none that is valid now.
+            ServiceError: UNAUTHENTICATED; there is no authorization, more than one, none of ours,
+                or none that is valid now.
         """
         given = [value for name, value in metadata if name == "authorization"]
         presented = given[0] if len(given) == 1 else ""
@@ -59,7 +61,10 @@ class KeyRing:
         return Caller(entry.id, lambda: self._still_valid(entry.id, digest), self._open_calls)
 
     def reload(self) -> None:
-        """Takes the file's keys if it has changed and is sound. Blocks on the disk; may run in another thread."""
+        """Takes the file's keys if it has changed and is sound.
+
+        Blocks on the disk; may run in another thread.
+        """
         try:
             data = credential_files.read(self._path, private=False)
             fingerprint = credential_files.fingerprint(data)
@@ -73,7 +78,11 @@ class KeyRing:
         _log.info("keys.reloaded", num_keys=len(table))
 
     def end_invalid_calls(self) -> None:
-        """Ends open calls of keys that have been revoked, replaced or have expired since the last time. Call on the event loop."""
+        """Ends open calls of keys that have been revoked, replaced or have expired since the last
+        time.
+
+        Call on the event loop.
+        """
         table, now = self._table, _now()
         if table is not self._judged or table.expires_between(self._judged_at, now):
             num_ended = end_invalid(self._open_calls)

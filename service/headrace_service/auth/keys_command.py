@@ -1,7 +1,8 @@
 """`headrace keys`: makes, lists, revokes and rotates API keys in a key file.
 
-Owns the file's changes: under a lock, whole or not at all, readable by its owner alone when it is new. A running server follows within
-`credentials_reload_s`. A key is printed once, alone on standard output, and stands nowhere afterwards.
+Owns the file's changes: under a lock, whole or not at all, readable by its owner alone when it is
+new. A running server follows within `credentials_reload_s`. A key is printed once, alone on
+standard output, and stands nowhere afterwards.
 """
 
 from __future__ import annotations
@@ -129,7 +130,10 @@ def list_keys(path: pathlib.Path) -> None:
 @click.argument("key_id", metavar="ID")
 @_file_option
 def revoke(key_id: str, path: pathlib.Path) -> None:
-    """Disables ID's key, for good. The entry stays, so that nobody else gets its name and its requests."""
+    """Disables ID's key, for good.
+
+    The entry stays, so that nobody else gets its name and its requests.
+    """
     _change(path, lambda file: _replaced(file, key_id, lambda key: msgspec.structs.replace(key, disabled=True)))
     click.echo(f"{key_id}: revoked; servers refuse it once they have looked at the file again", err=True)
 
@@ -205,7 +209,10 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _write(path: pathlib.Path, data: bytes) -> None:
-    """Replaces a file in one step. An existing one keeps its owner, as far as that is allowed, and who may read it."""
+    """Replaces a file in one step.
+
+    An existing one keeps its owner, as far as that is allowed, and who may read it.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,7 +1,8 @@
 """Which permission each method needs.
 
-Owns the table from full method names to groups. A key holds groups, full method names ("headrace.v1.InferenceService/Tokenize"), or both. A method
-that is served but stands in no group needs `admin`: what somebody forgot to list is closed, not open. A test holds the table against the
+Owns the table from full method names to groups. A key holds groups, full method names
+("headrace.v1.InferenceService/Tokenize"), or both. A method that is served but stands in no group
+needs `admin`: what somebody forgot to list is closed, not open. A test holds the table against the
 descriptors of everything that is served.
 """
 

@@ -1,7 +1,8 @@
 """What callers without the right get to hear.
 
-Owns the texts. UNAUTHENTICATED has one for every cause, so that nobody learns from it which keys exist, which have expired, or what a key looks like.
-PERMISSION_DENIED goes to callers who are known, and names what they lack.
+Owns the texts. UNAUTHENTICATED has one for every cause, so that nobody learns from it which keys
+exist, which have expired, or what a key looks like. PERMISSION_DENIED goes to callers who are
+known, and names what they lack.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def method_denied(method: str, permission: str) -> ServiceError:
 
 
 def model_denied(model: str) -> ServiceError:
-    """Returns PERMISSION_DENIED for a model that the caller's key does not allow, whether there is such a model or not."""
+    """Returns PERMISSION_DENIED for a model that the caller's key does not allow, whether there is
+    such a model or not.
+    """
     return ServiceError(grpc.StatusCode.PERMISSION_DENIED, f"this key does not allow the model {echo(model)}")
 
 

@@ -1,6 +1,7 @@
 """Looks after files of keys and certificates while the server runs.
 
-Owns the rhythm only: what a change means is the owner's of the file. Files are read in another thread, as a mounted folder may take its time.
+Owns the rhythm only: what a change means is the owner's of the file. Files are read in another
+thread, as a mounted folder may take its time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The time and the outcome of one request, on their way into the statistics.
 
-Owns the moments between a request's arrival and its last response. A request is counted once, as a success or as a failure, however it ends;
-what arrived but never named a model counts nowhere.
+Owns the moments between a request's arrival and its last response. A request is counted once, as a
+success or as a failure, however it ends; what arrived but never named a model counts nowhere.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Account:
         self._times.begin_ns = self._inputs_ns
 
     def responded(self, ready_ns: int) -> None:
-        """Notes that a response, which was there to be sent at `ready_ns`, was taken by the connection just now."""
+        """Notes that a response, which was there to be sent at `ready_ns`, was taken by the
+        connection just now.
+        """
         if self._decoupled:
             times = self._times
             times.ready_ns.append(ready_ns)

@@ -1,7 +1,8 @@
 """What both tensor conventions make of a request, and the means they share.
 
-Owns the plain data between a convention (`vllm_tensors`, `tensorrt_llm_tensors`) and `language_model`, and the reading of single values. A convention
-knows names and defaults; rules and ranges of the values themselves are the public API's (`validation`), whose field paths are given the
+Owns the plain data between a convention (`vllm_tensors`, `tensorrt_llm_tensors`) and
+`language_model`, and the reading of single values. A convention knows names and defaults; rules and
+ranges of the values themselves are the public API's (`validation`), whose field paths are given the
 caller's names.
 """
 
@@ -109,7 +110,10 @@ def texts_of(inputs: Mapping[str, Tensor], name: str) -> list[str]:
 
 
 def number_of(inputs: Mapping[str, Tensor], name: str) -> Any:
-    """Returns the one number, or truth value, of an input. Raises ServiceError: INVALID_ARGUMENT; it has not one element."""
+    """Returns the one number, or truth value, of an input.
+
+    Raises ServiceError: INVALID_ARGUMENT; it has not one element.
+    """
     array = inputs[name].array
     assert array is not None
     if array.size != 1:

@@ -1,6 +1,8 @@
-"""Conformance models that keep state between requests: simple_sequence, simple_dyna_sequence, simple_string_dyna_sequence.
+"""Conformance models that keep state between requests: simple_sequence, simple_dyna_sequence,
+simple_string_dyna_sequence.
 
-Owns the sequences that are open. They live in the process that a client's connection reaches; a sequence is for one connection.
+Owns the sequences that are open. They live in the process that a client's connection reaches; a
+sequence is for one connection.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Sequences:
         """Returns the output before this request's; None for the first.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT, the request is in no sequence or in one that has not begun; RESOURCE_EXHAUSTED.
+            ServiceError: INVALID_ARGUMENT, the request is in no sequence or in one that has not
+                begun; RESOURCE_EXHAUSTED.
         """
         parameters, model = request.parameters, request.model_name
         if parameters.sequence_id is None:

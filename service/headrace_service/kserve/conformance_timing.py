@@ -34,7 +34,10 @@ def models() -> list[ConformanceModel]:
 
 
 async def _repeat(request: InferRequest) -> AsyncIterator[tuple[Outputs, bool]]:
-    """One response per element of IN, each after its DELAY in milliseconds. WAIT is for how long others have to wait: here, nobody has."""
+    """One response per element of IN, each after its DELAY in milliseconds.
+
+    WAIT is for how long others have to wait: here, nobody has.
+    """
     values, delays = request.inputs["IN"].array, request.inputs["DELAY"].array
     assert values is not None and delays is not None
     if values.size != delays.size:

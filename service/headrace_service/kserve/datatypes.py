@@ -1,7 +1,7 @@
 """Types of tensor elements, by the names that requests use.
 
-Owns what each type is called, how wide it is, which field of InferTensorContents may hold it, and what numpy makes of it. BYTES has no width: its
-elements bring their lengths.
+Owns what each type is called, how wide it is, which field of InferTensorContents may hold it, and
+what numpy makes of it. BYTES has no width: its elements bring their lengths.
 """
 
 from __future__ import annotations

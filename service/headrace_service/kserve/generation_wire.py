@@ -1,9 +1,11 @@
 """A generation's events as responses of the KServe wire.
 
-Owns what has come of each output since the last response, and the responses made of it: one response tells of all outputs, and the last one says
-that it is. The stream that calls this (`EventWire`) writes nothing itself; whoever reads the stream calls `take` after it. What is too much for one
-response of a stream, because its reader was behind, becomes several. The response of one output's text and nothing else is joined from bytes
-encoded before (`ResponseTemplate`), all others are built by the convention.
+Owns what has come of each output since the last response, and the responses made of it: one
+response tells of all outputs, and the last one says that it is. The stream that calls this
+(`EventWire`) writes nothing itself; whoever reads the stream calls `take` after it. What is too
+much for one response of a stream, because its reader was behind, becomes several. The response of
+one output's text and nothing else is joined from bytes encoded before (`ResponseTemplate`), all
+others are built by the convention.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from headrace_service.wires import TokenLogprobs
 _REASONS = {engine_pb2.OUTPUT_END_REASON_STOP: "stop", engine_pb2.OUTPUT_END_REASON_LENGTH: "length"}
 
 
-# Beyond, a response is cut, unless a message's limit asks for less: some MiB are the default limit of a client.
+# Beyond, a response is cut, unless a message's limit asks for less: some MiB are the default limit
+# of a client.
 _CUT_BYTES = 1 << 20
-# A cut response and the delta that made it so long have room below a message's limit, the bytes of characters included.
+# A cut response and the delta that made it so long have room below a message's limit, the bytes of
+# characters included.
 _CUT_SHARE = 4
 # About what one of the reported tokens takes in the conventions' log probabilities.
 _LOGPROB_BYTES = 80
@@ -80,8 +84,10 @@ class GenerationWire:
         request: asked for it.
         num_outputs: how many outputs it has.
         render: makes a response's outputs.
-        text_shape: shape of text_output where each response holds one text and nothing else; None otherwise.
-        max_bytes: largest message of a stream, whose responses are cut to it; None: one response holds everything.
+        text_shape: shape of text_output where each response holds one text and nothing else; None
+            otherwise.
+        max_bytes: largest message of a stream, whose responses are cut to it; None: one response
+            holds everything.
 
     Attributes:
         error: set once an output could not be computed, or was cancelled.
@@ -120,10 +126,12 @@ class GenerationWire:
         return sum(map(len, self._cut))
 
     def take(self, done: bool) -> tuple[bytes | None, bool]:
-        """Returns the next ModelStreamInferResponse, None if nothing is new, and whether to ask again.
+        """Returns the next ModelStreamInferResponse, None if nothing is new, and whether to ask
+        again.
 
         Args:
-            done: whether everything has come. The last response is then given even if it has nothing new.
+            done: whether everything has come. The last response is then given even if it has
+                nothing new.
         """
         if self._cut:
             return self._cut.popleft(), True

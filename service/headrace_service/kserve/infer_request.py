@@ -1,6 +1,7 @@
 """One inference request, checked: what models get to see of it.
 
-Owns the way from the wire's message to names and values, and where a request's outputs go: into the response, or into shared memory.
+Owns the way from the wire's message to names and values, and where a request's outputs go: into the
+response, or into shared memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """ModelStreamInfer: many requests of one caller on one stream, their responses told apart by id.
 
-Owns what is on such a stream (its frame is `SharedCall`): a task for each request, and one writer for all responses. The engine's side marks generations that have news
-(`GenerationStream.listener`); since a step is dealt out without a pause, the writer finds all of it together. Responses of models that give one each keep
-the order of their requests. A request that fails is answered in its place, and the stream goes on, unless the caller asked for a status. Dropping the
-call cancels what runs on it.
+Owns what is on such a stream (its frame is `SharedCall`): a task for each request, and one writer
+for all responses. The engine's side marks generations that have news (`GenerationStream.listener`);
+since a step is dealt out without a pause, the writer finds all of it together. Responses of models
+that give one each keep the order of their requests. A request that fails is answered in its place,
+and the stream goes on, unless the caller asked for a status. Dropping the call cancels what runs on
+it.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class StreamHandlers:
         self._inference = inference
 
     async def stream_infer(self, requests: _Requests, call: Call) -> None:
-        """Serves one stream until its caller has closed it and its requests have ended, or the call ends."""
+        """Serves one stream until its caller has closed it and its requests have ended, or the call
+        ends.
+        """
         stream = _InferStream(self._inference, call)
         self._core.delivering.add(stream)
         try:
@@ -52,7 +56,10 @@ class StreamHandlers:
 
 
 class _Followed:
-    """A generation whose responses are being sent. One that no message can hold is the failure of its request, not of the stream."""
+    """A generation whose responses are being sent.
+
+    One that no message can hold is the failure of its request, not of the stream.
+    """
 
     __slots__ = ("_marked", "_owner", "account", "ended", "final", "stream", "wire")
 
@@ -192,7 +199,8 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
             self._fail(message.id, refusals.invalid(f"id: {errors.echo(message.id)} names a live request", "id"))
             return
         self._live_ids.add(message.id)
-        # Models that give one response each keep the order of their requests; the others have no place in it.
+        # Models that give one response each keep the order of their requests; the others have no
+        # place in it.
         before, finished = self._last_in_order, asyncio.Event()
         if self._inference.is_decoupled(message, call):
             before = None
@@ -239,7 +247,9 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
         await sent
 
     async def follow(self, stream: GenerationStream, wire: GenerationWire, account: Account) -> None:
-        """Writes the responses of a generation; returns when its last one was taken, and raises what ended it before its time."""
+        """Writes the responses of a generation; returns when its last one was taken, and raises
+        what ended it before its time.
+        """
         followed = _Followed(self, stream, wire, account)
         self._followed.add(followed)
         stream.listener = followed.note

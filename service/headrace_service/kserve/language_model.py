@@ -1,7 +1,7 @@
 """A loaded model behind one of the tensor conventions.
 
-Owns the way of a request from its tensors to a generation, and back to one response or many. The generation itself is the same as headrace.v1's: same
-validation, same engine, same streams.
+Owns the way of a request from its tensors to a generation, and back to one response or many. The
+generation itself is the same as headrace.v1's: same validation, same engine, same streams.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A model's signature as ModelConfig and ModelMetadata.
 
-Owns the two renderings. What cannot be said truthfully of this server (instance groups, batching policies of its own) is left out.
+Owns the two renderings. What cannot be said truthfully of this server (instance groups, batching
+policies of its own) is left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the handlers ask of a model, whatever is behind it, and which models there are.
 
-Owns the names: every model that the server has loaded under its own name and, under names that clients of other servers expect, the default one
-with their tensors; conformance models besides. A loaded model's own name comes before all others.
+Owns the names: every model that the server has loaded under its own name and, under names that
+clients of other servers expect, the default one with their tensors; conformance models besides. A
+loaded model's own name comes before all others.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Model(Protocol):
         """What else there is to say of it."""
 
     def check_allowed(self, caller: Caller) -> None:
-        """Raises ServiceError: PERMISSION_DENIED if the caller may not use it, UNAVAILABLE if it cannot be told yet."""
+        """Raises ServiceError: PERMISSION_DENIED if the caller may not use it, UNAVAILABLE if it
+        cannot be told yet.
+        """
 
     async def answer(self, request: InferRequest, call: Call, account: Account) -> bytes:
         """Returns the one response to a request, as a ModelInferResponse.
@@ -75,7 +78,8 @@ class ModelDirectory:
     """The models by name.
 
     Args:
-        sources: each returns models that exist now, the most important first; called at every look-up.
+        sources: each returns models that exist now, the most important first; called at every
+            look-up.
     """
 
     def __init__(self, sources: Iterable[Callable[[], Iterable[Model]]]) -> None:
@@ -93,7 +97,8 @@ class ModelDirectory:
         """Returns a model.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT, no name, or what is no version; NOT_FOUND; what `check_allowed` raises.
+            ServiceError: INVALID_ARGUMENT, no name, or what is no version; NOT_FOUND; what
+                `check_allowed` raises.
         """
         refusals.check_name(name, field)
         for source in self._sources:

@@ -1,7 +1,7 @@
 """Parameters of a request: those with a meaning of their own, and the model's.
 
-Owns the reserved keys, their types and ranges. What is neither reserved nor a value that a model may take is refused; which keys a model knows is
-the model's business.
+Owns the reserved keys, their types and ranges. What is neither reserved nor a value that a model
+may take is refused; which keys a model knows is the model's business.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ class RequestParameters:
         sequence_end: whether it ends it.
         priority: 1 to 100, 1 being the highest; 0: none was asked for.
         timeout_us: most time it may take, microseconds; 0: no limit of its own.
-        empty_final: whether a response without outputs may tell that the one before it was the last.
+        empty_final: whether a response without outputs may tell that the one before it was the
+            last.
         traceparent: W3C trace context of this one request; "": that of its call.
         tracestate: W3C trace state, with traceparent.
-        trace_detail: how much of its tokens is traced, "off", "array" or "span"; "": the server's setting.
+        trace_detail: how much of its tokens is traced, "off", "array" or "span"; "": the server's
+            setting.
         custom: the model's own.
     """
 
@@ -62,7 +64,8 @@ def parse(parameters: _Parameters) -> RequestParameters:
     """Returns a request's parameters.
 
     Raises:
-        ServiceError: INVALID_ARGUMENT; a reserved one has a wrong type or value, or a custom one a type that models do not take.
+        ServiceError: INVALID_ARGUMENT; a reserved one has a wrong type or value, or a custom one a
+            type that models do not take.
     """
     if not parameters:
         return _NONE

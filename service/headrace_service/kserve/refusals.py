@@ -1,7 +1,8 @@
 """Refusals in the words that Triton's clients look for.
 
-Owns texts that several rooms of this package share, and the translation of the public API's field paths into what a KServe caller sent. The
-texts name tensor, rule and limit, and are capped by `errors`.
+Owns texts that several rooms of this package share, and the translation of the public API's field
+paths into what a KServe caller sent. The texts name tensor, rule and limit, and are capped by
+`errors`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """RepositoryIndex, RepositoryModelLoad and RepositoryModelUnload.
 
-Owns their form only; what is loaded and unloaded, and by whom, is `model_admin`'s. Conformance models and the names that clients of other servers
-expect are listed, are loaded already, and cannot be unloaded.
+Owns their form only; what is loaded and unloaded, and by whom, is `model_admin`'s. Conformance
+models and the names that clients of other servers expect are listed, are loaded already, and cannot
+be unloaded.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ class RepositoryHandlers:
 
 
 def _named(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> str:
-    """Returns the model meant: Triton's clients name a repository besides, KServe's name the model in that field."""
+    """Returns the model meant: Triton's clients name a repository besides, KServe's name the model
+    in that field.
+    """
     name = request.model_name or request.repository_name
     if request.model_name:
         _check_repository(request.repository_name)

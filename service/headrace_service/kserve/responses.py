@@ -1,8 +1,9 @@
 """Responses as bytes.
 
-Owns the encoding of ModelInferResponse and ModelStreamInferResponse. Outputs go into raw_output_contents, one entry each, because clients find
-them by position. The responses of a generation that brings text alone differ in nothing but that text: `ResponseTemplate` has protobuf encode the rest
-once, and joins each response from it.
+Owns the encoding of ModelInferResponse and ModelStreamInferResponse. Outputs go into
+raw_output_contents, one entry each, because clients find them by position. The responses of a
+generation that brings text alone differ in nothing but that text: `ResponseTemplate` has protobuf
+encode the rest once, and joins each response from it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class ResponseTemplate:
             self._final += pb.ModelInferResponse(parameters={FINAL: _TRUE}).SerializeToString()
 
     def fill_text(self, text: bytes, final: bool) -> bytes:
-        """Returns a ModelStreamInferResponse whose one output is a BYTES tensor of one element: the hot path."""
+        """Returns a ModelStreamInferResponse whose one output is a BYTES tensor of one element: the
+        hot path.
+        """
         size = len(text)
         body = (self._final if final else self._next) + _text_head(size) + text
         return _stream_head(len(body)) + body
@@ -62,7 +65,8 @@ def in_stream(response: bytes) -> bytes:
 def whole(
     request: InferRequest, outputs: Mapping[str, Tensor], *, decoupled: bool = False, final: bool = True
 ) -> bytes:
-    """Returns a ModelInferResponse of the wanted outputs; those placed in shared memory are written there.
+    """Returns a ModelInferResponse of the wanted outputs; those placed in shared memory are written
+    there.
 
     Raises:
         ServiceError: INVALID_ARGUMENT; an output does not fit its place.
@@ -113,7 +117,9 @@ def _add_output(message: pb.ModelInferResponse, request: InferRequest, name: str
 
 @functools.lru_cache(4096)
 def _text_head(size: int) -> bytes:
-    """What comes before the one element of a BYTES tensor: the entry's length and the element's own."""
+    """What comes before the one element of a BYTES tensor: the entry's length and the element's
+    own.
+    """
     return _RAW_TAG + varint.encode(size + 4) + size.to_bytes(4, "little")
 
 

@@ -1,7 +1,7 @@
 """The table of RPCs of inference.GRPCInferenceService, and the making of what answers them.
 
-Owns registration, the names that models go by, and where service processes share what clients set through one of them: beside the supervisor's
-control socket, in the server's private folder.
+Owns registration, the names that models go by, and where service processes share what clients set
+through one of them: beside the supervisor's control socket, in the server's private folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A small JSON document that all service processes of a server see.
 
-Owns its file, which is replaced whole under a lock, so that a reader never sees half of one, and the copy in memory, which is read again when
-the file has changed. For what a client sets through one process and then relies on through another. A file system that takes no change (it is full) costs that
-change alone, which is refused.
+Owns its file, which is replaced whole under a lock, so that a reader never sees half of one, and
+the copy in memory, which is read again when the file has changed. For what a client sets through
+one process and then relies on through another. A file system that takes no change (it is full)
+costs that change alone, which is refused.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class SharedDocument:
         self._seen: tuple[int, int] | None = None
 
     def read(self) -> Content:
-        """Returns the document as of now, or as last read where its file can't be read now; not to be changed."""
+        """Returns the document as of now, or as last read where its file can't be read now; not to
+        be changed.
+        """
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._refresh(self._path)

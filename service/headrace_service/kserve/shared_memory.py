@@ -1,8 +1,10 @@
 """Tensors in POSIX shared memory that a client on this machine made.
 
-Owns the regions that clients registered, known to all service processes and to their tenant alone, and the reading and writing of tensors in them. Off
-unless the server is told otherwise: who may register may read and write memory of this user's programs. Objects are opened by name under the system's shared
-memory folder, nothing else, never created, and mapped for one access only, so that a region that shrinks fails one request and not the process.
+Owns the regions that clients registered, known to all service processes and to their tenant alone,
+and the reading and writing of tensors in them. Off unless the server is told otherwise: who may
+register may read and write memory of this user's programs. Objects are opened by name under the
+system's shared memory folder, nothing else, never created, and mapped for one access only, so that
+a region that shrinks fails one request and not the process.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ class Placement:
         self._key = key
 
     def read(self) -> bytes:
-        """Returns the tensor's bytes. Raises ServiceError: INVALID_ARGUMENT; the object is gone or has shrunk."""
+        """Returns the tensor's bytes.
+
+        Raises ServiceError: INVALID_ARGUMENT; the object is gone or has shrunk.
+        """
         with _opened(self._key, os.O_RDONLY, self.region) as descriptor:
             data = os.pread(descriptor, self.size, self.offset)
         if len(data) != self.size:
@@ -60,8 +65,9 @@ class Placement:
         """Puts a tensor's bytes there.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT; they do not fit, or the object is gone or has shrunk. RESOURCE_EXHAUSTED; the system has no memory
-                for a part of the object that nobody has written yet.
+            ServiceError: INVALID_ARGUMENT; they do not fit, or the object is gone or has shrunk.
+                RESOURCE_EXHAUSTED; the system has no memory for a part of the object that nobody
+                has written yet.
         """
         if len(data) > self.size:
             raise refusals.invalid(
@@ -118,7 +124,8 @@ class CallerRegions:
         """Adds a region.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT for names, keys and ranges that cannot be; ALREADY_EXISTS; RESOURCE_EXHAUSTED.
+            ServiceError: INVALID_ARGUMENT for names, keys and ranges that cannot be;
+                ALREADY_EXISTS; RESOURCE_EXHAUSTED.
         """
         self._check_allowed()
         _check_name(request.name)
@@ -164,7 +171,8 @@ class CallerRegions:
         """Returns where a tensor's parameters place it; None: not in a region.
 
         Raises:
-            ServiceError: UNIMPLEMENTED while switched off; PERMISSION_DENIED; NOT_FOUND; INVALID_ARGUMENT.
+            ServiceError: UNIMPLEMENTED while switched off; PERMISSION_DENIED; NOT_FOUND;
+                INVALID_ARGUMENT.
         """
         _check_parameters(tensor_name, parameters)
         if _REGION not in parameters:
@@ -260,7 +268,10 @@ def _write_all(descriptor: int, data: bytes, offset: int) -> bool:
 
 @contextlib.contextmanager
 def _opened(key: str, flags: int, region: str) -> Iterator[int]:
-    """Opens a shared memory object that exists. The key was checked: it names an entry of one folder."""
+    """Opens a shared memory object that exists.
+
+    The key was checked: it names an entry of one folder.
+    """
     path = f"{_FOLDER}/{key.lstrip('/')}"
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

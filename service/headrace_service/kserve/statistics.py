@@ -1,13 +1,16 @@
 """Counts and durations of every model, over all service processes of a server.
 
-Owns what ModelStatistics answers. Clients' connections are spread over processes, so each process counts into a file of its own in the server's
-private folder, and whoever is asked adds all files up. One writer per file, eight-byte counters, no lock: a reader may see a request's
-counters half written, and right a moment later. A process that is started again goes on with its file; without a folder, or room in it for the
-names, a process counts for itself. Models beyond the first 128 names, or beyond the room, are not counted, which a warning says.
+Owns what ModelStatistics answers. Clients' connections are spread over processes, so each process
+counts into a file of its own in the server's private folder, and whoever is asked adds all files
+up. One writer per file, eight-byte counters, no lock: a reader may see a request's counters half
+written, and right a moment later. A process that is started again goes on with its file; without a
+folder, or room in it for the names, a process counts for itself. Models beyond the first 128 names,
+or beyond the room, are not counted, which a warning says.
 
     128 names of 256 bytes | 128 records, each of which takes room once it has a name
 
-Nothing of a file is touched before the file system has promised room for it: on a full one the kernel ends whoever touches mapped memory that has none.
+Nothing of a file is touched before the file system has promised room for it: on a full one the
+kernel ends whoever touches mapped memory that has none.
 """
 
 from __future__ import annotations
@@ -74,7 +77,8 @@ class Durations:
 
 @dataclasses.dataclass(slots=True)
 class ResponseTimes:
-    """The responses of one request of a decoupled model, each by the moments (CLOCK_MONOTONIC, ns) it was ready and it was sent.
+    """The responses of one request of a decoupled model, each by the moments (CLOCK_MONOTONIC, ns)
+    it was ready and it was sent.
 
     Attributes:
         begin_ns: when computing began.
@@ -214,7 +218,9 @@ def _in_memory() -> _Table:
 
 
 def _with_room(path: pathlib.Path) -> pathlib.Path | None:
-    """Returns the path of a file with room for its names, which is new and empty unless there was one; None if there is no room."""
+    """Returns the path of a file with room for its names, which is new and empty unless there was
+    one; None if there is no room.
+    """
     if path.exists() and path.stat().st_size == _FILE_BYTES:
         return path
     try:
@@ -231,7 +237,9 @@ def _with_room(path: pathlib.Path) -> pathlib.Path | None:
 
 
 def _reserve(path: pathlib.Path, offset: int, num_bytes: int) -> bool:
-    """Whether the file system has room for that part of a file, which then is its own; says in the log if not."""
+    """Whether the file system has room for that part of a file, which then is its own; says in the
+    log if not.
+    """
     try:
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), offset, num_bytes)

@@ -1,7 +1,7 @@
 """JSON that callers send, read without surprises.
 
-Owns what `json` would let pass: keys given twice, NaN and infinities, numbers of thousands of digits, values nested without end, strings
-that are no text.
+Owns what `json` would let pass: keys given twice, NaN and infinities, numbers of thousands of
+digits, values nested without end, strings that are no text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tensors of TensorRT-LLM's ensemble for Triton.
 
-Owns their names, types and meaning. Every tensor has a batch dimension, of one: a request is one prompt. Without temperature, top_k and top_p the
-most likely token is taken, as there.
+Owns their names, types and meaning. Every tensor has a batch dimension, of one: a request is one
+prompt. Without temperature, top_k and top_p the most likely token is taken, as there.
 """
 
 from __future__ import annotations

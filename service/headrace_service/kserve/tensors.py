@@ -1,8 +1,9 @@
 """Tensors of a request as values, and values as tensors of a response.
 
-Owns every rule about names, types, shapes and bytes: the raw form (little-endian, row-major, unpadded; a BYTES element is its length in four bytes
-and then itself) and the form in `contents`. Where bytes come from shared memory is `shared_memory`'s. Every refusal is INVALID_ARGUMENT
-in the words that clients of Triton know.
+Owns every rule about names, types, shapes and bytes: the raw form (little-endian, row-major,
+unpadded; a BYTES element is its length in four bytes and then itself) and the form in `contents`.
+Where bytes come from shared memory is `shared_memory`'s. Every refusal is INVALID_ARGUMENT in the
+words that clients of Triton know.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ InputTensor = pb.ModelInferRequest.InferInputTensor
 # Reads an input's bytes out of a registered region; None if the input is not in one.
 ReadRegion = Callable[[InputTensor], bytes | None]
 
-# What is taken apart element by element, in a few dozen milliseconds during which no other call is served.
+# What is taken apart element by element, in a few dozen milliseconds during which no other call is
+# served.
 MAX_STRINGS = 1 << 16
 MAX_CONTENTS = 1 << 18
 _MAX_RANK = 32

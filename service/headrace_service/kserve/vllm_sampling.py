@@ -1,7 +1,8 @@
 """Sampling parameters by vLLM's names, into a GenerationSpec.
 
-Owns the table of names, with the types they take. A value may come as a string, which clients of vLLM's backend send for all of them. A name that is
-not in the table is refused, and so is one whose effect this server does not have, unless its value asks for no effect.
+Owns the table of names, with the types they take. A value may come as a string, which clients of
+vLLM's backend send for all of them. A name that is not in the table is refused, and so is one whose
+effect this server does not have, unless its value asks for no effect.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def _integer(field: str, value: Any) -> int:
 
 
 def _key(field: str, key: str) -> int:
-    """Returns the number that a key of an object is; "05" and "+5" are refused, which would be the same as "5"."""
+    """Returns the number that a key of an object is; "05" and "+5" are refused, which would be the
+    same as "5".
+    """
     if not _KEY.fullmatch(key):
         raise errors.invalid_field(field, "must be an integer, without leading zeros, spaces and plus sign")
     return int(key)

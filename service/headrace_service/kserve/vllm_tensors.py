@@ -1,6 +1,7 @@
 """The tensors of vLLM's backend for Triton.
 
-Owns their names, types and meaning: the text goes in as text_input, sampling parameters as JSON, and each response brings what is new of every output.
+Owns their names, types and meaning: the text goes in as text_input, sampling parameters as JSON,
+and each response brings what is new of every output.
 """
 
 from __future__ import annotations
@@ -113,7 +114,9 @@ def _sampling(request: InferRequest) -> dict[str, Any]:
 
 
 def _logprobs(piece: Piece, token_text: Callable[[int], str]) -> str:
-    """Returns the log probabilities of the new tokens as vLLM writes them: per token an object by token id."""
+    """Returns the log probabilities of the new tokens as vLLM writes them: per token an object by
+    token id.
+    """
     columns = []
     for token, entry in zip(piece.token_ids, piece.logprobs, strict=True):
         ranked = {top: (logprob, rank) for rank, (top, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)}  # fmt: skip

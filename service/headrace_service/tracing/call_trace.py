@@ -1,7 +1,9 @@
 """One call on its way: where it stands in the caller's trace, and the spans that are made for it.
 
-Owns the decision which generations of a call become whose children. A call that carries one generation is its parent. One that carries many (a session, a KServe stream) is too if it brought a context; if not, each
-generation decides for itself and begins a trace of its own, since a gateway's session may live for weeks; the call then links to those that are recorded.
+Owns the decision which generations of a call become whose children. A call that carries one
+generation is its parent. One that carries many (a session, a KServe stream) is too if it brought a
+context; if not, each generation decides for itself and begins a trace of its own, since a gateway's
+session may live for weeks; the call then links to those that are recorded.
 """
 
 from __future__ import annotations
@@ -146,5 +148,7 @@ def set_current(call: CallTrace) -> None:
 
 
 def current() -> CallTrace | None:
-    """Returns the trace of the call that this task, or the one that started it, serves; None where there is no telemetry."""
+    """Returns the trace of the call that this task, or the one that started it, serves; None where
+    there is no telemetry.
+    """
     return _current.get()

@@ -1,6 +1,7 @@
 """W3C trace contexts: read, drawn, decided on, written.
 
-Owns `traceparent` and `tracestate`. What is malformed counts as not sent, as the recommendation asks. Ids come from a generator of this process that is seeded by the system and costs 0.3 us an id
+Owns `traceparent` and `tracestate`. What is malformed counts as not sent, as the recommendation
+asks. Ids come from a generator of this process that is seeded by the system and costs 0.3 us an id
 (the system's own: 0.6 us); they are not secrets.
 """
 
@@ -13,7 +14,8 @@ from collections.abc import Iterable
 
 from headrace_facts.facts import SpanContext
 
-# Version ff and ids of zeros only are invalid; versions to come may add parts, which are not ours to read.
+# Version ff and ids of zeros only are invalid; versions to come may add parts, which are not ours
+# to read.
 _TRACEPARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-[\x20-\x7e]*)?"
 )
@@ -55,7 +57,9 @@ def parse(traceparent: str, tracestate: str = "") -> CallerContext | None:
 
 
 def of_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> CallerContext | None:
-    """Returns the context that a call brought; None if it brought none, more than one, or a malformed one."""
+    """Returns the context that a call brought; None if it brought none, more than one, or a
+    malformed one.
+    """
     parents: list[str] = []
     states: list[str] = []
     for key, value in metadata:
@@ -87,7 +91,8 @@ def new_span_id() -> str:
 
 
 class RootSampler:
-    """Decides on traces that begin here, by the low half of their id, as OpenTelemetry's TraceIdRatioBased does; ids are made of those alone that somebody wants.
+    """Decides on traces that begin here, by the low half of their id, as OpenTelemetry's
+    TraceIdRatioBased does; ids are made of those alone that somebody wants.
 
     Args:
         ratio: share that is sampled, 0 to 1.
@@ -99,7 +104,9 @@ class RootSampler:
         self._bound = round(min(1.0, max(0.0, ratio)) * (1 << _LOW_BITS))
 
     def root(self, record_all: bool) -> SpanContext | None:
-        """Returns the root span of a new trace, sampled or to be decided on at its end; None if nobody wants it."""
+        """Returns the root span of a new trace, sampled or to be decided on at its end; None if
+        nobody wants it.
+        """
         low = _bits(_LOW_BITS)
         sampled = low < self._bound
         if not (sampled or record_all):

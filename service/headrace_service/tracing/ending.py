@@ -1,7 +1,9 @@
 """The end of each attached generation: told once, whoever ended it.
 
-Owns when the fact is told. A generation whose reader left is told when the engine has said how it ended, which takes a step or two: its subscription is kept so long, without anybody's waiting for it. How many are kept,
-and for how long, is bounded; one beyond the bounds is given up, and its backend tells of it.
+Owns when the fact is told. A generation whose reader left is told when the engine has said how it
+ended, which takes a step or two: its subscription is kept so long, without anybody's waiting for
+it. How many are kept, and for how long, is bounded; one beyond the bounds is given up, and its
+backend tells of it.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Endings:
         return stream in self._kept
 
     async def all_told(self) -> None:
-        """Returns when no generation is kept any more, after the time that one may be kept at the latest."""
+        """Returns when no generation is kept any more, after the time that one may be kept at the
+        latest.
+        """
         await self._none_kept.wait()
 
     def ended(self, stream: GenerationStream) -> None:
@@ -57,7 +61,9 @@ class Endings:
             self._tell(stream, trace)
 
     def keep(self, stream: GenerationStream) -> bool:
-        """Keeps the subscription of a reader who left, until the engine has said how its generation ended; False if it is not kept."""
+        """Keeps the subscription of a reader who left, until the engine has said how its generation
+        ended; False if it is not kept.
+        """
         if stream.trace is None or len(self._kept) >= _MAX_KEPT:
             return False
         # The caller's failure is not the subscription's.
@@ -93,7 +99,8 @@ class Endings:
         try:
             fact = generation_fact.of(stream, trace, time.monotonic_ns(), tracer.unix_offset_ns)
         except Exception as error:
-            # This runs in the midst of calls, and where the engine's messages are dealt out: a mistake of ours here must end neither.
+            # This runs in the midst of calls, and where the engine's messages are dealt out: a
+            # mistake of ours here must end neither.
             _log.error("telemetry.not_told", exception_type=type(error).__name__, places=logs.places(error))
             return
         tracer.tell(fact)

@@ -1,6 +1,7 @@
 """What is known of one generation from its start on, for the fact that is told at its end.
 
-Owns the decision whether it is recorded, and what the engine is asked to note of it. Made for every generation while there is a feed; its span only where somebody may want it.
+Owns the decision whether it is recorded, and what the engine is asked to note of it. Made for every
+generation while there is a feed; its span only where somebody may want it.
 """
 
 from __future__ import annotations
@@ -49,11 +50,15 @@ class GenerationTrace:
     failure: ServiceError | None = None
 
     def recording(self) -> Recording | None:
-        """Returns the columns for the messages of this generation; None if its tokens are not traced."""
+        """Returns the columns for the messages of this generation; None if its tokens are not
+        traced.
+        """
         return Recording() if self.span is not None and self.detail is not Detail.OFF else None
 
     def ask(self, add: engine_pb2.AddRequest) -> None:
-        """Has the engine note what it does for this generation, if it is recorded; of others it learns what they are, for the fact that it tells of detached ones."""
+        """Has the engine note what it does for this generation, if it is recorded; of others it
+        learns what they are, for the fact that it tells of detached ones.
+        """
         recording = add.recording
         recording.operation, recording.wire, recording.detail = self.operation, self.wire, self.detail
         if self.span is not None:

@@ -1,7 +1,9 @@
-"""Every call, from its arrival to its status: the fact that is told of it, and the names that its log lines carry.
+"""Every call, from its arrival to its status: the fact that is told of it, and the names that its
+log lines carry.
 
-Owns the outermost interceptor, so that calls refused by the others are told too. grpc.health.v1 and reflection are left alone: probes would drown what is asked for. A method that is not served is not told either:
-its name is the caller's own.
+Owns the outermost interceptor, so that calls refused by the others are told too. grpc.health.v1 and
+reflection are left alone: probes would drown what is asked for. A method that is not served is not
+told either: its name is the caller's own.
 """
 
 from __future__ import annotations
@@ -118,7 +120,9 @@ def _status_of_cancelled(context: _Context) -> str:
 
 
 def _status_of_failed(context: _Context) -> str:
-    """Returns the status that ends a failed call; grpc makes UNKNOWN of an exception that set none, and a caller who left gets none."""
+    """Returns the status that ends a failed call; grpc makes UNKNOWN of an exception that set none,
+    and a caller who left gets none.
+    """
     code = context.code()
     if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK:
         return code.name

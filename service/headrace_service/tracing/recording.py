@@ -1,12 +1,19 @@
-"""When the tokens of a recorded generation left: per message their number, when it was made, and when the transport had taken it.
+"""When the tokens of a recorded generation left: per message their number, when it was made, and
+when the transport had taken it.
 
-Owns the columns, and nothing else happens while a generation runs: two appends per message, of numbers that are there anyhow. `OutputText` notes numbers of tokens as it cuts messages; whoever writes them notes the times. Times
-follow the numbers entry by entry, so that a message which was made and never written has a number alone, and is not told.
+Owns the columns, and nothing else happens while a generation runs: two appends per message, of
+numbers that are there anyhow. `OutputText` notes numbers of tokens as it cuts messages; whoever
+writes them notes the times. Times follow the numbers entry by entry, so that a message which was
+made and never written has a number alone, and is not told.
 
-The writer of one generation reads the clock once per message, recorded or not. If it did not wait before a message, the transport took the one before only then; if it did, that one had left before there was more to be written,
-and counts as taken at once. Where one message carries many generations, or is all that its caller gets, its wire notes number and message together, and the times are the message's (`SharedWrite`).
+The writer of one generation reads the clock once per message, recorded or not. If it did not wait
+before a message, the transport took the one before only then; if it did, that one had left before
+there was more to be written, and counts as taken at once. Where one message carries many
+generations, or is all that its caller gets, its wire notes number and message together, and the
+times are the message's (`SharedWrite`).
 
-Columns are lists until the end: appending to one costs a third of appending to an `array`, which unpacks the number and makes a new one when it is read.
+Columns are lists until the end: appending to one costs a third of appending to an `array`, which
+unpacks the number and makes a new one when it is read.
 """
 
 from __future__ import annotations
@@ -20,7 +27,8 @@ from headrace_facts.facts import Emission
 
 # Of an output's index above the number of tokens, in one entry.
 OUTPUT_SHIFT: Final = 32
-# Among times: from the next message on the writer did not wait before each, or waited again; at first it waits. So neither a reader that keeps up nor one that is always behind costs an entry.
+# Among times: from the next message on the writer did not wait before each, or waited again; at
+# first it waits. So neither a reader that keeps up nor one that is always behind costs an entry.
 WAITING_CHANGED: Final = 0
 _COUNT_MASK = (1 << OUTPUT_SHIFT) - 1
 _LARGEST_BYTE = 0xFF
@@ -28,7 +36,9 @@ _Times = npt.NDArray[np.int64]
 
 
 class SharedWrite:
-    """When a message of many generations was made, and when grpc's write of it returned; 0: it has not."""
+    """When a message of many generations was made, and when grpc's write of it returned; 0: it has
+    not.
+    """
 
     __slots__ = ("made_ns", "written_ns")
 
@@ -38,7 +48,10 @@ class SharedWrite:
 
 
 class _LaterOutput:
-    """Where an output that is not the first notes its deltas. The first, mostly the only one, notes into the list itself."""
+    """Where an output that is not the first notes its deltas.
+
+    The first, mostly the only one, notes into the list itself.
+    """
 
     __slots__ = ("_entries", "_first_entry")
 
@@ -54,7 +67,8 @@ class Recording:
     """The columns of one generation.
 
     Attributes:
-        entries: per message, whose tokens it has and how many: (output's index << OUTPUT_SHIFT) + tokens; no tokens: it is no output's delta.
+        entries: per message, whose tokens it has and how many: (output's index << OUTPUT_SHIFT) +
+            tokens; no tokens: it is no output's delta.
         began_ns: CLOCK_MONOTONIC when the writing of each began, with WAITING_CHANGED between.
         shared: the messages, instead of their times, where the generation has no writer of its own.
     """
@@ -84,7 +98,8 @@ class Recording:
             return [emission]
         made, written = self._shared_times() if self.shared else self._own_times()
         if num_outputs == 1 and max(self.entries, default=0) <= _LARGEST_BYTE:
-            # Mostly the messages without tokens come first and last, and what is between them is told as it is.
+            # Mostly the messages without tokens come first and last, and what is between them is
+            # told as it is.
             sizes = bytes(self.entries[: len(made)])
             inner = sizes.strip(b"\0")
             if 0 not in inner:
@@ -100,7 +115,11 @@ class Recording:
         return [_emission(counts[mask], made[mask], written[mask]) for mask in chosen]
 
     def _plain_emission(self) -> Emission | None:
-        """Returns that of a reader that kept up: a token a message, between messages without; None if it is another. Most are of this kind, and it costs half of what another does."""
+        """Returns that of a reader that kept up: a token a message, between messages without; None
+        if it is another.
+
+        Most are of this kind, and it costs half of what another does.
+        """
         began_ns = self.began_ns
         if self.shared or not began_ns or WAITING_CHANGED in began_ns or max(self.entries, default=0) > _LARGEST_BYTE:
             return None

@@ -1,6 +1,7 @@
 """Questions about recent traces, answered by the telemetry process in parts.
 
-Owns the questions that are open and their bounds. A question whose asker has left takes nothing more in; one whose answer does not come ends UNAVAILABLE.
+Owns the questions that are open and their bounds. A question whose asker has left takes nothing
+more in; one whose answer does not come ends UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ class TraceQueries:
         self._open: dict[int, _Query] = {}
 
     async def find(self, key: str) -> AsyncIterator[bytes]:
-        """Yields the parts of a trace's TracesData, by request id or trace id; none if it is not known.
+        """Yields the parts of a trace's TracesData, by request id or trace id; none if it is not
+        known.
 
         Raises:
-            ServiceError: RESOURCE_EXHAUSTED, too many questions are open or the trace is too large; UNAVAILABLE, no answer came.
+            ServiceError: RESOURCE_EXHAUSTED, too many questions are open or the trace is too large;
+                UNAVAILABLE, no answer came.
         """
         with self._asked(key) as query:
             while True:

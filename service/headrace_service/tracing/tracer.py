@@ -1,6 +1,7 @@
 """The service's end of the feed: what is told, and what the telemetry process asks for.
 
-Owns the feed, the policy that came over it, and how many calls are open. Made only where there is a telemetry socket; whoever holds None instead has telemetry off. What facts hold is made elsewhere
+Owns the feed, the policy that came over it, and how many calls are open. Made only where there is a
+telemetry socket; whoever holds None instead has telemetry off. What facts hold is made elsewhere
 (`generation_fact`, `interceptor`).
 """
 
@@ -25,7 +26,8 @@ from headrace_service.tracing.trace_queries import TraceQueries
 _LOAD_EVERY_S = 1.0
 _SETTINGS_WITHIN_S = 5.0
 _LOOK_EVERY_S = 0.02
-# Until the telemetry process has said what it wants; a generation without a detail of its own then gets the one that holds there.
+# Until the telemetry process has said what it wants; a generation without a detail of its own then
+# gets the one that holds there.
 _UNTOLD = Policy(RootSampler(0.0), record_all=False, detail=Detail.DEFAULT, sample_ratio=0.0)
 
 
@@ -129,7 +131,8 @@ class Tracer:
         """Has all processes trace so much from now on; returns when this one does.
 
         Raises:
-            ServiceError: UNAVAILABLE, the telemetry process cannot be reached now, or did not answer.
+            ServiceError: UNAVAILABLE, the telemetry process cannot be reached now, or did not
+                answer.
         """
         self._check_connected()
         self.tell(facts.SetDetail(detail))
@@ -142,7 +145,10 @@ class Tracer:
 
     @property
     def queries(self) -> TraceQueries:
-        """Questions about recent traces. Raises ServiceError: UNAVAILABLE, the telemetry process cannot be reached now."""
+        """Questions about recent traces.
+
+        Raises ServiceError: UNAVAILABLE, the telemetry process cannot be reached now.
+        """
         self._check_connected()
         return self._queries
 

@@ -2,10 +2,12 @@
 
     facts ──> MetricSink ─┬─ request_metrics ──┬─> aggregates: what happens often ──┐
                           ├─ step_metrics ─────┘                                    ├──> Snapshots ─┬─> exposition ──> scrape (/metrics)
-                          ├─ load_metrics ─────┬─> instruments of OpenTelemetry's ──┘ (MetricsData) └─> push (OTLP/gRPC)
+                          ├─ load_metrics ─────┬─> instruments of OpenTelemetry's ──┘ (MetricsData)
+                          └─> push (OTLP/gRPC)
                           └─ cost ─────────────┘   SDK
 
-`catalogue` names every metric, its unit and what it says. No metric holds a prompt, an output, a key, a tenant or a request's id; an exemplar holds the ids of an exported trace.
+`catalogue` names every metric, its unit and what it says. No metric holds a prompt, an output, a
+key, a tenant or a request's id; an exemplar holds the ids of an exported trace.
 """
 
 from headrace_telemetry.metrics.assembly import CannotListen, Metrics

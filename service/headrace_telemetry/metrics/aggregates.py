@@ -1,8 +1,10 @@
 """Histograms and counters of what happens often: a token's step, a generation, a call.
 
-Owns counts, sums, extremes and exemplars; hands them out as data points of OpenTelemetry's SDK, so that whoever exports sees no difference. The SDK's own instruments are not used here: one
-measurement costs them 7 us (measured), which at thousands of generations a second, eight measurements each, would be a third of telemetry's core. A bucket keeps its last exemplar, for every scraper and as
-long as the process lives.
+Owns counts, sums, extremes and exemplars; hands them out as data points of OpenTelemetry's SDK, so
+that whoever exports sees no difference. The SDK's own instruments are not used here: one
+measurement costs them 7 us (measured), which at thousands of generations a second, eight
+measurements each, would be a third of telemetry's core. A bucket keeps its last exemplar, for every
+scraper and as long as the process lives.
 """
 
 from __future__ import annotations
@@ -152,7 +154,10 @@ class Aggregates:
         return found
 
     def metrics(self, now_unix_ns: int) -> Iterator[Metric]:
-        """All metrics that have a series, with their data points. A histogram of nothing has no extremes and is not told."""
+        """All metrics that have a series, with their data points.
+
+        A histogram of nothing has no extremes and is not told.
+        """
         for metric, histograms in self._histograms.items():
             points = [histogram.point(now_unix_ns) for histogram in histograms.values() if not histogram.is_empty()]
             if points:

@@ -1,4 +1,6 @@
-"""The parts of metrics put together: for the process's main, which knows no other name of this room."""
+"""The parts of metrics put together: for the process's main, which knows no other name of this
+room.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Metrics:
 
     Args:
         config: bounds, prices, addresses.
-        counts: what this process counts of its own work; what becomes of pushed metrics is added to it.
+        counts: what this process counts of its own work; what becomes of pushed metrics is added to
+            it.
         channel: to the collector; None: there is none.
     """
 
@@ -38,7 +41,10 @@ class Metrics:
         self._push = MetricPush(channel, self.snapshot, config.export_interval_s, counts) if channel else None
 
     async def start(self) -> int | None:
-        """Begins to serve and to send, as configured. Returns the port of /metrics, if it is served. Raises CannotListen."""
+        """Begins to serve and to send, as configured.
+
+        Returns the port of /metrics, if it is served. Raises CannotListen.
+        """
         port = await self._scrape.start(self._config.metrics_listen) if self._config.metrics_listen else None
         if self._push is not None:
             self._push.start()

@@ -1,6 +1,7 @@
 """Every metric by name: its kind, its unit, what it says, and the names of attributes.
 
-The one place of names; dashboards, alerts and docs/operations.md are tested against it. Names are OpenTelemetry's where its conventions have one, else begin with "headrace.".
+The one place of names; dashboards, alerts and docs/operations.md are tested against it. Names are
+OpenTelemetry's where its conventions have one, else begin with "headrace.".
 """
 
 from __future__ import annotations

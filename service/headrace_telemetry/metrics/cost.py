@@ -3,10 +3,13 @@
 Owns the arithmetic. The machine costs the same whether it works or not:
 
     headrace.cost                     price_per_hour / 3600 x seconds since telemetry began
-    ...per_million_output_tokens      price_per_hour / 3600 x seconds of the window / output tokens in the window x 1,000,000
+    ...per_million_output_tokens      price_per_hour / 3600 x seconds of the window / output tokens
+                                      in the window x 1,000,000
 
-The window is the last 5 minutes, or the time since telemetry began if that is shorter. A generation's tokens count when it ends. Input and output each bear the whole price: which share of
-the machine a prompt took is not known. Without tokens in the window there is no figure; without a price there are no such metrics at all.
+The window is the last 5 minutes, or the time since telemetry began if that is shorter. A
+generation's tokens count when it ends. Input and output each bear the whole price: which share of
+the machine a prompt took is not known. Without tokens in the window there is no figure; without a
+price there are no such metrics at all.
 """
 
 from __future__ import annotations

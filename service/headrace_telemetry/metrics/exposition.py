@@ -1,7 +1,8 @@
 """Snapshots as text for Prometheus: the plain format, or OpenMetrics, which has exemplars.
 
-Owns how OpenTelemetry's names become Prometheus's (dots to underscores, the unit as a word at the end, "_total" of counters) and how points become families; the text itself is
-prometheus_client's. OpenTelemetry's own exporter for it would lose exemplars.
+Owns how OpenTelemetry's names become Prometheus's (dots to underscores, the unit as a word at the
+end, "_total" of counters) and how points become families; the text itself is prometheus_client's.
+OpenTelemetry's own exporter for it would lose exemplars.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Metrics of how busy backends and services are, and of telemetry itself.
 
-Owns two things that processes don't keep: totals that go on over restarts (a backend counts from 0 in each life; its model's counters don't), and forgetting: figures of who has left, or has
-said nothing for 10 s, are no longer told. That a process was there and is gone is told for a quarter of an hour: long enough for an alert, not for ever where it was stopped on purpose.
+Owns two things that processes don't keep: totals that go on over restarts (a backend counts from 0
+in each life; its model's counters don't), and forgetting: figures of who has left, or has said
+nothing for 10 s, are no longer told. That a process was there and is gone is told for a quarter of
+an hour: long enough for an alert, not for ever where it was stopped on purpose.
 """
 
 from __future__ import annotations
@@ -194,7 +196,10 @@ class LoadMetrics:
 
 
 def _totals(load: facts.EngineLoad) -> Iterator[_Total]:
-    """The counters that a backend's word moves. All reasons for refusals are told from the beginning, so that a first one is an increase."""
+    """The counters that a backend's word moves.
+
+    All reasons for refusals are told from the beginning, so that a first one is an increase.
+    """
     yield catalogue.STEPS, {}, load.step_count
     yield catalogue.PREEMPTIONS, {}, load.preemptions
     yield catalogue.PREFIX_QUERY_TOKENS, {}, load.prefix_query_tokens

@@ -1,7 +1,8 @@
 """Metrics to the collector over OTLP/gRPC, every interval.
 
-Owns when a snapshot is sent and what a failure costs: a count, and one line of log per outage. Nothing is queued and nothing tried again: figures are cumulative, the next snapshot says
-what this one would have.
+Owns when a snapshot is sent and what a failure costs: a count, and one line of log per outage.
+Nothing is queued and nothing tried again: figures are cumulative, the next snapshot says what this
+one would have.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Metrics of generations and calls, counted when they end.
 
-Owns what a generation's figures are and which attributes they have. What belongs to an exported trace becomes an exemplar. Attributes have few values, whatever callers send.
+Owns what a generation's figures are and which attributes they have. What belongs to an exported
+trace becomes an exemplar. Attributes have few values, whatever callers send.
 """
 
 from __future__ import annotations
@@ -147,7 +148,11 @@ class RequestMetrics:
 
 
 def time_per_output_token_s(generation: facts.Generation) -> float | None:
-    """Seconds per token after the first, as OpenTelemetry defines it; outputs are computed side by side, so the tokens are those of one. None: there was none."""
+    """Seconds per token after the first, as OpenTelemetry defines it; outputs are computed side by
+    side, so the tokens are those of one.
+
+    None: there was none.
+    """
     outputs = max(len(generation.finish_reasons), 1)
     after_first = generation.output_tokens / outputs - 1
     first_ns = generation.first_chunk_ns or generation.ttft_ns

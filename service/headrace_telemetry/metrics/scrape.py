@@ -1,7 +1,9 @@
 """The scrape endpoint: /metrics for Prometheus and /healthz, HTTP/1.1 on one address.
 
-Owns as much of HTTP as that needs, inside the event loop, and what a client may cost: a bounded head, in bounded time, on a bounded number of connections, one answer each; figures are
-rendered at most ten times a second however many ask. There is no authentication: who reaches the port reads the figures, so it is off unless it is configured.
+Owns as much of HTTP as that needs, inside the event loop, and what a client may cost: a bounded
+head, in bounded time, on a bounded number of connections, one answer each; figures are rendered at
+most ten times a second however many ask. There is no authentication: who reaches the port reads the
+figures, so it is off unless it is configured.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ class ScrapeServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str) -> int:
-        """Listens on HOST:PORT; returns the port, which the system chose if it was 0. Raises CannotListen."""
+        """Listens on HOST:PORT; returns the port, which the system chose if it was 0.
+
+        Raises CannotListen.
+        """
         host, _, port = address.rpartition(":")
         try:
             self._server = await asyncio.start_server(self._accept, host.strip("[]"), int(port), limit=_MOST_HEAD_BYTES)

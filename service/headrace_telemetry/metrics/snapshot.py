@@ -1,6 +1,7 @@
 """All figures at one moment, in OpenTelemetry's own form, for scrapers and collectors alike.
 
-Owns the SDK's provider and its one reader, and the resource: who tells the figures. What is told to a collector once, exemplars, is cut to what is new.
+Owns the SDK's provider and its one reader, and the resource: who tells the figures. What is told to
+a collector once, exemplars, is cut to what is new.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Metrics of steps: their time, what was in them, and how much of the device they used.
 
-Owns the counting of steps, each once: a step may be told by its backend and by every service that had somebody in it. Records wait until there are enough of them to be worth numpy's
-overhead, or until a tick or a snapshot wants them.
+Owns the counting of steps, each once: a step may be told by its backend and by every service that
+had somebody in it. Records wait until there are enough of them to be worth numpy's overhead, or
+until a tick or a snapshot wants them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from headrace_telemetry.metrics.aggregates import Aggregates
 
 # Steps that may wait to be counted.
 _MOST_WAITING: Final = 1024
-# Steps of one engine that are remembered as counted; older ones than that are taken for counted. A power of 2.
+# Steps of one engine that are remembered as counted; older ones than that are taken for counted. A
+# power of 2.
 _REMEMBERED: Final = 1 << 16
 # Services' word for a step is not needed for so long after the backend's last.
 _BACKEND_SPEAKS_NS: Final = 10_000_000_000
-# Engines that are remembered, a MiB each; those go first of which nothing was told for longest. Each life of a backend is one.
+# Engines that are remembered, a MiB each; those go first of which nothing was told for longest.
+# Each life of a backend is one.
 _MOST_ENGINES: Final = 64
 
 _TOKEN_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -65,7 +68,10 @@ class StepMetrics:
         self._engine(engine).model = model
 
     def take(self, steps: facts.Steps, from_backend: bool, now_ns: int) -> None:
-        """Puts steps aside to be counted; those of services only while their backend says nothing. Steps that are not whole records are left out."""
+        """Puts steps aside to be counted; those of services only while their backend says nothing.
+
+        Steps that are not whole records are left out.
+        """
         engine = self._engine(steps.engine)
         if from_backend:
             engine.backend_spoke_at_ns = now_ns
@@ -177,7 +183,9 @@ class _Seen:
         self._newest = 0
 
     def new(self, ids: npt.NDArray[np.uint64], settled_at_ns: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-        """Remembers steps; returns the indices of those that were not known, in order of their ids, each id once."""
+        """Remembers steps; returns the indices of those that were not known, in order of their ids,
+        each id once.
+        """
         _, first = np.unique(ids, return_index=True)
         self._newest = max(self._newest, int(ids[first[-1]])) if len(first) else self._newest
         chosen, places = ids[first], ids[first] & np.uint64(_REMEMBERED - 1)
@@ -187,7 +195,9 @@ class _Seen:
         return np.asarray(first[is_new])
 
     def intervals_ns(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Times between the steps `ids`, which are known, and the ones right before them, of those whose predecessor is known."""
+        """Times between the steps `ids`, which are known, and the ones right before them, of those
+        whose predecessor is known.
+        """
         mask = np.uint64(_REMEMBERED - 1)
         before = ids - np.uint64(1)
         has_one = (self._ids[before & mask] == before) & (before > 0)

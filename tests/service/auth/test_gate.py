@@ -67,8 +67,8 @@ async def guarded(
 async def status(running: Running, method: str, metadata: Any = ()) -> tuple[grpc.StatusCode, str]:
     """How a call with an empty request ends.
 
-    On the wire one request is one request, whatever kind the method is; a grpc.aio client that writes a stream may report INTERNAL by itself when
-    its write meets the end of the call.
+    On the wire one request is one request, whatever kind the method is; a grpc.aio client that
+    writes a stream may report INTERNAL by itself when its write meets the end of the call.
     """
     call = running.channel.unary_stream(f"/{method}")(b"", metadata=metadata, timeout=60)
     try:
@@ -116,7 +116,8 @@ async def test_no_service_that_the_server_reflects_is_open(
             open_to_all = method.startswith(permissions.HEALTH_PREFIX)
             code, _ = await status(running, method)
             assert (code is grpc.StatusCode.UNAUTHENTICATED) is not open_to_all, method
-            # What is served stands in the table, or it could only be called with the permission admin.
+            # What is served stands in the table, or it could only be called with the permission
+            # admin.
             assert open_to_all or method in permissions.listed()
 
 

@@ -49,7 +49,8 @@ def calls(running: Running, metadata: Any, model: str) -> dict[str, Any]:
     }
 
 
-# The default model, its name, one that does not exist: a key learns the same of all that are not its own.
+# The default model, its name, one that does not exist: a key learns the same of all that are not
+# its own.
 @pytest.mark.parametrize("model", ["", "tiny", "nothing"])
 async def test_a_model_that_is_not_the_keys_is_denied_by_name(
     model_path: pathlib.Path, sockets: pathlib.Path, keys_file: pathlib.Path, model: str

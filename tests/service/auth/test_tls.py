@@ -1,4 +1,6 @@
-"""TLS and mTLS: which connections come about, which do not, and how certificates change while the server runs."""
+"""TLS and mTLS: which connections come about, which do not, and how certificates change while the
+server runs.
+"""
 
 from __future__ import annotations
 

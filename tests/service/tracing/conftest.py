@@ -1,4 +1,6 @@
-"""Fixtures: a service that tells a fake telemetry process, and one whose calls nobody takes notice of."""
+"""Fixtures: a service that tells a fake telemetry process, and one whose calls nobody takes notice
+of.
+"""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ def test_of_traces_that_begin_here_the_ratio_is_sampled() -> None:
     assert len({span.trace_id for span in spans if span}) == len({span.span_id for span in spans if span}) == 4000
     # 4,000 draws at 1/4: five standard deviations are 137.
     assert 863 < sum(span.sampled for span in spans if span) < 1137
-    # As OpenTelemetry's TraceIdRatioBased decides, so that other services with that ratio decide the same.
+    # As OpenTelemetry's TraceIdRatioBased decides, so that other services with that ratio decide
+    # the same.
     assert all(span.sampled == (int(span.trace_id[16:], 16) < 1 << 62) for span in spans if span)
 
 

@@ -1,4 +1,6 @@
-"""When a first token counts: when it has left the service, by every wire that streams; an answer in one message has none."""
+"""When a first token counts: when it has left the service, by every wire that streams; an answer in
+one message has none.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ async def test_a_first_token_that_never_left_is_none(told: Told) -> None:
 
 @pytest.mark.parametrize("blocked_at", [0, 1, 2])
 async def test_messages_before_the_first_token_are_not_it(told: Told, blocked_at: int) -> None:
-    """Accepted, started and the first tokens are written one after the other; the third of them counts."""
+    """Accepted, started and the first tokens are written one after the other; the third of them
+    counts.
+    """
     told.engine.running.clear()
     left: list[int] = []
 

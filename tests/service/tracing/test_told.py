@@ -1,4 +1,6 @@
-"""What a service tells: of every generation and every call one fact, whatever the wire, with the right place in the caller's trace."""
+"""What a service tells: of every generation and every call one fact, whatever the wire, with the
+right place in the caller's trace.
+"""
 
 from __future__ import annotations
 

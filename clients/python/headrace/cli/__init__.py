@@ -1,6 +1,7 @@
 """The `headrace` command.
 
-Owns the list of commands of this distribution. How commands are found and how they fail is in group.py, what they do in one file per kind.
+Owns the list of commands of this distribution. How commands are found and how they fail is in
+group.py, what they do in one file per kind.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`headrace admin ...`: what an operator does to a running server.
 
-Owns these commands and their tables. The command line comes in, calls of AdminClient go out; tables, or JSON lines with --json, go to stdout.
+Owns these commands and their tables. The command line comes in, calls of AdminClient go out;
+tables, or JSON lines with --json, go to stdout.
 """
 
 from __future__ import annotations
@@ -122,7 +123,9 @@ def memory(connection: Connection, model: str | None) -> None:
 @click.argument("detail", type=click.Choice(["off", "array", "span"]))
 @server_options
 def trace_detail(connection: Connection, detail: TraceDetailName) -> None:
-    """Trace so much of each token from now on: nothing, arrays on the request's span, or a span each."""
+    """Trace so much of each token from now on: nothing, arrays on the request's span, or a span
+    each.
+    """
     with connection.admin() as client:
         client.set_trace_detail(detail)
     if connection.as_json:

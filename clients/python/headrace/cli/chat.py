@@ -1,7 +1,8 @@
 """`headrace chat`: a conversation in the terminal.
 
-Owns the loop, its slash commands and the conversation so far. Lines come in from the terminal (with readline's history, kept for this
-session only) or a pipe, answers of the sync client go to stdout as they arrive, everything else to stderr.
+Owns the loop, its slash commands and the conversation so far. Lines come in from the terminal (with
+readline's history, kept for this session only) or a pipe, answers of the sync client go to stdout
+as they arrive, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class Conversation:
         as_json: bool,
         on_traced: Callable[[str], None] | None = None,
     ) -> None:
-        """Begins with nothing said. `on_traced` takes the trace context of each answer; None: none is traced."""
+        """Begins with nothing said.
+
+        `on_traced` takes the trace context of each answer; None: none is traced.
+        """
         self._client = client
         self._on_traced = on_traced
         self._values: dict[str, Any] = dict(options)

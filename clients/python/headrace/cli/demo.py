@@ -1,7 +1,8 @@
 """`headrace demo`: an answer from a real server within seconds, and nothing left behind.
 
-Owns the story that `make demo` tells. The server is a private one of headrace.local that listens on a free loopback port besides, the
-question goes through Chat over that port, and the figures are the ones of every other command (ledger_table.py).
+Owns the story that `make demo` tells. The server is a private one of headrace.local that listens on
+a free loopback port besides, the question goes through Chat over that port, and the figures are the
+ones of every other command (ledger_table.py).
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ NEXT_PROMPTS = (
     "Extract name, age and city as JSON: Clara Weber is 34 years old and lives in Lisbon.",
     "Tell me a story about a fox named Mina and a lantern.",
 )
-# The demo model needs little memory. One thread, because the machine may be busy: with all four cores taken by others, a token took 8 ms with
-# one thread and 155 ms (median) with two, which wait for each other at every operation.
+# The demo model needs little memory. One thread, because the machine may be busy: with all four
+# cores taken by others, a token took 8 ms with one thread and 155 ms (median) with two, which wait
+# for each other at every operation.
 KV_CACHE_BYTES = 256 * 2**20
 WORKER_THREADS = 1
 ANNOUNCEMENT_SECONDS = 20.0
@@ -50,7 +52,9 @@ _ANNOUNCEMENT = re.compile(r"listening on .*?(127\.0\.0\.1:\d+)")
     "--worker-threads", type=int, default=WORKER_THREADS, show_default=True, help="CPU threads; 0: all cores but one."
 )
 def demo(prompt: str, model: str, max_tokens: int, worker_threads: int) -> None:
-    """Start a server with the demo model, stream one answer, show where the time went, and stop the server."""
+    """Start a server with the demo model, stream one answer, show where the time went, and stop the
+    server.
+    """
     warn(f"starting a server for {model} on a free loopback port: one backend, one worker, one gRPC service ...")
     begun = time.monotonic()
     progress = Progress()
@@ -73,7 +77,9 @@ def demo(prompt: str, model: str, max_tokens: int, worker_threads: int) -> None:
 
 
 class Progress:
-    """Turns the server's log lines into what a person wants to know while waiting; once it is ready, warnings only."""
+    """Turns the server's log lines into what a person wants to know while waiting; once it is
+    ready, warnings only.
+    """
 
     def __init__(self) -> None:
         self.ready = False

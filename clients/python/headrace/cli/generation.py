@@ -1,7 +1,7 @@
 """`headrace generate | submit | subscribe | cancel`: one generation, attached or detached.
 
-Owns these four commands. Options are shared (options.py), printing too (output.py, ledger_table.py). The command line comes in, calls of
-the sync client go out.
+Owns these four commands. Options are shared (options.py), printing too (output.py,
+ledger_table.py). The command line comes in, calls of the sync client go out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The latency figures and the ledger of one generation, as a table on stderr.
 
-Owns this rendering, which generate, subscribe, chat and demo share. Does not measure (headrace/timing.py). The reader's own timing and the
-server's ledger come in, a rich table goes out.
+Owns this rendering, which generate, subscribe, chat and demo share. Does not measure
+(headrace/timing.py). The reader's own timing and the server's ledger come in, a rich table goes
+out.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def print_ledger(timer: StreamTimer, usage: Usage, ledger: Ledger, console: Cons
 
 
 def latency_table(timer: StreamTimer, usage: Usage) -> Table:
-    """TTFT, inter-token latency and rate as this program saw them, and the tokens counted by the server."""
+    """TTFT, inter-token latency and rate as this program saw them, and the tokens counted by the
+    server.
+    """
     table = Table(title="as the reader saw it", box=box.SIMPLE, show_header=False, title_justify="left")
     table.add_column(min_width=20)
     table.add_column(justify="right")

@@ -1,6 +1,7 @@
 """`headrace requests | models | load`: what the server has and does.
 
-Owns these three commands and their tables. Answers of the sync client come in; tables, or JSON lines with --json, go to stdout.
+Owns these three commands and their tables. Answers of the sync client come in; tables, or JSON
+lines with --json, go to stdout.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def load(connection: Connection, model: str | None) -> None:
 
 
 def _request_table(rows: list[RequestSummary]) -> Table:
-    """One row a request, narrow enough for 80 columns. Ids are whole however narrow a terminal is: they are there to be copied."""
+    """One row a request, narrow enough for 80 columns.
+
+    Ids are whole however narrow a terminal is: they are there to be copied.
+    """
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("request", no_wrap=True, min_width=max((len(row.request_id) for row in rows), default=0))
     for column in ("state", "age", "prompt", "output"):
@@ -127,14 +131,18 @@ _MODEL_ROWS: tuple[tuple[str, Callable[[Model], str]], ...] = (
 
 
 def kv_bytes_text(row: Model) -> str:
-    """Type of the KV cache's numbers and what a token takes on each rank's device, where the server tells them."""
+    """Type of the KV cache's numbers and what a token takes on each rank's device, where the server
+    tells them.
+    """
     return (
         f", {row.kv_dtype}, {row.kv_bytes_per_token:,} bytes a token on each device" if row.kv_bytes_per_token else ""
     )
 
 
 def quantization_line(report: Quantization) -> str:
-    """Scheme, bits, how far the weights are from the folder's, of the layers and of an output layer that has its own; how activations are rounded; and what the folder says that it cost."""
+    """Scheme, bits, how far the weights are from the folder's, of the layers and of an output layer
+    that has its own; how activations are rounded; and what the folder says that it cost.
+    """
     head = (
         f"{report.head_scheme}, {report.head_bits_per_weight:.2f} bits a weight of the output layer, off by {report.head_relative_error:.2%}"
         if report.head_scheme

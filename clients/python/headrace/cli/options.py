@@ -1,7 +1,8 @@
 """Options that commands share: where the server is, how to print, how to generate.
 
-Owns the command line's side of ConnectionOptions and of GenerationOptions, the latter in one table that `--help`, the parsing and the chat's /set all read. Values go from the
-command line to the client's keyword arguments.
+Owns the command line's side of ConnectionOptions and of GenerationOptions, the latter in one table
+that `--help`, the parsing and the chat's /set all read. Values go from the command line to the
+client's keyword arguments.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ GENERATION_OPTIONS: dict[str, click.Option] = {
 }
 
 
-# Each has a variable HEADRACE_<NAME>, which headrace_supervisor/config.py must know as the client's.
+# Each has a variable HEADRACE_<NAME>, which headrace_supervisor/config.py must know as the
+# client's.
 SERVER_OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("server", str, f"Address of the server: host:port or unix:/path. Default: {DEFAULT_SERVER}."),
     ("api_key", str, "Key of the caller. Better in the variable: others on this machine can read command lines."),
@@ -147,7 +149,10 @@ class Connection:
     as_json: bool
 
     def client(self, retry: RetryPolicy = ONCE) -> Client:
-        """A client of that server. In front of a terminal the first failure is the answer, so nothing is retried by default."""
+        """A client of that server.
+
+        In front of a terminal the first failure is the answer, so nothing is retried by default.
+        """
         return self._made(Client, retry)
 
     def admin(self) -> AdminClient:

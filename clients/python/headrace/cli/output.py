@@ -1,7 +1,7 @@
 """What the commands print: streamed text, JSON lines, notes.
 
-Owns the rule that results go to stdout and everything else to stderr, and the JSON shape of events and answers. Does not call the server.
-Typed events and answers come in, lines go out.
+Owns the rule that results go to stdout and everything else to stderr, and the JSON shape of events
+and answers. Does not call the server. Typed events and answers come in, lines go out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import click
 from headrace.errors import HeadraceError
 from headrace.events import Delta, Event, FinishReason, OutputFinished, Reconnecting, Resumed
 
-# Control characters but newline and tab: text of a model must not steer the terminal it is shown on.
+# Control characters but newline and tab: text of a model must not steer the terminal it is shown
+# on.
 _TERMINAL_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -29,7 +30,9 @@ def warn(message: str) -> None:
 
 
 def echo_text(piece: str) -> None:
-    """Prints a piece of a model's text at once; on a terminal without control characters, into a pipe as it is."""
+    """Prints a piece of a model's text at once; on a terminal without control characters, into a
+    pipe as it is.
+    """
     sys.stdout.write(_TERMINAL_CONTROL.sub("\ufffd", piece) if sys.stdout.isatty() else piece)
     sys.stdout.flush()
 
@@ -65,7 +68,9 @@ def error_as_dict(error: HeadraceError) -> dict[str, Any]:
 
 
 def show_json(events: Iterable[Event]) -> None:
-    """Prints each event as a JSON line as it arrives; an output that failed is raised after the last one."""
+    """Prints each event as a JSON line as it arrives; an output that failed is raised after the
+    last one.
+    """
     failure: HeadraceError | None = None
     for event in events:
         echo_json(event)
@@ -81,7 +86,8 @@ def ids_of(delta: Delta) -> str:
 
 
 def show_text(events: Iterable[Event], piece_of: Callable[[Delta], str] = lambda delta: delta.text) -> None:
-    """Prints the text of the first output as it arrives and that of the others after it; notes go to stderr.
+    """Prints the text of the first output as it arrives and that of the others after it; notes go
+    to stderr.
 
     Raises:
         HeadraceError: An output ended with an error; the text before it has been printed.

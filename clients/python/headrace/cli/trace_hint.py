@@ -1,7 +1,8 @@
 """What `--trace` says on stderr after a call: which trace it was, and what shows it.
 
-Owns the hint, which names only what works with this server: it asks once whether the server gives traces back (AdminService.GetTrace), which it does not where its address is open to others and needs no keys, as in the plain
-compose stack. Never fails: the call itself has ended.
+Owns the hint, which names only what works with this server: it asks once whether the server gives
+traces back (AdminService.GetTrace), which it does not where its address is open to others and needs
+no keys, as in the plain compose stack. Never fails: the call itself has ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The descriptor pool of package `inference`, apart from protobuf's default one.
 
-Triton's and KServe's clients each bring a package of the same name, and one pool takes a symbol once: whoever is imported second would fail. The
-generated modules beside this one register their files here instead, so that all of them can live in one process.
+Triton's and KServe's clients each bring a package of the same name, and one pool takes a symbol
+once: whoever is imported second would fail. The generated modules beside this one register their
+files here instead, so that all of them can live in one process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def load(serialized: bytes) -> dict[str, Any]:
         serialized: a FileDescriptorProto.
 
     Returns:
-        What protoc's own modules hold: DESCRIPTOR, a class per message, a wrapper per enum, and the enums' values.
+        What protoc's own modules hold: DESCRIPTOR, a class per message, a wrapper per enum, and the
+        enums' values.
     """
     name = descriptor_pb2.FileDescriptorProto.FromString(serialized).name
     POOL.AddSerializedFile(serialized)
