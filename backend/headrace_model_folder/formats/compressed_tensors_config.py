@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
-from headrace_model_folder.layer_format import BLOCK_SIZE, InputFormat, LayerFormat, Layout
-from headrace_model_folder.layer_names import LM_HEAD, Patterns, strings
+from headrace_model_folder.formats.layer_format import BLOCK_SIZE, InputFormat, LayerFormat, Layout
+from headrace_model_folder.formats.layer_names import LM_HEAD, Patterns, strings
 
 # Where the numbers are, and of which types.
 _FORMATS = {

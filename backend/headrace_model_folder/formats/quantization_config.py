@@ -11,11 +11,18 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from headrace_model_folder.compressed_tensors_config import read_compressed_tensors
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
-from headrace_model_folder.layer_format import BLOCK_SIZE, InputFormat, LayerFormat, Layout
-from headrace_model_folder.layer_names import LM_HEAD, PROJECTIONS, Patterns, dotted_parts, linear_layers, strings
+from headrace_model_folder.formats.compressed_tensors_config import read_compressed_tensors
+from headrace_model_folder.formats.layer_format import BLOCK_SIZE, InputFormat, LayerFormat, Layout
+from headrace_model_folder.formats.layer_names import (
+    LM_HEAD,
+    PROJECTIONS,
+    Patterns,
+    dotted_parts,
+    linear_layers,
+    strings,
+)
 
 # The method whose folders say per tensor, not per layer, what was quantized: `bitsandbytes_tensors`
 # reads them.

@@ -5,7 +5,7 @@ Layout of a file: "GGUF", version, number of tensors, number of metadata entries
 type, value); the tensors (name, dimensions, type, offset); then, aligned, the data. All
 little-endian. Only what stands before the data is read here. No count is believed before the bytes
 behind it are there. Source: the GGUF description (ggml's docs/gguf.md). What metadata mean is
-`gguf_config`'s and `gguf_tokenizer`'s.
+`gguf.config`'s and `gguf.tokenizer`'s.
 """
 
 from __future__ import annotations

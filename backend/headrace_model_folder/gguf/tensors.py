@@ -12,7 +12,7 @@ import re
 from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.expected_tensors import WEIGHT_DTYPES, expected_tensors
-from headrace_model_folder.gguf_header import GgufHeader, GgufTensor
+from headrace_model_folder.gguf.header import GgufHeader, GgufTensor
 from headrace_model_folder.safetensors_header import TensorRecord
 
 _OUTER = {

@@ -18,7 +18,7 @@ from headrace_model_folder.bounded_files import open_inside
 from headrace_model_folder.config import ModelConfig, parse_config
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
-from headrace_model_folder.gguf_header import GgufHeader, GgufTensor
+from headrace_model_folder.gguf.header import GgufHeader, GgufTensor
 
 # GGUF's name -> Hugging Face's. Mistral's files say llama.
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.errors import InvalidModelFolder, shown
-from headrace_model_folder.layer_format import LayerFormat, Role
+from headrace_model_folder.formats.layer_format import LayerFormat, Role
+from headrace_model_folder.formats.quantization_config import FolderQuantization
 from headrace_model_folder.safetensors_header import TensorRecord, read_tensor
 
 # numpy has no bf16: its bits are the upper half of fp32's.
@@ -25,27 +25,26 @@ _DTYPES = {"F16": "<f2", "F32": "<f4", "BF16": "<u2", "I8": "<i1", "I32": "<i4"}
 _ZERO_POINTS = range(-128, 128)
 
 
-def with_input_scales(folder: pathlib.Path, config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
-    """The configuration with the static scale and zero point of each layer's inputs noted in its
+def with_input_scales(
+    folder: pathlib.Path, quantization: FolderQuantization, tensors: Mapping[str, TensorRecord]
+) -> FolderQuantization:
+    """Returns the quantization with the static scale and zero point of each layer's inputs noted in its
     format.
 
     Args:
-        folder: The model's.
-        config: Its configuration, which the tensors agree with.
-        tensors: Where they lie.
+        folder: The model folder.
+        quantization: What config.json says of its layers; the tensors agree with it.
+        tensors: Name -> where the tensor lies.
 
     Raises:
         InvalidModelFolder: A scale is not above 0, or a zero point is no 8-bit integer; file and
             tensor are named.
     """
-    quantization = config.quantization
-    if quantization is None:
-        return config
     layers = {
         layer: _with_scale(folder, layer, form, tensors) if form.inputs and form.inputs.scales == "static" else form
         for layer, form in quantization.layers.items()
     }
-    return dataclasses.replace(config, quantization=dataclasses.replace(quantization, layers=layers))
+    return dataclasses.replace(quantization, layers=layers)
 
 
 def _with_scale(

@@ -16,35 +16,34 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from headrace_model_folder.config import ModelConfig
 from headrace_model_folder.errors import InvalidModelFolder, shown
-from headrace_model_folder.layer_format import LayerFormat, Role
+from headrace_model_folder.formats.layer_format import LayerFormat, Role
+from headrace_model_folder.formats.quantization_config import FolderQuantization
 from headrace_model_folder.safetensors_header import TensorRecord, read_tensor
 
 Groups = npt.NDArray[np.int32]
 
 
-def with_input_orders(folder: pathlib.Path, config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
-    """The configuration with the order of each layer's inputs noted in its format.
+def with_input_orders(
+    folder: pathlib.Path, quantization: FolderQuantization, tensors: Mapping[str, TensorRecord]
+) -> FolderQuantization:
+    """Returns the quantization with the order of each layer's inputs noted in its format.
 
     Args:
-        folder: The model's.
-        config: Its configuration, which the tensors agree with.
-        tensors: Where they lie.
+        folder: The model folder.
+        quantization: What config.json says of its layers; the tensors agree with it.
+        tensors: Name -> where the tensor lies.
 
     Raises:
         InvalidModelFolder: A g_idx names a group that there is not, groups are not of their size,
             or inputs are in an order though config.json says that they are not; file and tensor are
             named.
     """
-    quantization = config.quantization
-    if quantization is None:
-        return config
     layers = {
         layer: dataclasses.replace(form, order_digest=_order(folder, layer, form, tensors))
         for layer, form in quantization.layers.items()
     }
-    return dataclasses.replace(config, quantization=dataclasses.replace(quantization, layers=layers))
+    return dataclasses.replace(quantization, layers=layers)
 
 
 def _order(folder: pathlib.Path, layer: str, form: LayerFormat, tensors: Mapping[str, TensorRecord]) -> str:
