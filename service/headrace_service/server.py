@@ -18,7 +18,8 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headrace_protos.inference import private_pool
-from headrace_service import admin_handlers, inference_service, listening, reader_watch
+from headrace_service import listening, reader_watch
+from headrace_service.api import admin_handlers, inference_service
 from headrace_service.auth.credentials import Credentials
 from headrace_service.config import ServiceConfig
 from headrace_service.descriptor_pools import DescriptorPools

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_facts.facts import Detail, Emission, SpanContext
-from headrace_service import delivery, errors, event_wire
+from headrace_service import delivery, errors
+from headrace_service.api import event_wire
 from headrace_service.detokenizer import PieceTable
 from headrace_service.generation_stream import GenerationStream
 from headrace_service.ledger import DeliveryClock

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import errors, event_wire, validation
-from headrace_service.completion import collect
+from headrace_service import errors, validation
+from headrace_service.api import event_wire
+from headrace_service.api.completion import collect
 from headrace_service.conversation import check_conversation
 from headrace_service.generations import Prompt
 from headrace_service.resolved_spec import ResolvedSpec

@@ -17,7 +17,8 @@ from google.rpc import status_pb2
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import errors, event_wire
+from headrace_service import errors
+from headrace_service.api import event_wire
 from headrace_service.tracing.recording import OUTPUT_SHIFT, Recording, SharedWrite
 from headrace_service.wires import TokenLogprobs
 

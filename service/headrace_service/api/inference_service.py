@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 
 from headrace.v1 import inference_pb2 as pb
-from headrace_service.generation_handlers import GenerationHandlers
-from headrace_service.model_handlers import ModelHandlers
-from headrace_service.request_handlers import RequestHandlers
+from headrace_service.api.generation_handlers import GenerationHandlers
+from headrace_service.api.model_handlers import ModelHandlers
+from headrace_service.api.request_handlers import RequestHandlers
+from headrace_service.api.session import SessionHandlers
 from headrace_service.rpc_boundary import bidirectional, streaming, unary
 from headrace_service.service_core import ServiceCore
-from headrace_service.session import SessionHandlers
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
