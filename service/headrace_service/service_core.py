@@ -17,7 +17,7 @@ from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
 from headrace_service.control_client import ControlClient
 from headrace_service.generation_stream import GenerationStream
-from headrace_service.generations import Generations
+from headrace_service.generations.generations import Generations
 from headrace_service.model_admin import ModelAdmin
 from headrace_service.reader_watch import Reader
 from headrace_service.served_models import ServedModels

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from headrace_service import errors, validation
 from headrace_service.auth.caller import EVERYBODY, Caller
 from headrace_service.generation_stream import GenerationStream
-from headrace_service.generations import Prompt, given_up
+from headrace_service.generations.generations import Prompt, given_up
 from headrace_service.kserve import refusals
 from headrace_service.kserve.accounting import Account
 from headrace_service.kserve.asked import Asked, Convention
