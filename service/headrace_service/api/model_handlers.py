@@ -9,8 +9,8 @@ from headrace.v1 import inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, validation
 from headrace_service.detokenizer import StandingText
+from headrace_service.engines.served_models import ServedModel
 from headrace_service.rpc_boundary import Call
-from headrace_service.served_models import ServedModel
 from headrace_service.service_core import ServiceCore
 from headrace_service.tokenization import SLICE_TOKENS
 

@@ -20,9 +20,9 @@ from google.protobuf import message
 from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
+from headrace_service.engines.step_dealing import deal
 from headrace_service.generation_stream import GenerationStream
 from headrace_service.rpc_boundary import Call
-from headrace_service.step_dealing import deal
 from headrace_service.tracing.ending import Endings
 from headrace_service.tracing.tracer import Tracer
 

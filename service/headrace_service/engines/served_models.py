@@ -17,11 +17,12 @@ import structlog
 from headrace_model_folder import InvalidModelFolder
 from headrace_protos.control.v1 import control_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import errors, request_ids
+from headrace_service import errors
 from headrace_service.auth.caller import Caller
 from headrace_service.config import ServiceConfig
-from headrace_service.engine_client import EngineClient
-from headrace_service.engine_connection import EngineConnection
+from headrace_service.engines import request_ids
+from headrace_service.engines.engine_client import EngineClient
+from headrace_service.engines.engine_connection import EngineConnection
 from headrace_service.text_loader import TextLoader
 from headrace_service.text_model import TextModel
 from headrace_service.tracing.tracer import Tracer

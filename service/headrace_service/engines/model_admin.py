@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from headrace_protos.control.v1 import control_pb2
 from headrace_service import errors
-from headrace_service.control_client import ControlClient
+from headrace_service.engines.control_client import ControlClient
+from headrace_service.engines.served_models import ServedModel, ServedModels, engine_addresses
 from headrace_service.errors import ServiceError
-from headrace_service.served_models import ServedModel, ServedModels, engine_addresses
 
 # What the supervisor says reaches services within milliseconds; a model's tokenizer takes some
 # seconds to read.

@@ -25,7 +25,7 @@ from headrace_model_folder import InvalidModelFolder
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import logs
 from headrace_service.config import ServiceConfig
-from headrace_service.engine_client import EngineClient
+from headrace_service.engines.engine_client import EngineClient
 
 PROTOCOL_VERSION = 1
 _FIRST_PAUSE_S = 0.05
