@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 
 from headrace.v1 import generation_pb2, inference_pb2
-from headrace_service.generation_stream import GenerationStream
 from headrace_service.resolved_spec import ResolvedSpec
+from headrace_service.streams.generation_stream import GenerationStream
 
 
 def collect(stream: GenerationStream, model_revision: str, spec: ResolvedSpec) -> inference_pb2.CompleteResponse:

@@ -19,8 +19,8 @@ from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.api import event_wire
+from headrace_service.streams.wires import TokenLogprobs
 from headrace_service.tracing.recording import OUTPUT_SHIFT, Recording, SharedWrite
-from headrace_service.wires import TokenLogprobs
 
 # Beyond, a message is cut; well under a client's default limit of 4 MiB.
 _CUT_BYTES = 1 << 20

@@ -21,9 +21,9 @@ from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.engines.step_dealing import deal
-from headrace_service.generation_stream import GenerationStream
 from headrace_service.rpc_boundary import Call
-from headrace_service.tracing.ending import Endings
+from headrace_service.streams.ending import Endings
+from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.tracing.tracer import Tracer
 
 _log = structlog.get_logger("headrace.service")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service.engine_columns import LogprobReader, output_indices_of, token_ids_of
-from headrace_service.generation_stream import GenerationStream
+from headrace_service.streams.engine_columns import LogprobReader, output_indices_of, token_ids_of
+from headrace_service.streams.generation_stream import GenerationStream
 
 
 def deal(step: engine_pb2.StepOutputs, streams: dict[int, GenerationStream]) -> None:

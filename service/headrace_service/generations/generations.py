@@ -23,17 +23,17 @@ from headrace_service.config import ServiceConfig
 from headrace_service.engines import replicas
 from headrace_service.engines.request_ids import RequestIds
 from headrace_service.engines.served_models import ServedModel
-from headrace_service.generation_stream import GenerationStream
 from headrace_service.generations import engine_request
 from headrace_service.generations.conversation import Conversation
-from headrace_service.ledger import DeliveryClock
-from headrace_service.render_state import RenderState
 from headrace_service.resolved_spec import ResolvedSpec
 from headrace_service.rpc_boundary import Call
+from headrace_service.streams.generation_stream import GenerationStream
+from headrace_service.streams.ledger import DeliveryClock
+from headrace_service.streams.render_state import RenderState
+from headrace_service.streams.wires import EventWire
 from headrace_service.tokenization import TokenIds
 from headrace_service.tracing.generation_trace import GenerationTrace
 from headrace_service.tracing.tracer import Tracer
-from headrace_service.wires import EventWire
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

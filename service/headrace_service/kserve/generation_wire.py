@@ -20,8 +20,8 @@ from headrace_service import errors
 from headrace_service.kserve import responses
 from headrace_service.kserve.infer_request import InferRequest
 from headrace_service.kserve.tensors import Tensor
+from headrace_service.streams.wires import TokenLogprobs
 from headrace_service.tracing.recording import Recording
-from headrace_service.wires import TokenLogprobs
 
 _REASONS = {engine_pb2.OUTPUT_END_REASON_STOP: "stop", engine_pb2.OUTPUT_END_REASON_LENGTH: "length"}
 

@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Iterable
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors, rpc_boundary
-from headrace_service.generation_stream import GenerationStream
 from headrace_service.kserve import refusals, responses
 from headrace_service.kserve.accounting import Account
 from headrace_service.kserve.generation_wire import GenerationWire
@@ -27,7 +26,8 @@ from headrace_service.kserve.language_model import check_ended
 from headrace_service.parsing import Unparsed
 from headrace_service.rpc_boundary import Call
 from headrace_service.service_core import ServiceCore
-from headrace_service.shared_call import SharedCall
+from headrace_service.streams.generation_stream import GenerationStream
+from headrace_service.streams.shared_call import SharedCall
 
 _CAP_FACTOR = 64
 _MAX_REQUESTS = 4096

@@ -10,8 +10,8 @@ import msgspec
 from headrace.v1 import generation_pb2
 from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import ledger
-from headrace_service.generation_stream import GenerationStream
+from headrace_service.streams import ledger
+from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.tracing.generation_trace import GenerationTrace
 
 _REASONS = {

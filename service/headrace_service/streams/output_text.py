@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service.detokenizer import IncrementalDetokenizer, PieceTable
-from headrace_service.render_state import RenderState
+from headrace_service.streams.render_state import RenderState
+from headrace_service.streams.wires import EventWire, TokenLogprobs
 from headrace_service.tracing.recording import Recording
-from headrace_service.wires import EventWire, TokenLogprobs
 
 # Keep a message of a long replay well under the smallest limit of a message, 64 KiB: a token of
 # text takes some 10 bytes, one with 20 most likely tokens 150 bytes of headrace.v1 and 1.7 kB of

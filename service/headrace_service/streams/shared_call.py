@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Generic
 
 from headrace_service import errors, rpc_boundary
-from headrace_service.generation_stream import GenerationStream
 from headrace_service.parsing import Request, Unparsed
 from headrace_service.rpc_boundary import Call
+from headrace_service.streams.generation_stream import GenerationStream
 
 
 class SharedCall(abc.ABC, Generic[Request]):

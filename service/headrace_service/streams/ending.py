@@ -15,8 +15,8 @@ from collections.abc import Callable
 import structlog
 
 from headrace_service import logs
-from headrace_service.generation_stream import GenerationStream
-from headrace_service.tracing import generation_fact
+from headrace_service.streams import generation_fact
+from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.tracing.generation_trace import GenerationTrace
 from headrace_service.tracing.tracer import Tracer
 

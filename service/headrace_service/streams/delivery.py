@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from headrace_service import errors
-from headrace_service.generation_stream import GenerationStream
+from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.tracing.recording import WAITING_CHANGED
 
 # Takes one message to the caller; returns when the transport has room for the next.

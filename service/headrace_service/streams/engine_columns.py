@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service.wires import TokenLogprobs
+from headrace_service.streams.wires import TokenLogprobs
 
 
 def token_ids_of(column: bytes) -> list[int]:
