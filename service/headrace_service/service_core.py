@@ -13,7 +13,6 @@ import contextlib
 from collections.abc import Iterator
 
 from headrace_service import errors
-from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
 from headrace_service.engines.control_client import ControlClient
 from headrace_service.engines.model_admin import ModelAdmin
@@ -22,7 +21,8 @@ from headrace_service.generations.generations import Generations
 from headrace_service.streams import delivery
 from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.streams.reader_watch import Reader
-from headrace_service.text_loader import TextLoader
+from headrace_service.text.chat_template import ChatTemplateRenderer
+from headrace_service.text.text_loader import TextLoader
 from headrace_service.tracing.tracer import Tracer
 
 _RETRY_WHEN_FULL_S = 1.0

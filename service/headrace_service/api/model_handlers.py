@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from headrace.v1 import inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, validation
-from headrace_service.detokenizer import StandingText
 from headrace_service.engines.served_models import ServedModel
 from headrace_service.rpc_boundary import Call
 from headrace_service.service_core import ServiceCore
-from headrace_service.tokenization import SLICE_TOKENS
+from headrace_service.text.detokenizer import StandingText
+from headrace_service.text.tokenization import SLICE_TOKENS
 
 # Looked up between two turns of the event loop: some milliseconds' worth.
 _SLICE_IDS = 1 << 12

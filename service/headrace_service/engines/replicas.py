@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from headrace_service.tokenization import TokenIds
+from headrace_service.text.tokenization import TokenIds
 
 # Tokens by which prompts are told apart. Fewer would be what a chat template puts before
 # everything; prompts that share fewer gain little of each other.

@@ -23,8 +23,8 @@ from headrace_service.config import ServiceConfig
 from headrace_service.engines import request_ids
 from headrace_service.engines.engine_client import EngineClient
 from headrace_service.engines.engine_connection import EngineConnection
-from headrace_service.text_loader import TextLoader
-from headrace_service.text_model import TextModel
+from headrace_service.text.text_loader import TextLoader
+from headrace_service.text.text_model import TextModel
 from headrace_service.tracing.tracer import Tracer
 
 # Why no new generation is taken, by what the supervisor says of the model.

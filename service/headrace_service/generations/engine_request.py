@@ -23,8 +23,8 @@ from headrace_service import errors
 from headrace_service.resolved_spec import ResolvedSpec
 from headrace_service.rpc_boundary import Call
 from headrace_service.streams.render_state import RenderState
-from headrace_service.text_model import TextModel
-from headrace_service.tokenization import TokenIds
+from headrace_service.text.text_model import TextModel
+from headrace_service.text.tokenization import TokenIds
 
 
 def build(

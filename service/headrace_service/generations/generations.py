@@ -18,7 +18,6 @@ import structlog
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, rpc_boundary, validation
-from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
 from headrace_service.engines import replicas
 from headrace_service.engines.request_ids import RequestIds
@@ -31,7 +30,8 @@ from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.streams.ledger import DeliveryClock
 from headrace_service.streams.render_state import RenderState
 from headrace_service.streams.wires import EventWire
-from headrace_service.tokenization import TokenIds
+from headrace_service.text.chat_template import ChatTemplateRenderer
+from headrace_service.text.tokenization import TokenIds
 from headrace_service.tracing.generation_trace import GenerationTrace
 from headrace_service.tracing.tracer import Tracer
 

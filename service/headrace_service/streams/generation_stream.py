@@ -21,12 +21,12 @@ from headrace.v1 import generation_pb2
 from headrace_facts.facts import SpanContext
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
-from headrace_service.detokenizer import PieceTable
 from headrace_service.streams import ledger
 from headrace_service.streams.engine_columns import LogprobReader, cut, token_ids_of
 from headrace_service.streams.output_text import OutputText
 from headrace_service.streams.render_state import RenderState
 from headrace_service.streams.wires import EventWire, TokenLogprobs
+from headrace_service.text.detokenizer import PieceTable
 from headrace_service.tracing.generation_trace import GenerationTrace
 
 # What one pending token, and one of its reported alternatives, takes in this process's lists.

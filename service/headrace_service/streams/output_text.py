@@ -9,9 +9,9 @@ ended before that token, there is nothing to deliver.
 from __future__ import annotations
 
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service.detokenizer import IncrementalDetokenizer, PieceTable
 from headrace_service.streams.render_state import RenderState
 from headrace_service.streams.wires import EventWire, TokenLogprobs
+from headrace_service.text.detokenizer import IncrementalDetokenizer, PieceTable
 from headrace_service.tracing.recording import Recording
 
 # Keep a message of a long replay well under the smallest limit of a message, 64 KiB: a token of

@@ -20,7 +20,7 @@ import codecs
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from headrace_service.byte_run import ByteRun
+from headrace_service.text.byte_run import ByteRun
 
 # A character has up to four tokens of one byte; readers of a script that the vocabulary lacks get
 # four to eight characters at once. What is held back leaves in one message.

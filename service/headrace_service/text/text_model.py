@@ -17,10 +17,10 @@ from headrace_model_folder import TokenTable as FolderTokenTable
 from headrace_model_folder.token_table import library_tokenizer
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request import limits
-from headrace_service.default_sampling import default_sampling, not_followed
-from headrace_service.detokenizer import PieceTable
 from headrace_service.resolved_spec import ModelFacts
-from headrace_service.tokenization import Tokenizer
+from headrace_service.text.default_sampling import default_sampling, not_followed
+from headrace_service.text.detokenizer import PieceTable
+from headrace_service.text.tokenization import Tokenizer
 
 # Normalizers may shrink a text a little before it is cut into tokens; no text beyond this many
 # times the plain bound can fit.

@@ -27,7 +27,8 @@ import grpc
 import psutil
 import structlog
 
-from headrace_service import errors, template_worker
+from headrace_service import errors
+from headrace_service.text import template_worker
 
 _log = structlog.get_logger("headrace.service")
 _LENGTH = struct.Struct("<I")

@@ -13,9 +13,9 @@ import gc
 import structlog
 
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service.chat_template import ChatTemplateRenderer
 from headrace_service.config import ServiceConfig
-from headrace_service.text_model import TextModel
+from headrace_service.text.chat_template import ChatTemplateRenderer
+from headrace_service.text.text_model import TextModel
 
 _log = structlog.get_logger("headrace.service")
 
