@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from headrace.v1 import generation_pb2, inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import varint
+from headrace_service.messages import varint
 from headrace_service.streams.engine_columns import floats_of, output_indices_of, token_ids_of
 from headrace_service.streams.wires import TokenLogprobs
 from headrace_service.tracing.recording import Recording

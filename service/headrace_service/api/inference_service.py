@@ -16,7 +16,7 @@ from headrace_service.api.generation_handlers import GenerationHandlers
 from headrace_service.api.model_handlers import ModelHandlers
 from headrace_service.api.request_handlers import RequestHandlers
 from headrace_service.api.session import SessionHandlers
-from headrace_service.rpc_boundary import bidirectional, streaming, unary
+from headrace_service.calls.rpc_boundary import bidirectional, streaming, unary
 from headrace_service.service_core import ServiceCore
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name

@@ -17,13 +17,14 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 from headrace.v1 import inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import errors, rpc_boundary, validation
+from headrace_service import errors, validation
 from headrace_service.api.session_batch import SessionBatch, SessionWire
+from headrace_service.calls import rpc_boundary
+from headrace_service.calls.rpc_boundary import Call
 from headrace_service.engines.served_models import ServedModel
 from headrace_service.generations.conversation import check_conversation
 from headrace_service.generations.generations import Prompt
-from headrace_service.parsing import Unparsed
-from headrace_service.rpc_boundary import Call
+from headrace_service.messages.parsing import Unparsed
 from headrace_service.service_core import ServiceCore
 from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.streams.shared_call import SharedCall

@@ -17,7 +17,9 @@ import structlog
 
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import errors, rpc_boundary, validation
+from headrace_service import errors, validation
+from headrace_service.calls import rpc_boundary
+from headrace_service.calls.rpc_boundary import Call
 from headrace_service.config import ServiceConfig
 from headrace_service.engines import replicas
 from headrace_service.engines.request_ids import RequestIds
@@ -25,7 +27,6 @@ from headrace_service.engines.served_models import ServedModel
 from headrace_service.generations import engine_request
 from headrace_service.generations.conversation import Conversation
 from headrace_service.resolved_spec import ResolvedSpec
-from headrace_service.rpc_boundary import Call
 from headrace_service.streams.generation_stream import GenerationStream
 from headrace_service.streams.ledger import DeliveryClock
 from headrace_service.streams.render_state import RenderState

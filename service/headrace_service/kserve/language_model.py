@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from headrace_service import errors, validation
 from headrace_service.auth.caller import EVERYBODY, Caller
+from headrace_service.calls.rpc_boundary import Call
 from headrace_service.engines.served_models import ServedModel
 from headrace_service.generations.generations import Prompt, given_up
 from headrace_service.kserve import refusals
@@ -22,7 +23,6 @@ from headrace_service.kserve.infer_request import InferRequest
 from headrace_service.kserve.models import Responder
 from headrace_service.kserve.signature import Signature
 from headrace_service.resolved_spec import ResolvedSpec
-from headrace_service.rpc_boundary import Call
 from headrace_service.service_core import ServiceCore
 from headrace_service.streams.generation_stream import GenerationStream
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from headrace_protos.control.v1 import control_pb2
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
+from headrace_service.calls.rpc_boundary import Call
 from headrace_service.errors import ServiceError
 from headrace_service.kserve import refusals
 from headrace_service.kserve.models import ModelDirectory
-from headrace_service.rpc_boundary import Call
 from headrace_service.service_core import ServiceCore
 
 _MODEL_NAME = re.compile(r"[^/\x00-\x1f]{1,255}")

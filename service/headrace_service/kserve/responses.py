@@ -12,10 +12,10 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from headrace_protos.inference import grpc_service_pb2 as pb
-from headrace_service import varint
 from headrace_service.kserve.infer_request import InferRequest
 from headrace_service.kserve.refusals import VERSION
 from headrace_service.kserve.tensors import Tensor
+from headrace_service.messages import varint
 
 FINAL = "triton_final_response"
 # Field number and wire type of a field that begins with its length.

@@ -16,6 +16,7 @@ from google.protobuf import message
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import logs
+from headrace_service.calls.rpc_boundary import Call, bidirectional, unary_encoded
 from headrace_service.config import ServiceConfig
 from headrace_service.kserve import conformance_arithmetic, conformance_sequences, conformance_timing, settings_handlers
 from headrace_service.kserve.asked import Convention
@@ -32,7 +33,6 @@ from headrace_service.kserve.shared_memory_handlers import SharedMemoryHandlers
 from headrace_service.kserve.statistics import Statistics
 from headrace_service.kserve.tensorrt_llm_tensors import TensorRtLlmTensors
 from headrace_service.kserve.vllm_tensors import VllmTensors
-from headrace_service.rpc_boundary import Call, bidirectional, unary_encoded
 from headrace_service.service_core import ServiceCore
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name

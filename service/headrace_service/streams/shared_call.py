@@ -13,9 +13,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Generic
 
-from headrace_service import errors, rpc_boundary
-from headrace_service.parsing import Request, Unparsed
-from headrace_service.rpc_boundary import Call
+from headrace_service import errors
+from headrace_service.calls import rpc_boundary
+from headrace_service.calls.rpc_boundary import Call
+from headrace_service.messages.parsing import Request, Unparsed
 from headrace_service.streams.generation_stream import GenerationStream
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 import grpc
 
-from headrace_service import parsing
+from headrace_service.messages import parsing
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context = grpc.aio.ServicerContext[Any, Any]

@@ -18,9 +18,10 @@ import grpc
 import structlog
 from google.protobuf import message
 
-from headrace_service import errors, logs, parsing
+from headrace_service import errors, logs
 from headrace_service.auth import caller
 from headrace_service.auth.caller import Caller
+from headrace_service.messages import parsing
 from headrace_service.tracing import call_trace
 from headrace_service.tracing import context as trace_context
 from headrace_service.tracing.call_trace import CallTrace

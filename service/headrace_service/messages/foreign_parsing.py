@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf import message
 
-from headrace_service import errors, parsing
+from headrace_service import errors
+from headrace_service.messages import parsing
 
 _FOREIGN_PREFIXES = ("/grpc.health.", "/grpc.reflection.")
 _MALFORMED = object()
