@@ -12,9 +12,9 @@ from headrace_facts.facts import Detail
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors, logs
 from headrace_service.calls.rpc_boundary import Call
-from headrace_service.kserve import refusals
+from headrace_service.kserve.messages import refusals
+from headrace_service.kserve.messages.shared_document import Content, SharedDocument
 from headrace_service.kserve.models import ModelDirectory
-from headrace_service.kserve.shared_document import Content, SharedDocument
 from headrace_service.tracing.tracer import Tracer
 
 # Where there is no telemetry.

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
-from headrace_service.kserve import refusals
-from headrace_service.kserve.datatypes import BY_NAME, Datatype
-from headrace_service.kserve.signature import Signature, TensorSpec
+from headrace_service.kserve.messages import refusals
+from headrace_service.kserve.messages.datatypes import BY_NAME, Datatype
+from headrace_service.kserve.messages.signature import Signature, TensorSpec
 
 Array = npt.NDArray[Any]
 InputTensor = pb.ModelInferRequest.InferInputTensor

@@ -7,9 +7,10 @@ import importlib.metadata
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
 from headrace_service.calls.rpc_boundary import Call
-from headrace_service.kserve import model_config, refusals
+from headrace_service.kserve.handlers import model_config
+from headrace_service.kserve.messages import refusals
+from headrace_service.kserve.messages.shared_memory import SharedMemoryRegions
 from headrace_service.kserve.models import ModelDirectory
-from headrace_service.kserve.shared_memory import SharedMemoryRegions
 from headrace_service.kserve.statistics import Statistics
 from headrace_service.service_core import ServiceCore
 

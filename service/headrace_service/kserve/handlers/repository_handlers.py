@@ -15,7 +15,7 @@ from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
 from headrace_service.calls.rpc_boundary import Call
 from headrace_service.errors import ServiceError
-from headrace_service.kserve import refusals
+from headrace_service.kserve.messages import refusals
 from headrace_service.kserve.models import ModelDirectory
 from headrace_service.service_core import ServiceCore
 

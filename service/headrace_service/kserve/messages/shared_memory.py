@@ -21,9 +21,9 @@ import grpc
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
 from headrace_service.auth.caller import Caller
-from headrace_service.kserve import refusals
-from headrace_service.kserve.shared_document import SharedDocument
-from headrace_service.kserve.tensors import InputTensor
+from headrace_service.kserve.messages import refusals
+from headrace_service.kserve.messages.shared_document import SharedDocument
+from headrace_service.kserve.messages.tensors import InputTensor
 
 MAX_REGIONS = 1024
 MAX_TENSOR_BYTES = 64 << 20

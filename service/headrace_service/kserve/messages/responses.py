@@ -12,9 +12,9 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from headrace_protos.inference import grpc_service_pb2 as pb
-from headrace_service.kserve.infer_request import InferRequest
-from headrace_service.kserve.refusals import VERSION
-from headrace_service.kserve.tensors import Tensor
+from headrace_service.kserve.messages.infer_request import InferRequest
+from headrace_service.kserve.messages.refusals import VERSION
+from headrace_service.kserve.messages.tensors import Tensor
 from headrace_service.messages import varint
 
 FINAL = "triton_final_response"

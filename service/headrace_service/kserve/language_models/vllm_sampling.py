@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.v1 import generation_pb2
 from headrace_service import errors
-from headrace_service.kserve import asked
+from headrace_service.kserve.language_models import asked
 
 Spec = generation_pb2.GenerationSpec
 # vLLM's own default, on which its clients rely.

@@ -13,7 +13,7 @@ from typing import Any
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_request import limits
 from headrace_service import errors
-from headrace_service.kserve import refusals
+from headrace_service.kserve.messages import refusals
 
 Value = bool | int | str | float
 _Parameters = Mapping[str, pb.InferParameter]

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
 from headrace_service.calls.rpc_boundary import Call
-from headrace_service.kserve import infer_request, responses
 from headrace_service.kserve.accounting import Account
-from headrace_service.kserve.infer_request import InferRequest
+from headrace_service.kserve.messages import infer_request, responses
+from headrace_service.kserve.messages.infer_request import InferRequest
+from headrace_service.kserve.messages.shared_memory import SharedMemoryRegions
 from headrace_service.kserve.models import Model, ModelDirectory
-from headrace_service.kserve.shared_memory import SharedMemoryRegions
 from headrace_service.kserve.statistics import Statistics
 
 

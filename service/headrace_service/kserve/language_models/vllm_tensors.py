@@ -14,12 +14,13 @@ import numpy as np
 
 from headrace.v1 import generation_pb2
 from headrace_service import errors
-from headrace_service.kserve import asked, refusals, strict_json, vllm_sampling
-from headrace_service.kserve.asked import Asked
-from headrace_service.kserve.generation_wire import Piece, Progress, Render
-from headrace_service.kserve.infer_request import InferRequest
-from headrace_service.kserve.signature import Signature, tensor
-from headrace_service.kserve.tensors import Tensor
+from headrace_service.kserve.language_models import asked, strict_json, vllm_sampling
+from headrace_service.kserve.language_models.asked import Asked
+from headrace_service.kserve.messages import refusals
+from headrace_service.kserve.messages.generation_wire import Piece, Progress, Render
+from headrace_service.kserve.messages.infer_request import InferRequest
+from headrace_service.kserve.messages.signature import Signature, tensor
+from headrace_service.kserve.messages.tensors import Tensor
 
 SIGNATURE = Signature(
     inputs=(

@@ -20,11 +20,11 @@ from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
 from headrace_service.calls import rpc_boundary
 from headrace_service.calls.rpc_boundary import Call
-from headrace_service.kserve import refusals, responses
 from headrace_service.kserve.accounting import Account
-from headrace_service.kserve.generation_wire import GenerationWire
-from headrace_service.kserve.infer_handlers import Inference
-from headrace_service.kserve.language_model import check_ended
+from headrace_service.kserve.handlers.infer_handlers import Inference
+from headrace_service.kserve.language_models.language_model import check_ended
+from headrace_service.kserve.messages import refusals, responses
+from headrace_service.kserve.messages.generation_wire import GenerationWire
 from headrace_service.messages.parsing import Unparsed
 from headrace_service.service_core import ServiceCore
 from headrace_service.streams.generation_stream import GenerationStream

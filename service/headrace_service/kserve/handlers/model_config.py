@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_protos.inference import model_config_pb2 as config_pb
-from headrace_service.kserve.refusals import VERSION
-from headrace_service.kserve.signature import Signature
+from headrace_service.kserve.messages.refusals import VERSION
+from headrace_service.kserve.messages.signature import Signature
 
 _LATEST = config_pb.ModelVersionPolicy(latest=config_pb.ModelVersionPolicy.Latest(num_versions=1))
 

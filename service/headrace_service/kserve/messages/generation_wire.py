@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
-from headrace_service.kserve import responses
-from headrace_service.kserve.infer_request import InferRequest
-from headrace_service.kserve.tensors import Tensor
+from headrace_service.kserve.messages import responses
+from headrace_service.kserve.messages.infer_request import InferRequest
+from headrace_service.kserve.messages.tensors import Tensor
 from headrace_service.streams.wires import TokenLogprobs
 from headrace_service.tracing.recording import Recording
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from headrace_service.kserve.datatypes import BY_NAME, Datatype
+from headrace_service.kserve.messages.datatypes import BY_NAME, Datatype
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

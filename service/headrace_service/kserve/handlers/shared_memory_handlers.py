@@ -7,8 +7,8 @@ from __future__ import annotations
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
 from headrace_service.calls.rpc_boundary import Call
-from headrace_service.kserve import refusals
-from headrace_service.kserve.shared_memory import SharedMemoryRegions
+from headrace_service.kserve.messages import refusals
+from headrace_service.kserve.messages.shared_memory import SharedMemoryRegions
 
 _NO_CUDA = "CUDA shared memory is not supported: this service has no GPU of its own; use system shared memory"
 

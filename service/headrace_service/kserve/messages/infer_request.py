@@ -10,11 +10,11 @@ import dataclasses
 from collections.abc import Mapping
 
 from headrace_protos.inference import grpc_service_pb2 as pb
-from headrace_service.kserve import parameters
-from headrace_service.kserve.parameters import RequestParameters
-from headrace_service.kserve.shared_memory import CallerRegions, Placement
-from headrace_service.kserve.signature import Signature
-from headrace_service.kserve.tensors import RequestTensors, Tensor
+from headrace_service.kserve.messages import parameters
+from headrace_service.kserve.messages.parameters import RequestParameters
+from headrace_service.kserve.messages.shared_memory import CallerRegions, Placement
+from headrace_service.kserve.messages.signature import Signature
+from headrace_service.kserve.messages.tensors import RequestTensors, Tensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from headrace.v1 import generation_pb2
 from headrace_request import limits
 from headrace_service import errors
 from headrace_service.errors import ServiceError
-from headrace_service.kserve import refusals
-from headrace_service.kserve.generation_wire import Render
-from headrace_service.kserve.infer_request import InferRequest
-from headrace_service.kserve.parameters import RequestParameters
-from headrace_service.kserve.signature import Signature
-from headrace_service.kserve.tensors import Tensor
+from headrace_service.kserve.messages import refusals
+from headrace_service.kserve.messages.generation_wire import Render
+from headrace_service.kserve.messages.infer_request import InferRequest
+from headrace_service.kserve.messages.parameters import RequestParameters
+from headrace_service.kserve.messages.signature import Signature
+from headrace_service.kserve.messages.tensors import Tensor
 
 _MAX_U32 = (1 << 32) - 1
 _INT32 = range(-(1 << 31), 1 << 31)

@@ -15,13 +15,13 @@ from headrace_service.auth.caller import EVERYBODY, Caller
 from headrace_service.calls.rpc_boundary import Call
 from headrace_service.engines.served_models import ServedModel
 from headrace_service.generations.generations import Prompt, given_up
-from headrace_service.kserve import refusals
 from headrace_service.kserve.accounting import Account
-from headrace_service.kserve.asked import Asked, Convention
-from headrace_service.kserve.generation_wire import GenerationWire
-from headrace_service.kserve.infer_request import InferRequest
+from headrace_service.kserve.language_models.asked import Asked, Convention
+from headrace_service.kserve.messages import refusals
+from headrace_service.kserve.messages.generation_wire import GenerationWire
+from headrace_service.kserve.messages.infer_request import InferRequest
+from headrace_service.kserve.messages.signature import Signature
 from headrace_service.kserve.models import Responder
-from headrace_service.kserve.signature import Signature
 from headrace_service.resolved_spec import ResolvedSpec
 from headrace_service.service_core import ServiceCore
 from headrace_service.streams.generation_stream import GenerationStream
