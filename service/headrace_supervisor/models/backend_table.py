@@ -3,7 +3,7 @@
 Owns the states that services watch (`control_server` tells them), the managed processes of each
 loaded model (several where it has replicas), and the order of loading and unloading. Loads run one
 at a time, because a model measures its device's free memory while it loads. What a launch consists
-of is `model_launches`'s, restarts are `processes`'s.
+of is `model_launches`'s, restarts are `managed_process`'s.
 
     load    LOADING from the moment it is asked for -> its turn -> checks and memory sum, or back to
             what it was -> one replica after the other: process starts -> its engine says serving ->
@@ -24,10 +24,12 @@ import structlog
 
 from headrace_protos.control.v1 import control_pb2
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_supervisor import engine_probe, memory_sums, refusals
-from headrace_supervisor.model_entry import RUNNING, Backend, Entry
-from headrace_supervisor.model_launches import Launch, Launches, read_refusal
-from headrace_supervisor.processes import ProcessGaveUp, RestartRule
+from headrace_supervisor import refusals
+from headrace_supervisor.models import memory_sums
+from headrace_supervisor.models.model_entry import RUNNING, Backend, Entry
+from headrace_supervisor.models.model_launches import Launch, Launches, read_refusal
+from headrace_supervisor.processes import engine_probe
+from headrace_supervisor.processes.managed_process import ProcessGaveUp, RestartRule
 from headrace_supervisor.refusals import Refused
 
 # What a backend gets after SIGTERM; it has nothing to finish by then.

@@ -9,8 +9,8 @@ import asyncio
 import dataclasses
 
 from headrace_protos.control.v1 import control_pb2
-from headrace_supervisor.model_launches import Launch
-from headrace_supervisor.processes import ManagedProcess, RestartRule
+from headrace_supervisor.models.model_launches import Launch
+from headrace_supervisor.processes.managed_process import ManagedProcess, RestartRule
 
 State = control_pb2.BackendState
 RUNNING = (

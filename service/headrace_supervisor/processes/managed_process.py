@@ -22,7 +22,7 @@ from typing import NamedTuple
 import structlog
 
 from headrace_facts.oom_kills import RecentOomKills
-from headrace_supervisor.hang_watch import HangWatch, listening
+from headrace_supervisor.processes.hang_watch import HangWatch, listening
 
 # A process that lived this long has recovered: its next death starts the backoff anew.
 _STABLE_S = 30.0

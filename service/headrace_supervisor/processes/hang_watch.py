@@ -1,7 +1,7 @@
 """Whether a process that lives does its work: its event loop beats into a pipe
 (`headrace_facts.pulse`), and here its silence is counted.
 
-Owns the pipe, the count, and what is said of a process that hangs. Ending it is `processes`'s.
+Owns the pipe, the count, and what is said of a process that hangs. Ending it is `managed_process`'s.
 
 What counts is ticks of this process without a beat, not time: a supervisor, or a machine, that was
 suspended finds beats or has missed its own ticks as well, and accuses nobody. A process that the

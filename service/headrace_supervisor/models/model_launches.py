@@ -19,8 +19,8 @@ from headrace_model_folder.folder import ModelFolder
 from headrace_supervisor import config as configs
 from headrace_supervisor import refusals
 from headrace_supervisor.config import ServerConfig
-from headrace_supervisor.memory_sums import Claim
-from headrace_supervisor.processes import ProcessSpec
+from headrace_supervisor.models.memory_sums import Claim
+from headrace_supervisor.processes.managed_process import ProcessSpec
 from headrace_supervisor.refusals import Refused
 from headrace_supervisor.repository import ModelRepository, check_name, is_inside
 from headrace_supervisor.runtime_folder import ENGINE_SOCKET, TELEMETRY_SOCKET
