@@ -22,7 +22,7 @@ import rich.table
 
 from headrace_model_folder import InvalidModelFolder
 from headrace_model_folder.config import parse_config
-from headrace_supervisor.capacity import GPUS, PRODUCTS, Demand, Gpu, Prediction, RankSizes, predict
+from headrace_supervisor.plan.capacity import GPUS, PRODUCTS, Demand, Gpu, Prediction, RankSizes, predict
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

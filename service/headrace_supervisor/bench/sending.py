@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import headrace
 from headrace.connection import ConnectionOptions
-from headrace_supervisor.bench_load import Load, Point, Prompt, prompts
+from headrace_supervisor.bench.load import Load, Point, Prompt, prompts
 
 
 class BenchError(Exception):

@@ -1,6 +1,6 @@
 """`headrace bench` on the command line: flags into a load, the result out, exit codes.
 
-Owns the flags. Measuring is in `bench`, tables and plots are in `bench_report`.
+Owns the flags. Measuring is in `figures`, tables and plots are in `report`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from headrace.cli.options import Connection, server_options
-from headrace_supervisor import bench as benchmark
-from headrace_supervisor import bench_report
-from headrace_supervisor.bench_load import Length, Load, Point
-from headrace_supervisor.bench_sending import BenchError
+from headrace_supervisor.bench import figures as benchmark
+from headrace_supervisor.bench import report as bench_report
+from headrace_supervisor.bench.load import Length, Load, Point
+from headrace_supervisor.bench.sending import BenchError
 
 # click keeps the lines of a paragraph that begins with \b.
 _EXAMPLES = """\b

@@ -1,7 +1,7 @@
 """What `headrace bench` sends, and when: lengths, prompts, and the points of a run.
 
 Owns the load's description and its random numbers. Prompts are random token ids, so that no request
-finds another's prefix in the cache. Nothing is sent here (`bench_sending`).
+finds another's prefix in the cache. Nothing is sent here (`sending`).
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ import rich.box
 import rich.console
 import rich.table
 
-from headrace_supervisor.bench import PERCENTILES, PointFigures, Result
-from headrace_supervisor.bench_load import Length, Point
-from headrace_supervisor.bench_sending import BenchError
+from headrace_supervisor.bench.figures import PERCENTILES, PointFigures, Result
+from headrace_supervisor.bench.load import Length, Point
+from headrace_supervisor.bench.sending import BenchError
 
 PLOT_TYPES = (".png", ".svg", ".pdf")
 # From here on the client's own work shows in the figures.

@@ -1,7 +1,7 @@
 """`headrace bench`: load on a running server, and what its callers would feel.
 
 Owns the figures: rates, percentiles and goodput of each level of load. What is sent is in
-`bench_load`, the sending in `bench_sending`, tables and plots in `bench_report`.
+`load`, the sending in `sending`, tables and plots in `report`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 
 from headrace.connection import ConnectionOptions
-from headrace_supervisor import bench_sending
-from headrace_supervisor.bench_load import Load
-from headrace_supervisor.bench_sending import PointRun, Sample
+from headrace_supervisor.bench import sending as bench_sending
+from headrace_supervisor.bench.load import Load
+from headrace_supervisor.bench.sending import PointRun, Sample
 
 PERCENTILES = (50, 95, 99)
 

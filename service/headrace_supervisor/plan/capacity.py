@@ -5,7 +5,7 @@ Owns the model. A step reads the weights (or multiplies by them, whichever takes
 caches of the rows that are being written, launches so many small kernels a layer, and ranks
 exchange two sums a layer. Prompts take their share of the time. Users write, read the answer,
 think, and come again; so many are active as a balance of both leaves. Where sizes come from is
-`plan_command`'s business, how near all of this is to measurements docs/operations.md's.
+`command`'s business, how near all of this is to measurements docs/operations.md's.
 """
 
 from __future__ import annotations
