@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from headrace_facts import facts
-from headrace_telemetry import otlp_bytes
-from headrace_telemetry.otlp_bytes import FLAG_REMOTE_PARENT, FLAG_SAMPLED, SERVER, Key, SpanHead
+from headrace_telemetry.otlp import otlp_bytes
+from headrace_telemetry.otlp.otlp_bytes import FLAG_REMOTE_PARENT, FLAG_SAMPLED, SERVER, Key, SpanHead
 from headrace_telemetry.outcome import FAILURES
 
 _SYSTEM: Final = Key("rpc.system.name")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace_telemetry.counts import ExportCounts
-from headrace_telemetry.engine_book import U64
+from headrace_telemetry.spans.engine_book import U64
 
 # What an entry takes beside its bytes: tuples, keys, places in dictionaries.
 _ENTRY_BYTES = 400

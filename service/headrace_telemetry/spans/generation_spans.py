@@ -16,12 +16,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from headrace_facts import facts
-from headrace_telemetry import otlp_bytes, token_columns
-from headrace_telemetry.engine_book import U64, EngineBook
-from headrace_telemetry.otlp_bytes import Key, SpanHead
+from headrace_telemetry.otlp import otlp_bytes
+from headrace_telemetry.otlp.otlp_bytes import Key, SpanHead
 from headrace_telemetry.outcome import FAILURES
-from headrace_telemetry.span_frame import Frame, frame_of
-from headrace_telemetry.token_columns import OwnColumns
+from headrace_telemetry.spans import token_columns
+from headrace_telemetry.spans.engine_book import U64, EngineBook
+from headrace_telemetry.spans.span_frame import Frame, frame_of
+from headrace_telemetry.spans.token_columns import OwnColumns
 
 PROVIDER: Final = "headrace"
 _PHASE_NAMES: Final = {

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from headrace_facts.step_records import RECORD, Records, StepFlag
-from headrace_telemetry import otlp_bytes, step_work
-from headrace_telemetry.engine_book import U64, EngineBook, Members, Request
-from headrace_telemetry.otlp_bytes import Key, SpanHead
+from headrace_telemetry import step_work
+from headrace_telemetry.otlp import otlp_bytes
+from headrace_telemetry.otlp.otlp_bytes import Key, SpanHead
+from headrace_telemetry.spans.engine_book import U64, EngineBook, Members, Request
 
 _CAPTURED, _LATE, _ALONE = int(StepFlag.CAPTURED), int(StepFlag.LATE_WORK), int(StepFlag.ISOLATED)
 _NAMES: Final = RECORD.names or ()

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace_facts import facts, step_records
-from headrace_telemetry import step_ids
-from headrace_telemetry.otlp_bytes import link, text_element
-from headrace_telemetry.span_frame import check_time
+from headrace_telemetry.otlp.otlp_bytes import link, text_element
+from headrace_telemetry.spans import step_ids
+from headrace_telemetry.spans.span_frame import check_time
 
 NUM_STEPS: Final = 65_536
 # About 800 bytes each. Steps name their requests when they are exported, seconds after they were

@@ -13,7 +13,7 @@ from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from headrace_telemetry import otlp_bytes
+from headrace_telemetry.otlp import otlp_bytes
 
 Json = dict[str, Any]
 _encoder = msgspec.json.Encoder()

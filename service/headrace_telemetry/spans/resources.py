@@ -9,9 +9,9 @@ import socket
 from typing import Final
 
 from headrace_facts import facts
-from headrace_telemetry import otlp_bytes
 from headrace_telemetry.config import TelemetryConfig
-from headrace_telemetry.engine_book import EngineBook
+from headrace_telemetry.otlp import otlp_bytes
+from headrace_telemetry.spans.engine_book import EngineBook
 
 _MOST_KEPT: Final = 256
 

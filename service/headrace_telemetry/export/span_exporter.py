@@ -16,10 +16,10 @@ import structlog
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from headrace_telemetry import otlp_bytes
 from headrace_telemetry.counts import ExportCounts
-from headrace_telemetry.generation_spans import SpanBlock
-from headrace_telemetry.otlp_channel import TRACES, Backoff, ExportFailed
+from headrace_telemetry.otlp import otlp_bytes
+from headrace_telemetry.otlp.otlp_channel import TRACES, Backoff, ExportFailed
+from headrace_telemetry.spans.generation_spans import SpanBlock
 
 SIGNAL: Final = "traces"
 # A collector takes 4 MiB by default; what encloses the spans takes some of it.

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace_telemetry.otlp_bytes import INTERNAL, field, varint
+from headrace_telemetry.otlp.otlp_bytes import INTERNAL, field, varint
 
 U64 = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]

@@ -15,9 +15,9 @@ from typing import Final
 
 import structlog
 
-from headrace_telemetry import otlp_json
 from headrace_telemetry.counts import ExportCounts
-from headrace_telemetry.generation_spans import SpanBlock
+from headrace_telemetry.otlp import otlp_json
+from headrace_telemetry.spans.generation_spans import SpanBlock
 
 _MOST_QUEUED_BYTES: Final = 64 << 20
 

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace_facts import facts, token_steps
-from headrace_telemetry import token_spans
-from headrace_telemetry.engine_book import U64, EngineBook
-from headrace_telemetry.otlp_bytes import Key
-from headrace_telemetry.span_frame import Frame
-from headrace_telemetry.token_spans import Tokens
+from headrace_telemetry.otlp.otlp_bytes import Key
+from headrace_telemetry.spans import token_spans
+from headrace_telemetry.spans.engine_book import U64, EngineBook
+from headrace_telemetry.spans.span_frame import Frame
+from headrace_telemetry.spans.token_spans import Tokens
 
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
