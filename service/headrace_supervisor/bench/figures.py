@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace.connection import ConnectionOptions
+from headrace.connections.connection import ConnectionOptions
 from headrace_supervisor.bench import sending as bench_sending
 from headrace_supervisor.bench.load import Load
 from headrace_supervisor.bench.sending import PointRun, Sample

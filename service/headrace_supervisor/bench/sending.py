@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 import headrace
-from headrace.connection import ConnectionOptions
+from headrace.connections.connection import ConnectionOptions
 from headrace_supervisor.bench.load import Load, Point, Prompt, prompts
 
 

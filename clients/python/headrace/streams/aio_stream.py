@@ -16,7 +16,7 @@ import grpc.aio
 from headrace.completion import Completion, Transcript
 from headrace.errors import from_rpc_error
 from headrace.events import Delta, Event, Ledger, OutputFinished, Reconnecting, Usage
-from headrace.stream_state import StreamState, piece_of
+from headrace.streams.stream_state import StreamState, piece_of
 
 # What read() returns at the end of a stream; the published type stubs leave it out.
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]

@@ -15,10 +15,10 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from headrace.aio_stream import END, AsyncEventReader
 from headrace.events import Event, Failed
-from headrace.session_base import Inbox, SessionBase
-from headrace.session_state import SessionStep, step_from_proto
+from headrace.sessions.session_base import Inbox, SessionBase
+from headrace.sessions.session_state import SessionStep, step_from_proto
+from headrace.streams.aio_stream import END, AsyncEventReader
 from headrace.v1 import inference_pb2 as pb
 
 

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from headrace.calls import Streaming, Unary
-from headrace.connection import Endpoint
+from headrace.connections.connection import Endpoint
 from headrace.errors import from_rpc_error
 
 T = TypeVar("T")

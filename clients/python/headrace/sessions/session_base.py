@@ -22,7 +22,7 @@ from headrace.answers import Submitted
 from headrace.completion import Transcript
 from headrace.errors import HeadraceError, Internal, from_rpc_error
 from headrace.events import Delta, Event, Failed, PromptLogprobs
-from headrace.session_state import SessionEvent, SessionState, SessionStep, submission
+from headrace.sessions.session_state import SessionEvent, SessionState, SessionStep, submission
 from headrace.spec import GenerationOptions, Messages
 from headrace.trace_context import checked
 from headrace.v1 import inference_pb2 as pb

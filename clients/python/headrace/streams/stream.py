@@ -16,11 +16,11 @@ from typing import Any, Self
 
 import grpc
 
-from headrace.call_reader import readable
 from headrace.completion import Completion, Transcript
+from headrace.connections.call_reader import readable
 from headrace.errors import from_rpc_error
 from headrace.events import Delta, Event, Ledger, OutputFinished, Reconnecting, Usage
-from headrace.stream_state import StreamState, piece_of
+from headrace.streams.stream_state import StreamState, piece_of
 
 
 class EventReader(ABC):

@@ -16,11 +16,11 @@ from typing import Any, Self
 
 import grpc
 
-from headrace.call_reader import readable
+from headrace.connections.call_reader import readable
 from headrace.events import Event, Failed
-from headrace.session_base import Inbox, SessionBase
-from headrace.session_state import SessionStep, step_from_proto
-from headrace.stream import EventReader
+from headrace.sessions.session_base import Inbox, SessionBase
+from headrace.sessions.session_state import SessionStep, step_from_proto
+from headrace.streams.stream import EventReader
 from headrace.v1 import inference_pb2 as pb
 
 

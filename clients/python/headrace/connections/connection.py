@@ -13,7 +13,7 @@ from typing import TypedDict
 
 import grpc
 
-from headrace.channel import ChannelOptions, RetryPolicy, channel_options
+from headrace.connections.channel import ChannelOptions, RetryPolicy, channel_options
 from headrace.security import Tls, bearer, is_local
 
 DEFAULT_SERVER = "127.0.0.1:50051"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import grpc
 
 from headrace.calls import Streaming, Unary
-from headrace.connection import Endpoint
+from headrace.connections.connection import Endpoint
 from headrace.errors import from_rpc_error
 
 T = TypeVar("T")

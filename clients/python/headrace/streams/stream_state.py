@@ -23,8 +23,8 @@ import time
 from dataclasses import dataclass, replace
 
 from headrace.calls import Streaming
-from headrace.channel import RetryPolicy
 from headrace.completion import Transcript
+from headrace.connections.channel import RetryPolicy
 from headrace.errors import HeadraceError, Internal, Unavailable
 from headrace.events import (
     Accepted,
