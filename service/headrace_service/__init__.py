@@ -8,7 +8,7 @@ behind `engine.proto`. Imports no torch.
 A request's way in, room by room:
 
     api           inference_service, generation_handlers (kserve: tensors instead)
-    calls         rpc_boundary: one status ends every call
+    calls         rpc_boundary: a Call, parsed; one status ends it
     generations   generations, engine_request
     engines       served_models, replicas, engine_client -> [engine.proto]
 

@@ -16,7 +16,8 @@ from headrace.v1 import generation_pb2
 from headrace_facts.facts import Detail
 from headrace_protos.control.v1 import control_pb2
 from headrace_service import errors, validation
-from headrace_service.calls.rpc_boundary import Call, streaming, unary
+from headrace_service.calls.call import Call
+from headrace_service.calls.rpc_boundary import streaming, unary
 from headrace_service.service_core import ServiceCore
 from headrace_service.tracing.tracer import Tracer
 from headrace_service.violations import Violations

@@ -19,8 +19,8 @@ from headrace.v1 import inference_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, validation
 from headrace_service.api.session_batch import SessionBatch, SessionWire
-from headrace_service.calls import rpc_boundary
-from headrace_service.calls.rpc_boundary import Call
+from headrace_service.calls import failures
+from headrace_service.calls.call import Call
 from headrace_service.engines.served_models import ServedModel
 from headrace_service.generations.conversation import check_conversation
 from headrace_service.generations.generations import Prompt
@@ -47,7 +47,7 @@ def _take(stream: GenerationStream, entry: _Entry) -> errors.ServiceError | None
     try:
         stream.take()
     except Exception as error:
-        return rpc_boundary.unexpected(error)
+        return failures.unexpected(error)
     return entry.wire.error or stream.failure
 
 
@@ -162,7 +162,7 @@ class _Session(SharedCall[inference_pb2.SessionRequest]):
         except errors.ServiceError as error:
             self._end(entry, error)
         except Exception as error:
-            self._end(entry, rpc_boundary.unexpected(error))
+            self._end(entry, failures.unexpected(error))
         else:
             assert entry.stream is not None
             self._by_stream[entry.stream] = entry

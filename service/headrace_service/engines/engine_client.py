@@ -20,7 +20,7 @@ from google.protobuf import message
 from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
-from headrace_service.calls.rpc_boundary import Call
+from headrace_service.calls.call import Call
 from headrace_service.engines.step_dealing import deal
 from headrace_service.streams.ending import Endings
 from headrace_service.streams.generation_stream import GenerationStream

@@ -20,7 +20,7 @@ import numpy as np
 from headrace_facts.facts import SpanContext
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
-from headrace_service.calls.rpc_boundary import Call
+from headrace_service.calls.call import Call
 from headrace_service.resolved_spec import ResolvedSpec
 from headrace_service.streams.render_state import RenderState
 from headrace_service.text.text_model import TextModel

@@ -18,8 +18,8 @@ import structlog
 from headrace.v1 import generation_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors, validation
-from headrace_service.calls import rpc_boundary
-from headrace_service.calls.rpc_boundary import Call
+from headrace_service.calls import failures
+from headrace_service.calls.call import Call
 from headrace_service.config import ServiceConfig
 from headrace_service.engines import replicas
 from headrace_service.engines.request_ids import RequestIds
@@ -246,7 +246,7 @@ def given_up(stream: GenerationStream, model: ServedModel, call: Call) -> Iterat
     try:
         yield
     except Exception as error:
-        failure = rpc_boundary.failure_of(call.context, error)
+        failure = failures.failure_of(call.context, error)
         stream.note_failure(failure)
         raise failure from None
     finally:

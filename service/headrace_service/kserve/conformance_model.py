@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from headrace_service.auth.caller import Caller
-from headrace_service.calls.rpc_boundary import Call
+from headrace_service.calls.call import Call
 from headrace_service.kserve.accounting import Account
 from headrace_service.kserve.messages import refusals, responses
 from headrace_service.kserve.messages.infer_request import InferRequest

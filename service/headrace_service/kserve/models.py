@@ -12,7 +12,7 @@ from typing import Protocol
 
 from headrace_service import errors
 from headrace_service.auth.caller import Caller
-from headrace_service.calls.rpc_boundary import Call
+from headrace_service.calls.call import Call
 from headrace_service.kserve.accounting import Account
 from headrace_service.kserve.messages import refusals
 from headrace_service.kserve.messages.generation_wire import GenerationWire

@@ -16,7 +16,8 @@ from google.protobuf import message
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import logs
-from headrace_service.calls.rpc_boundary import Call, bidirectional, unary_encoded
+from headrace_service.calls.call import Call
+from headrace_service.calls.rpc_boundary import bidirectional, unary_encoded
 from headrace_service.config import ServiceConfig
 from headrace_service.kserve import conformance_arithmetic, conformance_sequences, conformance_timing
 from headrace_service.kserve.handlers import settings_handlers

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Generic
 
 from headrace_service import errors
-from headrace_service.calls import rpc_boundary
-from headrace_service.calls.rpc_boundary import Call
+from headrace_service.calls import failures
+from headrace_service.calls.call import Call
 from headrace_service.messages.parsing import Request, Unparsed
 from headrace_service.streams.generation_stream import GenerationStream
 
@@ -96,7 +96,7 @@ class SharedCall(abc.ABC, Generic[Request]):
             # An interrupted writer fails with whatever grpc makes of a cancelled write; the reason
             # is the call's.
             if self.failure is None and isinstance(error, Exception):
-                self.failure = rpc_boundary.failure_of(self.call.context, error)
+                self.failure = failures.failure_of(self.call.context, error)
             if self.failure is None:
                 raise
             for stream in self.streams():

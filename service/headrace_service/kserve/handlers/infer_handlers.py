@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
-from headrace_service.calls.rpc_boundary import Call
+from headrace_service.calls.call import Call
 from headrace_service.kserve.accounting import Account
 from headrace_service.kserve.messages import infer_request, responses
 from headrace_service.kserve.messages.infer_request import InferRequest

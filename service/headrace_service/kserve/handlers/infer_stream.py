@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Iterable
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
-from headrace_service.calls import rpc_boundary
-from headrace_service.calls.rpc_boundary import Call
+from headrace_service.calls import failures
+from headrace_service.calls.call import Call
 from headrace_service.kserve.accounting import Account
 from headrace_service.kserve.handlers.infer_handlers import Inference
 from headrace_service.kserve.language_models.language_model import check_ended
@@ -89,7 +89,7 @@ class _Followed:
             return self._next()
         except Exception as error:
             # A mistake of ours about this generation is no reason to end the others.
-            self.ended.set_exception(rpc_boundary.unexpected(error))
+            self.ended.set_exception(failures.unexpected(error))
             return None
 
     def _next(self) -> bytes | None:
@@ -220,7 +220,7 @@ class _InferStream(SharedCall[pb.ModelInferRequest]):
             await _turn(before)
             self._fail(message.id, error)
         except Exception as error:
-            self._fail(message.id, rpc_boundary.unexpected(error))
+            self._fail(message.id, failures.unexpected(error))
         finally:
             finished.set()
             self._live_ids.discard(message.id)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from headrace_protos.control.v1 import control_pb2
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
-from headrace_service.calls.rpc_boundary import Call
+from headrace_service.calls.call import Call
 from headrace_service.errors import ServiceError
 from headrace_service.kserve.messages import refusals
 from headrace_service.kserve.models import ModelDirectory

@@ -6,7 +6,7 @@ import importlib.metadata
 
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors
-from headrace_service.calls.rpc_boundary import Call
+from headrace_service.calls.call import Call
 from headrace_service.kserve.handlers import model_config
 from headrace_service.kserve.messages import refusals
 from headrace_service.kserve.messages.shared_memory import SharedMemoryRegions

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from headrace_facts.facts import Detail
 from headrace_protos.inference import grpc_service_pb2 as pb
 from headrace_service import errors, logs
-from headrace_service.calls.rpc_boundary import Call
+from headrace_service.calls.call import Call
 from headrace_service.kserve.messages import refusals
 from headrace_service.kserve.messages.shared_document import Content, SharedDocument
 from headrace_service.kserve.models import ModelDirectory
