@@ -33,7 +33,7 @@ from headrace_backend.engine.requests import (
     Subscriber,
     TenantLimits,
 )
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 100

@@ -26,7 +26,7 @@ from benchmarks.shapes import SHAPES, write_model_folder
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.device import choose_device, choose_dtype, prepare_torch

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from tests.backend.fake_worker import POISON_PROMPT
 
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.cpu_runner import CpuRunner
 from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.main import main

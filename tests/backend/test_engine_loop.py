@@ -21,7 +21,7 @@ from headrace_backend.engine.outbox import Outbox, RequestDone
 from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.precise_timer import PreciseTimer
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 
 MS = 1_000_000
 STEP_NS = 8 * MS

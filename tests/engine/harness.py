@@ -23,7 +23,7 @@ from headrace_backend.engine.outbox import (
     Started,
 )
 from headrace_backend.engine.requests import EngineRequest, ModelLimits, SamplingSpec, StopSpec, Subscriber
-from headrace_backend.plan_bytes import columns_bytes, max_plan_bytes
+from headrace_backend.step.plan_bytes import columns_bytes, max_plan_bytes
 
 # Events that come before the tokens of their outbox.
 PRECEDING = (Started, PromptLogprobs)

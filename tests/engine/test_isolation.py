@@ -12,7 +12,7 @@ from tests.engine.harness import Harness, Reader, request
 
 from headrace_backend.engine.isolation import GUILTY
 from headrace_backend.engine.requests import AbortCause, EndReason, EngineRequest
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.rendezvous import Seat
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.fitted_runner import make_runner

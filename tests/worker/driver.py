@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
-from headrace_backend.step_plan import ForwardPlan, PromptLogprobPlan, RowAdmission, SamplePlan, StepPlan, StepResult
+from headrace_backend.step.plan import ForwardPlan, PromptLogprobPlan, RowAdmission, SamplePlan, StepPlan, StepResult
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.cpu_runner import CpuRunner
 from headrace_backend.worker.kv_caches import allocate_kv_caches, kv_type

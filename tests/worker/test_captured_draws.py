@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.kv_caches import allocate_kv_caches

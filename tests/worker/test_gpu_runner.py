@@ -26,7 +26,7 @@ from tests.worker.driver import (
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives, PendingSum, PieceRule
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import Shard
 from headrace_backend.worker.cpu_runner import CpuRunner
 from headrace_backend.worker.gpu_runner import GpuRunner

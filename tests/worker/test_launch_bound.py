@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_backend import device_defaults
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker import launch_bound
 from headrace_backend.worker.launch_bound import host_share, launch_bound_sizes, tried_sizes
 from headrace_backend.worker.made_up_steps import BlockPool

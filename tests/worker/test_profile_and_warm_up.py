@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives
-from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepPlan
+from headrace_backend.step.messages import LoadProgress, MemoryPlan
+from headrace_backend.step.plan import MAX_PROMPT_LOGPROBS, StepPlan
 from headrace_backend.weights.placement import Shard
 from headrace_backend.worker import fitted_runner
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
@@ -30,7 +31,6 @@ from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.step_buffers import StepLimits
 from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
 from headrace_backend.worker.warm_up import gpu_steps, short_steps, warm_up
-from headrace_backend.worker_messages import LoadProgress, MemoryPlan
 from headrace_kernels import triton_runtime
 from headrace_kernels.attention.quantized_kv import restored_blocks, scales_of, tiles_of
 from headrace_kernels.low_bit.linear import WARM_ROWS

@@ -28,7 +28,7 @@ from tests.worker.driver import (
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker import fitted_runner, prompt_logprobs
 from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.kv_caches import allocate_kv_caches

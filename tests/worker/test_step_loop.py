@@ -12,9 +12,10 @@ from tests.worker.driver import MAX_MODEL_LEN, NUM_BLOCKS, Entry, admission, exe
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.rank_board import RankBoard, create_board
-from headrace_backend.ring import RingReader, RingWriter, create_ring
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.messages import RecordKind, StepRaised, WorkerMessage, decode_message
+from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_backend.step.rank_board import RankBoard, create_board
+from headrace_backend.step.ring import RingReader, RingWriter, create_ring
 from headrace_backend.worker import step_loop
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed
@@ -25,7 +26,6 @@ from headrace_backend.worker.runner import NOTHING_LAUNCHED, Launched, Runner
 from headrace_backend.worker.sampler import SampledTokens
 from headrace_backend.worker.step_loop import StepLoop
 from headrace_backend.worker.warm_up import probe_steps
-from headrace_backend.worker_messages import RecordKind, StepRaised, WorkerMessage, decode_message
 
 
 class Rings:

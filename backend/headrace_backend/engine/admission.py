@@ -16,7 +16,7 @@ from headrace_backend.engine.plan_builder import most_admission_bytes
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.requests import EngineRequest
 from headrace_backend.engine.tenant_account import TenantAccount
-from headrace_backend.plan_bytes import columns_bytes, max_plan_bytes
+from headrace_backend.step.plan_bytes import columns_bytes, max_plan_bytes
 
 _NS_PER_S = 1_000_000_000
 _MIN_RETRY_NS = 100_000_000

@@ -64,7 +64,7 @@ from headrace_backend.engine.subscriptions import Subscriptions
 from headrace_backend.engine.tenant_account import TenantAccount
 from headrace_backend.engine.token_budget import StepLimits, TokenBudget
 from headrace_backend.engine.validation import RequestValidator
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 
 MAX_STEPS_IN_FLIGHT = 2
 

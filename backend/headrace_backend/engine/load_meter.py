@@ -15,7 +15,7 @@ from headrace_backend.engine.plan_timing import PlanTiming
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.scheduler import Scheduler
 from headrace_backend.engine.step_time import StepTimeModel
-from headrace_backend.step_plan import StepResult
+from headrace_backend.step.plan import StepResult
 
 
 class LoadMeter:

@@ -19,8 +19,7 @@ from headrace_backend.engine.prompt_log import PromptRun
 from headrace_backend.engine.requests import EngineRequest
 from headrace_backend.engine.sequence import LiveRequest, Sequence
 from headrace_backend.engine.step_time import StepLoad
-from headrace_backend.plan_bytes import FIELD_BYTES, RUN_BYTES, table_bytes
-from headrace_backend.step_plan import (
+from headrace_backend.step.plan import (
     MAX_PROMPT_LOGPROBS,
     NO_PROMPT_LOGPROBS,
     ForwardPlan,
@@ -32,6 +31,7 @@ from headrace_backend.step_plan import (
     StepPlan,
     admission_bytes,
 )
+from headrace_backend.step.plan_bytes import FIELD_BYTES, RUN_BYTES, table_bytes
 
 
 @dataclasses.dataclass(slots=True)

@@ -21,7 +21,7 @@ from array import array
 from typing import NamedTuple
 
 from headrace_backend.engine.outbox import LogprobColumns, PromptLogprobs
-from headrace_backend.step_plan import StepResult
+from headrace_backend.step.plan import StepResult
 
 
 class PromptRun(NamedTuple):

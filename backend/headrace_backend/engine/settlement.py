@@ -21,7 +21,7 @@ from headrace_backend.engine.requests import EndReason
 from headrace_backend.engine.scheduler import Scheduler
 from headrace_backend.engine.sequence import NO_ROW, LiveRequest, Sequence
 from headrace_backend.engine.token_log import TokenLogprobs
-from headrace_backend.step_plan import StepResult
+from headrace_backend.step.plan import StepResult
 
 _UNSOUND = "the model's output was not a number"
 

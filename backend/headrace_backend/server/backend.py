@@ -26,7 +26,7 @@ from headrace_backend.server.statuses import RESTART_RETRY_NS, ended
 from headrace_backend.server.telemetry import Teller
 from headrace_backend.server.worker_group import WorkerLaunch
 from headrace_backend.server.worker_supervision import EngineStuck, ModelRefused, WorkersGivenUp, WorkerSupervision
-from headrace_backend.worker_messages import WorkerReady
+from headrace_backend.step.messages import WorkerReady
 from headrace_credentials import stranger_limits
 from headrace_credentials.server_tls import ServerTls
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.requests import ModelLimits
 from headrace_backend.server.model_cost import ModelCost, model_cost
-from headrace_backend.worker_messages import MemoryPlan, QuantizationReport, WorkerReady
+from headrace_backend.step.messages import MemoryPlan, QuantizationReport, WorkerReady
 from headrace_model_folder import MeasuredLoss, ModelFolder
 from headrace_protos.engine.v1 import engine_pb2
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from headrace_backend.rank_board import RankBoard, RankMark
 from headrace_backend.server.worker_process import RankDescriptors, WorkerProcess
+from headrace_backend.step.rank_board import RankBoard, RankMark
 
 
 class RankWatch:

@@ -15,7 +15,7 @@ import rich.console
 import rich.progress
 
 from headrace_backend.server.logs import format_bytes, get_logger
-from headrace_backend.worker_messages import LoadProgress, MemoryPlan
+from headrace_backend.step.messages import LoadProgress, MemoryPlan
 
 _LINE_INTERVAL_S = 2.0
 # Sizes of a plan, by the names that its line has for them.

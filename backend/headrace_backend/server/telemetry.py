@@ -21,7 +21,7 @@ from headrace_backend.engine.sequence import LiveRequest
 from headrace_backend.engine.step_log import EndedRequest, StepLog
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.model_facts import ModelFacts
-from headrace_backend.worker_messages import WorkerReady
+from headrace_backend.step.messages import WorkerReady
 from headrace_facts import facts, log_output
 from headrace_facts.clocks import unix_offset_ns
 from headrace_facts.feed import Feed

@@ -18,14 +18,11 @@ from typing import Any
 import msgspec
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.plan_bytes import max_plan_bytes
-from headrace_backend.ring import RingDescriptors, RingFull, RingWriter, create_ring
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.rank_watch import RankWatch, state
 from headrace_backend.server.start_report import StartReport
 from headrace_backend.server.worker_process import DEFAULT_WORKER_COMMAND, RankDescriptors, Record, WorkerProcess
-from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepPlan
-from headrace_backend.worker_messages import (
+from headrace_backend.step.messages import (
     LoadProgress,
     MemoryPlan,
     Notice,
@@ -35,6 +32,9 @@ from headrace_backend.worker_messages import (
     WorkerReady,
     decode_message,
 )
+from headrace_backend.step.plan import MAX_PROMPT_LOGPROBS, StepPlan
+from headrace_backend.step.plan_bytes import max_plan_bytes
+from headrace_backend.step.ring import RingDescriptors, RingFull, RingWriter, create_ring
 from headrace_facts.oom_kills import RecentOomKills
 from headrace_request import limits
 

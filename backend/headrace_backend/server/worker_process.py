@@ -21,9 +21,9 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace_backend.rank_board import create_board
-from headrace_backend.ring import RingCorrupt, RingDescriptors, RingReader, create_ring
 from headrace_backend.server.logs import get_logger
+from headrace_backend.step.rank_board import create_board
+from headrace_backend.step.ring import RingCorrupt, RingDescriptors, RingReader, create_ring
 
 DEFAULT_WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "headrace_backend.worker")
 

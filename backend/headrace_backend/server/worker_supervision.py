@@ -30,7 +30,7 @@ from headrace_backend.server.health import Health
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.worker_group import WorkerGroup, WorkerLaunch, WorkersLost
 from headrace_backend.server.worker_losses import WorkerLosses
-from headrace_backend.worker_messages import StepRaised, WorkerReady
+from headrace_backend.step.messages import StepRaised, WorkerReady
 
 # A step may take so many times what it is expected to take, beyond `watchdog_s`.
 _PATIENCE = 4.0

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from headrace_backend.layers.step_metadata import StepPieces
-from headrace_backend.step_plan import ForwardPlan, Int32Column
+from headrace_backend.step.plan import ForwardPlan, Int32Column
 from headrace_backend.worker.flattening import LAST_SAMPLED, Int64Column, flat_token_ids, ranges, table_places
 from headrace_backend.worker.step_entries import Entries
 from headrace_kernels.attention.paged import AttentionMetadata

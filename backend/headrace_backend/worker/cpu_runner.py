@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headrace_backend.step_plan import SamplePlan, StepPlan
+from headrace_backend.step.plan import SamplePlan, StepPlan
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.kv_caches import copy_planned_blocks
 from headrace_backend.worker.prompt_logprobs import hidden_indices, prompt_logprobs

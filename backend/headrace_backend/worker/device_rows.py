@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace_backend.step_plan import ForwardPlan
+from headrace_backend.step.plan import ForwardPlan
 from headrace_backend.worker.device_copies import copy_to_device
 from headrace_backend.worker.flattening import table_places
 from headrace_kernels.step_inputs import scatter_int32

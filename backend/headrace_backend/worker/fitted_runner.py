@@ -19,6 +19,7 @@ import torch
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import agreed_least, agreed_most, slowest_times
+from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.cpu_batch import CpuBatch
 from headrace_backend.worker.cpu_runner import CpuRunner
@@ -37,7 +38,6 @@ from headrace_backend.worker.sampler import Sampler
 from headrace_backend.worker.step_buffers import StepLimits
 from headrace_backend.worker.step_shape import AttentionSizes, captured_shapes
 from headrace_backend.worker.warm_up import warm_up
-from headrace_backend.worker_messages import MemoryPlan
 
 # Graphs that need more than was estimated are captured once more beside a smaller cache.
 _CAPTURE_ATTEMPTS = 2

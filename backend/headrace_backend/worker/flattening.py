@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from headrace_backend.step_plan import ForwardPlan, Int32Column
+from headrace_backend.step.plan import ForwardPlan, Int32Column
 
 Int64Column = npt.NDArray[np.int64]
 

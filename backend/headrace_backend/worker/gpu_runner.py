@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from headrace_backend.step_plan import SamplePlan, StepPlan
+from headrace_backend.step.plan import SamplePlan, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.device_rows import DeviceRows

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from headrace_backend.step_plan import StepResult
+from headrace_backend.step.plan import StepResult
 from headrace_backend.worker.prompt_logprobs import PromptLogprobs
 from headrace_backend.worker.sampler import SampledLogprobs, SampledTokens
 from headrace_kernels.sampling.logprobs import TokenLogprobs

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import torch
 
-from headrace_backend.step_plan import ForwardPlan
+from headrace_backend.step.plan import ForwardPlan
 from headrace_backend.worker.device_copies import indices_on_device
 from headrace_kernels.attention.kv_cache import copy_blocks
 from headrace_kernels.attention.quantized_kv import KV_TYPES, num_bytes, tile_bytes, tiles_of, view_of

@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from headrace_backend.step_plan import Float32Column, Int32Column, RowAdmission
+from headrace_backend.step.plan import Float32Column, Int32Column, RowAdmission
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
 
 # Stands in a bad word's prefix where the word is shorter than the longest: equals anything.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from headrace_backend.step_plan import (
+from headrace_backend.step.plan import (
     MAX_PROMPT_LOGPROBS,
     NO_PROMPT_LOGPROBS,
     ForwardPlan,

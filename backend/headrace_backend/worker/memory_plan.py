@@ -20,11 +20,11 @@ import torch
 from headrace_backend.config import EngineConfig
 from headrace_backend.kv_bytes import kv_token_bytes
 from headrace_backend.models.registry import WeightMemory
+from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.penalty_slots import BYTES_PER_TOKEN
 from headrace_backend.worker.profile_step import Profile
 from headrace_backend.worker.prompt_logprobs import CPU_PIECE_ROWS
-from headrace_backend.worker_messages import MemoryPlan
 from headrace_model_folder import ModelConfig
 
 _MIB = 1 << 20

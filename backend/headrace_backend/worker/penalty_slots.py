@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace_backend.step_plan import Int32Column, RowAdmission
+from headrace_backend.step.plan import Int32Column, RowAdmission
 from headrace_backend.worker.device_copies import indices_on_device
 from headrace_kernels.sampling.penalties import penalize_rows
 

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.device_memory import DeviceMemory
 from headrace_backend.worker.made_up_steps import BlockPool, Chunk, Wish, make_step, release_step
 from headrace_backend.worker.runner import Runner

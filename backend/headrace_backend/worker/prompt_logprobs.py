@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from headrace_backend.step_plan import Int32Column, PromptLogprobPlan, StepResult
+from headrace_backend.step.plan import Int32Column, PromptLogprobPlan, StepResult
 from headrace_backend.worker.device_copies import indices_on_device
 from headrace_backend.worker.flattening import Int64Column, ranges
 from headrace_kernels.sampling.logprobs import TokenLogprobs, token_logprobs

@@ -18,10 +18,10 @@ from headrace_backend.quantization.rounded_inputs import describe_inputs
 from headrace_backend.quantization.self_check import QuantizationSummary, StoredSummary
 from headrace_backend.quantization.stored_weight import KINDS
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
+from headrace_backend.step.messages import Notice, QuantizationReport
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StartRefused
-from headrace_backend.worker_messages import Notice, QuantizationReport
 from headrace_kernels.low_bit.block_weight import BlockKind
 from headrace_kernels.low_bit.quantized_weight import QuantKind
 from headrace_model_folder import ModelFolder

@@ -15,8 +15,8 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.parallel.rendezvous import MixedRanks, Seat, join
-from headrace_backend.rank_board import RankBoard, RankLine
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
+from headrace_backend.step.rank_board import RankBoard, RankLine
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StartRefused

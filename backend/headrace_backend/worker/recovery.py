@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.profile_step import run_steps
 from headrace_backend.worker.runner import Runner
 

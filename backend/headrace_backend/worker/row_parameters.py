@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace_backend.step_plan import Int32Column, RowAdmission, UInt8Column
+from headrace_backend.step.plan import Int32Column, RowAdmission, UInt8Column
 from headrace_backend.worker.device_copies import copy_to_device
 from headrace_kernels.sampling import parameters as columns
 

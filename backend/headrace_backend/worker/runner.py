@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.sampler import SampledTokens
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace_backend.step_plan import Int32Column, RowAdmission, SamplePlan, StepResult, UInt8Column
+from headrace_backend.step.plan import Int32Column, RowAdmission, SamplePlan, StepResult, UInt8Column
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
 from headrace_backend.worker.logit_changes import LogitChanges
 from headrace_backend.worker.penalty_slots import PenaltySlots

@@ -16,6 +16,7 @@ import torch
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.registry import load_model, weight_memory
+from headrace_backend.step.messages import MemoryPlan, Notice, WorkerReady
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.loader import pinned_bytes
 from headrace_backend.weights.scheme import QuantizationRefused, Schemes
@@ -35,7 +36,6 @@ from headrace_backend.worker.recovery import Recovery
 from headrace_backend.worker.runner import CapturesGraphs, Runner
 from headrace_backend.worker.step_loop import StepLoop
 from headrace_backend.worker.warm_up import probe_steps
-from headrace_backend.worker_messages import MemoryPlan, Notice, WorkerReady
 from headrace_kernels.triton_runtime import compilation_count
 from headrace_model_folder import ModelFolder
 

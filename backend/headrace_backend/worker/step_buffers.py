@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 
 from headrace_backend.layers.step_metadata import StepPieces
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.device_copies import copy_to_device, staging_memory
 from headrace_backend.worker.device_rows import DeviceRows
 from headrace_backend.worker.step_columns import (

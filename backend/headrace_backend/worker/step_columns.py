@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace_backend.step_plan import ForwardPlan, Int32Column, StepPlan
+from headrace_backend.step.plan import ForwardPlan, Int32Column, StepPlan
 from headrace_backend.worker.flattening import flat_token_ids, ranges
 from headrace_backend.worker.step_entries import Entries
 from headrace_backend.worker.step_shape import DECODE_QUERY_LEN, AttentionSizes, StepShape

@@ -18,14 +18,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.messages import RecordKind, StepRaised
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed, one_line
 from headrace_backend.worker.finish_times import FinishTimes
 from headrace_backend.worker.host_copy import HostCopy
 from headrace_backend.worker.recovery import Recovery
 from headrace_backend.worker.runner import Launched, Runner
-from headrace_backend.worker_messages import RecordKind, StepRaised
 
 # While the device works the loop looks this often for the next plan and the next result. Sleeping
 # on the ring's event would be no better: poll() counts in milliseconds.

@@ -13,7 +13,7 @@ from typing import Self
 
 import torch
 
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.step_entries import Entries
 from headrace_kernels.attention.plan import (
     TARGET_PROGRAMS,

@@ -16,7 +16,7 @@ import torch
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.step_plan import StepPlan
+from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.kv_caches import clear_blocks
 from headrace_backend.worker.made_up_steps import (

@@ -2,7 +2,7 @@
 its workers.
 
 Owns the memory's layout, the cursors and the waiting. Does not own what a record means: a record is
-a kind (`worker_messages.RecordKind`) and a payload. One process writes, one or more read, and every
+a kind (`messages.RecordKind`) and a payload. One process writes, one or more read, and every
 reader sees every record in order. The memory is an anonymous file (memfd) and its descriptors are
 inherited: no names that could outlive a crash, nothing to clean up. One eventfd per reader says
 "there is data", one says "there is space", so that both sides can sleep in poll() or in an event

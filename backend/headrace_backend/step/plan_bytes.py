@@ -12,7 +12,7 @@ next step.
 from __future__ import annotations
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.step_plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS
+from headrace_backend.step.plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS
 from headrace_request import limits
 
 _INT = 4

@@ -2,7 +2,7 @@
 notices, readiness, failure.
 
 Owns their fields and byte form (msgpack with a tag). They are rare; steps go as columns
-(`step_plan`). Every ring record starts with one byte, its kind, so that both travel in one ordered
+(`plan`). Every ring record starts with one byte, its kind, so that both travel in one ordered
 channel.
 """
 
