@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import figures
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.requests import (
+from headrace_backend.engine.request import (
     AbortCause,
     EngineRequest,
     ModelLimits,

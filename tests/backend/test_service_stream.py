@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tests.backend.test_outgoing import add_logprobs, outbox_of, read_rows
 
-from headrace_backend.engine.outbox import LogprobColumns, Outbox, OutputEnd, PromptLogprobs, RequestDone
-from headrace_backend.engine.requests import EndReason
+from headrace_backend.engine.request import EndReason
+from headrace_backend.engine.requests.outbox import LogprobColumns, Outbox, OutputEnd, PromptLogprobs, RequestDone
 from headrace_backend.engine.step_log import RECORDS_EVERY_NS, StepLog
 from headrace_backend.server.outgoing import write_outbox
 from headrace_backend.server.service_stream import ServiceStream

@@ -17,7 +17,7 @@ import numpy as np
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.errors import RequestRefused
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, StopSpec, Subscriber, TenantLimits
+from headrace_backend.engine.request import EngineRequest, ModelLimits, StopSpec, Subscriber, TenantLimits
 from headrace_backend.step.plan import StepPlan, StepResult
 
 NO_LIMITS = TenantLimits()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from tests.engine.harness import Harness, Reader, request
 
-from headrace_backend.engine.requests import AbortCause, EngineRequest, Recording
+from headrace_backend.engine.request import AbortCause, EngineRequest, Recording
 from headrace_backend.engine.step_log import MAX_RECORDS, StepLog
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_facts import facts, step_records, token_steps

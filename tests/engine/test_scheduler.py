@@ -6,7 +6,7 @@ import pytest
 from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, request
 
-from headrace_backend.engine.requests import AbortCause
+from headrace_backend.engine.request import AbortCause
 from headrace_backend.step.plan import StepPlan
 
 

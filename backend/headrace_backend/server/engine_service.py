@@ -21,8 +21,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from headrace_backend.engine.errors import RequestRefused, Violation
-from headrace_backend.engine.outbox import Outbox
-from headrace_backend.engine.requests import Subscriber
+from headrace_backend.engine.request import Subscriber
+from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server import incoming, log_replay, outgoing
 from headrace_backend.server.engine_loop import EngineLoop
 from headrace_backend.server.health import Health

@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf import message, unknown_fields
 
 from headrace_backend.engine.errors import RequestRefused, Violation
-from headrace_backend.engine.requests import (
+from headrace_backend.engine.request import (
     AbortCause,
     EngineRequest,
     Recording,

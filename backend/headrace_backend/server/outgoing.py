@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import grpc
 
 from headrace_backend.engine.answers import LoadSnapshot, RequestPage
-from headrace_backend.engine.outbox import (
+from headrace_backend.engine.request import LOGPROB_BYTES, TOP_LOGPROB_BYTES, EndReason
+from headrace_backend.engine.requests.outbox import (
     Event,
     LogprobColumns,
     Outbox,
@@ -22,7 +23,6 @@ from headrace_backend.engine.outbox import (
     Resumed,
     Started,
 )
-from headrace_backend.engine.requests import LOGPROB_BYTES, TOP_LOGPROB_BYTES, EndReason
 from headrace_backend.server.health import STALE_AFTER_NS, HealthState
 from headrace_backend.server.statuses import make_status
 from headrace_protos.engine.v1 import engine_pb2

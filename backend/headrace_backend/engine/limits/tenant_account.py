@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-from headrace_backend.engine.requests import NO_LIMITS, TenantLimits
+from headrace_backend.engine.request import NO_LIMITS, TenantLimits
 
 # Above every count.
 UNLIMITED = sys.maxsize

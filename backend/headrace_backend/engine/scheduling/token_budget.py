@@ -38,8 +38,8 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from headrace_backend.engine.sequence import Sequence
-from headrace_backend.engine.step_time import StepLoad, StepTimeModel
+from headrace_backend.engine.requests.sequence import Sequence
+from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
 
 # How long a step with decodes should take at most on a GPU.
 _GPU_STEP_US = 14_500.0

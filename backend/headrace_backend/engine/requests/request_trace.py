@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as AbstractSequence
 
-from headrace_backend.engine.ledger import Ledger, Phase
+from headrace_backend.engine.requests.ledger import Ledger, Phase
 from headrace_facts import facts, token_steps
 
 # Indexed by phase.

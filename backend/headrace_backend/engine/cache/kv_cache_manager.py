@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from headrace_backend.engine.block_pool import BlockPool
-from headrace_backend.engine.prefix_keys import PrefixKeys
-from headrace_backend.engine.sequence import Sequence
-from headrace_backend.engine.tenant_account import TenantAccount
+from headrace_backend.engine.cache.block_pool import BlockPool
+from headrace_backend.engine.cache.prefix_keys import PrefixKeys
+from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.requests.sequence import Sequence
 
 
 class BlockCopy(NamedTuple):

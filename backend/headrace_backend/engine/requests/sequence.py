@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace_backend.engine.ledger import Ledger
-from headrace_backend.engine.outbox import Event, RequestDone, Stream
-from headrace_backend.engine.prompt_log import PromptLog
-from headrace_backend.engine.request_trace import RequestTrace
-from headrace_backend.engine.requests import EngineRequest, RequestState
-from headrace_backend.engine.stops import StopWatch
-from headrace_backend.engine.tenant_account import TenantAccount, TokenCharge
-from headrace_backend.engine.token_log import OutputLog
+from headrace_backend.engine.limits.tenant_account import TenantAccount, TokenCharge
+from headrace_backend.engine.request import EngineRequest, RequestState
+from headrace_backend.engine.requests.ledger import Ledger
+from headrace_backend.engine.requests.outbox import Event, RequestDone, Stream
+from headrace_backend.engine.requests.prompt_log import PromptLog
+from headrace_backend.engine.requests.request_trace import RequestTrace
+from headrace_backend.engine.requests.stops import StopWatch
+from headrace_backend.engine.requests.token_log import OutputLog
 
 NO_ROW = -1
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.answers import RequestPage, RequestRow
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.requests import RequestState
-from headrace_backend.engine.sequence import LiveRequest
+from headrace_backend.engine.request import RequestState
+from headrace_backend.engine.requests.sequence import LiveRequest
 
 # What an ended request weighs beside its columns.
 _FIXED_BYTES = 2048

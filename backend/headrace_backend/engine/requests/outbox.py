@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from headrace_backend.engine.requests import EndReason
+from headrace_backend.engine.request import EndReason
 
 
 def _u32() -> array[int]:

@@ -26,9 +26,9 @@ import heapq
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
-from headrace_backend.engine.sequence import LiveRequest, Sequence
-from headrace_backend.engine.tenant_account import TenantAccount
-from headrace_backend.engine.token_budget import MAX_COUNTED_TOKENS
+from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.scheduling.token_budget import MAX_COUNTED_TOKENS
 
 _MIN_SWEEP = 64
 

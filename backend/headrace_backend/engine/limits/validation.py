@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from headrace_backend.engine.errors import RequestRefused, Violation
-from headrace_backend.engine.requests import (
+from headrace_backend.engine.request import (
     EngineRequest,
     ModelLimits,
     SamplingSpec,

@@ -13,7 +13,7 @@ from collections.abc import Sequence as AbstractSequence
 from typing import NamedTuple
 
 from headrace_backend.engine.answers import OutputSnapshot
-from headrace_backend.engine.outbox import LogprobColumns, Outbox, OutputEnd, Stream
+from headrace_backend.engine.requests.outbox import LogprobColumns, Outbox, OutputEnd, Stream
 
 
 class TokenLogprobs(NamedTuple):

@@ -12,10 +12,10 @@ from collections.abc import Collection
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRefused
-from headrace_backend.engine.plan_builder import most_admission_bytes
+from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.rates import Rates
-from headrace_backend.engine.requests import EngineRequest
-from headrace_backend.engine.tenant_account import TenantAccount
+from headrace_backend.engine.request import EngineRequest
+from headrace_backend.engine.scheduling.plan_builder import most_admission_bytes
 from headrace_backend.step.plan_bytes import columns_bytes, max_plan_bytes
 
 _NS_PER_S = 1_000_000_000

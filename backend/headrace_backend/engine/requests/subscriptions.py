@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from headrace_backend.engine.answers import OutputSnapshot
 from headrace_backend.engine.errors import RefusalCode, RequestRefused, Violation
-from headrace_backend.engine.outbox import Outboxes
-from headrace_backend.engine.requests import Subscriber
-from headrace_backend.engine.sequence import LiveRequest
+from headrace_backend.engine.request import Subscriber
+from headrace_backend.engine.requests.outbox import Outboxes
+from headrace_backend.engine.requests.sequence import LiveRequest
 
 
 class Subscriptions:

@@ -14,11 +14,11 @@ from collections.abc import Sequence as AbstractSequence
 
 import numpy as np
 
-from headrace_backend.engine.kv_cache_manager import BlockCopy
-from headrace_backend.engine.prompt_log import PromptRun
-from headrace_backend.engine.requests import EngineRequest
-from headrace_backend.engine.sequence import LiveRequest, Sequence
-from headrace_backend.engine.step_time import StepLoad
+from headrace_backend.engine.cache.kv_cache_manager import BlockCopy
+from headrace_backend.engine.request import EngineRequest
+from headrace_backend.engine.requests.prompt_log import PromptRun
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.scheduling.step_time import StepLoad
 from headrace_backend.step.plan import (
     MAX_PROMPT_LOGPROBS,
     NO_PROMPT_LOGPROBS,

@@ -13,15 +13,15 @@ from collections.abc import Sequence as AbstractSequence
 import numpy as np
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.engine.ledger import Ledger
-from headrace_backend.engine.prompt_log import PromptLog
-from headrace_backend.engine.request_trace import RequestTrace
-from headrace_backend.engine.requests import EngineRequest, Subscriber, TenantLimits
-from headrace_backend.engine.sequence import LiveRequest, Sequence
-from headrace_backend.engine.stops import StopAutomaton, StopWatch
-from headrace_backend.engine.tenant_account import TenantAccount
-from headrace_backend.engine.token_log import OutputLog
-from headrace_backend.engine.validation import RequestValidator
+from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.limits.validation import RequestValidator
+from headrace_backend.engine.request import EngineRequest, Subscriber, TenantLimits
+from headrace_backend.engine.requests.ledger import Ledger
+from headrace_backend.engine.requests.prompt_log import PromptLog
+from headrace_backend.engine.requests.request_trace import RequestTrace
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.requests.stops import StopAutomaton, StopWatch
+from headrace_backend.engine.requests.token_log import OutputLog
 
 
 class Intake:

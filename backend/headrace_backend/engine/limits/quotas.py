@@ -27,9 +27,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRefused
-from headrace_backend.engine.requests import EngineRequest, TenantLimits
-from headrace_backend.engine.sequence import LiveRequest
-from headrace_backend.engine.tenant_account import MINUTE_NS, UNLIMITED, RateBucket, TenantAccount, TokenCharge
+from headrace_backend.engine.limits.tenant_account import MINUTE_NS, UNLIMITED, RateBucket, TenantAccount, TokenCharge
+from headrace_backend.engine.request import EngineRequest, TenantLimits
+from headrace_backend.engine.requests.sequence import LiveRequest
 
 # When a stream ends is not known.
 _STREAM_RETRY_NS = 1_000_000_000

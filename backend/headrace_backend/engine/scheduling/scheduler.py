@@ -35,14 +35,14 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.engine.kv_cache_manager import KVCacheManager
-from headrace_backend.engine.plan_builder import PlanBuilder
-from headrace_backend.engine.prefix_followers import PrefixFollowers
-from headrace_backend.engine.prefix_keys import PrefixKeys
-from headrace_backend.engine.sequence import NO_ROW, LiveRequest, Sequence
-from headrace_backend.engine.tenant_account import TenantAccount
-from headrace_backend.engine.token_budget import MAX_COUNTED_TOKENS, TokenBudget
-from headrace_backend.engine.waiting_queue import WaitingQueue
+from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
+from headrace_backend.engine.cache.prefix_keys import PrefixKeys
+from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
+from headrace_backend.engine.scheduling.plan_builder import PlanBuilder
+from headrace_backend.engine.scheduling.prefix_followers import PrefixFollowers
+from headrace_backend.engine.scheduling.token_budget import MAX_COUNTED_TOKENS, TokenBudget
+from headrace_backend.engine.scheduling.waiting_queue import WaitingQueue
 
 # One block is left available for so many running sequences when another is admitted: each of them
 # asks for one within `block_size` steps, and what is admitted only to be preempted at once was

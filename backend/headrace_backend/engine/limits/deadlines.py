@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 
-from headrace_backend.engine.sequence import LiveRequest
+from headrace_backend.engine.requests.sequence import LiveRequest
 
 _MIN_SWEEP = 64
 
