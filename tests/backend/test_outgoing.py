@@ -20,8 +20,8 @@ from headrace_backend.engine.requests.outbox import (
     RequestDone,
     Started,
 )
-from headrace_backend.server.log_replay import write_attached
-from headrace_backend.server.outgoing import merge_outbox, split_outbox, write_outbox
+from headrace_backend.server.streams.log_replay import write_attached
+from headrace_backend.server.streams.outgoing import merge_outbox, split_outbox, write_outbox
 from headrace_protos.engine.v1 import engine_pb2
 
 # (handle, output, token, top entries or None for a token without log probabilities)

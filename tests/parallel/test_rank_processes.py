@@ -22,7 +22,7 @@ from tests.parallel.rank_group import Ranks, ranks
 from tests.worker.driver import Entry, admission, execute, make_runner, step
 
 from headrace_backend.models.registry import load_model
-from headrace_backend.server.worker_group import WorkersLost
+from headrace_backend.server.workers.worker_group import WorkersLost
 from headrace_backend.step.messages import WorkerReady
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.scheme import Scheme

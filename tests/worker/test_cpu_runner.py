@@ -16,7 +16,7 @@ from tests.worker.driver import BLOCK_SIZE, NUM_ROWS, Entry, admission, execute,
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step.plan import StepPlan
-from headrace_backend.worker.cpu_runner import CpuRunner
+from headrace_backend.worker.step.cpu_runner import CpuRunner
 
 PROMPT = [int(x) for x in np.random.default_rng(0).integers(3, 97, 50)]
 OTHER = [int(x) for x in np.random.default_rng(1).integers(3, 97, 21)]

@@ -34,7 +34,7 @@ from headrace_backend.step.messages import (
 )
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.step.ring import RingReader, RingWriter, create_ring
-from headrace_backend.worker.memory_plan import free_memory_bytes
+from headrace_backend.worker.start_up.memory_plan import free_memory_bytes
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 START_S = 180.0
@@ -354,7 +354,7 @@ os.execv(sys.executable, [sys.executable, "-m", "headrace_backend.worker", *sys.
 BACKEND = """
 import asyncio, sys
 from headrace_backend.step.ring import create_ring
-from headrace_backend.server.worker_process import RankDescriptors, WorkerProcess
+from headrace_backend.server.workers.worker_process import RankDescriptors, WorkerProcess
 
 async def main():
     command = (sys.executable, "-c", sys.argv[1], sys.argv[2])

@@ -1,7 +1,7 @@
 """The worker's ends of the two rings: plans in, results and messages out.
 
 Owns waiting: as long as the parent lives, however slow it is. Does not own what a plan means
-(`step_loop`).
+(`loop`).
 """
 
 from __future__ import annotations

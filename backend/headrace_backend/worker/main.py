@@ -121,10 +121,10 @@ def _run(arguments: argparse.Namespace, channel: Channel) -> None:
     opened = time.monotonic()
     _bound_spinning()
     # By name, so that torch is imported now and not with this file.
-    start_up = importlib.import_module("headrace_backend.worker.start_up")
+    start = importlib.import_module("headrace_backend.worker.start_up.start")
     phases = {"folder": opened - started, "imports": time.monotonic() - opened}
     links = RankLinks(arguments.rank, arguments.board, arguments.store)
-    start_up.start_worker(config, folder, channel, phases, links).run()
+    start.start_worker(config, folder, channel, phases, links).run()
 
 
 def _bound_spinning() -> None:

@@ -4,4 +4,6 @@
     admission           room in the waiting queue and in the cache; how soon to retry
     quotas              what each tenant may take (tenant_account: what it has taken)
     deadlines           whose time is up
+
+A refusal is a `RequestRefused`; the server makes a gRPC status of it.
 """

@@ -6,5 +6,8 @@
     token_budget        how many tokens a step takes; step_time: how long it would take, learned
     plan_builder        a decision as a step plan; what is in flight until its result comes
     plan_timing         when the next step is planned, so that the device never waits
-    isolation           which request makes steps fail: batches in halves until it is found
+    isolation           which request makes steps fail: tries batches in parts until it is found
+
+Blocks are counted by `cache/`, and what a step computed is read by `settlement`; neither is decided
+here.
 """
