@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from headrace_backend.worker.errors import StartRefused
+from headrace_backend.worker.start_up import device as devices
 from headrace_backend.worker.start_up.device import Card, NoCuda, choose_device, explain, unmeasured, why_too_old
 from headrace_backend.worker.start_up.memory_plan import free_memory_bytes
-from headrace_backend.worker.start_up.start import device as devices
 
 
 @pytest.mark.parametrize(

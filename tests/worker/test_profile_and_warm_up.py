@@ -18,12 +18,12 @@ from headrace_backend.step.plan import MAX_PROMPT_LOGPROBS, StepPlan
 from headrace_backend.weights.placement import Shard
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.start_up import fitted_runner
 from headrace_backend.worker.start_up.fitted_runner import make_runner
 from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room
 from headrace_backend.worker.start_up.phases import Phases
 from headrace_backend.worker.start_up.profile_step import largest_steps, measure_steps, run_steps
 from headrace_backend.worker.start_up.ranks import RankPlace
-from headrace_backend.worker.start_up.start import fitted_runner
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, next_step
 from headrace_backend.worker.start_up.warm_up import gpu_steps, short_steps, warm_up
 from headrace_backend.worker.step.buffers import StepLimits

@@ -31,7 +31,7 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.sampling import prompt_logprobs
 from headrace_backend.worker.sampling.sampler import Sampler
-from headrace_backend.worker.start_up.start import fitted_runner
+from headrace_backend.worker.start_up import fitted_runner
 from headrace_backend.worker.start_up.warm_up import warm_up
 from headrace_backend.worker.step.buffers import StepLimits
 from headrace_backend.worker.step.gpu_runner import GpuRunner
