@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from tests.engine.fake_worker import FakeWorker, Row, chain, draw, top_tokens
 
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 
 # What a rejected draft leaves in its slot.
 GARBAGE = -3

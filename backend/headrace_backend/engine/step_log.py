@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace_backend.engine.plan_builder import InFlightStep
-from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.sequence import LiveRequest, Sequence
-from headrace_backend.step_plan import StepResult
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.scheduler import Scheduler
+from headrace_backend.step.plan import StepResult
 from headrace_facts import facts
 from headrace_facts.step_records import RECORD, StepFlag
 
