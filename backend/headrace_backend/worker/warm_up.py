@@ -31,7 +31,7 @@ from headrace_backend.worker.made_up_steps import (
 )
 from headrace_backend.worker.profile_step import run_steps
 from headrace_backend.worker.runner import Runner
-from headrace_kernels.low_bit.linear import WARM_ROWS
+from headrace_kernels.linear.quantized import WARM_ROWS
 from headrace_kernels.triton_runtime import uses_triton
 
 # Blocks that warm-up may write to.
