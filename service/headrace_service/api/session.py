@@ -21,7 +21,7 @@ from headrace_service import errors, validation
 from headrace_service.api.session_batch import SessionBatch, SessionWire
 from headrace_service.calls import failures
 from headrace_service.calls.call import Call
-from headrace_service.engines.served_models import ServedModel
+from headrace_service.engines.served_model import ServedModel
 from headrace_service.generations.conversation import check_conversation
 from headrace_service.generations.generations import Prompt
 from headrace_service.messages.parsing import Unparsed
