@@ -17,7 +17,7 @@ from tests.support.running_server import DEMO, environment
 
 from headrace_backend.models.registry import weight_memory
 from headrace_backend.weights.placement import Shard
-from headrace_backend.worker.plan_sizes import Question, answers
+from headrace_backend.worker.start_up.plan_sizes import Question, answers
 from headrace_model_folder import ModelFolder
 from headrace_supervisor.plan import command as plan_command
 from headrace_supervisor.plan.capacity import GPUS, PRODUCTS, Demand, RankSizes, exchange_s, predict, step_s

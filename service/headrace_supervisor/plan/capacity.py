@@ -90,7 +90,7 @@ PRODUCTS = {
 
 
 class RankSizes(NamedTuple):
-    """What one of `tp` ranks has of a model (`headrace_backend.worker.plan_sizes`)."""
+    """What one of `tp` ranks has of a model (`headrace_backend.worker.start_up.plan_sizes`)."""
 
     tp: int
     num_layers: int

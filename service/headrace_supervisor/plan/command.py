@@ -185,7 +185,7 @@ def engine_sizes(shape: str, engine: dict[str, Any], gpu: Gpu) -> RankSizes:
 
 def _asked(question: dict[str, Any]) -> list[dict[str, Any]]:
     """The answer of the process that knows."""
-    command = [sys.executable, "-m", "headrace_backend.worker.plan_sizes"]
+    command = [sys.executable, "-m", "headrace_backend.worker.start_up.plan_sizes"]
     done = subprocess.run(
         command, input=json.dumps(question), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
     )
