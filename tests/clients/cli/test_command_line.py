@@ -24,7 +24,7 @@ from headrace.answers import RequestState, RequestSummary
 from headrace.cli import group, listing, main, output
 from headrace.events import FinishReason
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, "-m", "headrace"]
 
 

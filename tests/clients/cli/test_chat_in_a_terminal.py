@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from tests.clients.canned_service import CannedServer
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 CTRL_C, CTRL_D = b"\x03", b"\x04"
 
 

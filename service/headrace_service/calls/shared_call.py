@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import Generic
 
 from headrace_service import errors
 from headrace_service.calls import failures
 from headrace_service.calls.call import Call
 from headrace_service.messages.parsing import Request, Unparsed
-from headrace_service.streams.generation_stream import GenerationStream
 
 
 class SharedCall(abc.ABC, Generic[Request]):
@@ -66,8 +65,8 @@ class SharedCall(abc.ABC, Generic[Request]):
         """Has the writer look again."""
 
     @abc.abstractmethod
-    def streams(self) -> Iterable[GenerationStream]:
-        """Generations that have not ended."""
+    def note_failure(self, failure: errors.ServiceError) -> None:
+        """Tells the generations that have not ended what the call ends with."""
 
     @abc.abstractmethod
     def give_up(self) -> list[asyncio.Task[None]]:
@@ -99,8 +98,7 @@ class SharedCall(abc.ABC, Generic[Request]):
                 self.failure = failures.failure_of(self.call.context, error)
             if self.failure is None:
                 raise
-            for stream in self.streams():
-                stream.note_failure(self.failure)
+            self.note_failure(self.failure)
             raise self.failure from None
         finally:
             self.writer = None

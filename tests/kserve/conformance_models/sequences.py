@@ -12,9 +12,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import numpy as np
+from tests.kserve.conformance_models.model import ConformanceModel, Outputs
 
 from headrace_service import errors
-from headrace_service.kserve.conformance_model import ConformanceModel, Outputs
 from headrace_service.kserve.messages import refusals
 from headrace_service.kserve.messages.infer_request import InferRequest
 from headrace_service.kserve.messages.signature import Signature, tensor

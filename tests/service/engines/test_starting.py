@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.kserve import wire
+from tests.service.engines.test_models import FAILED, LOADING, READY, TOKENS, UNLOADED, Server, several, spec
 from tests.service.harness import events_of, heap_left_alone, ids_of, retry_delay_s
-from tests.service.test_models import FAILED, LOADING, READY, TOKENS, UNLOADED, Server, several, spec
 
 from headrace.v1 import inference_pb2, inference_pb2_grpc
 from headrace_protos.inference import grpc_service_pb2 as kserve

@@ -1,8 +1,8 @@
 """Small models that client programs of this protocol are tried against, served only where the
 server is told to.
 
-Owns what they have in common: a function from a checked request to the outputs of each response.
-What they compute is in `conformance_arithmetic`, `conformance_sequences` and `conformance_timing`.
+Owns what they have in common: a function from a checked request to the outputs of each response,
+behind the product's own `Model`. What they compute is in `arithmetic`, `sequences` and `timing`.
 """
 
 from __future__ import annotations
