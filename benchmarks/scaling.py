@@ -1,6 +1,6 @@
 """How a model gets faster with more GPUs: table and plot for 1, 2, 4 and 8 ranks from result files, each figure beside its roofline, and what was not measured marked so.
 
-    python -m benchmarks.scaling benchmarks/results/*h200*.json --markdown docs/scaling.md --plot benchmarks/results/scaling.png
+    python -m benchmarks.scaling benchmarks/results/*h200*.json --markdown docs/scaling.md --plot build/scaling.png
 
 Takes records of `bench_engine` (single, burst256, mix1000) and of `bench_communication`; of several about the same engine and workload the youngest. A roofline is the floor that a result states: the workload served at the ceilings of its
 own run, ranks sharing all work evenly and exchanging nothing. For a number of ranks that was not measured it is that of the nearest one that was, shared among as many as there would be.
