@@ -35,8 +35,9 @@ ENGINE = RequestValidator(ModelLimits(VOCABULARY, CONTEXT, (0,)), limits.MAX_OUT
 
 
 class Bounded(NamedTuple):
-    """A value that has a limit: the limit, one step beyond it, and how a caller and a service send
-    so much of it.
+    """A value that has a limit: the limit, and how a caller and a service send so much of it.
+
+    `beyond` is a value one step beyond it.
     """
 
     limit: float
