@@ -22,14 +22,14 @@ from headrace_backend.worker.start_up import fitted_runner
 from headrace_backend.worker.start_up.fitted_runner import make_runner
 from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room
 from headrace_backend.worker.start_up.phases import Phases
-from headrace_backend.worker.start_up.profile_step import largest_steps, measure_steps, run_steps
+from headrace_backend.worker.start_up.profile_step import largest_steps, measure_steps
 from headrace_backend.worker.start_up.ranks import RankPlace
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, next_step
 from headrace_backend.worker.start_up.warm_up import gpu_steps, short_steps, warm_up
 from headrace_backend.worker.step.buffers import StepLimits
 from headrace_backend.worker.step.gpu_runner import GpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type
-from headrace_backend.worker.step.runner import Runner
+from headrace_backend.worker.step.runner import Runner, run_steps
 from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels import triton_runtime
 from headrace_kernels.attention.quantized_kv import restored_blocks, scales_of, tiles_of

@@ -16,7 +16,7 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.start_up.device_memory import DeviceMemory
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, release_step
-from headrace_backend.worker.step.runner import Runner
+from headrace_backend.worker.step.runner import Runner, run_steps
 
 # Blocks of the cache that the profile runs with.
 PROFILE_BLOCKS = 64
@@ -32,24 +32,6 @@ class Profile:
     activations: int
     # Free on the device when all but the weights was given back.
     free: int
-
-
-def run_steps(runner: Runner, plans: Sequence[StepPlan], on_step: Callable[[int], None]) -> None:
-    """Runs plans one after the other and waits for what the last one drew.
-
-    Args:
-        runner: Takes the plans.
-        plans: At least one.
-        on_step: Called with the number of plans launched, before each and after the last.
-    """
-    sampled = None
-    for done, plan in enumerate(plans):
-        on_step(done)
-        drawn = runner.sample(plan, runner.forward(plan))
-        sampled = sampled if drawn is None else drawn
-    if sampled is not None:
-        sampled.tokens.cpu()
-    on_step(len(plans))
 
 
 def largest_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
@@ -79,7 +61,7 @@ def measure_steps(
         memory: Of the device that the weights, and nothing else of ours, lie on.
         make_runner: Makes the runner and its cache; gives it with the cache's bytes.
         plans: The steps.
-        on_step: As for `run_steps`.
+        on_step: As for `runner.run_steps`.
         look: Called with the runner before it is dropped; may run steps that are no larger.
     """
     memory.release()

@@ -18,7 +18,6 @@ from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.progress import Progress
-from headrace_backend.worker.start_up.profile_step import run_steps
 from headrace_backend.worker.start_up.synthetic_steps import (
     BlockPool,
     Chunk,
@@ -30,7 +29,7 @@ from headrace_backend.worker.start_up.synthetic_steps import (
     release_step,
 )
 from headrace_backend.worker.step.kv_caches import clear_blocks
-from headrace_backend.worker.step.runner import Runner
+from headrace_backend.worker.step.runner import Runner, run_steps
 from headrace_kernels.low_bit.linear import WARM_ROWS
 from headrace_kernels.triton_runtime import uses_triton
 
