@@ -11,15 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_backend.engine.answers import AttachSnapshot, OutputSnapshot
+from headrace_backend.engine.events import LogprobColumns, OutputEnd, PromptLogprobs, RequestDone, Started
 from headrace_backend.engine.request import EndReason
-from headrace_backend.engine.requests.outbox import (
-    LogprobColumns,
-    Outbox,
-    OutputEnd,
-    PromptLogprobs,
-    RequestDone,
-    Started,
-)
+from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.streams.log_replay import write_attached
 from headrace_backend.server.streams.outgoing import merge_outbox, split_outbox, write_outbox
 from headrace_protos.engine.v1 import engine_pb2
