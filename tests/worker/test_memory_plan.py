@@ -28,6 +28,7 @@ from headrace_backend.worker.start_up.memory_plan import (
     plan_memory,
 )
 from headrace_backend.worker.start_up.profile_step import Profile
+from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.start import checked_max_model_len
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type
 from headrace_model_folder import ModelFolder
@@ -43,23 +44,27 @@ def config_of(path: pathlib.Path = pathlib.Path("model"), **values: object) -> E
     return EngineConfig.model_validate({"model": path, **values})
 
 
+def sizes_of(max_model_len: int = 16, **values: object) -> WorkerSizes:
+    return WorkerSizes.of(config_of(**values), max_model_len)
+
+
 def test_a_cpu_cache_gets_a_quarter_of_what_is_free_and_at_most_four_gib() -> None:
-    assert plan_memory(config_of(), MEMORY, 16, Room(CPU, 2 * GIB)).num_blocks == 512
-    assert plan_memory(config_of(), MEMORY, 16, Room(CPU, 64 * GIB)).num_blocks == 4096
+    assert plan_memory(sizes_of(), MEMORY, Room(CPU, 2 * GIB)).num_blocks == 512
+    assert plan_memory(sizes_of(), MEMORY, Room(CPU, 64 * GIB)).num_blocks == 4096
 
 
 def test_a_gpu_cache_gets_what_the_model_leaves() -> None:
-    plan = plan_memory(config_of(), MEMORY, 16, Room(GPU, 10 * GIB, 11 * GIB))
+    plan = plan_memory(sizes_of(), MEMORY, Room(GPU, 10 * GIB, 11 * GIB))
     assert plan.reserve_bytes == 256 * MIB
     assert plan.num_blocks == (10 * GIB - 256 * MIB - 150 * MIB) // MIB
-    large = plan_memory(config_of(), MEMORY, 16, Room(GPU, 130 * GIB, 140 * GIB))
+    large = plan_memory(sizes_of(), MEMORY, Room(GPU, 130 * GIB, 140 * GIB))
     assert large.reserve_bytes == int(0.0075 * 140 * GIB)
 
 
 def test_configured_sizes_hold_whatever_is_free() -> None:
-    by_bytes = plan_memory(config_of(kv_memory=10 * MIB + 5), MEMORY, 10**6, Room(CPU, GIB))
+    by_bytes = plan_memory(sizes_of(10**6, kv_memory=10 * MIB + 5), MEMORY, Room(CPU, GIB))
     assert (by_bytes.num_blocks, by_bytes.kv_cache_bytes) == (10, 10 * MIB)
-    assert plan_memory(config_of(kv_memory=MIB, num_blocks=3), MEMORY, 10**6, Room(CPU, GIB)).num_blocks == 3
+    assert plan_memory(sizes_of(10**6, kv_memory=MIB, num_blocks=3), MEMORY, Room(CPU, GIB)).num_blocks == 3
 
 
 @pytest.mark.parametrize(
@@ -91,7 +96,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(
     values: dict[str, object], max_model_len: int, free: int, message: str
 ) -> None:
     with pytest.raises(StartRefused, match=message):
-        plan_memory(config_of(**values), MEMORY, max_model_len, Room(CPU, free))
+        plan_memory(sizes_of(max_model_len, **values), MEMORY, Room(CPU, free))
 
 
 @given(
@@ -119,7 +124,7 @@ def test_a_plan_fits_and_a_refusal_names_a_value_that_does(
     memory = ModelMemory(weights, activations, kv_block, graphs)
     room = Room(GPU if on_gpu else CPU, free, free + GIB if on_gpu else 0, budget)
     try:
-        plan = plan_memory(config_of(**values), memory, max_model_len, room)
+        plan = plan_memory(sizes_of(max_model_len, **values), memory, room)
     except StartRefused as refused:
         found = re.search(
             r"; (num_blocks of at most|kv_memory from \d+ \(one block\) to|max_model_len of at most) (\d+) fits",
@@ -132,9 +137,9 @@ def test_a_plan_fits_and_a_refusal_names_a_value_that_does(
             max_model_len = nearest
         else:
             values = {name: nearest}
-        plan = plan_memory(config_of(**values), memory, max_model_len, room)
+        plan = plan_memory(sizes_of(max_model_len, **values), memory, room)
         if name == "kv_memory":
-            assert plan_memory(config_of(kv_memory=kv_block), memory, max_model_len, room).num_blocks == 1
+            assert plan_memory(sizes_of(max_model_len, kv_memory=kv_block), memory, room).num_blocks == 1
     taken = plan.weight_bytes + plan.activation_bytes + plan.graph_bytes + plan.reserve_bytes + plan.kv_cache_bytes
     assert taken <= plan.total_bytes == min(free, budget or free) and plan.num_blocks >= 1
     assert plan.kv_cache_bytes == plan.num_blocks * kv_block
@@ -145,36 +150,36 @@ def test_a_plan_fits_and_a_refusal_names_a_value_that_does(
 
 
 def test_a_budget_takes_the_place_of_what_is_free() -> None:
-    on_gpu = plan_memory(config_of(), MEMORY, 16, Room(GPU, 70 * GIB, 80 * GIB, 20 * GIB))
+    on_gpu = plan_memory(sizes_of(), MEMORY, Room(GPU, 70 * GIB, 80 * GIB, 20 * GIB))
     assert on_gpu.total_bytes == 20 * GIB
     assert on_gpu.num_blocks == (20 * GIB - int(0.0075 * 80 * GIB) - 150 * MIB) // MIB
     # On a CPU too the cache gets the rest of it: nothing is left for others to take.
-    assert plan_memory(config_of(), MEMORY, 16, Room(CPU, 64 * GIB, 0, GIB)).num_blocks == 1024 - 150
-    assert plan_memory(config_of(), MEMORY, 16, Room(CPU, 2 * GIB, 0, 20 * GIB)).total_bytes == 2 * GIB
+    assert plan_memory(sizes_of(), MEMORY, Room(CPU, 64 * GIB, 0, GIB)).num_blocks == 1024 - 150
+    assert plan_memory(sizes_of(), MEMORY, Room(CPU, 2 * GIB, 0, 20 * GIB)).total_bytes == 2 * GIB
 
 
 def test_what_a_budget_cannot_hold_is_refused_with_the_arithmetic() -> None:
     with pytest.raises(
         DoesNotFit, match=r"= 151\.0 MiB; memory_budget is 125829120 \(120\.0 MiB\), 1,024\.0 MiB are free"
     ):
-        plan_memory(config_of(), MEMORY, 16, Room(CPU, GIB, 0, 120 * MIB))
+        plan_memory(sizes_of(), MEMORY, Room(CPU, GIB, 0, 120 * MIB))
 
 
 def test_ranks_on_a_cpu_share_the_budget_that_a_refusal_states() -> None:
-    config = config_of(device="cpu", tp=4, memory_budget=480 * MIB)
-    room = Room.of_rank(CPU, 64 * GIB, 0, config)
+    sizes = sizes_of(device="cpu", tp=4, memory_budget=480 * MIB)
+    room = Room.of_rank(CPU, 64 * GIB, 0, 480 * MIB, 4)
     assert room.usable_bytes == 120 * MIB
     said = r"memory_budget is 503316480 \(480\.0 MiB\), 65,536\.0 MiB are free on cpu, of which each of 4 ranks gets its share"
     with pytest.raises(DoesNotFit, match=rf"= 151\.0 MiB; {said}, and the cache"):
-        plan_memory(config, MEMORY, 16, room)
+        plan_memory(sizes, MEMORY, room)
     # Less than a byte for each is not the same as no budget.
     with pytest.raises(DoesNotFit, match=r"memory_budget is 3 \("):
-        plan_memory(config, MEMORY, 16, room._replace(budget_bytes=3))
-    on_cards = Room.of_rank(GPU, 70 * GIB, 80 * GIB, config_of(device="cuda", tp=4, memory_budget=20 * GIB))
+        plan_memory(sizes, MEMORY, room._replace(budget_bytes=3))
+    on_cards = Room.of_rank(GPU, 70 * GIB, 80 * GIB, 20 * GIB, 4)
     assert (on_cards.usable_bytes, on_cards.sharers) == (20 * GIB, 1)
     # Without a budget each has a share of what is free, and of that a quarter for the cache.
-    alone = Room.of_rank(CPU, 8 * GIB, 0, config_of(device="cpu", tp=4))
-    assert plan_memory(config_of(), MEMORY, 16, alone).num_blocks == 512
+    alone = Room.of_rank(CPU, 8 * GIB, 0, 0, 4)
+    assert plan_memory(sizes_of(), MEMORY, alone).num_blocks == 512
 
 
 def test_what_the_driver_takes_is_measured_on_the_card_not_on_the_budget() -> None:
@@ -187,9 +192,9 @@ def test_where_no_cache_fits_smaller_steps_are_named_if_they_leave_room_for_one(
     folder = ModelFolder.open(llama_path)
 
     def estimate(free: int, **values: object) -> ModelMemory:
-        config = config_of(max_num_seqs=512, max_num_batched_tokens=8192, **values)
+        sizes = sizes_of(256, max_num_seqs=512, max_num_batched_tokens=8192, **values)
         return plan_estimate(
-            config, folder.config, WeightMemory(2 * folder.parameter_count), torch.bfloat16, 256, Room(GPU, free)
+            sizes, folder.config, WeightMemory(2 * folder.parameter_count), torch.bfloat16, Room(GPU, free)
         )[0]
 
     estimated = estimate(10 * GIB)
@@ -203,10 +208,10 @@ def test_where_no_cache_fits_smaller_steps_are_named_if_they_leave_room_for_one(
         estimate(256 * MIB + 2 * MIB + estimated.weights, graph_sizes="off")
     smaller = re.search(r"max_num_batched_tokens (\d+) with max_num_seqs (\d+)", str(refused.value))
     assert smaller
-    config = config_of(max_num_batched_tokens=smaller[1], max_num_seqs=smaller[2], graph_sizes="off", max_model_len=16)
+    sizes = sizes_of(max_num_batched_tokens=smaller[1], max_num_seqs=smaller[2], graph_sizes="off", max_model_len=16)
     room = Room(GPU, 256 * MIB + 2 * MIB + estimated.weights)
     assert (
-        plan_estimate(config, folder.config, WeightMemory(2 * folder.parameter_count), torch.bfloat16, 16, room)[
+        plan_estimate(sizes, folder.config, WeightMemory(2 * folder.parameter_count), torch.bfloat16, room)[
             1
         ].num_blocks
         >= 1
@@ -226,9 +231,9 @@ def test_what_was_measured_takes_the_place_of_estimates() -> None:
 
 def test_a_gpus_plans_have_every_field_and_are_reported(llama_path: pathlib.Path) -> None:
     folder, room = ModelFolder.open(llama_path), Room(GPU, 79 * GIB, 80 * GIB)
-    estimate, estimated = plan_estimate(config_of(), folder.config, WeightMemory(GIB), torch.bfloat16, 256, room)
+    estimate, estimated = plan_estimate(sizes_of(256), folder.config, WeightMemory(GIB), torch.bfloat16, room)
     profile = Profile(weights=GIB, activations=2 * GIB, free=70 * GIB)
-    measured = plan_memory(config_of(), measured_memory(estimate, profile, room), 256, room)
+    measured = plan_memory(sizes_of(256), measured_memory(estimate, profile, room), room)
     for plan, missing in ((estimated, {"other_bytes", "pinned_host_bytes"}), (measured, {"pinned_host_bytes"})):
         sizes = {name: size for name, size in msgspec.structs.asdict(plan).items() if name.endswith("_bytes")}
         assert {name for name, size in sizes.items() if not size} == missing
@@ -242,8 +247,8 @@ def test_a_gpus_plans_have_every_field_and_are_reported(llama_path: pathlib.Path
 def test_a_buffer_that_was_taken_with_the_weights_counts_as_activations_once(llama_path: pathlib.Path) -> None:
     folder, room = ModelFolder.open(llama_path), Room(GPU, 79 * GIB, 80 * GIB)
     weights = WeightMemory(4 * GIB, scratch=256 * MIB)
-    estimate = model_memory(folder.config, config_of(), weights, torch.bfloat16)
-    plain = model_memory(folder.config, config_of(), WeightMemory(4 * GIB), torch.bfloat16)
+    estimate = model_memory(folder.config, sizes_of(), weights, torch.bfloat16)
+    plain = model_memory(folder.config, sizes_of(), WeightMemory(4 * GIB), torch.bfloat16)
     assert estimate.activations == plain.activations + 256 * MIB
     profile = Profile(weights=4 * GIB + 256 * MIB, activations=2 * GIB, free=70 * GIB)
     measured = measured_memory(estimate, profile, room)
@@ -255,7 +260,7 @@ def test_a_buffer_that_was_taken_with_the_weights_counts_as_activations_once(lla
 def test_the_models_bytes_are_those_it_allocates(llama_path: pathlib.Path) -> None:
     folder = ModelFolder.open(llama_path)
     memory = model_memory(
-        folder.config, config_of(block_size=32), WeightMemory(2 * folder.parameter_count), torch.bfloat16
+        folder.config, sizes_of(block_size=32), WeightMemory(2 * folder.parameter_count), torch.bfloat16
     )
     assert memory.weights == 2 * folder.parameter_count
     assert memory.kv_block == folder.config.num_layers * torch.zeros(2, 2, 32, 8, dtype=torch.bfloat16).nbytes
@@ -268,8 +273,8 @@ def test_what_ranks_on_a_cpu_gather_is_planned(llama_path: pathlib.Path) -> None
 
     def per_token(tp: int, dtype: torch.dtype, on_gpu: bool = False) -> int:
         def activations(tokens: int) -> int:
-            config = config_of(tp=tp, graph_sizes="off", max_num_batched_tokens=tokens)
-            return model_memory(model, config, WeightMemory(0), dtype, on_gpu).activations
+            sizes = sizes_of(tp=tp, graph_sizes="off", max_num_batched_tokens=tokens)
+            return model_memory(model, sizes, WeightMemory(0), dtype, on_gpu).activations
 
         return activations(101) - activations(100)
 
@@ -311,8 +316,8 @@ def test_auto_means_fp32_on_a_cpu_and_the_models_type_elsewhere(llama_path: path
 def test_a_block_is_planned_as_it_is_allocated(llama_path: pathlib.Path, kv_dtype: str, head_bytes: int) -> None:
     folder = ModelFolder.open(llama_path)
     model = dataclasses.replace(folder.config, num_layers=3, num_kv_heads=2, head_dim=128)
-    config = config_of(kv_dtype=kv_dtype, block_size=32)
-    memory = model_memory(model, config, WeightMemory(0), torch.bfloat16)
-    shape = (1, 2, model.num_kv_heads, config.block_size, model.head_dim)
+    sizes = sizes_of(kv_dtype=kv_dtype, block_size=32)
+    memory = model_memory(model, sizes, WeightMemory(0), torch.bfloat16)
+    shape = (1, 2, model.num_kv_heads, sizes.block_size, model.head_dim)
     caches = allocate_kv_caches(model.num_layers, shape, kv_type(kv_dtype, torch.bfloat16), CPU)
     assert memory.kv_block == cache_bytes(caches) == 2 * 3 * 2 * 32 * head_bytes

@@ -24,6 +24,7 @@ from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room
 from headrace_backend.worker.start_up.phases import Phases
 from headrace_backend.worker.start_up.profile_step import largest_steps, measure_steps
 from headrace_backend.worker.start_up.ranks import RankPlace
+from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, next_step
 from headrace_backend.worker.start_up.warm_up import gpu_steps, short_steps, warm_up
 from headrace_backend.worker.step.buffers import StepLimits
@@ -86,8 +87,11 @@ def test_made_up_steps_stay_within_all_limits(
 ) -> None:
     config = config_of(max_num_seqs=rows, max_num_batched_tokens=tokens, block_size=block_size)
     pool = BlockPool(num_blocks, block_size)
-    largest, for_gpu = list(largest_steps(config, length, pool)), list(gpu_steps(config, length, pool))
-    for plans in (largest, for_gpu, list(short_steps(config, length, pool))):
+    largest, for_gpu = (
+        list(largest_steps(WorkerSizes.of(config, length), pool)),
+        list(gpu_steps(WorkerSizes.of(config, length), pool)),
+    )
+    for plans in (largest, for_gpu, list(short_steps(WorkerSizes.of(config, length), pool))):
         check_limits(plans, config, length, pool)
     # No step there can be is larger.
     assert max(plan.prompt_logprobs.token_ids.size for plan in largest) == min(
@@ -116,7 +120,7 @@ def runner_of(llama: CausalLM, config: EngineConfig, num_blocks: int) -> tuple[R
     shape = (num_blocks, 2, llama.num_kv_heads, config.block_size, llama.head_dim)
     dtype = kv_type(config.kv_dtype, torch.float32)
     kv_caches = allocate_kv_caches(llama.num_layers, shape, dtype, torch.device("cpu"))
-    return make_runner(llama, config, 256, kv_caches), kv_caches
+    return make_runner(llama, WorkerSizes.of(config, 256), kv_caches), kv_caches
 
 
 def test_a_runner_takes_them_all_and_is_as_new_afterwards(llama: CausalLM) -> None:
@@ -124,12 +128,12 @@ def test_a_runner_takes_them_all_and_is_as_new_afterwards(llama: CausalLM) -> No
     runner, kv_caches = runner_of(llama, config, 12)
     pool = BlockPool(12, config.block_size)
     seen: list[int] = []
-    plans = list(gpu_steps(config, 256, pool)) + list(largest_steps(config, 256, pool))
+    plans = list(gpu_steps(WorkerSizes.of(config, 256), pool)) + list(largest_steps(WorkerSizes.of(config, 256), pool))
     run_steps(runner, plans, seen.append)
     assert seen == list(range(len(plans) + 1))
     assert all(cache.isfinite().all() for cache in kv_caches) and any(cache.any() for cache in kv_caches)
     progress: list[tuple[object, ...]] = []
-    warm_up(runner, llama, kv_caches, config, 256, lambda *report: progress.append(report))
+    warm_up(runner, llama, kv_caches, WorkerSizes.of(config, 256), lambda *report: progress.append(report))
     assert not any(cache.any() for cache in kv_caches)
     assert progress[0][:2] == ("warm_up", 0) and progress[-1][1] == progress[-1][2]
 
@@ -138,9 +142,9 @@ def test_a_runner_takes_them_all_and_is_as_new_afterwards(llama: CausalLM) -> No
 def test_what_warm_up_wrote_to_a_quantized_cache_is_gone_scales_included(llama: CausalLM, kv_dtype: str) -> None:
     config = config_of(max_num_seqs=6, max_num_batched_tokens=80, kv_dtype=kv_dtype)
     runner, kv_caches = runner_of(llama, config, 12)
-    run_steps(runner, list(gpu_steps(config, 256, BlockPool(12, config.block_size))), lambda done: None)
+    run_steps(runner, list(gpu_steps(WorkerSizes.of(config, 256), BlockPool(12, config.block_size))), lambda done: None)
     assert all(tiles_of(cache).any() and scales_of(cache).isfinite().all() for cache in kv_caches)
-    warm_up(runner, llama, kv_caches, config, 256, lambda *report: None)
+    warm_up(runner, llama, kv_caches, WorkerSizes.of(config, 256), lambda *report: None)
     assert not any(tiles_of(cache).any() for cache in kv_caches)
     # What a profile counts as the cache, and a plan plans.
     block = 2 * llama.num_kv_heads * config.block_size * (llama.head_dim + 4)
@@ -222,7 +226,7 @@ def test_a_profile_counts_all_but_weights_and_cache() -> None:
         return SizedRunner(memory, GIB, step=4 * GIB), 2 * GIB
 
     config = config_of(max_num_seqs=2, max_num_batched_tokens=16)
-    plans = list(largest_steps(config, 64, BlockPool(4, 16)))
+    plans = list(largest_steps(WorkerSizes.of(config, 64), BlockPool(4, 16)))
     profile = measure_steps(memory, make, plans, lambda done: None)
     memory.held -= 2 * GIB  # the cache
     assert profile.weights == 15 * GIB
@@ -263,16 +267,14 @@ def start(
     memory = FakeMemory(80 * GIB, weights=15 * GIB, other=GIB)
     taken = iter([0, *graphs])
 
-    def sized_runner(
-        model: object, config: object, max_model_len: int, kv_caches: object, long: tuple[int, ...] = ()
-    ) -> SizedRunner:
+    def sized_runner(model: object, sizes: WorkerSizes, kv_caches: object, long: tuple[int, ...] = ()) -> SizedRunner:
         if long_sizes is not None:
             long_sizes.append(long)
         return SizedRunner(memory, GIB, step=4 * GIB, graphs=next(taken))
 
     monkeypatch.setattr(fitted_runner, "make_runner", sized_runner)
     config = config_of(**{"max_num_seqs": 4, "max_num_batched_tokens": 32, **values})
-    model = fitted_runner.LoadedModel(llama, config, 64, torch.float32, torch.device("cpu"), place)
+    model = fitted_runner.LoadedModel(llama, WorkerSizes.of(config, 64), torch.float32, torch.device("cpu"), place)
     # Caches are not taken from the fake card: their blocks are as large as the arithmetic below
     # wants them.
     monkeypatch.setattr(fitted_runner.LoadedModel, "kv_caches", lambda self, num_blocks: [torch.zeros(1, 2, 1, 0, 1)])
@@ -395,6 +397,9 @@ def test_the_gpus_runner_takes_them_all(shallow_llama: CausalLM, kv_dtype: str) 
         )
         sampler = Sampler(3, shallow_llama.vocab_size, torch.device("cpu"))
         runner = GpuRunner(shallow_llama, sampler, kv_caches, limits, sizes, captured_shapes((1, 2), (16,), 3, sizes))
-        plans = list(largest_steps(config, 40, pool)) + list(gpu_steps(config, 40, pool))[-20:]
+        plans = (
+            list(largest_steps(WorkerSizes.of(config, 40), pool))
+            + list(gpu_steps(WorkerSizes.of(config, 40), pool))[-20:]
+        )
         run_steps(runner, plans, lambda done: None)
     assert all(restored_blocks(cache, torch.arange(6)).isfinite().all() for cache in kv_caches)

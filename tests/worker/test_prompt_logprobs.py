@@ -32,6 +32,7 @@ from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.sampling import prompt_logprobs
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.start_up import fitted_runner
+from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.warm_up import warm_up
 from headrace_backend.worker.step.buffers import StepLimits
 from headrace_backend.worker.step.gpu_runner import GpuRunner
@@ -195,8 +196,8 @@ def test_nothing_compiles_after_the_warm_up(llama_on_gpu: CausalLM) -> None:
     config = EngineConfig.model_validate({"model": "model", "device": "cuda:0", **sizes})
     shape = (NUM_BLOCKS, 2, llama_on_gpu.num_kv_heads, BLOCK_SIZE, llama_on_gpu.head_dim)
     caches = allocate_kv_caches(llama_on_gpu.num_layers, shape, torch.float32, torch.device("cuda:0"))
-    runner = fitted_runner.make_runner(llama_on_gpu, config, MAX_MODEL_LEN, caches)
-    warm_up(runner, llama_on_gpu, caches, config, MAX_MODEL_LEN, lambda *_: None)
+    runner = fitted_runner.make_runner(llama_on_gpu, WorkerSizes.of(config, MAX_MODEL_LEN), caches)
+    warm_up(runner, llama_on_gpu, caches, WorkerSizes.of(config, MAX_MODEL_LEN), lambda *_: None)
     assert isinstance(runner, GpuRunner)
     runner.capture(lambda *_: None)
     compiled, captured = compilation_count(), runner.num_captured

@@ -20,6 +20,7 @@ from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StepFailed
 from headrace_backend.worker.sampling.sampler import SampledTokens
 from headrace_backend.worker.start_up.ranks import RankPlace
+from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.warm_up import probe_steps
 from headrace_backend.worker.step import loop as step_loop
 from headrace_backend.worker.step.host_copy import HostCopy
@@ -146,7 +147,7 @@ def test_a_failing_step_keeps_the_answers_before_it(llama: CausalLM) -> None:
 
 def recovery(runner: Runner) -> Recovery:
     config = EngineConfig(model=pathlib.Path("m"), device="cpu")
-    return Recovery(runner, probe_steps(config, MAX_MODEL_LEN, NUM_BLOCKS))
+    return Recovery(runner, probe_steps(WorkerSizes.of(config, MAX_MODEL_LEN), NUM_BLOCKS))
 
 
 def penalized_plans(count: int) -> list[StepPlan]:

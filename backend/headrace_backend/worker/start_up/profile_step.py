@@ -12,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from headrace_backend.config import EngineConfig
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.start_up.device_memory import DeviceMemory
+from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, Wish, make_step, release_step
 from headrace_backend.worker.step.runner import Runner, run_steps
 
@@ -34,17 +34,17 @@ class Profile:
     free: int
 
 
-def largest_steps(config: EngineConfig, max_model_len: int, pool: BlockPool) -> Iterator[StepPlan]:
+def largest_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
     """Steps that no planned step exceeds: the whole token budget over all rows with every wish, and
     the whole budget at the end of the longest context.
     """
-    budget, num_rows = config.max_num_batched_tokens, min(config.max_num_seqs, config.max_num_batched_tokens)
+    budget, num_rows, longest = sizes.max_num_batched_tokens, sizes.max_rows, sizes.max_model_len
     share, rest = divmod(budget, num_rows)
-    counts = [min(share + (row < rest), max_model_len) for row in range(num_rows)]
+    counts = [min(share + (row < rest), longest) for row in range(num_rows)]
     yield make_step([Chunk(0, count) for count in counts], pool, Wish.EVERYTHING)
     yield release_step(num_rows)
-    count = min(budget, max_model_len)
-    yield make_step([Chunk(max_model_len - count, count)], pool, Wish.RANDOM)
+    count = min(budget, longest)
+    yield make_step([Chunk(longest - count, count)], pool, Wish.RANDOM)
     yield release_step(1)
 
 
