@@ -17,9 +17,8 @@ from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.step.buffers import StepLimits
 from headrace_backend.worker.step.gpu_runner import GpuRunner
-from headrace_backend.worker.step.graphs import StepGraphs
+from headrace_backend.worker.step.graphs import DeviceClock, StepGraphs, least_times_ms
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches
-from headrace_backend.worker.step.launch_times import DeviceClock, least_times_ms
 from headrace_backend.worker.step.shape import AttentionSizes, StepShape, captured_shapes, undominated
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 

@@ -19,9 +19,8 @@ from headrace_backend.weights.placement import Shard
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.start_up import fitted_runner
-from headrace_backend.worker.start_up.fitted_runner import make_runner
+from headrace_backend.worker.start_up.fitted_runner import Phases, make_runner
 from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room
-from headrace_backend.worker.start_up.phases import Phases
 from headrace_backend.worker.start_up.profile_step import largest_steps, measure_steps
 from headrace_backend.worker.start_up.ranks import RankPlace
 from headrace_backend.worker.start_up.sizes import WorkerSizes

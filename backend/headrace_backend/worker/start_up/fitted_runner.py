@@ -1,7 +1,7 @@
 """A runner over a cache of the right size, warm and with its graphs.
 
-Owns that part of start-up. On a CPU the cache has the blocks of the plan. On a GPU what the plan
-could only estimate is measured first:
+Owns that part of start-up, and the clock of all of its phases. On a CPU the cache has the blocks of
+the plan. On a GPU what the plan could only estimate is measured first:
 
     profile (the largest steps, small cache) -> cache of what is left -> warm-up -> graphs -> final
     plan
@@ -9,9 +9,11 @@ could only estimate is measured first:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import torch
@@ -31,19 +33,33 @@ from headrace_backend.worker.start_up.memory_plan import (
     plan_memory,
     with_long_graphs,
 )
-from headrace_backend.worker.start_up.phases import Phases
 from headrace_backend.worker.start_up.profile_step import PROFILE_BLOCKS, Profile, largest_steps, measure_steps
 from headrace_backend.worker.start_up.ranks import RankPlace
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool
 from headrace_backend.worker.start_up.warm_up import warm_up
 from headrace_backend.worker.step.buffers import StepLimits
-from headrace_backend.worker.step.cpu_batch import CpuBatch
-from headrace_backend.worker.step.cpu_runner import CpuRunner
+from headrace_backend.worker.step.cpu_runner import CpuBatch, CpuRunner
 from headrace_backend.worker.step.gpu_runner import GpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, cache_bytes, kv_type
 from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
+
+
+class Phases:
+    """Seconds of each phase, in order."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        """Takes those of phases before, and adds to them."""
+        self.seconds = seconds
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Notes the seconds of what runs inside; a phase may come twice."""
+        start = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
 
 # Graphs that need more than was estimated are captured once more beside a smaller cache.
 _CAPTURE_ATTEMPTS = 2

@@ -17,9 +17,8 @@ from headrace_backend.parallel.rendezvous import MixedRanks, Seat, join
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.step.rank_board import RankBoard, RankLine
 from headrace_backend.weights.placement import ALONE, Shard
-from headrace_backend.worker.channel import Channel
+from headrace_backend.worker.channel import Channel, RankLinks
 from headrace_backend.worker.errors import StartRefused
-from headrace_backend.worker.rank_links import RankLinks
 from headrace_backend.worker.sampling.sampler import SampledTokens
 from headrace_backend.worker.step.runner import Launched, Runner
 

@@ -20,16 +20,14 @@ from headrace_backend.step.messages import MemoryPlan, Notice, WorkerReady
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_backend.weights.loader import pinned_bytes
 from headrace_backend.weights.scheme import QuantizationRefused, Schemes
-from headrace_backend.worker.channel import Channel
+from headrace_backend.worker.channel import Channel, RankLinks
 from headrace_backend.worker.errors import StartRefused
-from headrace_backend.worker.rank_links import RankLinks
 from headrace_backend.worker.start_up.ceilings import Rates, measured_rates
 from headrace_backend.worker.start_up.device import choose_dtype, choose_rank_device, prepare_torch
 from headrace_backend.worker.start_up.device_memory import CudaMemory
-from headrace_backend.worker.start_up.fitted_runner import LoadedModel, agreed_plan, fitted_runner, ready_runner
+from headrace_backend.worker.start_up.fitted_runner import LoadedModel, Phases, agreed_plan, fitted_runner, ready_runner
 from headrace_backend.worker.start_up.kernel_cache import use_kernel_cache
 from headrace_backend.worker.start_up.memory_plan import Room, free_memory_bytes, plan_estimate
-from headrace_backend.worker.start_up.phases import Phases
 from headrace_backend.worker.start_up.quantized import checked_schemes, quantization_report
 from headrace_backend.worker.start_up.ranks import RankPlace, take_place
 from headrace_backend.worker.start_up.sizes import WorkerSizes

@@ -1,16 +1,60 @@
-"""A plan's columns, one value per row, made flat: one value per token or per block.
+"""A plan's columns as both runners need them on the host: entries, whole or cut in two, and values
+made flat, one per token or per block.
 
-Owns the arithmetic that both runners need on the host: numpy operations over the whole batch, never
-a loop over rows. Does not own where the results go (`cpu_batch` computes with them at once,
-`columns` and `device_rows` send them to a GPU).
+An entry is a row's part in a step. Owns where a row is cut whose tokens lie in both pieces of a
+step (which steps are in pieces says `CausalLM.first_piece`, why `layers.cut_step`), and numpy
+operations over the whole batch, never a loop over rows. Does not own where the results go: on a CPU
+they are computed with at once (`cpu_runner`), for a GPU they are uploaded (`columns`, `buffers`).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace_backend.step.plan import ForwardPlan, Int32Column
+
+
+class Entries(NamedTuple):
+    """Columns of as many numbers as there are entries; maybe none."""
+
+    rows: Int32Column
+    # Tokens of context before the entry's own.
+    starts: Int32Column
+    counts: Int32Column
+
+    @classmethod
+    def of(cls, plan: ForwardPlan) -> Entries:
+        """Those of a whole step."""
+        return cls(plan.rows, plan.starts, plan.counts)
+
+    @property
+    def seq_lens(self) -> Int32Column:
+        """Tokens of context, those of the step included."""
+        return self.starts + self.counts
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all entries."""
+        return int(self.counts.sum())
+
+    def cut(self, first: int) -> tuple[Entries, Entries]:
+        """Those of the step's first tokens, and those of the others, which see the first ones as
+        context.
+
+        A row may have an entry in both.
+        """
+        ends = np.cumsum(self.counts, dtype=np.int64)
+        in_first = np.clip(first - (ends - self.counts), 0, self.counts).astype(np.int32)
+        in_second = self.counts - in_first
+        before, after = in_first > 0, in_second > 0
+        return (
+            Entries(self.rows[before], self.starts[before], in_first[before]),
+            Entries(self.rows[after], (self.starts + in_first)[after], in_second[after]),
+        )
+
 
 Int64Column = npt.NDArray[np.int64]
 
