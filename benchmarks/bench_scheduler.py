@@ -68,7 +68,7 @@ CASES = (
 
 def build_engine(case: Case, num_steps: int) -> Engine:
     """An engine with room for the batch and the waiting requests."""
-    max_tokens = num_steps + 64
+    max_tokens = num_steps + 128
     max_len = PROMPT_TOKENS + BLOCK_SIZE + max_tokens
     blocks_per_row = -(-max_len // BLOCK_SIZE)
     config = EngineConfig(

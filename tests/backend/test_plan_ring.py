@@ -109,7 +109,7 @@ def test_rings_take_two_of_the_largest_records(long_model: pathlib.Path, rows: i
     for part, count in (("logprob", rows), ("prompt", prompts)):
         for column, size in (("sampled", count), ("ranks", count)):
             setattr(result, f"{part}_{column}", np.zeros(size, np.float32 if column == "sampled" else np.int32))
-    result.logprob_samples = result.logprob_counts = np.zeros(rows, np.int32)
+    result.logprob_indices = result.logprob_counts = np.zeros(rows, np.int32)
     result.top_token_ids, result.top_logprobs = np.zeros(rows * tops, np.int32), np.zeros(rows * tops, np.float32)
     result.prompt_top_token_ids = np.zeros(prompts * tops, np.int32)
     result.prompt_top_logprobs = np.zeros(prompts * tops, np.float32)

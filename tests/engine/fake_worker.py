@@ -251,7 +251,7 @@ class FakeWorker:
         result.checked_ok = np.array([self._is_finite(*hidden[i]) for i in plan.forward.checked_indices], np.uint8)
         if logprobs:
             samples, sampled, ranks, counts = zip(*logprobs, strict=True)
-            result.logprob_samples = np.array(samples, np.int32)
+            result.logprob_indices = np.array(samples, np.int32)
             result.logprob_sampled = np.array(sampled, np.float32)
             result.logprob_ranks = np.array(ranks, np.int32)
             result.logprob_counts = np.array(counts, np.int32)

@@ -175,7 +175,7 @@ def test_missing_logprobs_are_a_wrong_result() -> None:
     harness.add(request(10, num_logprobs=0))
     harness.plan()
     result = harness.worker.run()
-    result.logprob_samples = result.logprob_samples[:0]
+    result.logprob_indices = result.logprob_indices[:0]
     with pytest.raises(ValueError, match="log probabilities"):
         harness.engine.settle(result)
 

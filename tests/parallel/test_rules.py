@@ -27,7 +27,7 @@ from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_backend.worker.start_up.device import too_few_cards
 from headrace_model_folder import ModelConfig, ModelFolder
-from headrace_model_folder.quantization_config import read_quantization
+from headrace_model_folder.formats.quantization_config import read_quantization
 
 # 8 heads, 4 key/value heads, 704 inner, 4,096 tokens.
 MODEL = ModelFolder.open(DEMO, require_weights=False).config

@@ -132,7 +132,7 @@ def _done(request: LiveRequest) -> RequestDone:
         ttft_ns=ledger.ttft_ns,
         step_count=ledger.step_count,
         preemptions=ledger.preemptions,
-        draft_tokens=0,
-        accepted_tokens=0,
+        draft_tokens=ledger.draft_tokens,
+        accepted_tokens=ledger.accepted_tokens,
         ended_at_ns=ledger.ended_at_ns,
     )

@@ -140,6 +140,7 @@ class Engine:
         on_gpu: bool = False,
         captured_mixed_sizes: tuple[int, ...] = (),
         plan_bytes: int | None = None,
+        tokens_per_row: int = 1,
     ) -> None:
         """A worker with an empty cache of so many blocks takes steps from now on; what was running
         is computed again.
@@ -153,12 +154,16 @@ class Engine:
                 if it has no graphs.
             plan_bytes: Most bytes of a step plan that it takes; None: as many as before,
                 `plan_bytes.max_plan_bytes` at first.
+            tokens_per_row: Most tokens that a step settles for a row that decodes; 1: the worker
+                drafts none.
 
         Raises:
-            ValueError: There is no block.
+            ValueError: There is no block, or a step settles nothing.
         """
         if num_blocks < 1:
             raise ValueError(f"num_blocks: must be at least 1, is {num_blocks}")
+        if tokens_per_row < 1:
+            raise ValueError(f"tokens_per_row: must be at least 1, is {tokens_per_row}")
         self.worker_lost()
         self._meter.worker_ready()
         self.steps.worker_ready()
@@ -168,7 +173,7 @@ class Engine:
         self._admission.worker_ready(num_blocks, plan_bytes)
         self._quotas.set_num_blocks(num_blocks)
         self._endings.end_unfit(self._clock())
-        self._scheduler.create_cache(num_blocks)
+        self._scheduler.create_cache(num_blocks, tokens_per_row)
 
     def worker_lost(self, failed_step_id: int | None = None) -> LossOutcome:
         """Steps in flight will never be read; everything that was computed is gone.

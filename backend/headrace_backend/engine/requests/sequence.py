@@ -7,13 +7,15 @@ Owns the counters and what follows from them directly. Does not decide anything:
 A sequence's tokens are its prompt and its output. The engine plans one step ahead of what it has
 read, so there are two views of them:
 
-    scheduled  num_tokens    with the tokens that planned steps sample, read or not
+    scheduled  num_tokens    with the tokens that planned steps sample at most, read or not
                num_computed  tokens whose KV planned steps have computed; the next step begins here
     settled    len(tokens)   output tokens that were read
                num_settled   tokens whose KV settled steps have computed
 
 There are no phases: a sequence needs `num_tokens - num_computed` tokens computed; when a step
-brings them level, it samples one more.
+brings them level, it samples one more. A step that drafts tokens may settle fewer than planned:
+what its result lacks goes from both scheduled counters, so that they are upper bounds while steps
+are in flight and exact when all are settled.
 """
 
 from __future__ import annotations
@@ -133,9 +135,15 @@ class Sequence:
         """The steps in flight will never be read: what they sampled is to be sampled again."""
         self.num_tokens = self.num_prompt_tokens + len(self.tokens)
 
+    def forget_unsettled(self, count: int) -> None:
+        """A step that is being read settled so many tokens fewer than it could."""
+        self.num_tokens -= count
+        if self.row != NO_ROW:
+            self.num_computed -= count
+
     @property
     def num_unread(self) -> int:
-        """Tokens that planned steps sample and that were not read yet."""
+        """Tokens that planned steps sample at most and that were not read yet."""
         return self.num_tokens - self.num_prompt_tokens - len(self.tokens)
 
     @property

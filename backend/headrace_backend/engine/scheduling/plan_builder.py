@@ -65,6 +65,9 @@ class InFlightStep:
     free_blocks: int = 0
     num_waiting: int = 0
     isolated: bool = False
+    # Drafted tokens that each decode computes, which are as many as it may settle beside one; empty:
+    # none of them any.
+    draft_counts: list[int] = dataclasses.field(default_factory=list)
     preempted: list[int] = dataclasses.field(default_factory=list)
     stalled: list[Sequence] = dataclasses.field(default_factory=list)
 
@@ -88,6 +91,7 @@ class PlanBuilder:
         "_counts",
         "_decode_starts",
         "_decodes",
+        "_draft_counts",
         "_entries",
         "_last_admitted",
         "_prompt_indices",
@@ -125,6 +129,7 @@ class PlanBuilder:
         self.num_prompt_logprobs = 0
         self._decodes: list[Sequence] = []
         self._decode_starts: list[int] = []
+        self._draft_counts: list[int] = []
         self._samples: list[Sequence] = []
         self._chunks: list[tuple[Sequence, int, int]] = []
         self._checked: list[Sequence] = []
@@ -190,6 +195,27 @@ class PlanBuilder:
         self._decode_starts = [sequence.num_computed - 1 for sequence in self._decodes]
         self.load.num_decodes = len(self._decodes)
         self.load.context_tokens = sum(self._decode_starts) + len(self._decodes)
+
+    @property
+    def decodes(self) -> AbstractSequence[Sequence]:
+        """The sequences whose rows compute their last sampled token, in the order of the plan."""
+        return self._decodes
+
+    def add_drafts(self, counts: list[int]) -> None:
+        """Has each of the decodes compute so many drafted tokens too; other entries come later.
+
+        Positions behind a decode are upper bounds until its result says how many were settled.
+        """
+        num_drafts = sum(counts)
+        if num_drafts == 0:
+            return
+        self._draft_counts = counts
+        for sequence, count in zip(self._decodes, counts, strict=True):
+            sequence.num_computed += count
+            sequence.num_tokens += count
+        self.num_tokens += num_drafts
+        self.load.num_draft_tokens = num_drafts
+        self.load.context_tokens += num_drafts
 
     def add_known(self, sequence: Sequence, count: int) -> bool:
         """Computes the next `count` tokens, all of them known.
@@ -260,10 +286,21 @@ class PlanBuilder:
             # The sampled token is counted already.
             output_positions=_column([sequence.num_tokens - sequence.num_prompt_tokens - 1 for sequence in samples]),
         )
+        if self._draft_counts:
+            self._widen_decodes(forward, sample)
         plan = StepPlan(
             self.step_id, _column(released_rows), self._admissions, forward, sample, self._prompt_logprobs()
         )
         return plan, self._record(samples, planned_at_ns)
+
+    def _widen_decodes(self, forward: ForwardPlan, sample: SamplePlan) -> None:
+        """Writes into columns that count one token for each decode how many drafts it has."""
+        drafts = _column(self._draft_counts)
+        num_decodes = drafts.size
+        forward.counts[:num_decodes] += drafts
+        sample.token_indices[1:num_decodes] += np.cumsum(drafts[:-1], dtype=np.int32)
+        # The drafted tokens are counted already.
+        sample.output_positions[:num_decodes] -= drafts
 
     def _record(self, samples: list[Sequence], planned_at_ns: int) -> InFlightStep:
         return InFlightStep(
@@ -278,6 +315,7 @@ class PlanBuilder:
             sum([sequence.wants_logprobs for sequence in samples]),
             self._prompt_runs,
             self._entries,
+            draft_counts=self._draft_counts,
         )
 
     def _check(self, sequence: Sequence, count: int, is_sampled: bool) -> None:
