@@ -22,7 +22,7 @@ from tests.worker.driver import (
     id_bytes,
     step,
 )
-from tests.worker.test_gpu_runner import PROMPTS, cpu_runner, wishful_plans
+from tests.worker.step.test_gpu_runner import PROMPTS, cpu_runner, wishful_plans
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace_backend.models.causal_lm import CausalLM

@@ -27,7 +27,7 @@ pytestmark = [
 LENGTH = 192
 # The prompt in chunks, then token by token.
 CHUNKS = (100, 33, 5, 1, 22)
-DEMO = pathlib.Path(__file__).parents[2] / "models" / "demo"
+DEMO = pathlib.Path(__file__).parents[3] / "models" / "demo"
 
 
 class Recorder:

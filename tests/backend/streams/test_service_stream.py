@@ -10,7 +10,7 @@ import grpc
 import msgspec
 import numpy as np
 import pytest
-from tests.backend.test_outgoing import add_logprobs, outbox_of, read_rows
+from tests.backend.streams.test_outgoing import add_logprobs, outbox_of, read_rows
 
 from headrace_backend.engine.events import LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
 from headrace_backend.engine.request import EndReason

@@ -25,7 +25,7 @@ from headrace_backend.step.plan import ForwardPlan, SamplePlan, StepPlan
 from headrace_facts import facts
 
 PROMPT = [10, 20, 30]
-FAKE_WORKER = (sys.executable, str(pathlib.Path(__file__).with_name("fake_worker.py")))
+FAKE_WORKER = (sys.executable, str(pathlib.Path(__file__).parents[1] / "fake_worker.py"))
 
 
 @pytest.mark.parametrize("tp", [1, 2])
