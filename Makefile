@@ -16,7 +16,7 @@ RUN := $(BIN)/python
 # A file's tests stay in one process and in their order, so that a server that they share is started once.
 TEST_PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); n=$$((n + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
-.PHONY: help setup demo test check lint types imports protos-check protos bench lock wheelhouse build stats clean
+.PHONY: help setup demo test check lint types imports protos-check protos words bench lock wheelhouse build stats clean
 
 help: ## Shows this list.
 	@echo 'make TARGET, where TARGET is one of:'
@@ -80,6 +80,9 @@ build: $(READY) ## Builds the wheels of both distributions into dist/.
 
 wheelhouse: build ## Collects wheels for a machine without a network, without torch. PYTHON_VERSION=3.12.
 	@$(RUN) tools/wheelhouse.py --python-version $(PYTHON_VERSION)
+
+words: $(READY) ## Prints retired words, docstrings that do not read alone, wide prose, full folders. ARGS=--summary counts.
+	@$(RUN) tools/check_words.py $(ARGS) || true
 
 stats: ## Prints the sizes of our functions and files.
 	@$(PYTHON) tools/code_size.py

@@ -23,9 +23,9 @@ from tests.support.running_server import DEMO
 from headrace_backend.quantization.block_statistics import block_findings
 from headrace_backend.quantization.packing_check import check_packing
 from headrace_backend.weights.scheme import QuantizationRefused
-from headrace_kernels.low_bit.block_weight import NF4_KINDS, BlockKind, allocate
-from headrace_kernels.low_bit.gguf_blocks import FILE_BLOCKS, store_file_rows
-from headrace_kernels.low_bit.nf4 import quantize_rows
+from headrace_kernels.weight_formats.block_weight import NF4_KINDS, BlockKind, allocate
+from headrace_kernels.weight_formats.gguf_blocks import FILE_BLOCKS, store_file_rows
+from headrace_kernels.weight_formats.nf4 import quantize_rows
 
 Bytes = npt.NDArray[np.uint8]
 LAYER = "model.layers.3.mlp.down_proj"

@@ -47,10 +47,10 @@ from headrace_backend.worker.step.runner import run_steps
 from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels import card, triton_runtime
 from headrace_kernels.attention import paged
-from headrace_kernels.low_bit import fp8_activations
-from headrace_kernels.low_bit.quantized_weight import QuantizedWeight
-from headrace_kernels.low_bit.scaled_kernels import multiply_scaled
+from headrace_kernels.linear import gemm_fp8 as fp8_activations
+from headrace_kernels.linear.gemm_fp8_sm90 import multiply_scaled
 from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 from headrace_model_folder import ModelFolder
 
 CPU = torch.device("cpu")

@@ -27,7 +27,7 @@ from headrace_backend.weights.nf4_states import load_nf4_states
 from headrace_backend.weights.placement import ALONE, Placement, Shard, WeightTarget
 from headrace_backend.weights.progress import Progress
 from headrace_backend.weights.scheme import Scheme, Schemes
-from headrace_kernels.low_bit.restored_weights import scratch_bytes
+from headrace_kernels.weight_formats.dequantized_buffer import scratch_bytes
 from headrace_model_folder import InvalidModelFolder, ModelConfig, ModelFolder, TensorRecord, expected_tensors
 
 MODEL_CLASSES: dict[str, type[CausalLM]] = {

@@ -23,8 +23,8 @@ from headrace_backend.quantization.self_check import StoredSummary, exact_produc
 from headrace_backend.weights.destination import RotatedRows
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused
-from headrace_kernels.low_bit.block_linear import linear
-from headrace_kernels.low_bit.block_weight import BlockWeight, has_negative_scales, is_finite, restore_rows
+from headrace_kernels.linear.block_quantized import linear
+from headrace_kernels.weight_formats.block_weight import BlockWeight, has_negative_scales, is_finite, restore_rows
 from headrace_model_folder import TensorRecord
 
 # Rows of the products that are compared: on a card one for each kernel there is, on a CPU, where

@@ -12,7 +12,7 @@ import statistics
 import torch
 
 from headrace_backend.quantization.layer_statistics import EVEN_SCATTER, Findings, LayerStatistics
-from headrace_kernels.low_bit.block_weight import (
+from headrace_kernels.weight_formats.block_weight import (
     NF4_KINDS,
     BlockKind,
     BlockWeight,

@@ -27,8 +27,8 @@ from headrace_backend.weights.checkpoint_files import DTYPES
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused
-from headrace_kernels.low_bit.quantized_weight import BLOCK_SIZE, QuantKind
-from headrace_kernels.low_bit.stored_rows import Rows, store_blocks, store_order, store_rows
+from headrace_kernels.weight_formats.quantized_weight import BLOCK_SIZE, QuantKind
+from headrace_kernels.weight_formats.stored_rows import Rows, store_blocks, store_order, store_rows
 from headrace_model_folder import InvalidModelFolder, LayerFormat, Role, SourceTensor, TensorRecord
 
 # Numbers that are unpacked and looked at a time. On a CPU they stay in its caches.

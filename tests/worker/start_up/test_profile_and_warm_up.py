@@ -33,7 +33,7 @@ from headrace_backend.worker.step.runner import Runner, run_steps
 from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels import triton_runtime
 from headrace_kernels.attention.quantized_kv import restored_blocks, scales_of, tiles_of
-from headrace_kernels.low_bit.linear import WARM_ROWS
+from headrace_kernels.linear.quantized import WARM_ROWS
 
 GIB = 1 << 30
 # Of a captured step's activations, for each token of the fake model.

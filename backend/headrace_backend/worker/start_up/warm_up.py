@@ -30,7 +30,7 @@ from headrace_backend.worker.start_up.synthetic_steps import (
 )
 from headrace_backend.worker.step.kv_caches import clear_blocks
 from headrace_backend.worker.step.runner import Runner, run_steps
-from headrace_kernels.low_bit.linear import WARM_ROWS
+from headrace_kernels.linear.quantized import WARM_ROWS
 from headrace_kernels.triton_runtime import uses_triton
 
 # Blocks that warm-up may write to.
