@@ -1,5 +1,5 @@
-"""Files in blocks, GGUF and NF4, whose layers are packed in another way than their format says are
-refused by name; sound ones never are, whatever their type.
+"""Layers of files in blocks, GGUF and NF4, that are packed in another way than their format says
+are named; correctly packed ones never are, whatever their type.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import numpy.typing as npt
 import pytest
 import safetensors.numpy
 import torch
-from tests.models.checkpoints import load
 from tests.support.bitsandbytes_folder import write
 from tests.support.gguf_numbers import BLOCK_KINDS, KINDS, quantize
 from tests.support.gguf_writer import Gguf, from_folder
 from tests.support.running_server import DEMO
 
-from headrace_backend.quantization.block_statistics import block_findings
-from headrace_backend.quantization.packing_check import check_packing
-from headrace_backend.weights.scheme import QuantizationRefused
+from headrace_backend.packing.__main__ import examined
+from headrace_backend.packing.faults import packing_faults
+from headrace_backend.packing.findings import block_findings
 from headrace_kernels.weight_formats.block_weight import NF4_KINDS, BlockKind, allocate
 from headrace_kernels.weight_formats.gguf_blocks import FILE_BLOCKS, store_file_rows
 from headrace_kernels.weight_formats.nf4 import quantize_rows
@@ -68,7 +67,8 @@ def damaged(gguf: Gguf, part: slice, change: Change) -> Gguf:
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_a_trained_model_is_let_pass(files: dict[str, Gguf], kind: str, tmp_path: pathlib.Path) -> None:
-    load(files[kind].write(tmp_path / "model.gguf"))
+    answer = examined(files[kind].write(tmp_path / "model.gguf"), "cpu")
+    assert answer.num_layers and (answer.faults, answer.refused) == ([], "")
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_a_trained_model_is_let_pass(files: dict[str, Gguf], kind: str, tmp_path
         ("Q8_0", slice(0, 2), rows_below, "its scales"),
     ],
 )
-def test_a_file_that_is_packed_wrongly_is_refused_by_layer(
+def test_layers_of_a_file_that_are_packed_wrongly_are_named(
     files: dict[str, Gguf], kind: str, part: slice, change: Change, said: str, tmp_path: pathlib.Path
 ) -> None:
     file = damaged(files[kind], part, change).write(tmp_path / "model.gguf")
-    with pytest.raises(QuantizationRefused) as error:
-        load(file)
-    assert f"layer '{LAYER}'" in str(error.value) and said in str(error.value)
+    answer = examined(file, "cpu")
+    assert not answer.refused
+    assert any(f"layer '{LAYER}'" in fault and said in fault for fault in answer.faults), answer.faults
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, pathlib.Path
 
 @pytest.mark.parametrize("double", [True, False])
 def test_a_trained_model_in_nf4_is_let_pass(folders: dict[bool, pathlib.Path], double: bool) -> None:
-    load(folders[double])
+    answer = examined(folders[double], "cpu")
+    assert answer.num_layers and (answer.faults, answer.refused) == ([], "")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_a_trained_model_in_nf4_is_let_pass(folders: dict[bool, pathlib.Path], d
         (False, ".absmax", np.negative, f"tensor '{LAYER}.weight' holds a scale that is negative"),
     ],
 )
-def test_a_folder_that_is_packed_wrongly_is_refused_by_layer(
+def test_layers_of_a_folder_that_are_packed_wrongly_are_named(
     folders: dict[bool, pathlib.Path],
     double: bool,
     end: str,
@@ -132,9 +133,10 @@ def test_a_folder_that_is_packed_wrongly_is_refused_by_layer(
     tensors = dict(safetensors.numpy.load_file(folders[double] / "model.safetensors"))
     tensors[f"{LAYER}.weight{end}"] = change(tensors[f"{LAYER}.weight{end}"])
     safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(QuantizationRefused) as error:
-        load(tmp_path)
-    assert said in str(error.value)
+    answer = examined(tmp_path, "cpu")
+    # What can't be a scale no server loads either.
+    assert bool(answer.refused) == said.startswith("tensor")
+    assert any(said in line for line in (*answer.faults, answer.refused)), answer
 
 
 @pytest.mark.parametrize("kind", [BlockKind[name] for name in BLOCK_KINDS] + [BlockKind.NF4])
@@ -149,7 +151,7 @@ def test_gaussian_layers_are_let_pass(kind: BlockKind, shift: float) -> None:
         store_file_rows(torch.from_numpy(quantize(kind.value, weight).reshape(256, -1)), target, 0)
     found = block_findings(target, range(256))
     assert found is not None and found.num_groups >= 256 * 512 / 64
-    check_packing({"model.layers.0.mlp.up_proj": found}, {"model.layers.0.post_attention_layernorm.weight": torch.rand(512)})  # fmt: skip
+    assert packing_faults({"model.layers.0.mlp.up_proj": found}, {"model.layers.0.post_attention_layernorm.weight": torch.rand(512)}) == []  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", FILE_BLOCKS)
@@ -165,4 +167,4 @@ def test_bytes_without_any_meaning_are_let_pass(kind: BlockKind) -> None:
         target.mins.fill_(0.02)
     found = block_findings(target, range(128))
     assert found is not None
-    check_packing({"model.layers.0.self_attn.o_proj": found}, {})
+    assert packing_faults({"model.layers.0.self_attn.o_proj": found}, {}) == []

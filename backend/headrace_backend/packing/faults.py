@@ -1,10 +1,10 @@
-"""Whether layers that another tool quantized look packed as their folder or file says, judged
-without an original.
+"""The rules by which layers that another tool quantized are found to be packed wrongly, without an
+original to compare with.
 
-Owns the rules and their limits; `layer_statistics` says why the figures tell anything. Each rule
-asks for evidence that no sound layer gives, sound ones by far not: a folder is refused for what is
-there, never for what is missing. Layers whose numbers fill their range evenly, as no weights do,
-say nothing and are let pass.
+Owns the rules and their limits; `layer_statistics` says why the figures say anything. Each rule asks for
+evidence that correctly packed layers are far from giving: a layer is at fault for what is there,
+never for what is missing. Layers whose numbers fill their range evenly, as no weights do, say
+nothing and are let pass.
 
 What is seen: zero points of 4 bits or fewer that are one off, of more bits if they are off by a
 sixteenth of the range; scales of other groups, rows or layers, where rows have several groups;
@@ -18,13 +18,12 @@ difference.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from headrace_backend.quantization.layer_statistics import WORD_ORDERS, Findings
-from headrace_backend.weights.scheme import QuantizationRefused
+from headrace_backend.packing.layer_statistics import WORD_ORDERS, Findings
 
 # Steps by which the middle of a layer's numbers may be off 0. Layers of the demo model in int4 are
 # off by 0.035 at most, those whose scales have the sign of their largest by 8 / 32.
@@ -50,47 +49,41 @@ _FEWEST_INPUTS = 128
 Profiles = Mapping[str, Findings]
 
 
-def check_packing(findings: Profiles, norms: Mapping[str, Tensor]) -> None:
-    """Judges all layers of a model.
+def packing_faults(findings: Profiles, norms: Mapping[str, Tensor]) -> list[str]:
+    """One line for each fault of a model's layers, which names the layer; none if all look right.
 
     Args:
         findings: Layer -> what was found of it.
         norms: Norm weights of the model, by their names in the folder.
-
-    Raises:
-        QuantizationRefused: A layer is packed wrongly; it is named.
     """
+    faults = []
     for layer, found in findings.items():
         if found.scatter < _EVEN * found.even_scatter:
-            _check_middle(layer, found)
-            _check_scales(layer, found)
+            faults += [f"layer {layer!r}: {fault}" for fault in (_middle_fault(found), _scales_fault(found)) if fault]
     for layer, found in findings.items():
         for what, sizes in _input_sizes(layer, findings, norms):
-            _check_inputs(layer, found, what, sizes)
+            faults += [f"layer {layer!r}: {fault}" for fault in _input_faults(found, what, sizes)]
+    return faults
 
 
-def _check_middle(layer: str, found: Findings) -> None:
+def _middle_fault(found: Findings) -> str | None:
     most = _MOST_MEAN if found.bits <= 4 else _MOST_MEAN_PART * (1 << found.bits)
-    if abs(found.mean) > most:
-        raise QuantizationRefused(
-            f"layer {layer!r}: its numbers are {found.mean:+.2f} steps off their zero points on average, more than {most:g}: zero points that are one off, or stored in another way, do that"
-        )
+    if abs(found.mean) <= most:
+        return None
+    return f"its numbers are {found.mean:+.2f} steps off their zero points on average, more than {most:g}: zero points that are one off, or stored in another way, do that"
 
 
-def _check_scales(layer: str, found: Findings) -> None:
+def _scales_fault(found: Findings) -> str | None:
     if found.num_groups < _FEWEST_GROUPS or found.reaching < _FEWEST_REACHING or found.variation < _LEAST_VARIATION:
-        return
+        return None
     own, *others = found.correlations
     deviation = found.num_groups**-0.5
     for name, other in zip(WORD_ORDERS, others, strict=True):
         if other < own - 2**0.5 * _DEVIATIONS * deviation:
-            raise QuantizationRefused(
-                f"layer {layer!r}: its scales suit its numbers better if outputs of a word are in another order, {name} (correlation {other:.2f} against {own:.2f})"
-            )
-    if own > -_DEVIATIONS * deviation:
-        raise QuantizationRefused(
-            f"layer {layer!r}: its scales are not those of its numbers: groups that scatter less have no larger scales (correlation {own:.2f}, {-_DEVIATIONS * deviation:.2f} is the least that scales of the own groups give)"
-        )
+            return f"its scales suit its numbers better if outputs of a word are in another order, {name} (correlation {other:.2f} against {own:.2f})"
+    if own <= -_DEVIATIONS * deviation:
+        return None
+    return f"its scales are not those of its numbers: groups that scatter less have no larger scales (correlation {own:.2f}, {-_DEVIATIONS * deviation:.2f} is the least that scales of the own groups give)"
 
 
 def _input_sizes(layer: str, findings: Profiles, norms: Mapping[str, Tensor]) -> Sequence[tuple[str, Tensor]]:
@@ -112,7 +105,7 @@ def _input_sizes(layer: str, findings: Profiles, norms: Mapping[str, Tensor]) ->
     return [("v_proj", values.rows)] if inputs == len(values.rows) else []
 
 
-def _check_inputs(layer: str, found: Findings, what: str, sizes: Tensor) -> None:
+def _input_faults(found: Findings, what: str, sizes: Tensor) -> Iterator[str]:
     longest = max(map(len, found.input_orders.values()))
     inputs = len(found.columns) // longest * longest
     if inputs < _FEWEST_INPUTS or len(sizes) != len(found.columns):
@@ -123,9 +116,7 @@ def _check_inputs(layer: str, found: Findings, what: str, sizes: Tensor) -> None
         words = torch.arange(inputs).view(-1, len(order))
         other = _strength(own_sizes, sizes[words[:, list(order)].flatten()])
         if other - own > _DEVIATIONS * math.sqrt(2 / (inputs - 3)):
-            raise QuantizationRefused(
-                f"layer {layer!r}: the sizes of its inputs go with those of {what} better if inputs of a {_unit(order)} are in another order, {name} (correlation {math.tanh(other):.2f} against {math.tanh(own):.2f})"
-            )
+            yield f"the sizes of its inputs go with those of {what} better if inputs of a {_unit(order)} are in another order, {name} (correlation {math.tanh(other):.2f} against {math.tanh(own):.2f})"
 
 
 def _unit(order: tuple[int, ...]) -> str:

@@ -1,8 +1,9 @@
-"""What the integers of a layer tell of how it was packed, when there is no original to compare
-with: where their middle is, whether scales are theirs, and how large outputs and inputs are.
+"""What the numbers of a layer say of how it was packed, when there is no original to compare with:
+where their middle is, whether scales are theirs, and how large outputs and inputs are.
 
-Owns the sums, on the layer's device, each row seen once. `folder_check` judges them; what follows
-is why they tell anything, of trained layers and of random ones.
+Owns the sums, on the layer's device, each row seen once. `faults` judges them; what follows is why
+they say anything, of trained layers and of random ones. Numbers come as *steps*: number less zero
+point, whole or, of numbers from a table, not.
 
 *Middle.* Weights scatter around 0, so that number less zero point is 0 on average to a small part
 of a step. Zero points one off shift it by a step, a third of int4's scatter. *Scales.* A scale
@@ -13,8 +14,6 @@ hundred groups; scales of other groups do not. A scale that comes from the scatt
 leaves all groups the same scatter, and says nothing. For rows in another order within a word it is
 tried which order falls most. *Sizes.* Norms of rows and columns, which layers that feed each other
 share in trained models.
-
-Numbers in blocks (`block_statistics`) come as steps: number less zero point, whole or not.
 """
 
 from __future__ import annotations
@@ -78,13 +77,14 @@ class LayerStatistics:
         even_scatter: float = EVEN_SCATTER,
         input_orders: Mapping[str, tuple[int, ...]] = WORD_ORDERS,
     ) -> None:
-        """Of no rows.
+        """Starts with empty sums; `add` takes rows in order.
 
         Args:
-            bits: Of a number.
+            bits: Width of one number.
             is_symmetric: Whether ranges reach as far below 0 as above.
-            even_scatter: See `Findings`.
-            input_orders: See `Findings`.
+            even_scatter: Scatter that numbers would have if all were as frequent, as a part of
+                their range.
+            input_orders: Ways in which inputs may have been confused, by name.
         """
         self._bits, self._is_symmetric = bits, is_symmetric
         self._even_scatter, self._input_orders = even_scatter, input_orders
@@ -98,20 +98,17 @@ class LayerStatistics:
         self._sums: Tensor | None = None
         self._correlations: Tensor | None = None
 
-    def add(self, groups: Tensor, zeros: Tensor, scales: Tensor) -> None:
+    def add(self, steps: Tensor, scales: Tensor) -> None:
         """Adds rows.
 
         Args:
-            groups: [num_rows, num_groups, group_size] integers, or steps.
-            zeros: [num_rows, num_groups]; of steps zeros.
-            scales: The same, fp32, of either sign.
+            steps: [num_rows, num_groups, group_size] fp32, numbers less their zero points.
+            scales: [num_rows, num_groups] fp32, of either sign.
         """
         scales = scales.abs()
-        numbers = groups.float()
-        steps = numbers - zeros.float()[:, :, None]
         squares = steps.square()
         full = float(1 << self._bits)
-        reach = 2 * steps.abs().amax(-1) if self._is_symmetric else numbers.amax(-1) - numbers.amin(-1)
+        reach = 2 * steps.abs().amax(-1) if self._is_symmetric else steps.amax(-1) - steps.amin(-1)
         # Whole numbers of a group, or few bits of one: exact enough in fp32.
         totals, of_squares = steps.sum(-1), squares.sum(-1)
         counted = [
@@ -119,7 +116,7 @@ class LayerStatistics:
             of_squares.sum(dtype=torch.float64),
             torch.full((), steps.numel(), dtype=torch.float64, device=steps.device),
             (reach >= _REACHED * full).sum().double(),
-            torch.full((), zeros.numel(), dtype=torch.float64, device=steps.device),
+            torch.full((), scales.numel(), dtype=torch.float64, device=steps.device),
         ]
         sums = torch.stack(counted)
         self._sums = sums if self._sums is None else self._sums + sums
@@ -130,25 +127,21 @@ class LayerStatistics:
         columns = squares.mul_(factors[:, :, None]).sum(0).flatten()
         self._columns = columns if self._columns is None else self._columns + columns
 
-    def finish(self, order: Tensor | None, are_whole: bool = True) -> None:
-        """All rows are there; keeps what is small.
+    def finish(self, order: Tensor | None) -> None:
+        """Ends the sums once all rows are there; keeps what is small.
 
         Args:
-            order: Which input of the layer each one is that was added; None: they are in order.
-            are_whole: Whether groups are those that scales were made for. Pieces of them say
-                nothing of their scales.
+            order: [K] which input of the layer each added column is; None: they are in order.
         """
         if self._columns is None:
             return
         if order is not None:
             self._columns = torch.empty_like(self._columns).index_copy_(0, order, self._columns)
-        if not are_whole:
-            self._scales, self._scatters = ([part[:, :1] for part in parts] for parts in (self._scales, self._scatters))
         self._correlations = _correlations(torch.cat(self._scales), torch.cat(self._scatters))
         self._scales, self._scatters = [], []
 
     def read(self) -> Findings | None:
-        """What was found; None where there were no integers. Waits for the device."""
+        """The findings; None where there were no rows. Waits for the device."""
         if self._sums is None or self._columns is None or self._correlations is None:
             return None
         total, squares, count, reaching, all_groups = self._sums.tolist()
@@ -185,29 +178,29 @@ def _correlations(scales: Tensor, scatters: Tensor) -> Tensor:
     scales, scatters = scales[:whole], scatters[:whole]
     if scales.shape[1] < 2 or whole == 0:
         return torch.zeros(3 + len(WORD_ORDERS), dtype=torch.float64, device=scales.device)
-    sound = (scales > 0) & (scatters > 0)
-    sizes, spreads = (_without_common(values, sound) for values in (scales, scatters))
+    usable = (scales > 0) & (scatters > 0)
+    sizes, spreads = (_without_common(values, usable) for values in (scales, scatters))
     # Not by an index, which would be copied to the device and waits for its stream.
     rows = spreads.view(-1, _WORD, spreads.shape[1]).unbind(1)
     others = (torch.stack([rows[place] for place in order], 1).flatten(0, 1) for order in WORD_ORDERS.values())
     found = [_correlation(sizes, spreads), *(_correlation(sizes, other) for other in others)]
-    return torch.stack([sound.sum().double(), _variation(scatters, sound), *found])
+    return torch.stack([usable.sum().double(), _variation(scatters, usable), *found])
 
 
-def _variation(values: Tensor, sound: Tensor) -> Tensor:
-    """Deviation of those that are sound, as a part of their mean."""
-    count = sound.sum().clamp(min=1)
-    kept = torch.where(sound, values, torch.zeros_like(values)).double()
+def _variation(values: Tensor, usable: Tensor) -> Tensor:
+    """Deviation of the usable ones, as a part of their mean."""
+    count = usable.sum().clamp(min=1)
+    kept = torch.where(usable, values, torch.zeros_like(values)).double()
     mean = kept.sum() / count
-    squares = torch.where(sound, kept - mean, torch.zeros_like(kept)).square().sum()
+    squares = torch.where(usable, kept - mean, torch.zeros_like(kept)).square().sum()
     return (squares / count).sqrt() / mean.clamp(min=1e-30)
 
 
-def _without_common(values: Tensor, sound: Tensor) -> Tensor:
-    """Logarithms less the means of their row and their column; 0 where they are not sound."""
-    logs = torch.where(sound, values, torch.ones_like(values)).double().log()
+def _without_common(values: Tensor, usable: Tensor) -> Tensor:
+    """Logarithms less the means of their row and their column; 0 where they are not usable."""
+    logs = torch.where(usable, values, torch.ones_like(values)).double().log()
     logs = logs - logs.mean(1, keepdim=True)
-    return torch.where(sound, logs - logs.mean(0, keepdim=True), torch.zeros_like(logs))
+    return torch.where(usable, logs - logs.mean(0, keepdim=True), torch.zeros_like(logs))
 
 
 def _correlation(left: Tensor, right: Tensor) -> Tensor:
