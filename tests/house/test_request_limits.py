@@ -234,7 +234,7 @@ RENAMED = {
     "bias": "logit_bias",
 }
 GO_NAME = re.compile(r"// With(\w+) (.*(?:\n//.*)*)")
-JAVA_NAME = re.compile(r"@param (\w+) (.*)\n(?:.*\n)*?        public Builder (\w+)\(")
+JAVA_NAME = re.compile(r"@param (\w+) (.*(?:\n +\*  .*)*)\n(?:.*\n)*?        public Builder (\w+)\(")
 PYTHON_NAME = re.compile(r"^        (\w+): (.*)$", re.MULTILINE)
 
 
@@ -250,7 +250,7 @@ def client_comments() -> Iterator[tuple[str, str]]:
         yield snake(name), text.replace("\n//", "")
     java = ROOT / "clients/java/src/main/java/io/github/headrace/GenerationOptions.java"
     for _, text, name in JAVA_NAME.findall(java.read_text()):
-        yield snake(name), text
+        yield snake(name), re.sub(r"\n +\* +", " ", text)
 
 
 @pytest.mark.parametrize("comments", [proto_comments, client_comments])

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from headrace.calls import Streaming, Unary
 from headrace.connections.connection import Endpoint
 from headrace.errors import from_rpc_error
+from headrace.rpc import Streaming, Unary
 
 T = TypeVar("T")
 

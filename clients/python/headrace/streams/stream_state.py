@@ -22,7 +22,6 @@ import random
 import time
 from dataclasses import dataclass, replace
 
-from headrace.calls import Streaming
 from headrace.completion import Transcript
 from headrace.connections.channel import RetryPolicy
 from headrace.errors import HeadraceError, Internal, Unavailable
@@ -36,6 +35,7 @@ from headrace.events import (
     Started,
     from_proto,
 )
+from headrace.rpc import Streaming
 from headrace.v1 import generation_pb2, inference_pb2
 
 
