@@ -22,8 +22,9 @@ import numpy as np
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
+from headrace_backend.engine.events import RequestDone
 from headrace_backend.engine.request import EngineRequest, ModelLimits, Recording, StopSpec, Subscriber
-from headrace_backend.engine.requests.outbox import Outbox, RequestDone
+from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.engine.step_log import StepLog
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_facts import facts

@@ -272,7 +272,7 @@ def test_limits_are_stated_in_one_place() -> None:
     """No other code has a constant of a limit's name."""
     names = "|".join(sorted(name for name in vars(limits) if name.isupper()))
     assigned = re.compile(rf"^_?(?:{names})\b.*=\s*-?\d", re.MULTILINE)
-    assert assigned.search((ROOT / "backend/headrace_request/limits.py").read_text())
-    others = [path for room in ("service", "backend") for path in (ROOT / room).rglob("*.py")]
+    assert assigned.search((ROOT / "both_sides/headrace_request/limits.py").read_text())
+    others = [path for room in ("service", "backend", "both_sides") for path in (ROOT / room).rglob("*.py")]
     found = [path.relative_to(ROOT) for path in others if assigned.search(path.read_text())]
-    assert found == [pathlib.Path("backend/headrace_request/limits.py")]
+    assert found == [pathlib.Path("both_sides/headrace_request/limits.py")]
