@@ -329,22 +329,22 @@ def most_admission_bytes(request: EngineRequest, block_size: int) -> int:
     """Most bytes that one output's admission can take with its block table: with the history of all
     its tokens, when it comes back at the end.
     """
-    sampling, num_tokens = request.sampling, len(request.prompt_ids) + request.stop.max_tokens
-    words = sum(RUN_BYTES + 4 * len(word) for word in sampling.bad_words)
-    lists = words + 2 * len(sampling.logit_bias_ids) + 4 * len(request.stop.token_ids)
+    sampling, num_tokens = request.asked.sampling, len(request.prompt_ids) + request.asked.stop.max_tokens
+    words = sum(RUN_BYTES + len(word) for word in sampling.bad_words)
+    lists = words + 2 * len(sampling.logit_bias_ids) + len(request.asked.stop.token_ids)
     history = 4 * num_tokens if sampling.needs_history else 0
     return FIELD_BYTES + lists + history + table_bytes(-(-num_tokens // block_size))
 
 
 def _history(sequence: Sequence) -> bytes:
     """The output known so far, where sampling depends on it."""
-    return sequence.tokens.tobytes() if sequence.request.spec.sampling.needs_history else b""
+    return sequence.tokens.tobytes() if sequence.request.spec.asked.sampling.needs_history else b""
 
 
 def _admission(sequence: Sequence, row: int) -> RowAdmission:
     """Everything that sampling needs for as long as the sequence stays in its row."""
     spec = sequence.request.spec
-    sampling = spec.sampling
+    sampling = spec.asked.sampling
     return RowAdmission(
         row=row,
         temperature=sampling.temperature,
@@ -356,13 +356,13 @@ def _admission(sequence: Sequence, row: int) -> RowAdmission:
         frequency_penalty=sampling.frequency_penalty,
         seed=sampling.seed,
         output_index=sequence.log.output_index,
-        num_logprobs=spec.num_logprobs,
-        min_tokens=spec.stop.min_tokens,
-        stop_token_ids=array("i", sorted(spec.stop.token_ids)).tobytes(),
+        num_logprobs=spec.asked.num_logprobs,
+        min_tokens=spec.asked.stop.min_tokens,
+        stop_token_ids=spec.asked.stop.token_ids,
         logit_bias_ids=sampling.logit_bias_ids,
         logit_bias_values=sampling.logit_bias_values,
-        bad_words=[array("i", word).tobytes() for word in sampling.bad_words],
+        bad_words=list(sampling.bad_words),
         needs_history=sampling.needs_history,
-        prompt_ids=spec.prompt_ids.tobytes() if sampling.needs_history else b"",
+        prompt_ids=spec.asked.prompt_token_ids if sampling.needs_history else b"",
         output_ids=_history(sequence),
     )
