@@ -23,8 +23,8 @@ from benchmarks.figures import report
 from benchmarks.workloads import mix1000
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.requests import EngineRequest, ModelLimits
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.engine.request import EngineRequest, ModelLimits
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_request.request import Request
 from headrace_request.sampling import Sampling
 from headrace_request.stop import Stop

@@ -25,14 +25,14 @@ import numpy as np
 from benchmarks import figures
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
-from headrace_backend.engine.requests import (
+from headrace_backend.engine.request import (
     AbortCause,
     EngineRequest,
     ModelLimits,
     Subscriber,
     TenantLimits,
 )
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_request.request import Request
 from headrace_request.stop import Stop
 
@@ -70,7 +70,7 @@ CASES = (
 
 def build_engine(case: Case, num_steps: int) -> Engine:
     """An engine with room for the batch and the waiting requests."""
-    max_tokens = num_steps + 64
+    max_tokens = num_steps + 128
     max_len = PROMPT_TOKENS + BLOCK_SIZE + max_tokens
     blocks_per_row = -(-max_len // BLOCK_SIZE)
     config = EngineConfig(

@@ -1,6 +1,6 @@
 """Sizes of our functions and files, for `make stats`.
 
-Prints, and fails nothing: sizes are advice (docs/design.md).
+Prints, and fails nothing: sizes are advice.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from tests.backend.backend_harness import add_message, connected, running_backen
 from tests.backend.fake_worker import VOCABULARY, expected_tokens
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.plan_bytes import max_plan_bytes
-from headrace_backend.ring import RingWriter, create_ring
-from headrace_backend.server.worker_group import WorkerLaunch, plan_ring_bytes, result_ring_bytes
-from headrace_backend.step_plan import MAX_PROMPT_LOGPROBS, StepResult
+from headrace_backend.server.workers.worker_group import WorkerLaunch, plan_ring_bytes, result_ring_bytes
+from headrace_backend.step.plan import MAX_PROMPT_LOGPROBS, StepResult
+from headrace_backend.step.plan_bytes import max_plan_bytes
+from headrace_backend.step.ring import RingWriter, create_ring
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request import limits
 from headrace_request.sampling import Sampling
@@ -110,7 +110,7 @@ def test_rings_take_two_of_the_largest_records(long_model: pathlib.Path, rows: i
     for part, count in (("logprob", rows), ("prompt", prompts)):
         for column, size in (("sampled", count), ("ranks", count)):
             setattr(result, f"{part}_{column}", np.zeros(size, np.float32 if column == "sampled" else np.int32))
-    result.logprob_samples = result.logprob_counts = np.zeros(rows, np.int32)
+    result.logprob_indices = result.logprob_counts = np.zeros(rows, np.int32)
     result.top_token_ids, result.top_logprobs = np.zeros(rows * tops, np.int32), np.zeros(rows * tops, np.float32)
     result.prompt_top_token_ids = np.zeros(prompts * tops, np.int32)
     result.prompt_top_logprobs = np.zeros(prompts * tops, np.float32)

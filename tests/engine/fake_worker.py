@@ -18,9 +18,9 @@ from collections import deque
 
 import numpy as np
 
-from headrace_backend.engine.requests import EngineRequest
-from headrace_backend.plan_bytes import table_bytes
-from headrace_backend.step_plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS, RowAdmission, StepPlan, StepResult
+from headrace_backend.engine.request import EngineRequest
+from headrace_backend.step.plan import FRAME_BYTES, MAX_PROMPT_LOGPROBS, RowAdmission, StepPlan, StepResult
+from headrace_backend.step.plan_bytes import table_bytes
 
 VOCAB_SIZE = 24
 _EMPTY_SLOT = -1
@@ -251,7 +251,7 @@ class FakeWorker:
         result.checked_ok = np.array([self._is_finite(*hidden[i]) for i in plan.forward.checked_indices], np.uint8)
         if logprobs:
             samples, sampled, ranks, counts = zip(*logprobs, strict=True)
-            result.logprob_samples = np.array(samples, np.int32)
+            result.logprob_indices = np.array(samples, np.int32)
             result.logprob_sampled = np.array(sampled, np.float32)
             result.logprob_ranks = np.array(ranks, np.int32)
             result.logprob_counts = np.array(counts, np.int32)

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.engine.fake_worker import expected_prompt, expected_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, request
 
-from headrace_backend.engine import prefix_followers
 from headrace_backend.engine.errors import RequestRefused
-from headrace_backend.engine.requests import AbortCause, EndReason, EngineRequest
+from headrace_backend.engine.request import AbortCause, EndReason, EngineRequest
+from headrace_backend.engine.scheduling import prefix_followers
 
 MAX_LEN = 96
 
@@ -53,6 +53,9 @@ class Asked:
 class EngineMachine(RuleBasedStateMachine):
     """A tiny pool, a tiny budget, few rows, and prompts that share prefixes."""
 
+    # Most tokens that a step settles for a row that decodes; None: exactly one.
+    tokens_per_row: int | None = None
+
     @initialize(
         num_blocks=st.integers(6, 14),
         num_rows=st.integers(1, 6),
@@ -71,10 +74,16 @@ class EngineMachine(RuleBasedStateMachine):
             enable_prefix_cache=prefix_cache,
             max_outputs=4,
             ageing_s=1e-5,
+            tokens_per_row=self.tokens_per_row,
         )
+        self.harness.choose_count = self.choose_count
         self.engine = self.harness.engine
         self.num_rows = num_rows
         self.asked: list[Asked] = []
+
+    def choose_count(self, most: int) -> int:
+        """How many tokens a row settles that may settle so many."""
+        return most
 
     @rule(
         shared=st.integers(0, 40),

@@ -7,8 +7,8 @@ from tests.engine.fake_worker import expected_tokens, top_tokens
 from tests.engine.harness import TOKEN_BYTES, Harness, Reader, logprob_entries, request
 
 from headrace_backend.engine.errors import RefusalCode, RequestRefused
-from headrace_backend.engine.outbox import OutputEnd, RequestDone, Started
-from headrace_backend.engine.requests import AbortCause, EndReason, RequestState, Subscriber
+from headrace_backend.engine.request import AbortCause, EndReason, RequestState, Subscriber
+from headrace_backend.engine.requests.outbox import OutputEnd, RequestDone, Started
 
 
 def text(tokens: list[int]) -> bytes:
@@ -175,7 +175,7 @@ def test_missing_logprobs_are_a_wrong_result() -> None:
     harness.add(request(10, num_logprobs=0))
     harness.plan()
     result = harness.worker.run()
-    result.logprob_samples = result.logprob_samples[:0]
+    result.logprob_indices = result.logprob_indices[:0]
     with pytest.raises(ValueError, match="log probabilities"):
         harness.engine.settle(result)
 

@@ -17,8 +17,8 @@ import numpy as np
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.errors import RequestRefused
-from headrace_backend.engine.requests import EngineRequest, ModelLimits, Subscriber, TenantLimits
-from headrace_backend.step_plan import StepPlan, StepResult
+from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber, TenantLimits
+from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_request.request import Request
 from headrace_request.stop import Stop
 

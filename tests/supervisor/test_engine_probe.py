@@ -15,7 +15,7 @@ from tests.support.engine_requests import greedy_request
 
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request.request import LAYOUT
-from headrace_supervisor import engine_probe
+from headrace_supervisor.processes import engine_probe
 
 CONNECT = "/headrace_engine.v1.EngineService/Connect"
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worker.driver import NUM_ROWS, admission, column, id_bytes
 
-from headrace_backend.step_plan import RowAdmission, SamplePlan, StepResult
-from headrace_backend.worker.sampler import Sampler
+from headrace_backend.step.plan import RowAdmission, SamplePlan, StepResult
+from headrace_backend.worker.sampling.sampler import Sampler
 
 VOCAB = 30
 
@@ -102,7 +102,7 @@ def test_greedy_rows_with_everything_else_follow_the_documented_order(rows: list
             assert changed[token] >= changed.max() - 1e-4
             outputs[index].append(token)
             if a.num_logprobs >= 0:
-                entry = result.logprob_samples.tolist().index(index)
+                entry = result.logprob_indices.tolist().index(index)
                 expected = torch.log_softmax(changed, dim=0)
                 count = int(result.logprob_counts[entry])
                 assert count == min(a.num_logprobs, int(expected.isfinite().sum()))

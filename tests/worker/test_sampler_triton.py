@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worker.driver import NUM_ROWS, admission, column, id_bytes
 
-from headrace_backend.step_plan import RowAdmission, SamplePlan, StepResult
-from headrace_backend.worker.sampler import SampledTokens, Sampler
+from headrace_backend.step.plan import RowAdmission, SamplePlan, StepResult
+from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
 from headrace_kernels import triton_runtime
 
 VOCAB = 30
@@ -62,7 +62,7 @@ def result_of(sampled: SampledTokens) -> StepResult:
 def assert_equal(result: StepResult, expected: StepResult) -> None:
     assert result.tokens.tolist() == expected.tokens.tolist()
     assert result.ok.tolist() == expected.ok.tolist()
-    for name in ("logprob_samples", "logprob_ranks", "logprob_counts", "top_token_ids"):
+    for name in ("logprob_indices", "logprob_ranks", "logprob_counts", "top_token_ids"):
         assert getattr(result, name).tolist() == getattr(expected, name).tolist()
     # fp32 sums in another order.
     np.testing.assert_allclose(result.logprob_sampled, expected.logprob_sampled, atol=1e-5)

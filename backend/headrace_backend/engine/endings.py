@@ -11,18 +11,18 @@ import dataclasses
 
 import msgspec
 
-from headrace_backend.engine.admission import Admission
-from headrace_backend.engine.deadlines import Deadlines
-from headrace_backend.engine.ledger import Phase
-from headrace_backend.engine.outbox import OutputEnd, RequestDone
-from headrace_backend.engine.quotas import Quotas
+from headrace_backend.engine.limits.admission import Admission
+from headrace_backend.engine.limits.deadlines import Deadlines
+from headrace_backend.engine.limits.quotas import Quotas
 from headrace_backend.engine.rates import Rates
-from headrace_backend.engine.request_table import RequestTable
-from headrace_backend.engine.requests import EndReason
-from headrace_backend.engine.scheduler import Scheduler
-from headrace_backend.engine.sequence import LiveRequest, Sequence
+from headrace_backend.engine.request import EndReason
+from headrace_backend.engine.requests.ledger import Phase
+from headrace_backend.engine.requests.outbox import OutputEnd, RequestDone
+from headrace_backend.engine.requests.request_table import RequestTable
+from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
+from headrace_backend.engine.requests.subscriptions import Subscriptions
+from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.engine.step_log import StepLog
-from headrace_backend.engine.subscriptions import Subscriptions
 from headrace_facts import facts
 
 
@@ -128,7 +128,7 @@ def _done(request: LiveRequest) -> RequestDone:
         ttft_ns=ledger.ttft_ns,
         step_count=ledger.step_count,
         preemptions=ledger.preemptions,
-        draft_tokens=0,
-        accepted_tokens=0,
+        draft_tokens=ledger.draft_tokens,
+        accepted_tokens=ledger.accepted_tokens,
         ended_at_ns=ledger.ended_at_ns,
     )
