@@ -67,7 +67,7 @@ class Ledger:
         for row in plan.released_rows.tolist():
             self._rows.pop(row, None)
         for admission in plan.admissions:
-            self._rows[admission.row] = Row(self._reserved[admission.seed])
+            self._rows[admission.row] = Row(self._reserved[admission.sampling.seed])
         forward = plan.forward
         for row, count in zip(forward.table_rows.tolist(), forward.table_counts.tolist(), strict=True):
             self._rows[row].allocated += count * self._block_size

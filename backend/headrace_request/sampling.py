@@ -42,11 +42,6 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     bad_words: tuple[bytes, ...] = ()
 
     @property
-    def truncates(self) -> bool:
-        """Whether some tokens are left out of a draw."""
-        return self.top_k > 0 or self.min_p > 0 or self.top_p < 1
-
-    @property
     def penalizes(self) -> bool:
         """Whether tokens that the prompt or the output contains lose or gain."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)

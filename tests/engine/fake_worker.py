@@ -234,7 +234,7 @@ class FakeWorker:
                 row.num_computed = num_tokens
                 assert [self._read(row, p) for p in range(num_tokens)] == slots
             admission = row.admission
-            token = draw(slots, admission.seed, admission.output_index, position, tuple(row.history))
+            token = draw(slots, admission.sampling.seed, admission.output_index, position, tuple(row.history))
             if row_index in self.unsound_rows or not self._is_finite(source, num_tokens):
                 tokens.append(0)
                 ok.append(0)
@@ -242,7 +242,7 @@ class FakeWorker:
                 tokens.append(token)
                 ok.append(1)
             row.last_token = token
-            if admission.needs_history:
+            if admission.sampling.needs_history:
                 row.history.append(token)
             if admission.num_logprobs >= 0:
                 logprobs.append((index, -float(token), token + 1, len(top_tokens(token, admission.num_logprobs))))

@@ -58,8 +58,8 @@ class FaultyHarness(Harness):
         self.engine.check_integrity()
 
     def _is_poisoned(self, plan: StepPlan) -> bool:
-        seeds = {row: entry.admission.seed for row, entry in self.worker.rows.items()}
-        seeds |= {admission.row: admission.seed for admission in plan.admissions}
+        seeds = {row: entry.admission.sampling.seed for row, entry in self.worker.rows.items()}
+        seeds |= {admission.row: admission.sampling.seed for admission in plan.admissions}
         forward = plan.forward
         ends = (forward.starts + forward.counts).tolist()
         return any(

@@ -381,26 +381,14 @@ def _history(sequence: Sequence) -> bytes:
 
 def _admission(sequence: Sequence, row: int) -> RowAdmission:
     """Everything that sampling needs for as long as the sequence stays in its row."""
-    spec = sequence.request.spec
-    sampling = spec.asked.sampling
+    asked = sequence.request.spec.asked
     return RowAdmission(
         row=row,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        seed=sampling.seed,
+        sampling=asked.sampling,
         output_index=sequence.log.output_index,
-        num_logprobs=spec.asked.num_logprobs,
-        min_tokens=spec.asked.stop.min_tokens,
-        stop_token_ids=spec.asked.stop.token_ids,
-        logit_bias_ids=sampling.logit_bias_ids,
-        logit_bias_values=sampling.logit_bias_values,
-        bad_words=list(sampling.bad_words),
-        needs_history=sampling.needs_history,
-        prompt_ids=spec.asked.prompt_token_ids if sampling.needs_history else b"",
+        num_logprobs=asked.num_logprobs,
+        min_tokens=asked.stop.min_tokens,
+        stop_token_ids=asked.stop.token_ids,
+        prompt_ids=asked.prompt_token_ids if asked.sampling.needs_history else b"",
         output_ids=_history(sequence),
     )
