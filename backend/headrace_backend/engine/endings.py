@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 
 import msgspec
-import numpy as np
 
 from headrace_backend.engine.events import OutputEnd, RequestDone
 from headrace_backend.engine.limits.admission import Admission
@@ -25,8 +24,6 @@ from headrace_backend.engine.requests.subscriptions import Subscriptions
 from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.engine.step_log import StepLog
 from headrace_facts import facts
-
-_NO_TOKENS = np.empty(0, np.int32)
 
 
 @dataclasses.dataclass(slots=True)
@@ -92,7 +89,7 @@ class Endings:
         self.subscriptions.end_request(request)
         self.deadlines.note_ended()
         # What is kept is the log; prompt and sequences would weigh more than it.
-        request.spec = dataclasses.replace(request.spec, prompt_ids=_NO_TOKENS, emitted=())
+        request.spec = request.spec.without_tokens()
         request.sequences, request.unforked = [], []
         self.table.note_ended(request)
 
