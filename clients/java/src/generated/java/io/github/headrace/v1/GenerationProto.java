@@ -158,7 +158,7 @@ public final class GenerationProto extends com.google.protobuf.GeneratedFile {
       "ma\030\001 \001(\tH\000\022\017\n\005regex\030\002 \001(\tH\000\022\021\n\007grammar\030\003" +
       " \001(\tH\000B\006\n\004form\"K\n\nBeamSearch\022\r\n\005width\030\001 " +
       "\001(\r\022\033\n\016length_penalty\030\002 \001(\002H\000\210\001\001B\021\n\017_len" +
-      "gth_penalty\"\027\n\010TokenIds\022\013\n\003ids\030\001 \003(\r\"\314\003\n" +
+      "gth_penalty\"\027\n\010TokenIds\022\013\n\003ids\030\001 \003(\r\"\366\003\n" +
       "\022SamplingParameters\022\030\n\013temperature\030\001 \001(\002" +
       "H\000\210\001\001\022\022\n\005top_p\030\002 \001(\002H\001\210\001\001\022\022\n\005top_k\030\003 \001(\005" +
       "H\002\210\001\001\022\022\n\005min_p\030\004 \001(\002H\003\210\001\001\022\037\n\022repetition_" +
@@ -166,67 +166,68 @@ public final class GenerationProto extends com.google.protobuf.GeneratedFile {
       " \001(\002H\005\210\001\001\022\036\n\021frequency_penalty\030\007 \001(\002H\006\210\001" +
       "\001\022\021\n\004seed\030\010 \001(\004H\007\210\001\001\022B\n\nlogit_bias\030\t \003(\013" +
       "2..headrace.v1.SamplingParameters.LogitB" +
-      "iasEntry\0320\n\016LogitBiasEntry\022\013\n\003key\030\001 \001(\r\022" +
-      "\r\n\005value\030\002 \001(\002:\0028\001B\016\n\014_temperatureB\010\n\006_t" +
-      "op_pB\010\n\006_top_kB\010\n\006_min_pB\025\n\023_repetition_" +
-      "penaltyB\023\n\021_presence_penaltyB\024\n\022_frequen" +
-      "cy_penaltyB\007\n\005_seed\"\371\001\n\016StopConditions\022\017" +
-      "\n\007strings\030\001 \003(\t\022\021\n\ttoken_ids\030\002 \003(\r\022\027\n\nma" +
-      "x_tokens\030\003 \001(\rH\000\210\001\001\022\027\n\nmin_tokens\030\004 \001(\rH" +
-      "\001\210\001\001\022\027\n\nignore_eos\030\005 \001(\010H\002\210\001\001\022\021\n\tbad_wor" +
-      "ds\030\006 \003(\t\022 \n\023include_stop_string\030\007 \001(\010H\003\210" +
-      "\001\001B\r\n\013_max_tokensB\r\n\013_min_tokensB\r\n\013_ign" +
-      "ore_eosB\026\n\024_include_stop_string\"\317\002\n\017Gene" +
-      "rationEvent\022)\n\010accepted\030\001 \001(\0132\025.headrace" +
-      ".v1.AcceptedH\000\022\'\n\007started\030\002 \001(\0132\024.headra" +
-      "ce.v1.StartedH\000\022#\n\005delta\030\003 \001(\0132\022.headrac" +
-      "e.v1.DeltaH\000\0226\n\017output_finished\030\004 \001(\0132\033." +
-      "headrace.v1.OutputFinishedH\000\022\'\n\007resumed\030" +
-      "\005 \001(\0132\024.headrace.v1.ResumedH\000\022!\n\004done\030\006 " +
-      "\001(\0132\021.headrace.v1.DoneH\000\0226\n\017prompt_logpr" +
-      "obs\030\007 \001(\0132\033.headrace.v1.PromptLogprobsH\000" +
-      "B\007\n\005event\"M\n\010Accepted\022\022\n\nrequest_id\030\001 \001(" +
-      "\t\022\026\n\016model_revision\030\002 \001(\t\022\025\n\rprompt_toke" +
-      "ns\030\003 \001(\r\" \n\007Started\022\025\n\rcached_tokens\030\001 \001" +
-      "(\r\"\233\001\n\005Delta\022\024\n\014output_index\030\001 \001(\r\022\031\n\021fi" +
-      "rst_token_index\030\002 \001(\r\022\021\n\ttoken_ids\030\003 \003(\r" +
-      "\022%\n\007content\030\004 \003(\0132\024.headrace.v1.Content\022" +
-      "\'\n\010logprobs\030\005 \001(\0132\025.headrace.v1.Logprobs" +
-      "\"!\n\007Content\022\016\n\004text\030\001 \001(\tH\000B\006\n\004kind\"k\n\010L" +
-      "ogprobs\022\017\n\007sampled\030\001 \003(\002\022\r\n\005ranks\030\002 \003(\r\022" +
-      "\022\n\ntop_counts\030\003 \003(\r\022\025\n\rtop_token_ids\030\004 \003" +
-      "(\r\022\024\n\014top_logprobs\030\005 \003(\002\"T\n\016PromptLogpro" +
-      "bs\022\031\n\021first_token_index\030\001 \001(\r\022\'\n\010logprob" +
-      "s\030\002 \001(\0132\025.headrace.v1.Logprobs\"\244\001\n\016Outpu" +
-      "tFinished\022\024\n\014output_index\030\001 \001(\r\022)\n\006reaso" +
-      "n\030\002 \001(\0162\031.headrace.v1.FinishReason\022.\n\014ma" +
-      "tched_stop\030\003 \001(\0132\030.headrace.v1.MatchedSt" +
-      "op\022!\n\005error\030\004 \001(\0132\022.google.rpc.Status\"9\n" +
-      "\013MatchedStop\022\022\n\010token_id\030\001 \001(\rH\000\022\016\n\004text" +
-      "\030\002 \001(\tH\000B\006\n\004kind\"\033\n\007Resumed\022\020\n\010pause_ns\030" +
-      "\001 \001(\004\"N\n\004Done\022!\n\005usage\030\001 \001(\0132\022.headrace." +
-      "v1.Usage\022#\n\006ledger\030\002 \001(\0132\023.headrace.v1.L" +
-      "edger\"L\n\005Usage\022\025\n\rprompt_tokens\030\001 \001(\r\022\025\n" +
-      "\routput_tokens\030\002 \001(\r\022\025\n\rcached_tokens\030\003 " +
-      "\001(\r\"\310\002\n\006Ledger\022\021\n\tqueued_ns\030\001 \001(\004\022\022\n\npre" +
-      "fill_ns\030\002 \001(\004\022\021\n\tdecode_ns\030\003 \001(\004\022\024\n\014pree" +
-      "mpted_ns\030\004 \001(\004\022\031\n\021engine_restart_ns\030\005 \001(" +
-      "\004\022\036\n\026detokenize_and_send_ns\030\006 \001(\004\022\034\n\024blo" +
-      "cked_on_reader_ns\030\007 \001(\004\022\025\n\rend_to_end_ns" +
-      "\030\010 \001(\004\022\017\n\007ttft_ns\030\t \001(\004\022\022\n\nstep_count\030\n " +
-      "\001(\r\022\023\n\013preemptions\030\013 \001(\r\022\025\n\rcached_token" +
-      "s\030\014 \001(\r\022\024\n\014draft_tokens\030\r \001(\r\022\027\n\017accepte" +
-      "d_tokens\030\016 \001(\r*p\n\013TraceDetail\022\034\n\030TRACE_D" +
-      "ETAIL_UNSPECIFIED\020\000\022\024\n\020TRACE_DETAIL_OFF\020" +
-      "\001\022\026\n\022TRACE_DETAIL_ARRAY\020\002\022\025\n\021TRACE_DETAI" +
-      "L_SPAN\020\003*\261\001\n\014FinishReason\022\035\n\031FINISH_REAS" +
-      "ON_UNSPECIFIED\020\000\022\026\n\022FINISH_REASON_STOP\020\001" +
-      "\022\030\n\024FINISH_REASON_LENGTH\020\002\022\033\n\027FINISH_REA" +
-      "SON_CANCELLED\020\003\022\032\n\026FINISH_REASON_DEADLIN" +
-      "E\020\004\022\027\n\023FINISH_REASON_ERROR\020\005Bi\n\025io.githu" +
-      "b.headrace.v1B\017GenerationProtoP\001Z=github" +
-      ".com/headrace/headrace/clients/go/headra" +
-      "cev1;headracev1b\006proto3"
+      "iasEntry\022\030\n\013top_n_sigma\030\n \001(\002H\010\210\001\001\0320\n\016Lo" +
+      "gitBiasEntry\022\013\n\003key\030\001 \001(\r\022\r\n\005value\030\002 \001(\002" +
+      ":\0028\001B\016\n\014_temperatureB\010\n\006_top_pB\010\n\006_top_k" +
+      "B\010\n\006_min_pB\025\n\023_repetition_penaltyB\023\n\021_pr" +
+      "esence_penaltyB\024\n\022_frequency_penaltyB\007\n\005" +
+      "_seedB\016\n\014_top_n_sigma\"\371\001\n\016StopConditions" +
+      "\022\017\n\007strings\030\001 \003(\t\022\021\n\ttoken_ids\030\002 \003(\r\022\027\n\n" +
+      "max_tokens\030\003 \001(\rH\000\210\001\001\022\027\n\nmin_tokens\030\004 \001(" +
+      "\rH\001\210\001\001\022\027\n\nignore_eos\030\005 \001(\010H\002\210\001\001\022\021\n\tbad_w" +
+      "ords\030\006 \003(\t\022 \n\023include_stop_string\030\007 \001(\010H" +
+      "\003\210\001\001B\r\n\013_max_tokensB\r\n\013_min_tokensB\r\n\013_i" +
+      "gnore_eosB\026\n\024_include_stop_string\"\317\002\n\017Ge" +
+      "nerationEvent\022)\n\010accepted\030\001 \001(\0132\025.headra" +
+      "ce.v1.AcceptedH\000\022\'\n\007started\030\002 \001(\0132\024.head" +
+      "race.v1.StartedH\000\022#\n\005delta\030\003 \001(\0132\022.headr" +
+      "ace.v1.DeltaH\000\0226\n\017output_finished\030\004 \001(\0132" +
+      "\033.headrace.v1.OutputFinishedH\000\022\'\n\007resume" +
+      "d\030\005 \001(\0132\024.headrace.v1.ResumedH\000\022!\n\004done\030" +
+      "\006 \001(\0132\021.headrace.v1.DoneH\000\0226\n\017prompt_log" +
+      "probs\030\007 \001(\0132\033.headrace.v1.PromptLogprobs" +
+      "H\000B\007\n\005event\"M\n\010Accepted\022\022\n\nrequest_id\030\001 " +
+      "\001(\t\022\026\n\016model_revision\030\002 \001(\t\022\025\n\rprompt_to" +
+      "kens\030\003 \001(\r\" \n\007Started\022\025\n\rcached_tokens\030\001" +
+      " \001(\r\"\233\001\n\005Delta\022\024\n\014output_index\030\001 \001(\r\022\031\n\021" +
+      "first_token_index\030\002 \001(\r\022\021\n\ttoken_ids\030\003 \003" +
+      "(\r\022%\n\007content\030\004 \003(\0132\024.headrace.v1.Conten" +
+      "t\022\'\n\010logprobs\030\005 \001(\0132\025.headrace.v1.Logpro" +
+      "bs\"!\n\007Content\022\016\n\004text\030\001 \001(\tH\000B\006\n\004kind\"k\n" +
+      "\010Logprobs\022\017\n\007sampled\030\001 \003(\002\022\r\n\005ranks\030\002 \003(" +
+      "\r\022\022\n\ntop_counts\030\003 \003(\r\022\025\n\rtop_token_ids\030\004" +
+      " \003(\r\022\024\n\014top_logprobs\030\005 \003(\002\"T\n\016PromptLogp" +
+      "robs\022\031\n\021first_token_index\030\001 \001(\r\022\'\n\010logpr" +
+      "obs\030\002 \001(\0132\025.headrace.v1.Logprobs\"\244\001\n\016Out" +
+      "putFinished\022\024\n\014output_index\030\001 \001(\r\022)\n\006rea" +
+      "son\030\002 \001(\0162\031.headrace.v1.FinishReason\022.\n\014" +
+      "matched_stop\030\003 \001(\0132\030.headrace.v1.Matched" +
+      "Stop\022!\n\005error\030\004 \001(\0132\022.google.rpc.Status\"" +
+      "9\n\013MatchedStop\022\022\n\010token_id\030\001 \001(\rH\000\022\016\n\004te" +
+      "xt\030\002 \001(\tH\000B\006\n\004kind\"\033\n\007Resumed\022\020\n\010pause_n" +
+      "s\030\001 \001(\004\"N\n\004Done\022!\n\005usage\030\001 \001(\0132\022.headrac" +
+      "e.v1.Usage\022#\n\006ledger\030\002 \001(\0132\023.headrace.v1" +
+      ".Ledger\"L\n\005Usage\022\025\n\rprompt_tokens\030\001 \001(\r\022" +
+      "\025\n\routput_tokens\030\002 \001(\r\022\025\n\rcached_tokens\030" +
+      "\003 \001(\r\"\310\002\n\006Ledger\022\021\n\tqueued_ns\030\001 \001(\004\022\022\n\np" +
+      "refill_ns\030\002 \001(\004\022\021\n\tdecode_ns\030\003 \001(\004\022\024\n\014pr" +
+      "eempted_ns\030\004 \001(\004\022\031\n\021engine_restart_ns\030\005 " +
+      "\001(\004\022\036\n\026detokenize_and_send_ns\030\006 \001(\004\022\034\n\024b" +
+      "locked_on_reader_ns\030\007 \001(\004\022\025\n\rend_to_end_" +
+      "ns\030\010 \001(\004\022\017\n\007ttft_ns\030\t \001(\004\022\022\n\nstep_count\030" +
+      "\n \001(\r\022\023\n\013preemptions\030\013 \001(\r\022\025\n\rcached_tok" +
+      "ens\030\014 \001(\r\022\024\n\014draft_tokens\030\r \001(\r\022\027\n\017accep" +
+      "ted_tokens\030\016 \001(\r*p\n\013TraceDetail\022\034\n\030TRACE" +
+      "_DETAIL_UNSPECIFIED\020\000\022\024\n\020TRACE_DETAIL_OF" +
+      "F\020\001\022\026\n\022TRACE_DETAIL_ARRAY\020\002\022\025\n\021TRACE_DET" +
+      "AIL_SPAN\020\003*\261\001\n\014FinishReason\022\035\n\031FINISH_RE" +
+      "ASON_UNSPECIFIED\020\000\022\026\n\022FINISH_REASON_STOP" +
+      "\020\001\022\030\n\024FINISH_REASON_LENGTH\020\002\022\033\n\027FINISH_R" +
+      "EASON_CANCELLED\020\003\022\032\n\026FINISH_REASON_DEADL" +
+      "INE\020\004\022\027\n\023FINISH_REASON_ERROR\020\005Bi\n\025io.git" +
+      "hub.headrace.v1B\017GenerationProtoP\001Z=gith" +
+      "ub.com/headrace/headrace/clients/go/head" +
+      "racev1;headracev1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
@@ -263,7 +264,7 @@ public final class GenerationProto extends com.google.protobuf.GeneratedFile {
     internal_static_headrace_v1_SamplingParameters_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessage.FieldAccessorTable(
         internal_static_headrace_v1_SamplingParameters_descriptor,
-        new java.lang.String[] { "Temperature", "TopP", "TopK", "MinP", "RepetitionPenalty", "PresencePenalty", "FrequencyPenalty", "Seed", "LogitBias", });
+        new java.lang.String[] { "Temperature", "TopP", "TopK", "MinP", "RepetitionPenalty", "PresencePenalty", "FrequencyPenalty", "Seed", "LogitBias", "TopNSigma", });
     internal_static_headrace_v1_SamplingParameters_LogitBiasEntry_descriptor =
       internal_static_headrace_v1_SamplingParameters_descriptor.getNestedType(0);
     internal_static_headrace_v1_SamplingParameters_LogitBiasEntry_fieldAccessorTable = new

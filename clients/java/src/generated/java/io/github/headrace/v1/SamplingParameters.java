@@ -8,7 +8,7 @@ package io.github.headrace.v1;
 /**
  * <pre>
  * How the next token is chosen from the model's logits. Applied in this order: logit_bias, bad words and min_tokens, repetition,
- * presence and frequency penalties, temperature, top_k, min_p, top_p, and a draw with noise that depends on the seed, the output
+ * presence and frequency penalties, temperature, top_n_sigma, top_k, min_p, top_p, and a draw with noise that depends on the seed, the output
  * and the position only.
  * </pre>
  *
@@ -377,6 +377,37 @@ private static final long serialVersionUID = 0L;
     return map.get(key);
   }
 
+  public static final int TOP_N_SIGMA_FIELD_NUMBER = 10;
+  private float topNSigma_ = 0F;
+  /**
+   * <pre>
+   * Keeps tokens whose logit is at most this many standard deviations below the highest one. The deviation is that of the logits of
+   * all tokens that are not banned, after bias and penalties; which tokens are kept does not depend on the temperature. 0 keeps all.
+   * Range 0 to 100. Default 0.
+   * </pre>
+   *
+   * <code>optional float top_n_sigma = 10;</code>
+   * @return Whether the topNSigma field is set.
+   */
+  @java.lang.Override
+  public boolean hasTopNSigma() {
+    return ((bitField0_ & 0x00000100) != 0);
+  }
+  /**
+   * <pre>
+   * Keeps tokens whose logit is at most this many standard deviations below the highest one. The deviation is that of the logits of
+   * all tokens that are not banned, after bias and penalties; which tokens are kept does not depend on the temperature. 0 keeps all.
+   * Range 0 to 100. Default 0.
+   * </pre>
+   *
+   * <code>optional float top_n_sigma = 10;</code>
+   * @return The topNSigma.
+   */
+  @java.lang.Override
+  public float getTopNSigma() {
+    return topNSigma_;
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -421,6 +452,9 @@ private static final long serialVersionUID = 0L;
         internalGetLogitBias(),
         LogitBiasDefaultEntryHolder.defaultEntry,
         9);
+    if (((bitField0_ & 0x00000100) != 0)) {
+      output.writeFloat(10, topNSigma_);
+    }
     getUnknownFields().writeTo(output);
   }
 
@@ -471,6 +505,10 @@ private static final long serialVersionUID = 0L;
           .build();
       size += com.google.protobuf.CodedOutputStream
           .computeMessageSize(9, logitBias__);
+    }
+    if (((bitField0_ & 0x00000100) != 0)) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeFloatSize(10, topNSigma_);
     }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
@@ -535,6 +573,12 @@ private static final long serialVersionUID = 0L;
     }
     if (!internalGetLogitBias().equals(
         other.internalGetLogitBias())) return false;
+    if (hasTopNSigma() != other.hasTopNSigma()) return false;
+    if (hasTopNSigma()) {
+      if (java.lang.Float.floatToIntBits(getTopNSigma())
+          != java.lang.Float.floatToIntBits(
+              other.getTopNSigma())) return false;
+    }
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -588,6 +632,11 @@ private static final long serialVersionUID = 0L;
     if (!internalGetLogitBias().getMap().isEmpty()) {
       hash = (37 * hash) + LOGIT_BIAS_FIELD_NUMBER;
       hash = (53 * hash) + internalGetLogitBias().hashCode();
+    }
+    if (hasTopNSigma()) {
+      hash = (37 * hash) + TOP_N_SIGMA_FIELD_NUMBER;
+      hash = (53 * hash) + java.lang.Float.floatToIntBits(
+          getTopNSigma());
     }
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
@@ -689,7 +738,7 @@ private static final long serialVersionUID = 0L;
   /**
    * <pre>
    * How the next token is chosen from the model's logits. Applied in this order: logit_bias, bad words and min_tokens, repetition,
-   * presence and frequency penalties, temperature, top_k, min_p, top_p, and a draw with noise that depends on the seed, the output
+   * presence and frequency penalties, temperature, top_n_sigma, top_k, min_p, top_p, and a draw with noise that depends on the seed, the output
    * and the position only.
    * </pre>
    *
@@ -757,6 +806,7 @@ private static final long serialVersionUID = 0L;
       frequencyPenalty_ = 0F;
       seed_ = 0L;
       internalGetMutableLogitBias().clear();
+      topNSigma_ = 0F;
       return this;
     }
 
@@ -827,6 +877,10 @@ private static final long serialVersionUID = 0L;
         result.logitBias_ = internalGetLogitBias();
         result.logitBias_.makeImmutable();
       }
+      if (((from_bitField0_ & 0x00000200) != 0)) {
+        result.topNSigma_ = topNSigma_;
+        to_bitField0_ |= 0x00000100;
+      }
       result.bitField0_ |= to_bitField0_;
     }
 
@@ -869,6 +923,9 @@ private static final long serialVersionUID = 0L;
       internalGetMutableLogitBias().mergeFrom(
           other.internalGetLogitBias());
       bitField0_ |= 0x00000100;
+      if (other.hasTopNSigma()) {
+        setTopNSigma(other.getTopNSigma());
+      }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
       return this;
@@ -944,6 +1001,11 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00000100;
               break;
             } // case 74
+            case 85: {
+              topNSigma_ = input.readFloat();
+              bitField0_ |= 0x00000200;
+              break;
+            } // case 85
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -1571,6 +1633,70 @@ private static final long serialVersionUID = 0L;
       internalGetMutableLogitBias().getMutableMap()
           .putAll(values);
       bitField0_ |= 0x00000100;
+      return this;
+    }
+
+    private float topNSigma_ ;
+    /**
+     * <pre>
+     * Keeps tokens whose logit is at most this many standard deviations below the highest one. The deviation is that of the logits of
+     * all tokens that are not banned, after bias and penalties; which tokens are kept does not depend on the temperature. 0 keeps all.
+     * Range 0 to 100. Default 0.
+     * </pre>
+     *
+     * <code>optional float top_n_sigma = 10;</code>
+     * @return Whether the topNSigma field is set.
+     */
+    @java.lang.Override
+    public boolean hasTopNSigma() {
+      return ((bitField0_ & 0x00000200) != 0);
+    }
+    /**
+     * <pre>
+     * Keeps tokens whose logit is at most this many standard deviations below the highest one. The deviation is that of the logits of
+     * all tokens that are not banned, after bias and penalties; which tokens are kept does not depend on the temperature. 0 keeps all.
+     * Range 0 to 100. Default 0.
+     * </pre>
+     *
+     * <code>optional float top_n_sigma = 10;</code>
+     * @return The topNSigma.
+     */
+    @java.lang.Override
+    public float getTopNSigma() {
+      return topNSigma_;
+    }
+    /**
+     * <pre>
+     * Keeps tokens whose logit is at most this many standard deviations below the highest one. The deviation is that of the logits of
+     * all tokens that are not banned, after bias and penalties; which tokens are kept does not depend on the temperature. 0 keeps all.
+     * Range 0 to 100. Default 0.
+     * </pre>
+     *
+     * <code>optional float top_n_sigma = 10;</code>
+     * @param value The topNSigma to set.
+     * @return This builder for chaining.
+     */
+    public Builder setTopNSigma(float value) {
+
+      topNSigma_ = value;
+      bitField0_ |= 0x00000200;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Keeps tokens whose logit is at most this many standard deviations below the highest one. The deviation is that of the logits of
+     * all tokens that are not banned, after bias and penalties; which tokens are kept does not depend on the temperature. 0 keeps all.
+     * Range 0 to 100. Default 0.
+     * </pre>
+     *
+     * <code>optional float top_n_sigma = 10;</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearTopNSigma() {
+      bitField0_ = (bitField0_ & ~0x00000200);
+      topNSigma_ = 0F;
+      onChanged();
       return this;
     }
 

@@ -219,4 +219,27 @@ public interface SamplingParametersOrBuilder extends
    */
   float getLogitBiasOrThrow(
       int key);
+
+  /**
+   * <pre>
+   * Keeps tokens whose logit is at most this many standard deviations below the highest one. The deviation is that of the logits of
+   * all tokens that are not banned, after bias and penalties; which tokens are kept does not depend on the temperature. 0 keeps all.
+   * Range 0 to 100. Default 0.
+   * </pre>
+   *
+   * <code>optional float top_n_sigma = 10;</code>
+   * @return Whether the topNSigma field is set.
+   */
+  boolean hasTopNSigma();
+  /**
+   * <pre>
+   * Keeps tokens whose logit is at most this many standard deviations below the highest one. The deviation is that of the logits of
+   * all tokens that are not banned, after bias and penalties; which tokens are kept does not depend on the temperature. 0 keeps all.
+   * Range 0 to 100. Default 0.
+   * </pre>
+   *
+   * <code>optional float top_n_sigma = 10;</code>
+   * @return The topNSigma.
+   */
+  float getTopNSigma();
 }
