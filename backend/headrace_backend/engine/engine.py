@@ -31,7 +31,6 @@ from headrace_backend.engine.answers import (
     LossOutcome,
     RequestPage,
 )
-from headrace_backend.engine.endings import Endings
 from headrace_backend.engine.errors import RequestRefused, Violation
 from headrace_backend.engine.events import Resumed, Started
 from headrace_backend.engine.limits.admission import Admission
@@ -52,6 +51,7 @@ from headrace_backend.engine.request import (
     Subscriber,
     TenantLimits,
 )
+from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.intake import Intake
 from headrace_backend.engine.requests.outbox import Outbox, Outboxes
 from headrace_backend.engine.requests.request_table import RequestTable

@@ -101,6 +101,19 @@ class OutputEnd:
     error: str = ""
 
 
+@dataclasses.dataclass(slots=True, frozen=True)
+class OutputSnapshot:
+    """All released tokens of one output, from 0 on."""
+
+    output_index: int
+    # uint32.
+    token_ids: array[int]
+    # For all of these tokens; None where none were asked for.
+    logprobs: LogprobColumns | None
+    # Set if the output has ended.
+    end: OutputEnd | None
+
+
 class RequestDone(msgspec.Struct, frozen=True):
     """All outputs ended: usage, and where the time went (nanoseconds)."""
 
