@@ -59,6 +59,9 @@ MAX_REPETITION_PENALTY: Final = 10.0
 MAX_PENALTY: Final = 2.0
 """Largest absolute value of the presence and the frequency penalty."""
 
+MAX_SEED: Final = 2**64 - 1
+"""Largest seed."""
+
 MAX_LOGIT_BIAS: Final = 1024
 """Entries of logit_bias."""
 

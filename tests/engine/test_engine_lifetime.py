@@ -30,7 +30,7 @@ def test_lost_worker_costs_no_token_and_streams_are_told() -> None:
     queued = harness.add(request(6))
     harness.run()
     for spec, reader in zip(specs, readers, strict=True):
-        for index in range(spec.n):
+        for index in range(spec.asked.n):
             assert reader.tokens[index] == expected_tokens(spec, index)
         assert [event.pause_ns for event in reader.resumed] == [500_000]
         assert reader.done is not None and reader.done.engine_restart_ns == 500_000

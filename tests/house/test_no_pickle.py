@@ -1,5 +1,6 @@
-"""Nothing of ours unpickles: who can write to a socket, a file or shared memory must not be able to
-run code.
+"""Nothing of ours unpickles.
+
+Who can write to a socket, a file or shared memory must not be able to run code.
 """
 
 from __future__ import annotations

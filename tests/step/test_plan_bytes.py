@@ -213,7 +213,9 @@ def test_every_plan_fits_and_every_request_ends_with_its_tokens(
         num_blocks, plan_bytes=columns_bytes(made) + room, **changes, enable_prefix_cache=enable_prefix_cache
     )
     for spec, reader in harness.serve(arrivals, deaths):
-        assert [reader.tokens[index] for index in range(spec.n)] == [expected_tokens(spec, i) for i in range(spec.n)]
+        assert [reader.tokens[index] for index in range(spec.asked.n)] == [
+            expected_tokens(spec, i) for i in range(spec.asked.n)
+        ]
     # A worker that replaced one after the last step has seen no plan.
     assert deaths or harness.worker.largest_plan_bytes > 0
 

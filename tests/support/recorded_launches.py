@@ -1,10 +1,11 @@
-"""What a card of sm_90 would be told to launch, on a machine without one: every kernel of ours with
-the key by which Triton compiles its versions, and every operation of torch's with all that a
-library may look at.
+"""What a card of sm_90 would launch, recorded on a machine without one.
+
+The record has every kernel of ours with the key by which Triton compiles its versions, and every
+operation of torch's with all that a library may look at.
 
     python -m tests.support.recorded_launches MODEL
 
-runs start-up's made-up steps on CPU tensors by the rules of an H200 and prints a line of JSON for
+runs start-up's synthetic steps on CPU tensors by the rules of an H200 and prints a line of JSON for
 each way of warming up, a `Record`. MODEL is the JSON of a `Model`. Nothing is launched or compiled,
 so kernels leave their outputs as they were: only what would be launched counts. A process of its
 own, because Triton decides at import whether it interprets.
@@ -81,7 +82,7 @@ class Model:
 
     @property
     def max_model_len(self) -> int:
-        """As many as the model's context has, if it is not very long."""
+        """The model's context in tokens, if it is not very long."""
         return min(_MAX_MODEL_LEN, self.folder.config.max_position_embeddings)
 
     def config(self) -> EngineConfig:
@@ -227,12 +228,12 @@ class Server:
         run_steps(self.runner, list(gpu_steps(self.sizes, pool)), lambda done: None)
 
     def shallow(self) -> None:
-        """The same through unlike layers."""
+        """Launches through representative layers alone."""
         with self.causal_lm.unlike_layers():
             self.whole()
 
     def ends(self) -> None:
-        """The same through the first layer and the last, which is too little where layers differ."""
+        """Launches through the first layer and the last: too little where layers differ."""
         with mock.patch.object(causal_lm, "unlike_places", lambda kinds, together: [0, len(kinds) - 1]):
             self.shallow()
 

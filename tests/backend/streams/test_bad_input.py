@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 import pytest_asyncio
 from tests.backend.backend_harness import (
@@ -22,9 +23,12 @@ from tests.backend.backend_harness import (
     start_backend,
 )
 from tests.backend.fake_worker import expected_tokens
+from tests.support import engine_requests
 from tests.support.ports import free_address
 
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.request import LAYOUT
+from headrace_request.sampling import Sampling
 
 PROMPT = [10, 20, 30]
 U32 = 4
@@ -60,7 +64,7 @@ Change = Callable[[engine_pb2.AddRequest], None]
 
 
 def setting(path: str, value: Any) -> Change:
-    """Sets a field by its path."""
+    """Sets a field of the message by its path."""
 
     def change(add: engine_pb2.AddRequest) -> None:
         *parents, name = path.split(".")
@@ -75,8 +79,22 @@ def setting(path: str, value: Any) -> Change:
     return change
 
 
-def clearing(name: str) -> Change:
-    return lambda add: add.ClearField(name)  # type: ignore[arg-type]
+def asking(path: str, value: Any) -> Change:
+    """Has the message ask for a value of any type at a path of `Request`."""
+    return lambda add: engine_requests.change(add, path, value)
+
+
+def packed(change: Callable[[list[Any]], None]) -> Change:
+    """Changes the request as the wire has it: the fields of `Request` in their order, structs in it
+    being lists as well.
+    """
+
+    def changed(add: engine_pb2.AddRequest) -> None:
+        fields = msgspec.msgpack.decode(add.request)
+        change(fields)
+        add.request = msgspec.msgpack.encode(fields)
+
+    return changed
 
 
 def unknown(path: str) -> Change:
@@ -97,60 +115,73 @@ BAD_ADDS: list[tuple[str, str, Change]] = [
     ("id with a slash", "request_id", setting("request_id", "../etc")),
     ("id with a line end", "request_id", setting("request_id", "a\n")),
     ("long tenant", "tenant", setting("tenant", "t" * 257)),
-    ("ragged prompt", "prompt_token_ids", setting("prompt_token_ids", b"123")),
-    ("empty prompt", "token_ids", setting("prompt_token_ids", b"")),
-    ("prompt id at the vocabulary's end", "token_ids", setting("prompt_token_ids", ids(300))),
-    ("prompt id 2**31", "prompt_token_ids", setting("prompt_token_ids", ids(2**31))),
-    ("prompt id 2**32-1", "prompt_token_ids", setting("prompt_token_ids", ids(2**32 - 1))),
-    ("prompt beyond the context", "token_ids", setting("prompt_token_ids", ids(*[9] * 2049))),
-    ("prompt and output beyond the context", "max_tokens", setting("stop.max_tokens", 2047)),
-    ("no output", "max_tokens", setting("stop.max_tokens", 0)),
-    ("endless output", "max_tokens", setting("stop.max_tokens", 2**31)),
-    ("min above max", "min_tokens", setting("stop.min_tokens", 6)),
-    ("no sampling", "sampling", clearing("sampling")),
-    ("no stop", "stop", clearing("stop")),
-    ("negative temperature", "temperature", setting("sampling.temperature", -1.0)),
-    ("temperature NaN", "sampling.temperature", setting("sampling.temperature", math.nan)),
-    ("temperature infinite", "sampling.temperature", setting("sampling.temperature", math.inf)),
-    ("top_p 0", "top_p", setting("sampling.top_p", 0.0)),
-    ("top_p above 1", "top_p", setting("sampling.top_p", 1.1)),
-    ("top_p NaN", "sampling.top_p", setting("sampling.top_p", math.nan)),
-    ("top_k -2", "top_k", setting("sampling.top_k", -2)),
-    ("top_k above the vocabulary", "top_k", setting("sampling.top_k", 301)),
-    ("min_p 2", "min_p", setting("sampling.min_p", 2.0)),
-    ("repetition 0", "repetition_penalty", setting("sampling.repetition_penalty", 0.0)),
-    ("repetition that makes logits infinite", "repetition_penalty", setting("sampling.repetition_penalty", 1e-40)),
-    ("presence NaN", "sampling.presence_penalty", setting("sampling.presence_penalty", math.nan)),
-    ("frequency beyond its range", "frequency_penalty", setting("sampling.frequency_penalty", 1e30)),
-    ("ragged bias ids", "sampling.logit_bias_ids", setting("sampling.logit_bias_ids", b"12345")),
-    ("bias without values", "sampling.logit_bias_values", setting("sampling.logit_bias_ids", ids(5))),
+    ("ragged prompt", "token_ids", asking("prompt_token_ids", b"123")),
+    ("empty prompt", "token_ids", asking("prompt_token_ids", b"")),
+    ("prompt id at the vocabulary's end", "token_ids", asking("prompt_token_ids", ids(300))),
+    ("prompt id 2**31", "token_ids", asking("prompt_token_ids", ids(2**31))),
+    ("prompt id 2**32-1", "token_ids", asking("prompt_token_ids", ids(2**32 - 1))),
+    ("prompt beyond the context", "token_ids", asking("prompt_token_ids", ids(*[9] * 2049))),
+    ("prompt and output beyond the context", "max_tokens", asking("stop.max_tokens", 2047)),
+    ("no output", "max_tokens", asking("stop.max_tokens", 0)),
+    ("endless output", "max_tokens", asking("stop.max_tokens", 2**31)),
+    ("min above max", "min_tokens", asking("stop.min_tokens", 6)),
+    ("no request", "request", setting("request", b"")),
+    ("request cut off", "request", lambda add: setting("request", add.request[:-1])(add)),
+    ("request with more behind it", "request", lambda add: setting("request", add.request + b"\x00")(add)),
+    ("request that is no msgpack", "request", setting("request", b"\xc1" * 100)),
+    ("request that is a number", "request", setting("request", b"\x05")),
+    ("request 10,000 deep", "request", setting("request", b"\x91" * 10_000)),
+    ("request without stop", "request", packed(lambda fields: fields.__delitem__(slice(1, None)))),
+    ("request with a field more", "request", packed(lambda fields: fields.append(1))),
+    ("sampling with a field more", "request", packed(lambda fields: fields[2].append(1))),
+    ("stop with a field more", "request", packed(lambda fields: fields[1].append(1))),
+    ("temperature that is a text", "request", asking("sampling.temperature", "hot")),
+    ("seed that is no integer", "request", asking("sampling.seed", 1.5)),
+    ("negative seed", "sampling.seed", asking("sampling.seed", -1)),
+    ("n that is a truth value", "request", asking("n", True)),
+    ("stop strings that are texts", "request", asking("stop.strings", ("a",))),
+    ("negative temperature", "temperature", asking("sampling.temperature", -1.0)),
+    ("temperature NaN", "sampling.temperature", asking("sampling.temperature", math.nan)),
+    ("temperature infinite", "sampling.temperature", asking("sampling.temperature", math.inf)),
+    ("top_p 0", "top_p", asking("sampling.top_p", 0.0)),
+    ("top_p above 1", "top_p", asking("sampling.top_p", 1.1)),
+    ("top_p NaN", "sampling.top_p", asking("sampling.top_p", math.nan)),
+    ("top_k -2", "top_k", asking("sampling.top_k", -2)),
+    ("top_k above the vocabulary", "top_k", asking("sampling.top_k", 301)),
+    ("min_p 2", "min_p", asking("sampling.min_p", 2.0)),
+    ("repetition 0", "repetition_penalty", asking("sampling.repetition_penalty", 0.0)),
+    ("repetition that makes logits infinite", "repetition_penalty", asking("sampling.repetition_penalty", 1e-40)),
+    ("presence NaN", "sampling.presence_penalty", asking("sampling.presence_penalty", math.nan)),
+    ("frequency beyond its range", "frequency_penalty", asking("sampling.frequency_penalty", 1e30)),
+    ("ragged bias ids", "sampling.logit_bias", asking("sampling.logit_bias_ids", b"12345")),
+    ("bias without values", "sampling.logit_bias", asking("sampling.logit_bias_ids", ids(5))),
     (
         "bad word beyond the vocabulary",
         "bad_words",
-        setting("sampling.bad_words", [engine_pb2.EmittedTokens(token_ids=ids(300))]),
+        asking("sampling.bad_words", (ids(300),)),
     ),
     (
         "ragged bad word",
-        "sampling.bad_words[0]",
-        setting("sampling.bad_words", [engine_pb2.EmittedTokens(token_ids=b"1")]),
+        "bad_words[0]",
+        asking("sampling.bad_words", (b"1",)),
     ),
     (
         "1,025 bad words",
-        "sampling.bad_words",
-        setting("sampling.bad_words", [engine_pb2.EmittedTokens(token_ids=ids(5))] * 1025),
+        "bad_words",
+        asking("sampling.bad_words", (ids(5),) * 1025),
     ),
-    ("empty stop", "stop.strings[0]", setting("stop.strings", [b""])),
-    ("stop that is no UTF-8", "stop.strings[0]", setting("stop.strings", [b"\xff\xfe"])),
-    ("1,000 stops", "stop", setting("stop.strings", [b"a"] * 1000)),
-    ("long stop", "stop.strings[0]", setting("stop.strings", [b"a" * (1 << 20)])),
-    ("stop id beyond the vocabulary", "stop", setting("stop.token_ids", ids(300))),
-    ("n 0", "n", setting("n", 0)),
-    ("n 10**9", "n", setting("n", 10**9)),
-    ("logprobs 21", "logprobs", setting("logprobs", 21)),
-    ("logprobs 10**9", "logprobs", setting("logprobs", 10**9)),
-    ("prompt logprobs 21", "prompt_logprobs", setting("prompt_logprobs", 21)),
-    ("prompt logprobs 10**9", "prompt_logprobs", setting("prompt_logprobs", 10**9)),
-    ("long salt", "cache_salt", setting("cache_salt", b"s" * 257)),
+    ("empty stop", "stop.strings[0]", asking("stop.strings", (b"",))),
+    ("stop that is no UTF-8", "stop.strings[0]", asking("stop.strings", (b"\xff\xfe",))),
+    ("1,000 stops", "stop", asking("stop.strings", (b"a",) * 1000)),
+    ("long stop", "stop.strings[0]", asking("stop.strings", (b"a" * (1 << 20),))),
+    ("stop id beyond the vocabulary", "stop", asking("stop.token_ids", ids(300))),
+    ("n 0", "n", asking("n", 0)),
+    ("n 10**9", "n", asking("n", 10**9)),
+    ("logprobs 21", "logprobs", asking("num_logprobs", 21)),
+    ("logprobs 10**9", "logprobs", asking("num_logprobs", 10**9)),
+    ("prompt logprobs 21", "prompt_logprobs", asking("num_prompt_logprobs", 21)),
+    ("prompt logprobs 10**9", "prompt_logprobs", asking("num_prompt_logprobs", 10**9)),
+    ("long salt", "cache_salt", asking("cache_salt", b"s" * 257)),
     ("long key", "idempotency_key", setting("idempotency_key", "k" * 257)),
     ("short digest", "spec_digest", setting("spec_digest", b"1")),
     ("long state", "service_state", setting("service_state", b"s" * ((1 << 20) + 1))),
@@ -163,8 +194,6 @@ BAD_ADDS: list[tuple[str, str, Change]] = [
     ("infinite share", "limits.kv_cache_share", setting("limits.kv_cache_share", math.inf)),
     ("unknown field in limits", "limits.999", unknown("limits")),
     ("unknown field", "343", lambda add: add.MergeFromString(b"\xb8\x15\x01")),
-    ("unknown field in sampling", "sampling.999", unknown("sampling")),
-    ("unknown field in stop", "stop.999", unknown("stop")),
 ]
 
 
@@ -196,16 +225,16 @@ async def test_bad_limits_of_a_reader_are_refused_by_field(client: EngineClient,
 
 async def test_bias_that_is_no_number_is_refused(client: EngineClient) -> None:
     nan = b"\x00\x00\xc0\x7f"
-    sampling = engine_pb2.EngineSampling(logit_bias_ids=ids(5), logit_bias_values=nan)
+    sampling = Sampling(logit_bias_ids=ids(5), logit_bias_values=nan)
     request = await settled(await client.add(PROMPT, 5, sampling=sampling))
-    assert request.refused is not None and "logit_bias_values" in request.refused.message
+    assert request.refused is not None and "spec.sampling.logit_bias[5]" in request.refused.message
 
 
 async def test_every_broken_rule_is_named(client: EngineClient) -> None:
-    request = await settled(await client.add(PROMPT, 5, tenant="t" * 300, prompt_token_ids=b"1", spec_digest=b"1"))
+    request = await settled(await client.add(PROMPT, 5, tenant="t" * 300, spec_digest=b"1", service_ns=1 << 60))
     assert request.refused is not None
     named = {violation.field for violation in details(request.refused)["BadRequest"].field_violations}
-    assert {"tenant", "prompt_token_ids", "spec_digest"} <= named
+    assert {"tenant", "spec_digest", "service_ns"} <= named
 
 
 async def test_handle_in_use_is_refused_and_its_subscription_goes_on(client: EngineClient) -> None:
@@ -264,8 +293,9 @@ async def converse(address: str, *messages: bytes, metadata: Any = None) -> grpc
         return ended.value
 
 
-def hello(version: int = 1) -> bytes:
-    return engine_pb2.ToEngine(hello=engine_pb2.Hello(protocol_version=version)).SerializeToString()
+def hello(version: int = 2, layout: str = LAYOUT) -> bytes:
+    message = engine_pb2.Hello(protocol_version=version, request_layout=layout)
+    return engine_pb2.ToEngine(hello=message).SerializeToString()
 
 
 @pytest.mark.parametrize(
@@ -274,7 +304,9 @@ def hello(version: int = 1) -> bytes:
         ([b"\xff\xff\xff"], INVALID, "first message must be hello"),
         ([b""], INVALID, "first message must be hello"),
         ([engine_pb2.ToEngine(load=engine_pb2.LoadQuery()).SerializeToString()], INVALID, "must be hello"),
-        ([hello(2)], grpc.StatusCode.FAILED_PRECONDITION, "protocol_version is 2"),
+        ([hello(1)], grpc.StatusCode.FAILED_PRECONDITION, "protocol_version is 1"),
+        ([hello(layout="")], grpc.StatusCode.FAILED_PRECONDITION, "different versions"),
+        ([hello(layout="0123456789abcdef")], grpc.StatusCode.FAILED_PRECONDITION, "different versions"),
         ([hello() + b"\xb8\x3e\x01"], INVALID, "does not know"),
         ([hello(), hello()], INVALID, "hello came twice"),
         ([hello(), b""], INVALID, "empty"),

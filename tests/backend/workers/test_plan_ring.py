@@ -18,6 +18,7 @@ from headrace_backend.step.plan_bytes import max_plan_bytes
 from headrace_backend.step.ring import RingWriter, create_ring
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request import limits
+from headrace_request.sampling import Sampling
 
 CONTEXT = 131_072
 # A fake worker's blocks take no memory.
@@ -34,8 +35,8 @@ def prompt_of(length: int) -> list[int]:
     return [4 + i % (VOCABULARY - 4) for i in range(length)]
 
 
-def penalized() -> engine_pb2.EngineSampling:
-    return engine_pb2.EngineSampling(top_p=1.0, repetition_penalty=1.1)
+def penalized() -> Sampling:
+    return Sampling(temperature=0.0, repetition_penalty=1.1)
 
 
 async def test_128_penalized_outputs_of_a_prompt_of_the_whole_context_end(

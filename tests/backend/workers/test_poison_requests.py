@@ -23,6 +23,7 @@ from tests.backend.fake_worker import POISON, POISON_PROMPT, expected_tokens
 from tests.support.running_server import DEMO
 
 from headrace_protos.engine.v1 import engine_pb2
+from headrace_request.sampling import Sampling
 
 INNOCENTS = 32
 TOKENS = 150
@@ -105,7 +106,7 @@ async def check_real_worker(
         undisturbed = await answers(client)
         [worker] = backend.worker_pids()
         # Penalties take what a worker must not lose count of, beside the poison and after it.
-        penalized = {"sampling": engine_pb2.EngineSampling(top_p=1.0, repetition_penalty=1.2)}
+        penalized = {"sampling": Sampling(temperature=0.0, repetition_penalty=1.2)}
         beside = await client.add([9, 8, 7], 600, **penalized)
         await until(lambda: len(beside.tokens) > 5)
         await check_ended(backend, await client.add(POISON_PROMPT, 10, **penalized), num_found=1)

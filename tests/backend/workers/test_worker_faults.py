@@ -82,7 +82,7 @@ async def test_a_prompt_is_told_of_once_though_its_worker_is_killed_in_the_middl
     ):
         await client.wait_serving()
         for _ in range(5):
-            request = await client.add(prompt, 5, prompt_logprobs=1)
+            request = await client.add(prompt, 5, num_prompt_logprobs=1)
             await until(lambda: request.prompt)  # noqa: B023  # waited for here
             if len(request.prompt) < 1000:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from tests.engine.harness import request
 
 from headrace_backend.engine.cache.kv_cache_manager import KVCacheManager
@@ -15,7 +16,7 @@ from headrace_backend.engine.requests.token_log import OutputLog
 
 def sequences(spec: EngineRequest) -> list[Sequence]:
     live = LiveRequest(spec, 1, 0, 0, Ledger(0, 0), len(spec.prompt_ids), None, TenantAccount(""))
-    return [Sequence(live, OutputLog(index, False), 0, None) for index in range(spec.n)]
+    return [Sequence(live, OutputLog(index, False), 0, None) for index in range(spec.asked.n)]
 
 
 def computed(kv: KVCacheManager, sequence: Sequence) -> None:
@@ -94,7 +95,8 @@ def test_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     kv.publish(sequence)
     kv.release(sequence)
     (same,) = sequences(request(49))
-    same.request.spec.prompt_ids[:48] = sequence.request.spec.prompt_ids
+    prompts = sequence.request.spec.prompt_ids, same.request.spec.prompt_ids[48:]
+    same.request.spec.prompt_ids = np.concatenate(prompts)
     assert len(kv.find_prefix(same)) == 3
     kv.pool.allocate()
     assert len(kv.find_prefix(same)) == 2

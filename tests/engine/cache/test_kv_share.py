@@ -30,7 +30,9 @@ def account(harness: Harness, tenant: str = "greedy") -> TenantAccount:
 
 
 def whole(spec: EngineRequest, reader: Reader) -> bool:
-    return [reader.tokens[index] for index in range(spec.n)] == [expected_tokens(spec, i) for i in range(spec.n)]
+    return [reader.tokens[index] for index in range(spec.asked.n)] == [
+        expected_tokens(spec, i) for i in range(spec.asked.n)
+    ]
 
 
 def run_watching(harness: Harness) -> int:

@@ -17,8 +17,10 @@ import numpy as np
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.errors import RequestRefused
-from headrace_backend.engine.request import EngineRequest, ModelLimits, StopSpec, Subscriber, TenantLimits
+from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber, TenantLimits
 from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_request.request import Request
+from headrace_request.stop import Stop
 
 NO_LIMITS = TenantLimits()
 # A step of 32 decodes takes 6 ms, one of 512 tokens 15 ms: 5,700 output tokens a second at most.
@@ -88,14 +90,9 @@ class Simulation:
     def _arrive(self) -> None:
         while self.coming and self.coming[0][0] <= self.now_ns:
             _, number, tenant = heapq.heappop(self.coming)
-            request = EngineRequest(
-                request_id=f"r{number}",
-                prompt_ids=np.full(self.generator.randint(*tenant.prompt_tokens), 1 + number % 900, np.int32),
-                stop=StopSpec(tenant.max_tokens),
-                tenant=tenant.name,
-                cache_salt=b"%d" % number,
-                limits=tenant.limits,
-            )
+            prompt = np.full(self.generator.randint(*tenant.prompt_tokens), 1 + number % 900, np.int32)
+            asked = Request(prompt.tobytes(), Stop(tenant.max_tokens), cache_salt=b"%d" % number)
+            request = EngineRequest(f"r{number}", asked, tenant=tenant.name, limits=tenant.limits)
             try:
                 self.engine.add(request, Subscriber(1, number))
             except RequestRefused as refused:

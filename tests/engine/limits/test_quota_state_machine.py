@@ -136,7 +136,7 @@ class QuotaMachine(RuleBasedStateMachine):
     def _charge(self, spec: EngineRequest) -> int:
         kept = self.limits[spec.tenant]
         fixed = spec.tenant != "moving" and kept.tokens_per_minute
-        return len(spec.prompt_ids) + spec.n * spec.stop.max_tokens if fixed else 0
+        return len(spec.prompt_ids) + spec.asked.n * spec.asked.stop.max_tokens if fixed else 0
 
     def _check_refusal(self, spec: EngineRequest, refused: RequestRefused) -> None:
         """A refusal is true, and so is the moment that it names."""
@@ -161,7 +161,7 @@ class QuotaMachine(RuleBasedStateMachine):
             assert wait_ns is not None and 0 < wait_ns <= MINUTE_NS
         elif "kv_cache_share:" in refused.message:
             room = round(kept.kv_cache_share * NUM_BLOCKS, 6) // 1 * 16
-            assert len(spec.prompt_ids) + spec.stop.max_tokens - 1 > room
+            assert len(spec.prompt_ids) + spec.asked.stop.max_tokens - 1 > room
         else:
             assert "expected wait" in refused.message, refused
 

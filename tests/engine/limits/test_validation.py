@@ -38,8 +38,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("spec.token_ids", {"prompt": [VOCAB_SIZE]}),
     ("spec.token_ids", {"prompt": [2**31 - 1]}),
     ("spec.token_ids", {"prompt": [1] * MODEL_LEN}),
-    ("spec.token_ids", {"prompt_ids": np.array([1], np.int64)}),
-    ("spec.token_ids", {"prompt_ids": np.array([[1]], np.int32)}),
+    ("spec.token_ids", {"prompt_token_ids": b"12345"}),
+    ("spec.token_ids", {"prompt_token_ids": b"123"}),
     ("spec.n", {"n": 0}),
     ("spec.n", {"n": -1}),
     ("spec.n", {"n": 5}),
@@ -92,16 +92,11 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("field", "changes"), BAD)
 def test_bad_field_is_refused_by_its_name(field: str, changes: dict[str, Any]) -> None:
     harness = Harness(model_len=MODEL_LEN, max_outputs=4)
-    prompt_ids = changes.get("prompt_ids")
-    arguments = {"prompt": [1, 2, 3], "max_tokens": 8, **changes}
-    arguments.pop("prompt_ids", None)
-    spec = request(**arguments)
-    if prompt_ids is not None:
-        spec.prompt_ids = prompt_ids
+    spec = request(**{"prompt": [1, 2, 3], "max_tokens": 8, **changes})
     with pytest.raises(RequestRefused) as refusal:
         harness.engine.add(spec, harness.subscriber())
     assert refusal.value.code is RefusalCode.INVALID_ARGUMENT
-    assert {violation.field for violation in refusal.value.violations} == {field}
+    assert {violation.field.split("[")[0] for violation in refusal.value.violations} == {field}
     assert len(refusal.value.message) < 300
     assert not harness.engine.has_work
     good = request(5)

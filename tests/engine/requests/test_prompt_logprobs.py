@@ -52,9 +52,11 @@ def test_each_token_is_reported_once_whatever_the_steps(
     ]
     num_expected = 0
     for spec, reader in harness.serve(arrivals, deaths):
-        expected = expected_prompt(spec) if spec.num_prompt_logprobs >= 0 else []
+        expected = expected_prompt(spec) if spec.asked.num_prompt_logprobs >= 0 else []
         assert reader.prompt == expected
-        assert [reader.tokens[index] for index in range(spec.n)] == [expected_tokens(spec, i) for i in range(spec.n)]
+        assert [reader.tokens[index] for index in range(spec.asked.n)] == [
+            expected_tokens(spec, i) for i in range(spec.asked.n)
+        ]
         if expected:
             assert reader.started == Started(0)
         num_expected += len(expected)
@@ -113,7 +115,7 @@ def test_after_a_preemption_what_was_reported_may_come_from_the_prefix_cache() -
     num_tokens = harness.worker.num_tokens
     harness.run()
     assert reader.prompt == expected_prompt(spec)
-    assert harness.worker.num_tokens - num_tokens < 32 + spec.stop.max_tokens
+    assert harness.worker.num_tokens - num_tokens < 32 + spec.asked.stop.max_tokens
 
 
 def test_a_reader_that_comes_late_gets_the_parts_it_missed() -> None:

@@ -86,7 +86,7 @@ def check_trace(spec: EngineRequest, reader: Reader, told: Told, seen: list[list
     assert done is not None and (trace.engine, trace.unix_offset_ns) == (ENGINE, OFFSET_NS)
     ids = told.records["step_id"].tolist()
     taking_part = {step for step, members in zip(ids, told.members, strict=True) if trace.number in members}
-    assert len(trace.token_steps) == spec.n
+    assert len(trace.token_steps) == spec.asked.n
     for output_index, data in enumerate(trace.token_steps):
         steps = token_steps.step_ids(data).tolist()
         num_emitted = len(spec.emitted[output_index]) if spec.emitted else 0
@@ -121,7 +121,7 @@ def check_chunks(spec: EngineRequest, reader: Reader, trace: facts.EngineTrace, 
     )
     before = [(first, count) for step, first, count in chunks if step <= first_step]
     assert before, "the last token of a prompt is always computed"
-    if spec.n == 1 and not reader.resumed and reader.done is not None and not reader.done.preemptions:
+    if spec.asked.n == 1 and not reader.resumed and reader.done is not None and not reader.done.preemptions:
         end = before[0][0]
         # What the cache gave of emitted tokens is not of the prompt.
         assert min(end, len(spec.prompt_ids)) == reader.started.cached_tokens
@@ -198,7 +198,7 @@ def test_every_token_has_its_step_every_prompt_its_chunks_and_every_moment_its_p
     for spec, reader in served:
         assert reader.done is not None
         if spec.recorded:
-            check_trace(spec, reader, told, harness.seen.get(spec.request_id, [[]] * spec.n))
+            check_trace(spec, reader, told, harness.seen.get(spec.request_id, [[]] * spec.asked.n))
         else:
             assert reader.done.engine_trace == b""
     assert not harness.engine.steps.take_ended()

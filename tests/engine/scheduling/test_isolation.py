@@ -58,8 +58,8 @@ class FaultyHarness(Harness):
         self.engine.check_integrity()
 
     def _is_poisoned(self, plan: StepPlan) -> bool:
-        seeds = {row: entry.admission.seed for row, entry in self.worker.rows.items()}
-        seeds |= {admission.row: admission.seed for admission in plan.admissions}
+        seeds = {row: entry.admission.sampling.seed for row, entry in self.worker.rows.items()}
+        seeds |= {admission.row: admission.sampling.seed for admission in plan.admissions}
         forward = plan.forward
         ends = (forward.starts + forward.counts).tolist()
         return any(
@@ -71,7 +71,9 @@ class FaultyHarness(Harness):
 
 def check_tokens(asked: list[tuple[EngineRequest, Reader]]) -> None:
     for spec, reader in asked:
-        assert [reader.tokens[index] for index in range(spec.n)] == [expected_tokens(spec, i) for i in range(spec.n)]
+        assert [reader.tokens[index] for index in range(spec.asked.n)] == [
+            expected_tokens(spec, i) for i in range(spec.asked.n)
+        ]
         assert all(end.reason is EndReason.LENGTH for end in reader.ends.values())
 
 
@@ -234,7 +236,7 @@ def test_only_who_makes_steps_fail_ends_with_an_error(
 
     def fails(spec: EngineRequest) -> bool:
         # The last token of an output is not computed.
-        return len(spec.prompt_ids) + spec.stop.max_tokens - 1 > poisons.get(spec.sampling.seed, 1 << 20)
+        return len(spec.prompt_ids) + spec.asked.stop.max_tokens - 1 > poisons.get(spec.asked.sampling.seed, 1 << 20)
 
     check_tokens([(spec, reader) for spec, reader in asked if not fails(spec)])
     for spec, reader in asked:

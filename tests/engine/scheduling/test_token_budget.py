@@ -341,7 +341,9 @@ def test_tokens_do_not_depend_on_chunks_of_few_tokens_with_long_prompts_set_back
         ]
         readers = harness.serve(arrivals, deaths)
     for spec, reader in readers:
-        assert [reader.tokens[index] for index in range(spec.n)] == [expected_tokens(spec, i) for i in range(spec.n)]
+        assert [reader.tokens[index] for index in range(spec.asked.n)] == [
+            expected_tokens(spec, i) for i in range(spec.asked.n)
+        ]
     assert harness.engine.load().used_blocks == 0
 
 

@@ -190,7 +190,7 @@ def test_ranks_put_their_logits_together_outside_of_graphs(tmp_path: Any, on_ker
     def plans() -> list[StepPlan]:
         """Two short prompts, one of which wants its logits changed, and a token of each."""
         bias = {"logit_bias_ids": id_bytes(4), "logit_bias_values": np.float32(6).tobytes()}
-        history = {"needs_history": True, "prompt_ids": id_bytes(5, 6, 7), "output_ids": id_bytes()}
+        history = {"prompt_ids": id_bytes(5, 6, 7), "output_ids": id_bytes()}
         rows = [admission(0, temperature=0.8), admission(1, repetition_penalty=1.3, num_logprobs=2, **bias, **history)]
         first = [Entry(0, 0, [3, 4], (0,)), Entry(1, 0, [5, 6, 7], (1,))]
         second = [Entry(0, 2, None, (0,), 1), Entry(1, 3, None, (1,), 1)]

@@ -150,7 +150,6 @@ def test_they_are_the_models_own_whatever_the_row_wishes(llama: CausalLM, refere
         repetition_penalty=1.5,
         logit_bias_ids=id_bytes(*prompt),
         logit_bias_values=np.full(20, 50, np.float32).tobytes(),
-        needs_history=True,
         prompt_ids=id_bytes(*prompt),
         num_logprobs=2,
     )

@@ -33,20 +33,24 @@ def draw(sampler: Sampler, rows: list[int], positions: list[int], logits: torch.
 def changed_naively(a: RowAdmission, logits: list[float], output: list[int]) -> list[float]:
     """The documented order: bias, bans, repetition, presence and frequency penalties."""
     logits = list(logits)
-    bias = zip(np.frombuffer(a.logit_bias_ids, np.int32), np.frombuffer(a.logit_bias_values, np.float32), strict=True)
+    bias = zip(
+        np.frombuffer(a.sampling.logit_bias_ids, np.int32),
+        np.frombuffer(a.sampling.logit_bias_values, np.float32),
+        strict=True,
+    )
     for token, value in bias:
         logits[token] += float(value)
     if len(output) < a.min_tokens:
         for token in np.frombuffer(a.stop_token_ids, np.int32):
             logits[token] = -math.inf
-    for encoded in a.bad_words:
+    for encoded in a.sampling.bad_words:
         word = np.frombuffer(encoded, np.int32).tolist()
         if len(word) == 1 or output[-(len(word) - 1) :] == word[:-1]:
             logits[word[-1]] = -math.inf
     for token in set(np.frombuffer(a.prompt_ids, np.int32).tolist()) | set(output):
-        logits[token] *= 1 / a.repetition_penalty if logits[token] > 0 else a.repetition_penalty
+        logits[token] *= 1 / a.sampling.repetition_penalty if logits[token] > 0 else a.sampling.repetition_penalty
     for token in set(output):
-        logits[token] -= a.presence_penalty + a.frequency_penalty * output.count(token)
+        logits[token] -= a.sampling.presence_penalty + a.sampling.frequency_penalty * output.count(token)
     return logits
 
 
@@ -68,12 +72,11 @@ def admissions_of_all_rows(draw_from: st.DrawFn) -> list[RowAdmission]:
             logit_bias_values=np.array(list(bias.values()), np.float32).tobytes(),
             min_tokens=draw_from(st.integers(0, 6)),
             stop_token_ids=id_bytes(*draw_from(st.sets(st.integers(2, 5), max_size=2))),
-            bad_words=[id_bytes(*word) for word in words],
+            bad_words=tuple(id_bytes(*word) for word in words),
             repetition_penalty=draw_from(st.sampled_from([0.5, 1.0, 1.3])) if penalized else 1.0,
             presence_penalty=draw_from(st.sampled_from([-1.0, 0.0, 0.7])) if penalized else 0.0,
             frequency_penalty=draw_from(st.sampled_from([0.0, 0.25])) if penalized else 0.0,
             num_logprobs=draw_from(st.sampled_from([-1, -1, 0, 3, 20])),
-            needs_history=penalized or bool(words),
             prompt_ids=id_bytes(*draw_from(IDS)) if penalized or words else b"",
             output_ids=id_bytes(*draw_from(IDS)) if penalized or words else b"",
         )
@@ -129,7 +132,11 @@ def test_a_row_draws_the_same_in_any_company(
         dict(temperature=2.0, top_k=5),
     ]
     chosen = [data.draw(st.sampled_from(kinds)) for _ in rows]
-    rows = [msgspec.structs.replace(a, seed=2**64 - 1 - a.row, **kind) for a, kind in zip(rows, chosen, strict=True)]
+    samplings = [
+        msgspec.structs.replace(a.sampling, seed=2**64 - 1 - a.row, **kind)
+        for a, kind in zip(rows, chosen, strict=True)
+    ]
+    rows = [msgspec.structs.replace(a, sampling=sampling) for a, sampling in zip(rows, samplings, strict=True)]
     together = new_sampler()
     together.admit(rows)
     alone = [new_sampler() for _ in rows]
@@ -146,13 +153,13 @@ def test_a_row_draws_the_same_in_any_company(
 
 def test_an_unsound_row_is_named_and_the_others_go_on() -> None:
     sampler = new_sampler()
-    everything_banned = [id_bytes(token) for token in range(VOCAB)]
+    everything_banned = tuple(id_bytes(token) for token in range(VOCAB))
     sampler.admit(
         [
             admission(0, temperature=1.0, num_logprobs=2),
             admission(1, num_logprobs=2),
             admission(2, temperature=1.0, top_p=0.5, num_logprobs=0),
-            admission(3, bad_words=everything_banned, needs_history=True, num_logprobs=1),
+            admission(3, bad_words=everything_banned, num_logprobs=1),
         ]
     )
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(3))
@@ -178,7 +185,7 @@ def test_min_tokens_counts_from_the_position_in_the_output() -> None:
 
 def test_bad_words_look_at_the_output_only() -> None:
     sampler = new_sampler()
-    words = {"bad_words": [id_bytes(7, 8)], "needs_history": True}
+    words = {"bad_words": (id_bytes(7, 8),)}
     sampler.admit([admission(0, prompt_ids=id_bytes(7), **words), admission(1, output_ids=id_bytes(7), **words)])
     logits = torch.zeros(2, VOCAB)
     logits[:, 8] = 10
@@ -187,7 +194,7 @@ def test_bad_words_look_at_the_output_only() -> None:
 
 def test_penalty_counts_are_forgotten_with_their_row() -> None:
     sampler = new_sampler()
-    penalized = {"presence_penalty": 2.0, "needs_history": True}
+    penalized = {"presence_penalty": 2.0}
     logits = torch.zeros(1, VOCAB)
     logits[0, 9] = 1
     for _ in range(20):

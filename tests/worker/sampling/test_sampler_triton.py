@@ -36,7 +36,7 @@ def admissions(draw: st.DrawFn) -> list[RowAdmission]:
                 min_p=draw(st.sampled_from([0.0, 0.1])),
                 seed=draw(st.integers(0, 2**64 - 1)),
                 output_index=draw(st.integers(0, 3)),
-                bad_words=[id_bytes(*word) for word in words],
+                bad_words=tuple(id_bytes(*word) for word in words),
                 logit_bias_ids=id_bytes(*bias),
                 logit_bias_values=np.array(list(bias.values()), np.float32).tobytes(),
                 min_tokens=draw(st.integers(0, 3)),
@@ -45,7 +45,6 @@ def admissions(draw: st.DrawFn) -> list[RowAdmission]:
                 presence_penalty=draw(st.sampled_from([-1.0, 0.0, 0.7])) if penalized else 0.0,
                 frequency_penalty=0.25 if penalized else 0.0,
                 num_logprobs=draw(st.sampled_from([-1, 0, 3, 40])),
-                needs_history=penalized or bool(words),
                 prompt_ids=id_bytes(*draw(IDS)) if penalized or words else b"",
                 output_ids=id_bytes(*draw(IDS)) if penalized or words else b"",
             )
@@ -110,7 +109,7 @@ PLAIN = [
     {"temperature": 2.0, "top_k": 5},
 ]
 CHANGED = [
-    {"repetition_penalty": 2.0, "needs_history": True, "prompt_ids": id_bytes(1)},
+    {"repetition_penalty": 2.0, "prompt_ids": id_bytes(1)},
     {"min_tokens": 1, "stop_token_ids": id_bytes(3)},
     {"logit_bias_ids": id_bytes(5), "logit_bias_values": np.array([3.0], np.float32).tobytes()},
 ]
@@ -153,12 +152,12 @@ def test_a_plain_draw_is_the_general_one_and_padding_is_greedy() -> None:
 @pytest.mark.parametrize("vocab", [4096, 128_256])
 def test_the_sampler_on_a_card_is_the_samplers_on_a_cpu_and_never_waits(vocab: int) -> None:
     device = torch.device("cuda:0")
-    history = {"needs_history": True, "prompt_ids": id_bytes(1, 2, 3), "output_ids": id_bytes(4, 4)}
+    history = {"prompt_ids": id_bytes(1, 2, 3), "output_ids": id_bytes(4, 4)}
     penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.1}
     changes = [*PLAIN, {"temperature": 1.0, **penalties, **history}]
     bias = {"logit_bias_ids": id_bytes(5, 7), "logit_bias_values": np.array([3.0, -100.0], np.float32).tobytes()}
     changes.append({"min_tokens": 2, "stop_token_ids": id_bytes(3), "num_logprobs": 0, **bias})
-    changes.append({"bad_words": [id_bytes(1), id_bytes(2, 3)], "num_logprobs": 20, **history})
+    changes.append({"bad_words": (id_bytes(1), id_bytes(2, 3)), "num_logprobs": 20, **history})
     rows = [admission(row, **change) for row, change in enumerate(changes)]
     run_both(rows, device, vocab, 3, steps=4)
     sampler = Sampler(NUM_ROWS, vocab, device)

@@ -179,7 +179,7 @@ def test_outputs_of_one_request_draw_from_one_hidden_state(runner: CpuRunner) ->
 
 def test_a_row_is_taken_again_in_the_step_that_releases_it(runner: CpuRunner) -> None:
     expected = generate(runner, 0, OTHER, 3)
-    history = {"needs_history": True, "prompt_ids": id_bytes(*PROMPT)}
+    history = {"prompt_ids": id_bytes(*PROMPT)}
     heavy = admission(
         4, repetition_penalty=2.0, logit_bias_ids=id_bytes(7), logit_bias_values=np.float32(50).tobytes(), **history
     )

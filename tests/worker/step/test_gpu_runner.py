@@ -199,10 +199,10 @@ def test_tokens_over_a_quantized_cache_are_those_of_the_cpu(
 
 def wishful_plans() -> list[StepPlan]:
     """Rows that draw in every way the sampler knows, together and then plain ones alone."""
-    history = {"needs_history": True, "prompt_ids": id_bytes(*PROMPTS[3]), "output_ids": id_bytes()}
+    history = {"prompt_ids": id_bytes(*PROMPTS[3]), "output_ids": id_bytes()}
     # The most likely token by its bias may not come twice in a row.
     bias = {"logit_bias_ids": id_bytes(4), "logit_bias_values": np.float32(30).tobytes()}
-    banned = {"bad_words": [id_bytes(4, 4)], "needs_history": True, "prompt_ids": id_bytes(*PROMPTS[4])}
+    banned = {"bad_words": (id_bytes(4, 4),), "prompt_ids": id_bytes(*PROMPTS[4])}
     rows = [
         admission(0, temperature=0.8),
         admission(1, temperature=0.7, top_k=20, top_p=0.9, num_logprobs=3),

@@ -105,7 +105,7 @@ class Quotas:
         None if it could.
         """
         # The last token's KV is never needed.
-        num_tokens = len(request.prompt_ids) + request.stop.max_tokens - 1
+        num_tokens = len(request.prompt_ids) + request.asked.stop.max_tokens - 1
         num_blocks = -(-num_tokens // self._block_size)
         if num_blocks <= account.max_blocks:
             return None
@@ -123,7 +123,7 @@ class Quotas:
             RequestRefused: RESOURCE_EXHAUSTED, with the moment at which the request passes unless
                 others come before it; without one if it never can.
         """
-        num_tokens = len(request.prompt_ids) + request.n * request.stop.max_tokens
+        num_tokens = len(request.prompt_ids) + request.asked.n * request.asked.stop.max_tokens
         reason = self.check_fits(account, request) or _never_reason(account, request, num_tokens)
         if reason is not None:
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, reason, reason=RefusalReason.QUOTA)
@@ -237,7 +237,7 @@ def _never_reason(account: TenantAccount, request: EngineRequest, num_tokens: in
     if bucket is None or num_tokens <= bucket.limit:
         return None
     return (
-        f"tokens_per_minute: prompt ({len(request.prompt_ids)}) and n * max_tokens ({request.n} * {request.stop.max_tokens}) are {num_tokens} tokens; the limit of this key is"
+        f"tokens_per_minute: prompt ({len(request.prompt_ids)}) and n * max_tokens ({request.asked.n} * {request.asked.stop.max_tokens}) are {num_tokens} tokens; the limit of this key is"
         f" {bucket.limit}, so this request can never pass"
     )
 

@@ -11,7 +11,6 @@ import dataclasses
 from typing import Protocol
 
 import msgspec
-import numpy as np
 
 from headrace_backend.engine.events import OutputEnd, RequestDone
 from headrace_backend.engine.limits.admission import Admission
@@ -24,8 +23,6 @@ from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
 from headrace_backend.engine.requests.subscriptions import Subscriptions
 from headrace_facts import facts
-
-_NO_TOKENS = np.empty(0, np.int32)
 
 
 class Rows(Protocol):
@@ -109,7 +106,7 @@ class Endings:
         self.subscriptions.end_request(request)
         self.deadlines.note_ended()
         # What is kept is the log; prompt and sequences would weigh more than it.
-        request.spec = dataclasses.replace(request.spec, prompt_ids=_NO_TOKENS, emitted=())
+        request.spec = request.spec.without_tokens()
         request.sequences, request.unforked = [], []
         self.table.note_ended(request)
 

@@ -364,31 +364,19 @@ class PlanBuilder:
 
 def _history(sequence: Sequence) -> bytes:
     """The output known so far, where sampling depends on it."""
-    return sequence.tokens.tobytes() if sequence.request.spec.sampling.needs_history else b""
+    return sequence.tokens.tobytes() if sequence.request.spec.asked.sampling.needs_history else b""
 
 
 def _admission(sequence: Sequence, row: int) -> RowAdmission:
     """Everything that sampling needs for as long as the sequence stays in its row."""
-    spec = sequence.request.spec
-    sampling = spec.sampling
+    asked = sequence.request.spec.asked
     return RowAdmission(
         row=row,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        seed=sampling.seed,
+        sampling=asked.sampling,
         output_index=sequence.log.output_index,
-        num_logprobs=spec.num_logprobs,
-        min_tokens=spec.stop.min_tokens,
-        stop_token_ids=array("i", sorted(spec.stop.token_ids)).tobytes(),
-        logit_bias_ids=sampling.logit_bias_ids,
-        logit_bias_values=sampling.logit_bias_values,
-        bad_words=[array("i", word).tobytes() for word in sampling.bad_words],
-        needs_history=sampling.needs_history,
-        prompt_ids=spec.prompt_ids.tobytes() if sampling.needs_history else b"",
+        num_logprobs=asked.num_logprobs,
+        min_tokens=asked.stop.min_tokens,
+        stop_token_ids=asked.stop.token_ids,
+        prompt_ids=asked.prompt_token_ids if asked.sampling.needs_history else b"",
         output_ids=_history(sequence),
     )
