@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from headrace_backend.engine.events import OutputSnapshot, PromptLogprobs, RequestDone
-from headrace_backend.engine.request import EndReason, RequestState
+from headrace_backend.engine.events import EndReason, OutputSnapshot, PromptLogprobs, RequestDone
+from headrace_backend.engine.request import RequestState
 
 
 class AddOutcome(NamedTuple):

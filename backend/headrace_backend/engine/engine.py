@@ -32,7 +32,7 @@ from headrace_backend.engine.answers import (
     RequestPage,
 )
 from headrace_backend.engine.errors import RequestRefused, Violation
-from headrace_backend.engine.events import Resumed, Started
+from headrace_backend.engine.events import EndReason, Resumed, Started
 from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.limits.deadlines import Deadlines
 from headrace_backend.engine.limits.quotas import Quotas
@@ -44,7 +44,6 @@ from headrace_backend.engine.readers import Readers
 from headrace_backend.engine.request import (
     NO_LIMITS,
     AbortCause,
-    EndReason,
     EngineRequest,
     ModelLimits,
     RequestState,

@@ -8,11 +8,20 @@ the server's.
 from __future__ import annotations
 
 import dataclasses
+import enum
 from array import array
 
 import msgspec
 
-from headrace_backend.engine.request import EndReason
+
+class EndReason(enum.IntEnum):
+    """Why an output ended. Values as in the protocol."""
+
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+    DEADLINE = 4
+    ERROR = 5
 
 
 def u32() -> array[int]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace_backend.engine.answers import AttachSnapshot
 from headrace_backend.engine.events import (
+    EndReason,
     LogprobColumns,
     OutputEnd,
     OutputSnapshot,
@@ -19,7 +20,6 @@ from headrace_backend.engine.events import (
     RequestDone,
     Started,
 )
-from headrace_backend.engine.request import EndReason
 from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.streams.log_replay import write_attached
 from headrace_backend.server.streams.outgoing import merge_outbox, split_outbox, write_outbox

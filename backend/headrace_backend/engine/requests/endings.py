@@ -12,12 +12,11 @@ from typing import Protocol
 
 import msgspec
 
-from headrace_backend.engine.events import OutputEnd, RequestDone
+from headrace_backend.engine.events import EndReason, OutputEnd, RequestDone
 from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.limits.deadlines import Deadlines
 from headrace_backend.engine.limits.quotas import Quotas
 from headrace_backend.engine.rates import Rates
-from headrace_backend.engine.request import EndReason
 from headrace_backend.engine.requests.ledger import Phase
 from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
