@@ -584,7 +584,8 @@ func (x *TokenIds) GetIds() []uint32 {
 
 // How the next token is chosen from the model's logits. Applied in this order: logit_bias, bad
 // words and min_tokens, repetition, presence and frequency penalties, temperature, top_n_sigma,
-// top_k, min_p, top_p, and a draw with noise that depends on the seed, the output and the position only.
+// top_k, min_p, top_p, and a draw with noise that depends on the seed, the output and the position
+// only.
 type SamplingParameters struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Divides the logits; 0 chooses the most likely token (greedy). Range 0, or 0.01 to 100. Default:
