@@ -1,8 +1,7 @@
 """Which tensors an architecture needs, by Hugging Face name and shape, and the comparison with what
 a folder has.
 
-All four families share one skeleton; biases, query/key norms and tied embeddings are the config's
-switches. Where another tool quantized a layer, the tensors of its format stand in the folder in
+The model's description names them. Where another tool quantized a layer, the tensors of its format stand in the folder in
 place of its weight (`formats.layer_format`).
 """
 
@@ -10,16 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from headrace_model_folder.config import ModelConfig
+from headrace_model_folder.description import Shape
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.safetensors_header import TensorRecord
 
-Shape = tuple[int, ...]
-
-LM_HEAD = "lm_head.weight"
 WEIGHT_DTYPES = ("F32", "F16", "BF16")
 # Old checkpoints carry the rotary frequencies, which follow from the config.
 _TOLERATED = re.compile(r"model\.(layers\.\d{1,4}\.self_attn\.)?rotary_emb\.inv_freq")
@@ -28,16 +25,9 @@ _TOLERATED = re.compile(r"model\.(layers\.\d{1,4}\.self_attn\.)?rotary_emb\.inv_
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     """Name -> shape of every tensor of the model, weights as [out, in].
 
-    `lm_head.weight` is absent if embeddings are tied.
+    The output layer's is absent if embeddings are tied.
     """
-    tensors: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        tensors.update((prefix + name, shape) for name, shape in _layer_tensors(config))
-    tensors["model.norm.weight"] = (config.hidden_size,)
-    if not config.tie_word_embeddings:
-        tensors[LM_HEAD] = (config.vocab_size, config.hidden_size)
-    return tensors
+    return dict(config.description.tensors())
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -88,8 +78,9 @@ def _folder_tensors(config: ModelConfig) -> dict[str, _Expected]:
         for tensor in form.tensors(*shape):
             expected[f"{layer}.{tensor.suffix}"] = _Expected(tensor.shapes, tensor.dtypes, tensor.is_required)
     expected.update((name, _Expected((shape,), is_required=False)) for name, shape in needless_biases(config).items())
-    if config.tie_word_embeddings:
-        expected[LM_HEAD] = _Expected(((config.vocab_size, config.hidden_size),), is_required=False)
+    if config.description.head.tied:
+        name, shape = config.description.head_tensor()
+        expected[name] = _Expected((shape,), is_required=False)
     return expected
 
 
@@ -128,26 +119,3 @@ def _likely_file(name: str, found: Mapping[str, TensorRecord]) -> str:
         r.file for r in found.values()
     ]
     return files[0] if files else "model.safetensors"
-
-
-def _layer_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield from _linear("self_attn.q_proj", query, hidden, config.attention_bias)
-    yield from _linear("self_attn.k_proj", key, hidden, config.attention_bias)
-    yield from _linear("self_attn.v_proj", key, hidden, config.attention_bias)
-    yield from _linear("self_attn.o_proj", hidden, query, config.attention_output_bias)
-    if config.qk_norm:
-        yield "self_attn.q_norm.weight", (config.head_dim,)
-        yield "self_attn.k_norm.weight", (config.head_dim,)
-    yield from _linear("mlp.gate_proj", inner, hidden, config.mlp_bias)
-    yield from _linear("mlp.up_proj", inner, hidden, config.mlp_bias)
-    yield from _linear("mlp.down_proj", hidden, inner, config.mlp_bias)
-    yield "input_layernorm.weight", (hidden,)
-    yield "post_attention_layernorm.weight", (hidden,)
-
-
-def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Shape]]:
-    yield f"{name}.weight", (rows, columns)
-    if bias:
-        yield f"{name}.bias", (rows,)

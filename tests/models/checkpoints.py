@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import transformers
+from tests.support.model_builds import load_model
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model
 from headrace_model_folder import ModelFolder
 
 VOCAB_SIZE = 96

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from tests.models.checkpoints import ignore_progress
+from tests.support.model_builds import load_model
 from tests.support.quantized_folders import AWQ_ORDER, Quantized, Recipe, quantize_folder
 from tests.support.running_server import DEMO
 
-from headrace_backend.models.registry import load_model
 from headrace_backend.quantization.layer_statistics import LayerStatistics
 from headrace_backend.quantization.packing_check import check_packing
 from headrace_backend.weights.scheme import QuantizationRefused

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from tests.models.checkpoints import ignore_progress, write_checkpoint
+from tests.support.model_builds import load_model, weight_memory
 from tests.support.rank_threads import ThreadCollectives, on_ranks
 from tests.worker.driver import BLOCK_SIZE, Entry, admission, execute, id_bytes, make_runner, step
 
 from headrace_backend.models.causal_lm import CausalLM
-from headrace_backend.models.registry import load_model, weight_memory
 from headrace_backend.step_plan import StepPlan, StepResult
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Scheme

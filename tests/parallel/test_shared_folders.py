@@ -14,11 +14,11 @@ from tests.models.checkpoints import write_checkpoint
 from tests.models.test_quantized_folders import RECIPES
 from tests.parallel.rank_group import ranks
 from tests.parallel.shared_run import CPU, load, plans, run
+from tests.support.model_builds import weight_memory
 from tests.support.quantized_folders import Quantized, quantize_folder
 from tests.support.rank_threads import on_ranks
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.models.registry import weight_memory
 from headrace_backend.quantization.layer_part import LayerPart
 from headrace_backend.tp_rules import unsuitable_tp
 from headrace_backend.weights.placement import Shard

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.model_builds import load_model
 from tests.worker.driver import BLOCK_SIZE, Entry, admission, execute, step
 
-from headrace_backend.models.registry import load_model
 from headrace_backend.worker.gpu_runner import GpuRunner
 from headrace_backend.worker.kv_caches import allocate_kv_caches
 from headrace_backend.worker.sampler import Sampler

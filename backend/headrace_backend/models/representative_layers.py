@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from headrace_backend.parallel.collectives import Collectives, agreed_any
 
 
-def unlike_places(kinds: Sequence[Hashable], together: Collectives | None) -> list[int]:
+def representative_places(kinds: Sequence[Hashable], together: Collectives | None) -> list[int]:
     """The first layer, the last, and of those between one of each kind; in order.
 
     Args:
